@@ -1,10 +1,11 @@
 """The API for extensions: own worlds, collectives, monitors and policies, and tools around a run.
 
-`collectives`, `monitors` and `controllers` use only `adaptive` and this module, so another package can do whatever they
-do. This API is less stable than the API for drivers: it may change between minor versions, with an entry in the
-changelog.
+`collectives`, `monitors` and `controllers` use only `adaptive` and this module, so another package can do the same as
+these three. This API is less stable than the API for drivers: it may change between minor versions, with an entry in
+the changelog.
 
-* A **monitor** reads `Source`s, keeps `operator_state`, and checks its arguments by a `assert_scope`.
+* A **monitor** reads `Source`s, keeps `operator_state`, and checks with `assert_scope` that arguments are local or
+  replicated.
 * A **collective** is a subclass of `Collective`, applied by `collective`. A **world** implements `World`, and
   optionally `OffersBoards` and `OffersMesh`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `hook` calls a `Handler`.

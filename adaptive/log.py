@@ -2,8 +2,8 @@
 
     program.run(epochs=10, log=[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv"), ad.log.JSONL("run.jsonl")])
 
-A sink receives the `StepEvent` of each step. `scalars(event)` returns the numbers of the step by name, and
-`describe(event)` what happened in it, in lines.
+A sink receives the `StepEvent` of each step. `scalars(event)` returns the numbers of the step by name;
+`describe(event)` returns a line for each decision, join, loss and note.
 """
 
 from .observe.csv_file import CSV as CSV

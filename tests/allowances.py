@@ -72,8 +72,6 @@ BANNED_PHRASES = {
     "adaptive/data/stream.py": 1,
     "adaptive/graph/replication.py": 1,
     "adaptive/graph/text.py": 1,
-    "adaptive/html_report/charts.py": 3,
-    "adaptive/html_report/columns.py": 1,
     "adaptive/observe/events.py": 1,
     "adaptive/observe/sinks.py": 1,
     "adaptive/operators/hyperparameters.py": 1,

@@ -1,4 +1,4 @@
-"""The charts of a page, by bokeh: all over the steps of the run, and moved together."""
+"""The charts of a report, drawn by bokeh. Charts over the steps of the run share one x-axis and zoom together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .downsample import Bins, corners
 from .findings import medians, periods, waiting
 from .formatting import counted, duration, number, percent
 
-# Okabe and Ito's colours, which people who see colours otherwise can tell apart, too.
+# The color-blind safe palette of Okabe and Ito.
 PARTS = {
     "computing": "#0072B2",
     "input": "#E69F00",
@@ -25,9 +25,9 @@ PARTS = {
 }
 _LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D1F", "#999999")
 _DASHES = ("solid", "dashed", "dotdash", "dotted")
-FEW = len(_LINES)  # workers of which each has a line of its own
-_ROOM = 1.15  # above what is highest
-_USUAL = 97.0  # percentile: what is above it is not given room
+FEW = len(_LINES)  # up to this number of workers, each has its own line
+_ROOM = 1.15  # height of the y-axis in units of the highest usual value
+_USUAL = 97.0  # percentile; values above it may exceed the y-axis
 _HEIGHT = 260
 
 
@@ -36,7 +36,7 @@ class Missing(RuntimeError):
 
 
 class Key(NamedTuple):
-    """One entry of what the colours of a chart mean."""
+    """One entry of a chart's legend."""
 
     name: str
     color: str
@@ -48,15 +48,15 @@ _BAND = Key("median of the workers", PARTS["computing"]), Key("from the least to
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, and what is said of it.
+    """A chart and its texts.
 
     Attributes:
-      name: by which it is referred to in the page.
-      title: what it shows.
-      says: in words, what is to be seen in it: for those who do not see it, and for search.
-      figure: bokeh's.
-      key: what the colours mean.
-      note: how to read it.
+      name: the key of the chart in the report.
+      title: the heading.
+      says: the content in a sentence, for screen readers and for search.
+      figure: the bokeh figure.
+      key: the legend.
+      note: how to read the chart.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Chart:
 
 
 def charts(run: Columns) -> list[Chart]:
-    """Those that the record has the numbers for.
+    """Return the charts for which the record has data.
 
     Raises:
       Missing: bokeh is not installed.
@@ -80,7 +80,7 @@ def charts(run: Columns) -> list[Chart]:
 
 
 def embedded(made: list[Chart]) -> tuple[str, dict[str, str]]:
-    """The script with the charts' data, and the element of each by its name."""
+    """Return the script with the charts' data, and the HTML element of each chart by the chart's name."""
     from bokeh.embed import components
 
     script, elements = components({chart.name: chart.figure for chart in made})
@@ -88,14 +88,14 @@ def embedded(made: list[Chart]) -> tuple[str, dict[str, str]]:
 
 
 def library() -> str:
-    """Bokeh's own script, as text: a page that loads nothing."""
+    """Return bokeh's JavaScript as text, for a report that loads nothing."""
     from bokeh.resources import Resources
 
     return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
 
 
 class _Drawing:
-    """What the charts of one run have in common."""
+    """The charts of one run, with the x-axis, bins and crosshair that they share."""
 
     def __init__(self, run: Columns):
         try:
@@ -105,7 +105,7 @@ class _Drawing:
             raise Missing(
                 "the charts are made by bokeh, which is not installed:  pip install 'adaptive-dataflow[plot]'"
             ) from error
-        self._models: Any = bokeh.models  # its own hints know only its older way of writing
+        self._models: Any = bokeh.models  # its type hints know only an older API
         self._plotting, self._run = bokeh.plotting, run
         first, last = int(run.step[0]), int(run.step[-1])
         margin = max(0.01 * (last - first), 0.5)
@@ -114,11 +114,11 @@ class _Drawing:
         self._bins = Bins.of(len(run))
         self._crosshair = self._models.Span(dimension="height", line_width=1, line_alpha=0.4, line_color="#808080")
 
-    # --- what charts are made of --------------------------------------------------------------------------------------
+    # --- building blocks ----------------------------------------------------------------------------------------------
 
     @cached_property
     def _where(self) -> dict[str, np.ndarray]:
-        """Of each bin: its steps, time and examples so far, for the chart and for who points at it."""
+        """Columns of every data source, shape=(bins,): middle of the bin, last step, seconds and examples so far."""
         run, last = self._run, self._bins.last
         middle = (run.step[self._bins.begins] + run.step[last]) / 2
         return {
@@ -146,7 +146,7 @@ class _Drawing:
         figure.toolbar.logo, figure.toolbar.autohide = None, True
         figure.background_fill_color = figure.border_fill_color = None
         figure.outline_line_color = None
-        figure.min_border_left = 72  # so that charts lie exactly below one another
+        figure.min_border_left = 72  # fixed, so that all charts are aligned
         figure.min_border_right = 28
         for axis in (*figure.xaxis, *figure.yaxis):
             axis.axis_label_text_font_style = "normal"
@@ -156,7 +156,7 @@ class _Drawing:
         return figure
 
     def _logarithmic(self, figure: Any, low: float, high: float) -> None:
-        """Have the y-axis, which is not zoomed, reach from `low` to `high`, with ticks where people look for them."""
+        """Set the y-axis, which does not zoom, to the range from `low` to `high`, with ticks at round numbers."""
         figure.y_range = self._models.Range1d(low, high)
         figure.yaxis.ticker = self._models.FixedTicker(ticks=log_ticks(low, high))
 
@@ -178,19 +178,19 @@ class _Drawing:
         figure.add_tools(tool)
 
     def _hover_alone(self, figure: Any, columns: dict[str, np.ndarray], lines: list[tuple[str, str]]) -> None:
-        """Tooltips of columns whose lines are drawn otherwise: by an invisible line through the first of them."""
+        """Add tooltips of columns that have no renderer of their own, on an invisible line through the first column."""
         source = self._source(**columns)
         self._hover(figure, [figure.line("x", next(iter(columns)), source=source, line_alpha=0)], lines)
 
     @property
     def _each(self) -> str:
-        """What a point of a chart stands for, where that is not one step."""
+        """A sentence on the number of steps per point; empty if each point is one step."""
         most = int(self._bins.counts.max())
         return "" if most == 1 else f" Each point stands for {most:,} steps."
 
     @property
     def _cividis(self) -> tuple[str, ...]:
-        """From dark to bright, as people see it who see colours otherwise, too."""
+        """A color-blind safe palette from dark to bright."""
         from bokeh.palettes import Cividis256
 
         return tuple(Cividis256)
@@ -198,7 +198,7 @@ class _Drawing:
     # --- seconds ------------------------------------------------------------------------------------------------------
 
     def seconds(self) -> Chart | None:
-        """Seconds per step, stacked by cause."""
+        """Draw the seconds per step, stacked by cause."""
         run, bins = self._run, self._bins
         longest = bins.most(run.seconds)
         mean = bins.mean(run.seconds)
@@ -238,7 +238,7 @@ class _Drawing:
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def shares_of_workers(self) -> Chart | None:
-        """Each worker's time by what it did: computing, input, other things, waiting for the others."""
+        """Draw the shares of each worker's time: computing, input, other work, and waiting for the others."""
         run = self._run
         if not run.workers:
             return None
@@ -281,12 +281,12 @@ class _Drawing:
         )
 
     def waits(self) -> Chart | None:
-        """Who waited, and when: a row for each worker."""
+        """Draw a heat map of waiting: a row per worker, over the steps."""
         run, bins = self._run, self._bins
         if not run.workers:
             return None
         busy = run.workers["busy"]
-        together = np.isfinite(busy).sum(1) > 1  # who is alone is waited for by nobody
+        together = np.isfinite(busy).sum(1) > 1  # nobody waits for a single worker
         if not together.any():
             return None
         waits, period = bins.mean(waiting(np.where(together[:, None], busy, np.nan))), bins.mean(periods(run))
@@ -316,7 +316,7 @@ class _Drawing:
         return Chart("waits", "Who waited for the last of them", says, figure, key, note)
 
     def busy(self) -> Chart | None:
-        """How long each of a few workers was busy, or the least, the middle and the most of many."""
+        """Draw the busy time of each worker, or minimum, median and maximum of more than `FEW` workers."""
         run, bins = self._run, self._bins
         if not run.workers or run.n < 2 or not np.isfinite(run.workers["busy"]).any():
             return None
@@ -328,7 +328,7 @@ class _Drawing:
         return self._of_each(figure, "busy", title, busy, "ms", "Without what it waited for others, and exchanging.")
 
     def _of_each(self, figure: Any, name: str, title: str, values: np.ndarray, unit: str, note: str) -> Chart:
-        """A line for each of a few workers, a band for many."""
+        """Draw a line per worker, or a band with the median for more than `FEW` workers."""
         run = self._run
         if run.n <= FEW:
             columns = {f"worker_{w}": values[:, w] for w in range(run.n)}
@@ -352,7 +352,7 @@ class _Drawing:
     # --- batch sizes and noise ----------------------------------------------------------------------------------------
 
     def batch_sizes(self) -> Chart | None:
-        """Examples of each worker."""
+        """Draw the batch size of each worker, or minimum, median and maximum of more than `FEW` workers."""
         run = self._run
         if run.n < 2:
             return None
@@ -381,7 +381,7 @@ class _Drawing:
         return Chart("sizes", title, "", figure, key)
 
     def global_batch(self) -> Chart | None:
-        """The global batch, with the noise scale and its bounds, where they are recorded."""
+        """Draw the global batch, with the noise scale and its bounds if they are recorded."""
         run = self._run
         rows, sizes = corners(run.changes, run.changed.sum(1), len(run) - 1)
         scales = {name: scale for name, scale in run.noise.items() if np.isfinite(scale[:, 0]).any()}
@@ -401,7 +401,7 @@ class _Drawing:
             high += [float(positive.max())] if len(positive) else []
             color = ("#D55E00", "#009E73", "#CC79A7")[place % 3]
             lower, upper = (self._bins.middle(scale[:, i]) for i in (1, 2))
-            above = 1e3 * max(high)  # bounds without end go beyond the chart
+            above = 1e3 * max(high)  # infinite bounds lie outside the chart
             columns = {
                 "middle": np.where(middle > 0, middle, np.nan),
                 "lower": np.maximum(np.nan_to_num(lower, nan=1e-3), 1e-3),
@@ -429,13 +429,13 @@ class _Drawing:
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     def metric(self, name: str) -> Chart | None:
-        """One of the driver's metrics: its middle and its range in each bin."""
+        """Draw one of the driver's metrics: median and range of each bin."""
         run, bins = self._run, self._bins
         values = np.where(np.isfinite(run.metrics[name]), run.metrics[name], np.nan)
         if not np.isfinite(values).any() or any(
             np.allclose(values, s[:, 0], 1e-4, equal_nan=True) for s in run.noise.values()
         ):
-            return None  # nothing to see, or seen with its bounds
+            return None  # no numbers, or a noise scale, which has a chart with its bounds
         known = values[np.isfinite(values)]
         low, high = np.percentile(known, [0.5, 99.5]) if len(known) > 50 else (known.min(), known.max())
         logarithmic = bool(known.min() > 0 and high > 50 * max(low, 1e-300))
@@ -469,7 +469,7 @@ _OF_WORKERS = {
 
 
 def worker_shares(run: Columns) -> dict[str, np.ndarray]:
-    """Of each worker's time up to messages: computing, input, all else, and waiting; each has shape=(n,)."""
+    """Return the shares of each worker's time before messages: computing, input, other, waiting; each shape=(n,)."""
     busy = run.workers["busy"]
     seconds = {"computing": run.workers["computing"], "input": run.workers["input"]}
     took = {name: np.nansum(values, axis=0, dtype=np.float64) for name, values in seconds.items()}
@@ -481,7 +481,7 @@ def worker_shares(run: Columns) -> dict[str, np.ndarray]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Ticks of a logarithmic axis: at least three, at 1, 2 and 5 times powers of ten where there is room for few."""
+    """Return at least three ticks for a logarithmic axis: powers of ten, and multiples of these on a short axis."""
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     decades = range(first, last + 1, max(1, (last - first) // 7))
     for mantissas in (1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8):
@@ -498,7 +498,7 @@ def _called(name: str) -> str:
 
 
 def _room_for(values: np.ndarray) -> float:
-    """How high a chart is: single outliers do not flatten all else."""
+    """Return the upper end of a y-axis. Single outliers may exceed it, so that they do not flatten the rest."""
     if not len(values):
         return 1.0
     return (
@@ -513,5 +513,5 @@ def _in_words(values: np.ndarray) -> np.ndarray:
 
 
 def _short(column: np.ndarray) -> np.ndarray:
-    """A chart has no use for more digits."""
+    """Return a column in float32, whose digits suffice for a chart."""
     return column.astype(np.float32) if column.dtype == np.float64 else column

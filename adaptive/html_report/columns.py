@@ -1,4 +1,4 @@
-"""A recorded run as arrays with a row per step, since a long run of many workers has millions of numbers."""
+"""A recorded run as arrays with a row per step. A long run of many workers has millions of numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import numpy as np
 from adaptive.base.errors import RecordError
 from adaptive.observe.recorded import read_parts
 
-_BLOCK = (
-    256  # rows whose numbers wait as Python's before they become NumPy's; more of them are slower: caches, collector
-)
-_OF_NOISE = ("scale", "lower", "upper")  # leaves of a value of these names are a noise scale
+_BLOCK = 256  # rows collected in lists before they become an array; larger lists are slower (caches, collector)
+_OF_NOISE = ("scale", "lower", "upper")  # a value with leaves of these names is a noise scale
 
 
 class Notice(NamedTuple):
@@ -51,27 +49,26 @@ class Columns:
     """One recorded run of T steps and n workers.
 
     Attributes:
-      header: the record's; of a run with several, the last.
+      header: the header of the record; the last one of a run with several.
       step: numbers of the steps; shape=(T,).
       epoch: epochs of data consumed after each step; shape=(T,).
       seconds: duration of each step on the process that recorded it; shape=(T,).
       skipped: whether the step was skipped; shape=(T,).
       changes: rows where batch sizes change, the first row included; shape=(c,).
       changed: batch sizes from those rows on; shape=(c, n).
-      members: rows where the members change, and the members from there on.
+      members: pairs of a row where the members change, and the members from that row on.
       parts: names of the breakdown.
       breakdown: seconds by part, of the process that recorded them; shape=(T, parts). `None` in an older record.
-      workers: seconds of "input", "computing" and "busy" of each worker; shape=(T, n). NaN where nobody has sat, in a
-        newcomer's first step, and in the first of the run or after a restore: they were busy with getting ready, and
-        nobody waited.
-        Empty in an older record.
-      metrics: by name; shape=(T,).
-      noise: noise scales that hooks were given, with their bounds, by name; shape=(T, 3).
-      notices: rows with a decision, a join, a loss or a note.
-      unknown: by hook, whether all numbers that it was given were NaN; shape=(T,). Without hooks that are given none.
-      causes: by row, why its batch sizes are not those of the row before; empty in an older record.
+      workers: seconds of "input", "computing" and "busy" of each worker; shape=(T, n). NaN for an empty slot, in a
+        worker's first step, and in the first step of the run or after a restore, since preparation is included in
+        these. Empty in an older record.
+      metrics: metrics by name; shape=(T,).
+      noise: the noise scales that hooks received, with their bounds, by name; shape=(T, 3).
+      notices: the steps with a decision, a join, a loss or a note.
+      unknown: by hook, whether all numbers that it received were NaN; shape=(T,). Hooks without values are left out.
+      causes: by row, why its batch sizes differ from the previous row's; empty in an older record.
       waiting: who asked for batch sizes that were not in force in the last step. `None` in an older record.
-      restored: from which steps the run went on, oldest first. There is one row for each step, of the last time.
+      restored: the restores of the run, oldest first. A repeated step has one row, of its last repetition.
     """
 
     header: dict[str, Any]
@@ -114,12 +111,12 @@ class Columns:
 
     @cached_property
     def elapsed(self) -> np.ndarray:
-        """Seconds in steps of this run, up to the end of each; shape=(T,)."""
+        """Total seconds in steps of this run, up to the end of each step; shape=(T,)."""
         return np.cumsum(self.seconds)
 
     @cached_property
     def examples(self) -> np.ndarray:
-        """Examples of this run, up to the end of each step; shape=(T,)."""
+        """Total number of examples of this run, up to the end of each step; shape=(T,)."""
         return np.cumsum(self.global_batch)
 
 
@@ -160,7 +157,7 @@ def _padded(fields: dict[str, Any], missing: int) -> dict[str, Any]:
 
 
 class _Column:
-    """A growing array of rows; `None` becomes NaN, and infinities may be strings."""
+    """A growing array of rows, read from JSON: `None` becomes NaN, "inf" infinity."""
 
     def __init__(self, dtype: type, width: int | None = None):
         self._dtype, self._width = dtype, width
@@ -183,7 +180,7 @@ class _Column:
 
 
 class _Rows:
-    """Collects the steps of a record as columns."""
+    """The steps of a record, collected as columns."""
 
     def __init__(self, header: dict[str, Any], n: int):
         self.count, self._header, self.workers = 0, header, n
@@ -314,9 +311,7 @@ def _any_known(value: Any) -> bool:
 
 
 def _noise_leaves(hooks: Sequence[dict[str, Any]]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return, by the name of each noise scale, its hook and the positions of scale and bounds among the hook's
-    leaves.
-    """
+    """Return each noise scale by name: its hook, and the indices of scale and bounds among the hook's leaves."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for hook in hooks:
         places = {leaf: place for place, leaf in enumerate(hook["leaves"])}

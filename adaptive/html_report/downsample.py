@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-BINS = 500  # about two pixels a bin where a page is wide
+BINS = 500  # about two pixels per bin on a wide screen
 
 
 class Bins(NamedTuple):
-    """Bins of rows: bin i has the rows from `begins[i]` up to the next bin's.
+    """Bins of rows: bin i has the rows from `begins[i]` up to `begins[i + 1] - 1`.
 
     Attributes:
-      begins: shape=(bins,), the first is 0.
+      begins: the first row of each bin; shape=(bins,), the first is 0.
       rows: the number of rows.
     """
 
@@ -72,13 +72,14 @@ def corners(rows: np.ndarray, values: np.ndarray, end: int, most: int = 4 * BINS
     """Return the corners of a piecewise constant series, exact unless there are more than `most` changes.
 
     Args:
-      rows: where the values change, the first row included; shape=(c,).
-      values: those values; shape=(c,).
+      rows: the rows where the value changes, the first row included; shape=(c,).
+      values: the value from each of these rows on; shape=(c,).
       end: the last row of the chart.
+      most: the largest number of changes that is kept.
 
     Returns:
-      Rows and values, the last ones repeated at `end`. Of more than `most` changes, those where the values are least
-      and most within each bin.
+      Rows and values, with the last value repeated at `end`. Of more than `most` changes, the least and the greatest
+      value within each bin are kept.
     """
     keep = np.concatenate([[True], values[1:] != values[:-1]])
     rows, values = rows[keep], values[keep]

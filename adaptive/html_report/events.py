@@ -22,8 +22,8 @@ from .requests import (
     wish_in_words,
 )
 
-_FOLD = 4  # so many consecutive adjustments of one kind share a line
-_MOST = 300  # lines
+_FOLD = 4  # at least so many consecutive adjustments of one kind share a line
+_MOST = 300  # lines of the list
 _SKIPPED = "skipped: "  # how notes on a skipped step begin, as `adaptive.program.step_checks.SkippedSteps` writes them
 _LOST = re.compile(r"workers? (\d+(?:, \d+)*) lost")  # as `adaptive.base.world.Loss` is written
 
@@ -94,7 +94,7 @@ def _never(run: Columns, name: str, every: int) -> str:
 
 
 def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
-    """ "64 + 32 + – = 96", or, of many, "2,048 = 64 workers of 28 to 36"."""
+    """Format batch sizes: "64 + 32 + – = 96"; "2,048 = 64 workers of 28 to 36" for many workers."""
     some = [int(size) for size in sizes if size]
     if len(sizes) == 1:
         return f"{sum(some):,}"
@@ -223,7 +223,7 @@ def _waiting_in_older(run: Columns) -> list[tuple[int, dict[str, Any]]]:
     return [(int(run.step[last.row]), wish)] if new else []
 
 
-# --- who came, what was skipped, what was noted -----------------------------------------------------------------------
+# --- joins, leaves, losses, restores, skipped steps, notes ------------------------------------------------------------
 
 
 class _Move(NamedTuple):
@@ -236,7 +236,7 @@ class _Move(NamedTuple):
 
     @property
     def why(self) -> str:
-        """A short description."""
+        """A short description, such as "worker 2 joined"."""
         return moved_in_words(self.joined, self.left, [seat for text in self.lost for seat in _lost_seats(text)])
 
 

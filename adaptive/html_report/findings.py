@@ -16,15 +16,15 @@ from .formatting import counted, duration, listed, number, percent, workers
 from .intervals import Interval, intervals
 
 SLOWER = 0.1  # least share of the time that others wait for a worker
-EARLY = 0.2  # of the time that a worker waits for most of the others
-UNEVEN = 0.15  # of the time that workers wait for one another, though none is steadily slower
-HIGH = {"input": 0.2, "exchanging": 0.3, "hooks": 0.1, "other": 0.25}  # of a step's time
-LONG = 5.0  # times the steps around it
-_AROUND = 50  # steps of these
-_LEAST_COST = 0.01  # of the run: what costs less is not
-_MOST = 20  # findings of a kind
+EARLY = 0.2  # least share of the time that a worker waits for most of the others
+UNEVEN = 0.15  # least share of the time that workers wait for one another, if none is steadily slower
+HIGH = {"input": 0.2, "exchanging": 0.3, "hooks": 0.1, "other": 0.25}  # least shares of a step's time
+LONG = 5.0  # a long step takes more than this many times the median of nearby steps
+_AROUND = 50  # steps per block; that median is taken over a block and its two neighbors
+_LEAST_COST = 0.01  # findings that cost a smaller share of the run are left out
+_MOST = 20  # largest number of findings of one kind
 _LONG_SHOWN = 5
-_LOOKED_AT = 2000  # rows, for what a interval is due to
+_LOOKED_AT = 2000  # largest number of rows that are examined for the cause of an interval
 _SAME = 0.7  # least common share of intervals of two workers that share a sentence
 _WORDS = {
     "input": "Input was {share} of the step {when}",
@@ -76,7 +76,7 @@ def findings(run: Columns) -> list[Finding]:
 
 
 def when(run: Columns, first: int, end: int) -> str:
-    """ "from step 400 to 900", or "throughout"."""
+    """Format an interval: "from step 400 to 900", or "throughout"."""
     if end - first >= 0.97 * len(run):
         return "throughout"
     return f"from step {run.step[first]:,} to {run.step[end - 1]:,}"
@@ -117,7 +117,7 @@ def excess(busy: np.ndarray) -> np.ndarray:
     ordered = np.sort(busy, axis=1)  # NaNs come last
     count = np.isfinite(busy).sum(1)
     rows = np.arange(len(busy))
-    middle = np.maximum((count - 2) // 2, 0)  # of the others, the lower one of the two where their number is even
+    middle = np.maximum((count - 2) // 2, 0)  # the others' median; the lower middle value of an even number
     lower, upper = ordered[rows, middle], ordered[rows, np.minimum(middle + 1, busy.shape[1] - 1)]
     others = np.where(busy <= lower[:, None], upper[:, None], lower[:, None])
     return np.where(count[:, None] > 1, busy - others, np.nan)

@@ -20,7 +20,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "3.1 s", "24 ms", "1 h 12 min"."""
+    """Format a duration: "3.1 s", "24 ms", "1 h 12 min"; "?" if not finite."""
     if not np.isfinite(seconds):
         return "?"
     if seconds >= 3600:
@@ -36,19 +36,19 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """ "31 %", "0.4 %", "< 0.1 %"."""
+    """Format a share from 0 to 1: "31 %", "0.4 %", "< 0.1 %"."""
     if 0 < share < 0.0095:
         return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
     return f"{100 * share:.0f} %"
 
 
 def counted(count: int, what: str, many: str | None = None) -> str:
-    """ "1 worker", "2 workers"."""
+    """Format a count with its noun: "1 worker", "2 workers"."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def workers(seats: Sequence[int]) -> str:
-    """ "worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
+    """Format worker slots: "worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
     seats = sorted(seats)
     if len(seats) == 1:
         return f"worker {seats[0]}"
@@ -63,5 +63,5 @@ def workers(seats: Sequence[int]) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """ "a, b and c"."""
+    """Join items as a list in prose: "a, b and c"."""
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHORTEST = 5  # steps
-_BINS = 400  # a partition costs their square
-_PRICE = 3.0
+SHORTEST = 5  # least number of steps of an interval
+_BINS = 400  # largest number of values to partition; the cost grows with its square
+_PRICE = 3.0  # per cut, in units of s² log(n)
 _ALIKE = 2.0  # neighboring intervals are merged if the ratio of their levels is less
-_CERTAIN = 4.0  # standard errors
-_LEAST_NOISE = 0.2  # of the threshold: what is finer than that is nobody's concern
+_CERTAIN = 4.0  # standard errors by which the level of an interval exceeds zero
+_LEAST_NOISE = 0.2  # lower bound of the noise, as a share of the threshold: finer differences do not matter
 
 
 class Interval(NamedTuple):
@@ -85,7 +85,7 @@ def _partition(values: np.ndarray, price: float) -> list[int]:
     """Return the cuts of least squares plus price; the first is 0, the last the number of values."""
     count = len(values)
     sums, squares = (np.concatenate([[0.0], np.cumsum(v)]) for v in (values, values**2))
-    cost = np.empty(count + 1)  # of the best partition of what is in front of each place
+    cost = np.empty(count + 1)  # cost[i]: of the best partition of the first i values
     cost[0] = -price
     came_from = np.zeros(count + 1, int)
     for stop in range(1, count + 1):

@@ -15,9 +15,9 @@ from .events import hook_summary, run_events
 from .findings import findings, medians, speed, where_it_went
 from .formatting import counted, duration, listed, number, percent
 
-_FINDINGS = 8  # and more are folded
+_FINDINGS = 8  # further findings are folded
 _CHANGES = 15
-_METRICS = 4  # in the headline
+_METRICS = 4  # largest number of metrics in the headline
 _NO_BREAKDOWN = "seconds by cause and by worker (so the report has nothing on waiting, input and exchange)"
 
 
@@ -92,7 +92,7 @@ def _text(name: str) -> str:
 def _raw(text: str) -> Any:
     from markupsafe import Markup
 
-    return Markup(text)  # of this package, and of nobody else
+    return Markup(text)  # text of this package only, never of a record
 
 
 # --- the headline -----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _went(run: Columns) -> str:
 
 
 def _lacks(run: Columns) -> list[str]:
-    """Return a sentence on what an older record does not contain, if anything."""
+    """Return a sentence on the data that an older record lacks, or an empty list."""
     missing = []
     if run.breakdown is None:
         missing.append(_NO_BREAKDOWN)
@@ -238,7 +238,7 @@ def _of_metric(run: Columns, name: str, values: np.ndarray) -> Table:
 
 def write(text: str, path: Path) -> None:
     """Write the report atomically: a reader sees the old file or the new one."""
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to put another file in the place of
+    if path.exists() and not path.is_file():  # /dev/stdout or a pipe, which no file can replace
         path.write_text(text, encoding="utf-8")
         return
     beside = path.with_name(f".{path.name}.part")

@@ -1,4 +1,4 @@
-"""Text for the requests of a run: who asked for what, and when."""
+"""Text for the requests of a run: which hook asked for what, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .columns import Columns, Notice
 from .formatting import counted, listed, workers
 
-FEW = 8  # workers whose numbers are given one by one
+FEW = 8  # up to this number of workers, each one's numbers are shown
 _MOVES = ("joined", "left", "lost")
 
 
@@ -34,7 +34,7 @@ def asked(run: Columns, told: Notice) -> list[Request]:
 
 
 def hooks_behind(run: Columns, told: Notice) -> str:
-    """Return the names of the hooks that made a decision; the oldest records do not have them: then the hooks that
+    """Return the names of the hooks that made a decision; for the oldest records, which lack them, of the hooks that
     were due.
     """
     names = (told.decision or {}).get("by")
@@ -46,7 +46,7 @@ def hooks_behind(run: Columns, told: Notice) -> str:
 
 
 def cause_in_words(cause: Mapping[str, Any]) -> str:
-    """ "adapt, after step 10: a global batch of 112", "worker 1 lost"."""
+    """Describe a cause: "adapt, after step 10: a global batch of 112", "worker 1 lost"."""
     who = cause.get("hook") or cause.get("script")
     if who is None:
         return moved_in_words(**{name: cause.get(name, ()) for name in _MOVES})
@@ -55,13 +55,13 @@ def cause_in_words(cause: Mapping[str, Any]) -> str:
 
 
 def moved_in_words(joined: Sequence[int], left: Sequence[int], lost: Sequence[int]) -> str:
-    """ "worker 2 joined and worker 1 lost"."""
+    """Describe changes of the members: "worker 2 joined and worker 1 lost"."""
     pairs = (joined, "joined"), (lost, "lost"), (left, "left")
     return listed([f"{workers(seats)} {what}" for seats, what in pairs if seats]) or "workers joined or left"
 
 
 def wish_in_words(wish: Mapping[str, Any]) -> str:
-    """ "a global batch of 112 and a split of 57 % : 43 %"; "" where nothing was asked for."""
+    """Describe a request: "a global batch of 112 and a split of 57 % : 43 %"; "" if it is empty."""
     found = []
     if wish.get("workers") is not None:
         found.append(counted(wish["workers"], "worker"))

@@ -1,4 +1,4 @@
-"""The summary line of a run: changes of batch sizes, split, workers and hyperparameters, and the hooks behind them."""
+"""The summary line of a run: changes of batch sizes, split, workers and hyperparameters, and the hooks that asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .events import StepEvent
 
 
 class Adapted:
-    """Collects the changes of a run, step by step."""
+    """Counts of a run's changes, collected step by step."""
 
     def __init__(self) -> None:
         self._first: StepEvent | None = None
@@ -21,7 +21,7 @@ class Adapted:
         self._decisions: Counter[str] = Counter()  # by hook
 
     def take(self, event: StepEvent) -> None:
-        """Count the changes since the step before."""
+        """Count the changes since the previous step."""
         self._first = self._first or event
         if self._last is not None:
             self._compare(self._last, event)
@@ -44,9 +44,9 @@ class Adapted:
 
     @property
     def line(self) -> str:
-        """ "adapted: global batch 64 → 1,024 in 5 changes; lr 0.1 → 0.05 in 3; asked for by adapt_batch_size 5 times".
+        """The summary: "adapted: global batch 64 → 1,024 in 5 changes; lr 0.1 → 0.05 in 3; asked for by tune 5 times".
 
-        Empty where there is nothing that could adapt: no hook, and no change.
+        Empty for a run without hooks and without changes.
         """
         if self._first is None or self._last is None:
             return ""

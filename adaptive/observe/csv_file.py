@@ -22,19 +22,19 @@ class CSV:
 
         program.run(epochs=10, log=[ad.log.CSV("run.csv")])
 
-    There is one row for each step of a run: where the run goes on from an earlier step, the rows of the later steps are
-    removed. A column that is new (another metric, another worker) is added to the rows above it too, where it is empty.
-    For both the file is written anew, under another name, and then takes the place of the old one.
+    The file holds one row per step of a run: when the run resumes from an earlier step, the rows of later steps are
+    removed. A new column (another metric, another worker) is added to the earlier rows too, with empty cells. Both
+    write a new file under another name, which then replaces the old one.
 
     Args:
-      path: the file. Rows of other runs stay above those of this one; the column `run_id` tells them apart.
+      path: the file. Rows of other runs stay above those of this run; the column `run_id` distinguishes the runs.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._columns: list[str] = []
         self._file: IO[str] | None = None
-        self._ready = False  # whether the file holds whole rows, and none that the run will write again
+        self._ready = False  # whether the file holds whole rows only, and none that the run will write again
         self._last: tuple[str, int] | None = None  # run and step of the last row
 
     def resume(self, resumption: Resumption) -> None:
@@ -91,16 +91,16 @@ class CSV:
 
 
 def _stands(row: dict[str, str], resumption: Resumption) -> bool:
-    """Whether a row is of another run, or of a step that is not taken again."""
+    """Return whether a row is kept: it belongs to another run, or to a step that is not repeated."""
     if row.get(_RUN_ID) != resumption.run_id:
         return True
     return row["step"].isdecimal() and int(row["step"]) <= resumption.step
 
 
 def _columns_of(path: Path, stands: Callable[[dict[str, str]], bool] = lambda _: True) -> list[str]:
-    """Return the columns of a file; none of one that is not there or is empty.
+    """Return the columns of a file; an empty list if the file is missing or empty.
 
-    Removes the rows that do not stand, and a last row that was cut when its process was killed.
+    Removes the rows for which `stands` returns False, and a last row that was cut when its process was killed.
     """
     if not path.is_file() or not path.stat().st_size:
         return []
@@ -137,7 +137,7 @@ def _records(file: IO[str]) -> Iterator[str]:
             yield text
             text = ""
     if text:
-        yield text.removesuffix("\n")  # a quote that nobody closed
+        yield text.removesuffix("\n")  # an unclosed quote
 
 
 def _cells(text: str) -> list[str]:
@@ -149,7 +149,7 @@ def _as_row(columns: list[str], text: str) -> dict[str, str]:
 
 
 def _widen(path: Path, columns: list[str]) -> None:
-    """Rewrite a file with more columns, which are empty in the rows that are there."""
+    """Rewrite a file with more columns, which are empty in the existing rows."""
     with _reading(path) as old, rewritten(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         writer = csv.DictWriter(text, columns, restval="")

@@ -40,8 +40,8 @@ class HookValues:
     """The values that one hook received in a step.
 
     Attributes:
-      name: of the hook, with its number in the driver: "0/adapt_batch_size". Replicated.
-      every: the hook runs at each step whose number is a multiple. Replicated.
+      name: the hook's name, after its index in the driver: "0/adapt_batch_size". Replicated.
+      every: the hook runs at each step whose number is a multiple of this. Replicated.
       names: names of the leaves, such as "noise.scale", from the parameters of the function or of the policy.
         Replicated.
     """
@@ -53,13 +53,13 @@ class HookValues:
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:
-        """The leaves by name; empty if the step was skipped. The first access copies them from the device, which waits
-        for the step. Replicated.
+        """The leaves by name; empty if the step was skipped. The first access waits for the step and copies the leaves
+        from the device. Replicated.
         """
         return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
 
     def leaves(self, places: Sequence[int]) -> list[np.ndarray]:
-        """Return some of the leaves, by index; none if the step was skipped. The others stay on the device."""
+        """Return the leaves at these indices, copied from the device; an empty list if the step was skipped."""
         return [np.asarray(self._leaves[place]) for place in places] if self._leaves else []
 
 
@@ -73,9 +73,9 @@ class Asked(NamedTuple):
     """The targets before the hooks of a step ran, as the first hook observes them."""
 
     global_batch: int  # of the next step
-    active: tuple[int, ...]  # the workers that are to take examples in it
+    active: tuple[int, ...]  # the workers that are to process examples in the next step
     workers: Numbers
-    by: tuple[Cause, ...] = ()  # who asked for batch sizes that are not in force yet
+    by: tuple[Cause, ...] = ()  # the causes of batch sizes that are requested and not in force yet
 
     @classmethod
     def so_far(cls, sizes: BatchSizes, membership: Membership) -> Asked:
@@ -92,18 +92,19 @@ class StepEvent:
     Attributes:
       report: the step's report, with decision, sizes, seconds and notes.
       epoch: epochs of data consumed, as a fraction. Replicated.
-      previous_batch_sizes: sizes of the step before, to which the seconds that hooks receive belong. Replicated.
+      previous_batch_sizes: batch sizes of the previous step, in which the seconds that hooks receive were measured.
+        Replicated.
       limits: the limits of this step's sizes. Replicated.
       seed: the program's seed. Replicated.
       hooks: the values of each hook, in the order of the driver.
       asked: the targets when the hooks ran. Replicated.
       decided: names of the hooks that made the decision. Replicated.
-      workers: seconds of every worker in this step; zeros where a step has no message. Replicated.
+      workers: seconds of every worker in this step; zeros if the step has no message. Replicated.
       requests: the request of each hook after this step. Replicated.
-      causes: why batch sizes differ from the step before; empty if they do not. Replicated.
+      causes: why batch sizes differ from the previous step's; empty if they do not. Replicated.
       run_id: identifies the run: `program.run_id`. Replicated.
-      restored: whether the program was restored since the step before. Steps that follow the restored one are taken
-        again: there is an event for each time. Replicated.
+      restored: whether the program was restored since the previous step. The steps after the restored one run again,
+        with an event each time. Replicated.
     """
 
     report: Report
@@ -122,9 +123,9 @@ class StepEvent:
 
     @cached_property
     def scalars(self) -> dict[str, float]:
-        """The driver's metrics that are single numbers, by name: "loss", "noise.scale". Of an object with `compute()`,
-        such as the metrics of flax, clu and metrax, the numbers that it returns. Copied from the device on the first
-        access, which waits for the step. Replicated.
+        """The driver's metrics that are single numbers, by name: "loss", "noise.scale". For an object with `compute()`,
+        such as a metric of flax, clu or metrax, the numbers that `compute()` returns. The first access waits for the
+        step and copies the numbers from the device. Replicated.
         """
         nodes, tree = jax.tree.flatten(self.report.metrics, is_leaf=_computes)
         found: dict[str, float] = {}
@@ -142,9 +143,9 @@ def _computed(name: str, metric: Any) -> dict[str, float]:
     """Return the numbers of `metric.compute()`, or the metric's own numbers if it cannot be computed on the host."""
     on_host = jax.tree.map(lambda leaf: leaf if is_key(leaf) else np.asarray(leaf), metric)
     try:
-        with np.errstate(all="ignore"):  # of no examples it is 0 / 0
+        with np.errstate(all="ignore"):  # without examples it is 0 / 0
             result = on_host.compute()
-    except Exception:  # of whatever library the metric is
+    except Exception:  # any library's metric may raise anything
         result = metric
     leaves, tree = jax.tree.flatten(result)
     numbers: dict[str, float] = {}
@@ -157,7 +158,7 @@ def _number(name: str, x: Any) -> dict[str, float]:
     """Return a leaf by its name if it is a single real number."""
     if getattr(x, "ndim", 0) or is_key(x):
         return {}
-    number = np.asarray(x).item()  # by numpy: `float` of a JAX array takes ten times as long
+    number = np.asarray(x).item()  # through numpy: `float` of a JAX array takes ten times as long
     return {name: float(number)} if isinstance(number, int | float) else {}
 
 
@@ -169,7 +170,7 @@ def _names(tree: jax.tree_util.PyTreeDef) -> tuple[str, ...]:
 
 
 Listener = Callable[[StepEvent], Any]
-"""`listener(event)`, called after each step, in the thread of the steps. It must communicate with no other process."""
+"""`listener(event)`, called after each step, in the training thread. Must not communicate with other processes."""
 
 
 class Unsubscribe(Exception):

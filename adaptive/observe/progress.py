@@ -1,8 +1,7 @@
-"""What a person sees of a run while it runs: one live line on a terminal, plain lines elsewhere.
+"""The progress line of a run: one live line on a terminal, plain lines elsewhere.
 
-The step puts its event down and goes on. A thread looks twice a second: at the last event, and where none has come for
-a while at what the thread of the steps is doing, which is read off its frames. So the line tells of a run that stands
-still, too.
+The step only stores its event. A thread formats the last event twice a second. If no event has arrived for a while, it
+reads from the frames of the training thread what that thread is doing, so the line also explains a run that is stuck.
 """
 
 from __future__ import annotations
@@ -28,41 +27,41 @@ from .events import StepEvent
 from .scalars import Noise, noise_of
 
 REFRESH_SECONDS = 0.5
-PLAIN_SECONDS = 10.0  # between two plain lines, but for ends of epochs
-_EPOCH_SECONDS = 1.0  # between the plain lines of two epochs, where these are short
-_LONG_SECONDS = 1.0  # a step that takes longer is waited for, and the line says on what
-_RECENT = 50  # steps, of which it is told who made the others wait
-_WINDOW_SECONDS = 5.0  # of which examples per second are a mean
-_NOTABLE = 0.2  # of the steps' time
+PLAIN_SECONDS = 10.0  # between two plain lines, except at ends of epochs
+_EPOCH_SECONDS = 1.0  # least time between the plain lines of two epochs
+_LONG_SECONDS = 1.0  # if a step takes longer, the line says what it waits for
+_RECENT = 50  # number of steps among which the slowest worker is determined
+_WINDOW_SECONDS = 5.0  # over which examples per second are averaged
+_NOTABLE = 0.2  # share of the steps' time from which a cause is shown
 
 _log = logging.getLogger("adaptive")
 
 
 class Compiles(Protocol):
-    """What is compiled, as far as the line tells of it."""
+    """The state of compilation that the progress line shows."""
 
     @property
     def warm(self) -> bool:
-        """Whether nothing is."""
+        """Whether nothing is being compiled."""
         ...
 
     @property
     def buckets_compiled(self) -> tuple[int, int]:
-        """Kernels that are there, and that are wanted, of one worker."""
+        """Number of one worker's kernels that are compiled, and that are wanted."""
         ...
 
 
 @dataclass(frozen=True)
 class Course:
-    """A run that is about to begin, as its line has it.
+    """A run that is about to start, as the progress line shows it.
 
     Attributes:
-      name: of the driver.
-      batch_sizes: of the first step.
-      examples: in the data set.
-      epochs: whole epochs at which it ends; `None` if it does not by these.
-      steps: likewise.
-      to_compile: programs without which it cannot begin.
+      name: the driver's name.
+      batch_sizes: batch sizes of the first step.
+      examples: number of examples in the data set.
+      epochs: the epoch at whose end the run ends; `None` if epochs do not limit it.
+      steps: the step at which the run ends; `None` if steps do not limit it.
+      to_compile: number of XLA programs to compile before the first step.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Course:
     to_compile: int
 
     def begins(self) -> list[str]:
-        """What is said at the start."""
+        """Return the lines that are printed at the start."""
         workers = sum(size > 0 for size in self.batch_sizes)
         lines = [
             f"{self.name}: {counted(workers, 'worker')}, {counted(self.examples, 'example')}, "
@@ -83,10 +82,14 @@ class Course:
 
 
 class Progress:
-    """A listener that shows where a run stands, on rank 0.
+    """A listener that shows the progress of a run, on rank 0.
 
     Args:
-      console: of rich's; by default one on stderr.
+      course: the run.
+      world: the program's world.
+      activity: what the training thread is doing.
+      kernels: the state of compilation.
+      console: a `rich.console.Console`; by default one on stderr.
     """
 
     def __init__(self, course: Course, world: World, activity: Activity, kernels: Compiles, console: Any | None = None):
@@ -107,7 +110,7 @@ class Progress:
         if not world.rank:
             self._begin()
 
-    # --- from the thread of the steps ---------------------------------------------------------------------------------
+    # --- called from the training thread ------------------------------------------------------------------------------
 
     def __call__(self, event: StepEvent) -> None:
         report, first = event.report, self._last is None
@@ -120,7 +123,7 @@ class Progress:
         self._examples += report.global_batch
         if self._world.rank:
             return
-        if self._thread is None:  # rank 0 was lost, or has left: this is rank 0 now
+        if self._thread is None:  # the former rank 0 was lost or has left, and this process is rank 0 now
             self._begin()
             first = True
         if self._live is None and (first or report.epoch_ended):
@@ -141,15 +144,15 @@ class Progress:
             for line in self._course.begins():
                 self._print(line)
         if self._console.is_terminal:
-            own = sys.stdout.isatty()  # what goes to a file stays in it
+            own = sys.stdout.isatty()  # a redirected stdout stays untouched
             self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=own)
             self._live.start()
-            self._console.show_cursor(True)  # which nobody would show again if this process were killed
+            self._console.show_cursor(True)  # a hidden cursor would stay hidden if this process were killed
         self._thread = threading.Thread(target=self._run, name="adaptive-progress", daemon=True)
         self._thread.start()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Print how the run ended, and what adapted in it."""
+        """Print how the run ended, and which sizes and values adapted."""
         if self._done.is_set():
             return
         self._done.set()
@@ -163,9 +166,9 @@ class Progress:
             self._print(self._summary(error))
             if adapted := self._adapted.line:
                 self._print(adapted)
-        self._thread.join(REFRESH_SECONDS)  # none of it is to be left when the interpreter ends
+        self._thread.join(REFRESH_SECONDS)  # no thread may be running when the interpreter exits
 
-    # --- from the thread of the line ----------------------------------------------------------------------------------
+    # --- called from the line's own thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._done.wait(REFRESH_SECONDS):
@@ -198,7 +201,7 @@ class Progress:
         return "  ".join([*figures_in_short(event, self._course, self._rate.per_second), *([waits] if waits else [])])
 
     def _waits_for(self) -> str:
-        """What the run is waiting for, if it stands still; else what much of its time goes to, if there is such."""
+        """Return what a stuck run is waiting for; otherwise the notable costs of the last steps, or ""."""
         still = time.monotonic() - self._last_seen
         if still >= max(_LONG_SECONDS, 3 * _median_seconds(self._recent)) or self._last is None:
             return f"waiting {still:.0f} s{self._stands_in()}"
@@ -267,11 +270,11 @@ class _Rate:
         return (examples - before) / (now - since) if now > since else None
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- formatting -------------------------------------------------------------------------------------------------------
 
 
 def figures_in_short(event: StepEvent, course: Course, rate: float | None) -> list[str]:
-    """Where a run stands: "epoch 3/30", "step 69", "loss 0.1589", "3,120 examples/s", …"""
+    """Format the progress of a run: "epoch 3/30", "step 69", "loss 0.1589", "3,120 examples/s", …"""
     report = event.report
     epochs = "" if course.epochs is None else f"/{course.epochs}"
     steps = "" if course.steps is None else f"/{course.steps}"
@@ -284,7 +287,7 @@ def figures_in_short(event: StepEvent, course: Course, rate: float | None) -> li
 
 
 def _metrics_in_short(event: StepEvent, most: int = 3) -> list[str]:
-    """The metric that is named for the loss, or the first ones."""
+    """Format the metric named "loss", or else the first `most` metrics."""
     scalars = event.scalars
     names = [name for name in scalars if name.rpartition(".")[2] == "loss"][:1] or [
         name for name in scalars if "noise" not in name
@@ -293,7 +296,7 @@ def _metrics_in_short(event: StepEvent, most: int = 3) -> list[str]:
 
 
 def noise_in_short(noise: Noise) -> str:
-    """ "noise 54.6 [41.2, 180]"."""
+    """Format a noise scale with its bounds: "noise 54.6 [41.2, 180]"."""
     bounds = "" if np.isnan(noise.lower) else f" [{_brief(noise.lower)}, {_brief(noise.upper)}]"
     return f"noise {_brief(noise.scale)}{bounds}"
 
@@ -303,7 +306,7 @@ def _brief(examples: float) -> str:
 
 
 def sizes_in_short(sizes: tuple[int, ...], most: int = 6) -> str:
-    """ "25 + 24 = 49"; of many workers "16 x 30…34 = 512"."""
+    """Format batch sizes: "25 + 24 = 49"; "16 x 30…34 = 512" for many workers."""
     total = sum(sizes)
     taking = [size for size in sizes if size]
     if len(sizes) == 1 or not taking:
@@ -315,7 +318,7 @@ def sizes_in_short(sizes: tuple[int, ...], most: int = 6) -> str:
 
 
 def time_lost(events: list[StepEvent]) -> list[str]:
-    """What a good part of the last steps went to that is not computing: input, and waiting for one worker."""
+    """Return the notable costs of the last steps: the share of input, and of waiting for the slowest worker."""
     seconds = sum(event.report.seconds for event in events)
     if len(events) < 3 or not seconds:
         return []
@@ -332,7 +335,7 @@ def time_lost(events: list[StepEvent]) -> list[str]:
 
 
 def slowest(events: list[StepEvent]) -> int | None:
-    """The worker that was busy for longest in most of these steps, if there is one."""
+    """Return the worker that was busy for longest in more than half of these steps, or None."""
     last = [int(event.workers.busy.argmax()) for event in events if np.ptp(event.workers.busy) > 0]
     if not last:
         return None
@@ -346,7 +349,7 @@ def _median_seconds(events: deque[StepEvent]) -> float:
 
 
 def counted(number: int, what: str) -> str:
-    """ "1 step", "2,000 steps"."""
+    """Format a count with its noun: "1 step", "2,000 steps"."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 

@@ -1,16 +1,16 @@
-"""A record of a run, as JSON lines: what each step was, what the hooks were shown in it, and what they decided.
+"""A record of a run, as JSON lines: the measurements of each step, the values that hooks received, and their decisions.
 
-With it a policy can be replayed, and another one tried, without the cluster. The first line is a header, which names
-the leaves that hooks are given, and the run; then comes a line for each step. `null` stands for NaN. What rarely
-changes is left out of a line where it is as in the line before (`AS_BEFORE`): of many workers that is much.
+A record allows a policy to be replayed, and another policy to be tried, without the cluster. The first line is a
+header with the run's id and the names of the leaves that hooks receive. One line per step follows. `null` stands for
+NaN. Fields that rarely change are omitted from a line if they equal the previous line's (`AS_BEFORE`), which saves much
+space with many workers.
 
-There is one line for each step of a run. Where the run goes on from an earlier step, the lines of later steps are
-removed (`record_resume.py`), and the next line says in `resumed` how many they were and how long they took. The run
-gets another header, with the same `run_id`, if what the first one says is not so any more: after a restart with another
-number of workers.
+When the run resumes from an earlier step, the lines of later steps are removed (`record_resume.py`), and the field
+`resumed` of the next line gives their number and duration. If the first header no longer holds, as after a restart with
+another number of workers, another header with the same `run_id` follows.
 
-A record is beside the point of a run, and never ends it: where it cannot be written, the run goes on without. Lines are
-whole: what is written about twice a second are lines, and a run that is killed leaves all but those of the last moment.
+A record that cannot be written does not end the run; the run continues without it. Only whole lines are written, about
+twice a second: a run that is killed loses at most the lines of the last half second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AS_BEFORE = {
     "asked": "asked",
     "hyperparameters": "hyperparameters",
 }
-"""What a line may leave out, and which field of the line before it then has the value of."""
+"""Fields that a line may omit, and the field of the previous line that has the omitted value."""
 
 
 class JSONL:
@@ -48,18 +48,18 @@ class JSONL:
 
         program.run(epochs=10, log=[ad.log.JSONL("run.jsonl")])
 
-    It holds all that an event does, decisions included; policies are replayed on it (`python -m controllers.simulate`).
-    `program.run(record=path)` is the same.
+    The record holds everything that an event does, decisions included; `python -m controllers.simulate` replays
+    policies on it. `program.run(record=path)` does the same.
 
     Args:
-      path: the file. Other runs in it stay; `adaptive report` and `adaptive replay` take the last one by default.
+      path: the file. Other runs in it stay; `adaptive report` and `adaptive replay` read the last run by default.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._file: IO[str] | None = None
-        self._before: dict[str, Any] = {}  # the last step's fields, whole
-        self._header: dict[str, Any] | None = None  # under which this run's lines stand at the end of the file
+        self._before: dict[str, Any] = {}  # all fields of the last step
+        self._header: dict[str, Any] | None = None  # the header of this run's lines at the end of the file
         self._resumed: list[dict[str, Any]] = []  # for the next line
         self._last: tuple[str, int] | None = None  # run and step of the last line
 
@@ -74,7 +74,7 @@ class JSONL:
         self._header, self._resumed = held.header, held.resumed
 
     def write(self, event: StepEvent) -> None:
-        """Add a line, and a header before it where the last header does not hold for it."""
+        """Add a line, and a header before it if the last header does not hold for it."""
         try:
             if self._file is None:
                 self._file, self._before = _opened(self._path), {}
@@ -121,7 +121,7 @@ class JSONL:
 
     def _no_more(self, error: OSError) -> Unsubscribe:
         if self._file is not None:
-            with suppress(OSError):  # what could not be written is tried once more
+            with suppress(OSError):  # closing tries again to write the rest
                 self._file.close()
             self._file = None
         return Unsubscribe(f"the run is not recorded any more: {error.strerror or error}: {self._path}")
@@ -149,11 +149,11 @@ def _header(event: StepEvent) -> dict[str, Any]:
     }
 
 
-_PASSING = ("global_batch", "quantum")  # of the first step alone
+_PASSING = ("global_batch", "quantum")  # hold for the first step only
 
 
 def _lasting(header: dict[str, Any]) -> dict[str, Any]:
-    """What a header says of all steps below it."""
+    """Return the fields of a header that hold for all steps below it."""
     return {name: value for name, value in header.items() if name not in _PASSING}
 
 
@@ -202,7 +202,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
 
 
 def _rounded(seconds: Iterable[float]) -> list[float]:
-    """To microseconds: a record of many workers is long."""
+    """Round to microseconds, which keeps the record of many workers short."""
     return [round(s, 6) for s in seconds]
 
 
@@ -211,7 +211,7 @@ def _write(file: IO[str], fields: dict[str, Any]) -> None:
 
 
 def _opened(path: Path) -> IO[str]:
-    """For adding lines: on a line of their own, should the last one have been cut by the end of its run."""
+    """Open a record for appending. Ends the last line first if it was cut when its run was killed."""
     cut = False
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as before:
@@ -223,7 +223,7 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON has no form for: numbers of numpy's, which policies may decide with, and what is no number at all."""
+    """Encode a value that JSON has no form for: NumPy numbers, which policies may return, as numbers; else as text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "fiub" else str(value)
 
 
@@ -231,7 +231,7 @@ _encode = json.JSONEncoder(default=_as_json).encode
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN by `None` and infinities by strings, since JSON has neither."""
     if isinstance(value, list):
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Remove from a record the steps that its run takes again."""
+"""Remove from a record the steps that its run repeats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from .rewriting import rewritten
 from .sinks import Resumption
 
-HEADER = re.compile(rb'\{"kind": ?"header"')  # no text in a line can hold this: its quotes would be escaped
+HEADER = re.compile(rb'\{"kind": ?"header"')  # cannot occur in a string of a line, whose quotes are escaped
 _STEP = re.compile(rb'^\{"kind": "step", "step": (\d+)[^\n]*\n?', re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ class HeldBack(NamedTuple):
 
     Attributes:
       header: the last header of the run, if the file ends with the lines below it.
-      resumed: what the next line has to say of the removed steps; one entry for each time that the run was restored.
+      resumed: the field `resumed` of the next line, on the removed steps; one entry for each restore of the run.
     """
 
     header: dict[str, Any] | None
@@ -37,7 +37,7 @@ class _Part(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A part of the run, cut after the last step that stands."""
+    """A part of the run, cut after the last step that is kept."""
 
     part: _Part
     end: int
@@ -50,9 +50,9 @@ class _Cut(NamedTuple):
 
 
 def hold_back(path: Path, resumption: Resumption) -> HeldBack:
-    """Remove the steps of a run after the one that it goes on from, and lines that were cut. Other runs stay.
+    """Remove the steps of a run after the one that it resumes from, and lines that were cut. Other runs stay.
 
-    Where other runs follow in the file, the lines of this one are moved to the end.
+    If other runs follow in the file, the lines of this run move to the end.
 
     Raises:
       OSError: the file cannot be read or written.
@@ -87,7 +87,7 @@ def _is_of(part: _Part, run_id: str) -> bool:
 
 
 def _cut(data: mmap.mmap, part: _Part, step: int) -> _Cut:
-    """Find the end of the last step that stands; of a part without such a step, the part's begin."""
+    """Find the end of the last step that is kept; the beginning of the part if no step is kept."""
     end, removed = part.begin, []
     for match in _STEP.finditer(data, part.begin, part.end):
         if int(match[1]) > step:
@@ -98,7 +98,7 @@ def _cut(data: mmap.mmap, part: _Part, step: int) -> _Cut:
 
 
 def _marks(resumption: Resumption, removed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the removed lines said of earlier removals, and the number and seconds of these steps."""
+    """Return the marks of earlier removals in the removed lines, and a mark with the number and seconds of these."""
     marks = [mark for fields in removed for mark in fields.get("resumed", ())]
     if resumption.restored:
         seconds = sum(fields.get("seconds") or 0.0 for fields in removed)

@@ -1,7 +1,7 @@
 """Read a record: the runs in the file, and their lines.
 
-What stands in a line is for those to know who use it. Here is known what all of them need: where a run begins, which
-lines were cut, which versions can be read, and what a line leaves out.
+This module finds where runs begin, passes over lines that were cut, checks the version and fills in omitted fields. The
+meaning of the fields is left to its callers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from .record import AS_BEFORE, READABLE_VERSIONS
 from .record_resume import HEADER
 
 _log = logging.getLogger("adaptive")
-_BEGINS = (b'{"kind": "', b'{"kind":"')  # every line that a program writes
+_BEGINS = (b'{"kind": "', b'{"kind":"')  # how every line that a program writes begins
 
 
 class RecordedRun(NamedTuple):
     """One run of a record.
 
     Attributes:
-      header: the fields of its first line.
-      steps: the number of a line in the file and the fields of the step in it, one after another: they are read while
-        they are asked for, and once.
+      header: the fields of the header line.
+      steps: an iterator over `(line number in the file, fields of the step)`, which reads lines lazily, and once.
     """
 
     header: dict[str, Any]
@@ -36,38 +35,38 @@ class RecordedRun(NamedTuple):
 
 
 def read_run(path: str | Path, run: int = -1) -> RecordedRun:
-    """Read one run of the file that `Program.run` was given as `record=`.
+    """Read one run of a record, the file that `Program.run(record=…)` writes.
 
-    There is one line for each step: a step that was taken again after a restore stands as it was taken last, and the
-    field `resumed` of the first such step says after which step the run was restored, how many recorded steps were
-    discarded then, and how many seconds these had taken.
+    The record has one line per step. For a step that was repeated after a restore this is the last repetition, and the
+    field `resumed` of the first such step gives the step after which the run was restored, the number of recorded steps
+    that were discarded, and the seconds that these took.
 
-    A line that was cut, where a run was killed or a disk was full, is passed over with a warning in the log "adaptive",
-    and so are the lines behind it, up to the next run: what steps tell of the step before would be another's.
+    A line that was cut, because a run was killed or a disk was full, is passed over with a warning in the log
+    "adaptive", and so are the lines after it, up to the next run: their fields refer to the previous line.
 
     Args:
       path: the file.
-      run: which one, if the file holds several; by default the last. Of a run that was restarted with another number of
-        workers, or with other hooks or limits, the last part: see `read_parts`.
+      run: index of the run, if the file holds several; by default the last. Of a run that was restarted with another
+        number of workers, or with other hooks or limits, the last part is read: see `read_parts`.
 
     Raises:
-      RecordError: it is no record, or one of another version, or has no such run.
-      OSError: it cannot be read.
+      RecordError: the file is not a record, has another version, or has no such run.
+      OSError: the file cannot be read.
     """
     return read_parts(path, run)[-1]
 
 
 def read_parts(path: str | Path, run: int = -1) -> list[RecordedRun]:
-    """Read all parts of a run, each with a header of its own: a run that was restarted with another number of workers
-    has one part before and one after. Their steps follow one another.
+    """Read all parts of a run, each with its own header: a run that was restarted with another number of workers has
+    one part from before the restart and one from after it. The parts' step numbers are consecutive.
 
     Args:
-      path: the file that `Program.run` was given as `record=`.
-      run: which one, if the file holds several; by default the last.
+      path: the file that `Program.run(record=…)` writes.
+      run: index of the run, if the file holds several; by default the last.
 
     Raises:
-      RecordError: it is no record, or one of another version, or has no such run.
-      OSError: it cannot be read.
+      RecordError: the file is not a record, has another version, or has no such run.
+      OSError: the file cannot be read.
     """
     lines = _Lines(Path(path))
     headers = [(begin, header) for begin in lines.headers() if (header := lines.header(begin)) is not None]
@@ -85,7 +84,9 @@ def read_parts(path: str | Path, run: int = -1) -> list[RecordedRun]:
 
 
 class _Lines:
-    """A file of some hundred MB is looked through for headers, and of one run alone the lines are read."""
+    """The lines of a record, which may be some hundred MB: the file is searched for headers, and only the lines of the
+    wanted run are parsed.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -94,7 +95,11 @@ class _Lines:
         self._loads = _fastest_loads()
 
     def headers(self) -> list[int]:
-        """Where runs begin."""
+        """Return the offsets of all headers, in bytes.
+
+        Raises:
+          RecordError: the file begins with something other than a header.
+        """
         found = [match.start() for match in HEADER.finditer(self._data)]
         first = found[0] if found else len(self._data)
         headless = self._data[: min(first, 1 << 16)]
@@ -103,17 +108,21 @@ class _Lines:
         return found
 
     def _check_headless(self, text: bytes) -> None:
-        """In front of the first header there may be one that was cut, with its steps; and nothing else."""
+        """Check that text before the first header is a header that was cut, with its steps; warn about it."""
         line = text.partition(b"\n")[0]
         if self._object(line) is not None:
             raise RecordError(f"{self._path}:1: neither a header nor a step behind one. Is this a recorded run?")
         self._cut(1, line)
 
     def header(self, begin: int) -> dict[str, Any] | None:
-        """The fields of one; `None` if it was cut."""
+        """Return the fields of the header at this offset; `None` if it was cut.
+
+        Raises:
+          RecordError: the record has a version that cannot be read.
+        """
         end = self._data.find(b"\n", begin)
         fields = self._object(self._data[begin : end if end >= 0 else len(self._data)])
-        if fields is None:  # cut, with the next run added to it or behind it
+        if fields is None:  # cut; the next run may begin in the same line
             _log.warning("%s:%d: this line is cut. It is passed over, with its run.", self._path, self._number(begin))
             return None
         if fields.get("version") not in READABLE_VERSIONS:
@@ -124,7 +133,11 @@ class _Lines:
         return fields
 
     def steps(self, header: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The steps of the run whose header stands there."""
+        """Yield the steps below the header at this offset: line number and fields.
+
+        Raises:
+          RecordError: a line is neither a header nor a step.
+        """
         if (following := HEADER.search(self._data, header + 1)) is not None:
             end = following.start()
         else:
@@ -160,7 +173,7 @@ class _Lines:
         _log.warning(why, self._path, number)
 
     def _number(self, begin: int) -> int:
-        """Of the line that begins there."""
+        """Return the number of the line that begins at this offset."""
         blocks = range(0, begin, 1 << 24)
         return 1 + sum(self._data[block : min(block + (1 << 24), begin)].count(b"\n") for block in blocks)
 
@@ -169,14 +182,16 @@ class _Lines:
             line = self._loads(text)
         except ValueError:
             try:
-                line = json.loads(text)  # which takes NaN, too, should another program have written it
+                line = json.loads(text)  # accepts NaN, which another program may have written
             except ValueError:
                 return None
         return line if isinstance(line, dict) else None
 
 
 def _fastest_loads() -> Callable[[bytes], Any]:
-    """A long run of many workers is some hundred MB, of which Python's own reader reads 150 a second."""
+    """Return orjson's parser if installed, else Python's, which reads only 150 MB per second of possibly several
+    hundred.
+    """
     try:
         from orjson import loads
     except ImportError:

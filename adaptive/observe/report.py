@@ -29,24 +29,24 @@ class Report:
     """One step, as `Program.step` and `Program.run` report it.
 
     Attributes:
-      step: steps done, this one included. Replicated.
+      step: number of steps done, this one included. Replicated.
       epoch: whole epochs of data consumed. Replicated.
       examples: examples consumed since the beginning. Replicated.
-      metrics: the driver's metrics: a pytree of scalars and arrays. Replicated. NaN where the step was skipped.
-      batch_sizes: examples per worker in this step; 0 for those that take no part. Replicated.
-      global_batch: their sum. Replicated.
+      metrics: the driver's metrics: a pytree of scalars and arrays. Replicated. NaN if the step was skipped.
+      batch_sizes: examples per worker in this step; 0 for workers that take no part. Replicated.
+      global_batch: the sum of `batch_sizes`. Replicated.
       messages: exchanges in this step. Replicated.
-      message_bytes: bytes that each worker sent in them. Replicated.
+      message_bytes: bytes that each worker sent in this step's exchanges. Replicated.
       seconds: wall time from the start of this step to its end, hooks included. Local.
       breakdown: `seconds` by cause: input, computing, exchanging, waiting, hooks, compiling and other. Local.
-      compute_seconds: per worker of this process, without waiting for others and without input; NaN for one without
-        examples. Local.
-      microbatches: per worker of this process, the sizes of the kernel calls that made up its batch; none for one
+      compute_seconds: per worker of this process, without waiting for others and without input; NaN for a worker
         without examples. Local.
-      kernels: call kernels compiled so far. Local.
-      compile_seconds: time to compile them, most of it in the background. Local.
+      microbatches: per worker of this process, the sizes of the kernel calls that made up its batch; empty for a worker
+        without examples. Local.
+      kernels: microbatch kernels compiled so far. Local.
+      compile_seconds: time spent compiling kernels, most of it in the background. Local.
       waited_seconds: time that steps have waited for the compiler so far, including the start. Local.
-      decision: the requests of this step's hooks, or `None`. Replicated.
+      decision: the merged requests of this step's hooks, or `None`. Replicated.
       skipped: whether the step was skipped because a reduced value is not finite; `notes` say why. Replicated.
       notes: lines on clipped requests, skipped steps, decisions, joins and leaves. Replicated, except for notes on
         failed listeners and checkpoints, which only rank 0 has.

@@ -1,4 +1,4 @@
-"""Replace the contents of a log file in one go, and recognize a file that nobody has touched since it was closed."""
+"""Replace the contents of a log file atomically, and recognize a file that is unchanged since it was closed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import IO, Any, NamedTuple
 
 @contextmanager
 def rewritten(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that takes the place of `path` at the end of the `with` block, unless the block raises.
+    """Yield a file that replaces `path` at the end of the `with` block, unless the block raises.
 
-    A process that is killed meanwhile leaves the old file as it was. Another process that still has the old file open
-    cannot add to the new one.
+    A process that is killed before the end leaves the old file unchanged. Another process that still has the old file
+    open cannot write to the new one.
 
     Raises:
-      OSError: the folder cannot be written.
+      OSError: the directory cannot be written.
     """
     target = path.resolve()
     beside = target.with_name(f".{target.name}.rewritten")
@@ -38,10 +38,10 @@ class Left(NamedTuple):
     """A log file as this process left it.
 
     Attributes:
-      size: bytes.
-      run_id: of the run that was written last.
+      size: in bytes.
+      run_id: the id of the run that was written last.
       step: the last step in the file.
-      head: what the writer has to know to add to the file.
+      head: what the writer needs in order to append: the columns of a CSV file, the header of a record.
     """
 
     size: int
@@ -61,7 +61,7 @@ def note_left(path: Path, run_id: str, step: int, head: Any) -> None:
 
 
 def as_left(path: Path, run_id: str, step: int) -> Left | None:
-    """Return what is known of a file that ends with this step of this run; None if it has to be read to know."""
+    """Return the notes on a file if it still ends with this step of this run; None if the file has to be read."""
     left = _left.get(path.resolve())
     if left is None or (left.run_id, left.step) != (run_id, step) or not path.is_file():
         return None

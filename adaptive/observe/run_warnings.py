@@ -1,6 +1,6 @@
 """Warnings on avoidable costs of a run, each logged once on rank 0 with a remedy.
 
-They use only data that every step has anyway, and go to the log "adaptive".
+The warnings use only data that every step has anyway, and go to the log "adaptive".
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from adaptive.graph.plan import HookPlan, Plan
 
 from .report import Report
 
-STEPS = 50  # of which a judgement is made
-_INPUT = 0.2  # of the steps' time
-_COMPILER_SECONDS = 0.1  # that steps may wait for a compiler, all in all, behind the first
+STEPS = 50  # number of steps that are judged together
+_INPUT = 0.2  # least share of the steps' time that is worth a warning
+_COMPILER_SECONDS = 0.1  # total time that steps may wait for the compiler without a warning, after the first step
 
 Inputs = Callable[[Sequence[np.ndarray]], np.ndarray]
 
@@ -27,15 +27,15 @@ _log = logging.getLogger("adaptive")
 
 
 class RunWarnings:
-    """What a program says of how it runs, if it runs badly.
+    """Warnings of one program: on slow input, on hooks without measurements, and on steps that wait for the compiler.
 
     Args:
-      plan: of a step.
-      hooks: that are shown the steps.
-      resizable: whether sizes change.
-      inputs: `Status.inputs`; `None` where examples are rows of arrays in memory, for which nobody waits.
+      plan: the plan of a step.
+      hooks: the program's hooks.
+      resizable: whether batch sizes can change.
+      inputs: `Status.inputs`; `None` if examples are rows of arrays in memory, which cause no waiting.
       deterministic: whether the program waits for kernels so that no measured time decides when sizes change.
-      tells: whether a message travels in which processes say that their kernels are ready.
+      tells: whether every step has a message in which processes can report that their kernels are ready.
     """
 
     def __init__(
@@ -57,15 +57,17 @@ class RunWarnings:
         self._waited: float | None = None
 
     def begin(self) -> None:
-        """What was compiled so far was the start's, or was waited for between steps."""
+        """Start a run: the waits for the compiler until its first step are not counted."""
         self._waited = None
 
     def take(self, report: Report, heard: np.ndarray, beside_compiler: int) -> None:
-        """Take a step that has ended.
+        """Add a step that has ended; log the warnings that are due.
 
         Args:
-          heard: what its message has brought of all workers' seconds: `Status.heard`.
-          beside_compiler: steps in a row, this one included, whose compute seconds are not known for a compiler.
+          report: the step's report.
+          heard: all workers' seconds, from the step's message: `Status.heard`.
+          beside_compiler: number of consecutive steps, this one included, without compute seconds because a compiler
+            ran beside them.
         """
         if self._waited is None:
             self._waited = report.waited_seconds
@@ -155,4 +157,4 @@ def value_names(plan: HookPlan) -> list[str]:
     numbered = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
     for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(numbered)):
         names.setdefault(path[0].idx, hook.leaf_names[leaf].split(".")[0].split("[")[0])
-    return [names.get(value, "") for value in range(max(names, default=-1) + 1)]  # a value may have no leaves
+    return [names.get(value, "") for value in range(max(names, default=-1) + 1)]  # "" for a value without leaves

@@ -14,7 +14,7 @@ _BOUNDED = ("scale", "lower", "upper")  # the fields of `mon.NoiseScale`
 
 
 class Noise(NamedTuple):
-    """A noise scale with its confidence bounds, in examples; NaN if not known."""
+    """A noise scale with its confidence bounds, in examples; NaN if unknown."""
 
     scale: float
     lower: float
@@ -22,7 +22,7 @@ class Noise(NamedTuple):
 
 
 def noise_of(event: StepEvent) -> Noise | None:
-    """Return the noise scale among the values of hooks or the metrics, or `None`.
+    """Return the first noise scale among the hooks' values or the metrics, or `None`.
 
     A value with the fields `scale`, `lower` and `upper` is a noise scale.
     """
@@ -42,7 +42,7 @@ def noise_of(event: StepEvent) -> Noise | None:
 
 @lru_cache(maxsize=64)
 def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the positions of scale, lower and upper of the first value that has them."""
+    """Return the indices of scale, lower and upper of the first value that has all three; `None` if no value has."""
     for name in names:
         root, _, field = name.rpartition(".")
         wanted = [f"{root}.{field}" for field in _BOUNDED]
@@ -52,11 +52,12 @@ def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
 
 
 def scalars(event: StepEvent) -> dict[str, float]:
-    """Return all numbers of a step that are worth a curve, by name. Metrics have the names that the driver gave them.
+    """Return all numbers of a step that are worth a curve, by name. Metrics keep the names that the driver gives them.
 
-    Then follow `epoch`, `examples`, `seconds`, `examples_per_second`, `global_batch`, `workers`, `batch_size/0` and so
-    on for each seat, `seconds/input` and the other parts of the breakdown, `hyperparameter/lr` and so on, and
-    `noise/scale`, `noise/lower` and `noise/upper`, if a hook or the metrics have them.
+    After the metrics follow `epoch`, `examples`, `seconds`, `examples_per_second`, `global_batch`, `workers`,
+    `batch_size/0` and so on for each worker slot, `seconds/input` and the other parts of the breakdown,
+    `hyperparameter/lr` and so on, and `noise/scale`, `noise/lower` and `noise/upper`, if a hook or the metrics have a
+    noise scale.
     """
     report = event.report
     found = dict(event.scalars)
@@ -89,7 +90,7 @@ def _seats(number: int) -> tuple[str, ...]:
 
 
 def describe(event: StepEvent) -> list[str]:
-    """Return what happened in a step, in lines: decisions, joins, losses and notes. Empty for most steps."""
+    """Return a line for each decision, join, loss and note of a step. Most steps have none."""
     report, decision = event.report, event.report.decision
     lines = []
     if decision is not None and decision:

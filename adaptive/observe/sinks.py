@@ -1,8 +1,8 @@
 """Sinks, which write the steps of a run, and the thread that passes events to a sink.
 
-A sink is slow compared with a step: a line of JSON takes as long as a small kernel, a network service takes seconds. So
-each sink has a thread. The step only appends its event to a queue; the thread copies values from the device and writes
-several steps at a time.
+A sink is slow compared with a step: encoding a line of JSON takes as long as a small kernel, a network service takes
+seconds. Each sink therefore has a thread. The step only appends its event to a queue; the thread copies values from the
+device and writes several steps at a time.
 
 A sink that fails is disabled, and the run continues.
 """
@@ -24,10 +24,10 @@ from adaptive.base.world import World
 
 from .events import StepEvent, Unsubscribe
 
-INTERVAL = 0.5  # seconds between two writings; 0: in the step
+INTERVAL = 0.5  # seconds between two batches of writes; 0: write in the step
 _AT_A_TIME = 1e-3  # seconds between yields of the GIL to the step; each yield costs some microseconds
 _MOST_WAITING = 4096  # queued steps; a sink that is further behind loses steps until it has caught up
-_SECONDS_TO_END = 10.0  # for a write that is under way
+_SECONDS_TO_END = 10.0  # to wait for a write that is under way
 _REMEMBERED = 3  # intervals whose steps other ranks keep, in case rank 0 is lost before it writes them
 
 _log = logging.getLogger("adaptive")
@@ -106,15 +106,15 @@ class _Step(NamedTuple):
 class SinkThread:
     """A listener that passes events to a sink, in a thread, while this process has rank 0.
 
-    The first event is written in the step, so that a sink that cannot write at all is noticed at once. Where this
-    process does not have rank 0, it keeps the last events: if rank 0 is lost before it has written them, and this
-    process takes its place, they are written here.
+    The first event is written in the step, so that a sink that cannot write at all is noticed at once. A process with
+    another rank keeps the last events: if rank 0 is lost before it has written them, and this process becomes rank 0,
+    this process writes them.
     """
 
     def __init__(self, sink: Sink, world: World):
         self._sink, self._world = sink, world
         self._waiting: deque[_Step] = deque()
-        self._recent: deque[tuple[float, StepEvent]] = deque(maxlen=_MOST_WAITING)  # while others have rank 0
+        self._recent: deque[tuple[float, StepEvent]] = deque(maxlen=_MOST_WAITING)  # while another process has rank 0
         self._last: tuple[str, int] | None = None  # run and step of the last event
         self._resumption: Resumption | None = None  # of the next step to be written
         self._behind = self._told = False
@@ -145,11 +145,11 @@ class SinkThread:
                 raise self._no_more(self._failure)
 
     def _note_order(self, event: StepEvent) -> None:
-        """Note where the run stands, if this is not the step after the last one."""
+        """Note a resumption for the sink if this step does not follow the last one."""
         step, before = event.report.step, self._resumption
         if self._last != (event.run_id, step - 1):
             new = Resumption(step - 1, event.run_id, event.restored)
-            if before is not None and before.run_id == new.run_id:  # of steps that were left out
+            if before is not None and before.run_id == new.run_id:  # its steps were left out
                 new = Resumption(min(before.step, new.step), new.run_id, before.restored or new.restored)
             self._resumption = new
         self._last = event.run_id, step
@@ -182,7 +182,7 @@ class SinkThread:
             self._thread.start()
 
     def flush(self) -> None:
-        """Write all steps so far, or as many as the sink takes in some seconds."""
+        """Write all queued steps; waits at most some seconds for a sink that hangs."""
         if self._failure is None and not self._world.rank:
             self._drain()
 
@@ -238,8 +238,8 @@ class SinkThread:
             except Exception as error:
                 self._failure = self._failure or error
             if self._thread is not None:
-                self._thread.join()  # no thread may be left when the interpreter ends
-        if self._failure is not None and not self._told:  # after the last step there is no report for a note
+                self._thread.join()  # no thread may be running when the interpreter exits
+        if self._failure is not None and not self._told:  # after the last step no report can carry a note
             _log.warning("%s", self._no_more(self._failure))
 
     def __str__(self) -> str:

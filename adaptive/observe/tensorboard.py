@@ -1,4 +1,4 @@
-"""A sink for TensorBoard. The format is tensorboardX's to write, which needs no TensorFlow."""
+"""A sink for TensorBoard. The event files are written by tensorboardX, which needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TensorBoard:
       every: steps between two points of a curve, for long runs. Text is always written.
 
     Raises:
-      DriverError: tensorboardX is not installed.
+      DriverError: tensorboardX is not installed, or `every` is less than 1.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int = 1):
@@ -55,7 +55,7 @@ class TensorBoard:
         self._resumption = resumption
 
     def write(self, event: StepEvent) -> None:
-        """Add a point to each curve, and what happened as text."""
+        """Add a point to each curve, and decisions, joins, losses and notes as text."""
         events_writer, events, summary_of, text = self._tools()
         event_of = events.Event
         repeats = self._writer is not None

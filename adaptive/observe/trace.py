@@ -1,8 +1,7 @@
-"""Write the timelines of all processes as one trace file, for https://ui.perfetto.dev and other readers of its JSON
-form.
+"""Write the timelines of all processes as one trace file, in the JSON format of https://ui.perfetto.dev.
 
-Each process is a group of tracks: the thread of the steps, one for each of its workers, and its compiler. A process of
-one worker has both on the worker's own track, so that what a step consists of lies below it.
+Each process is a group of tracks: one for the training thread, one for each of its workers, and one for its compiler. A
+process with one worker has steps and work on the worker's track, so that the parts of a step are nested in the step.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from adaptive.base.timeline import COMPILER, STEPS, Span, Timeline
 class OfProcess(NamedTuple):
     """The timeline of one process, as sent to the process that writes the file."""
 
-    process: str  # in words
-    workers: list[int]  # that it carries
+    process: str  # its description
+    workers: list[int]  # the workers that it runs
     spans: list[Span]
     arrivals: list[float]
 
@@ -30,12 +29,12 @@ class OfProcess(NamedTuple):
         return cls(process, list(workers), timeline.spans, timeline.arrivals)
 
     def encode(self) -> bytes:
-        """Encode as bytes."""
+        """Return the timeline as bytes."""
         return json.dumps(self).encode()
 
     @classmethod
     def decode(cls, sent: bytes) -> OfProcess:
-        """Decode the result of `encode`."""
+        """Return the timeline that `encode` encoded."""
         process, workers, spans, arrivals = json.loads(sent)
         return cls(process, workers, [Span(*span) for span in spans], arrivals)
 
@@ -58,9 +57,8 @@ def write_trace(path: Path, all_of_them: Sequence[OfProcess]) -> None:
 
 
 def _ahead(own: Sequence[float], others: Sequence[float]) -> float:
-    """Return the offset of a clock to another: a message arrives at both processes at nearly the same time.
-
-    A process that joined later has only the last arrivals.
+    """Return how many seconds one process's clock is ahead of the other's, from the arrival times of their common
+    messages, which arrive at both at nearly the same time. A process that joined later has only the last arrivals.
     """
     together = min(len(own), len(others))
     pairs = zip(own[len(own) - together :], others[len(others) - together :], strict=True)

@@ -11,7 +11,7 @@ from .events import StepEvent
 from .scalars import describe, scalars
 from .sinks import Resumption
 
-_OWN_POINT = ("resume_from", "fork_from")  # with these W&B takes no `resume`
+_OWN_POINT = ("resume_from", "fork_from")  # W&B does not accept `resume` together with these
 
 
 class WandB:
@@ -19,21 +19,20 @@ class WandB:
 
         program.run(epochs=10, log=[ad.log.WandB(project="digits")])
 
-    The W&B run has the id of the run, which is in its checkpoints. So it stays one W&B run when the job is killed and
-    restarted, when another process takes over from rank 0, and when `run()` is called again. To begin another one from
-    a checkpoint, give it an `id` of its own. Offline, each process writes a folder of its own, and `wandb sync` joins
-    those of one id.
+    The W&B run has the id of the run, which checkpoints contain. So there is one W&B run even if the job is killed and
+    restarted, another process becomes rank 0, or `run()` is called again. To start another W&B run from a checkpoint,
+    pass an `id`. Offline, each process writes its own directory, and `wandb sync` merges directories of the same id.
 
-    The x axis is the scalar `step`, and not W&B's own step, which cannot go back. W&B keeps the points of steps that
-    are taken again; the first point after a restore has the scalar `restored_after`.
+    The x axis is the scalar `step`, not W&B's own step, which cannot decrease. W&B keeps the earlier points of repeated
+    steps; the first point after a restore has the scalar `restored_after`.
 
     Needs wandb: `pip install "adaptive-dataflow[wandb]"`.
 
     Args:
-      run: a run from `wandb.init`, which you finish yourself. By default the sink starts one at the first step and
-        finishes it at the end. Log your own values with `{"step": …}` too, and without `step=`.
-      **init: arguments of `wandb.init`: `project`, `name`, `group`, `config`, ... An `id` or `resume` of yours,
-        here or in WANDB_RUN_ID and WANDB_RESUME, takes precedence; with `resume_from` or `fork_from` neither is set.
+      run: a run from `wandb.init`, which the caller finishes. By default the sink starts a run at the first step and
+        finishes it at the end. To log further values to it, include `{"step": …}` and omit `step=`.
+      **init: arguments of `wandb.init`: `project`, `name`, `group`, `config`, ... An `id` or `resume` given here, or in
+        WANDB_RUN_ID and WANDB_RESUME, takes precedence; with `resume_from` or `fork_from` the sink sets neither.
 
     Raises:
       DriverError: wandb is not installed.
@@ -48,7 +47,7 @@ class WandB:
             _wandb()
 
     def resume(self, resumption: Resumption) -> None:
-        """Mark the next point, where the program was restored."""
+        """Mark the next point if the program was restored."""
         self._restored_after = resumption.step if resumption.restored else None
 
     def write(self, event: StepEvent) -> None:
