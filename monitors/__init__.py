@@ -1,4 +1,4 @@
-"""Monitors: what there is to know about training while it runs, as operators of the driver's graph."""
+"""Monitors: operators that measure training while it runs, such as the gradient noise scale and compute time."""
 
 from ._anova import noise_estimate as noise_estimate
 from ._divergence import divergence as divergence

@@ -1,12 +1,11 @@
-"""Trace and signal of one step's gradients: what a noise scale is made of.
+"""Trace and signal of one step's gradients: the two estimates whose ratio is the noise scale.
 
-Group i (a worker, or one of its micro-batches: a worker that runs after another) averages the gradients of `b_i`
-examples into `g_i`. With `G` for the true gradient, `Sigma` for the covariance of one example's gradient,
-`B = sum_i b_i` and `gbar = sum_i b_i g_i / B`:
+Group i (a worker, or one of its micro-batches) averages the gradients of `b_i` examples into `g_i`. Let `G` be the true
+gradient, `Sigma` the covariance of one example's gradient, `B = sum_i b_i` and `gbar = sum_i b_i g_i / B`. Then
 
     E b_i |g_i|^2 = b_i |G|^2 + tr Sigma         E B |gbar|^2 = B |G|^2 + tr Sigma
 
-so that, over n groups, the two estimates
+and so, over n groups, the two estimates
 
     S = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)        E S = tr Sigma          the *trace*
     Q = |gbar|^2 - S / B                                  E Q = |G|^2             the *signal*
@@ -14,11 +13,11 @@ so that, over n groups, the two estimates
 are unbiased for any sizes `b_i` and any distribution of the examples' gradients. This is the one-way analysis of
 variance; among unbiased quadratic estimators that do not depend on the origin it has the least variance for Gaussian
 `g_i`, whatever `G` and `Sigma`: `Var S = 2 tr(Sigma^2) / (n - 1)`. For equal sizes it is the estimator of McCandlish et
-al. 2018, appendix A.1, averaged over the workers. KungFu's, which compares one worker's own gradient with the mean, has
-n + 1 times the variance of S and more; Cannikin's weights are unbiased too, with up to nine times the variance at the
-sizes tried here.
+al. 2018, appendix A.1, averaged over the workers. KungFu's estimator, which compares one worker's own gradient with the
+mean, has at least n + 1 times the variance of S; Cannikin's weights are unbiased too, with up to nine times the
+variance at the sizes tried here.
 
-All that travels is known before the gradients leave: `sum_i b_i |g_i|^2`, B and n are three numbers on their message.
+The estimates add three numbers to the gradients' message, all known before it is sent: `sum_i b_i |g_i|^2`, B and n.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from collectives import all_reduce
 
 from ._squares import at_least_single, squared_norm
 
-_UNKNOWN = -(2.0**20)  # groups: fewer than there can be others
+_UNKNOWN = -(2.0**20)  # a number of groups that makes the sum negative, whatever the others add
 
 
 class Totals(NamedTuple):
@@ -42,22 +41,26 @@ class Totals(NamedTuple):
 
     squares: jax.Array  # sum_i b_i |g_i|^2
     examples: jax.Array  # B
-    groups: jax.Array  # n: those that hold examples; negative where a gradient's square is not finite
+    groups: jax.Array  # n: groups with examples; negative if a gradient's square is not finite
 
 
 def totals(grads: Any, what: str) -> Totals:
-    """Sum over all workers and micro-batches; 12 bytes on the gradients' message. Replicated.
+    """Sum over all workers and micro-batches; adds 12 bytes to the gradients' message.
 
     Args:
-      grads: refused where they are replicated: groups that are all alike tell nothing.
-      what: the monitor that asks, for errors.
+      grads: pytree; the mean gradient over this worker's examples. Local; replicated gradients are an error, since
+        equal groups contain no information on noise.
+      what: name of the monitor, for errors.
+
+    Returns:
+      Scalars. Replicated.
     """
     grads = assert_scope("local", grads, what)
     examples = read(EXAMPLES)
     squares = squared_norm(grads)
     examples, calls = examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)
-    # A sum that is not finite would end the step, also where the driver leaves such a gradient out, or only its square
-    # overflows. So the number of groups says that nothing is known.
+    # A sum that is not finite would skip the step, even if the driver drops such gradients or only the square
+    # overflows. So the number of groups marks the sums as unknown.
     weighed = examples * squares
     known = jnp.isfinite(weighed)
     return all_reduce(
@@ -67,8 +70,8 @@ def totals(grads: Any, what: str) -> Totals:
 
 
 def estimate(sums: Totals, mean_squared_norm: jax.Array, dataset_size: float | None) -> tuple[jax.Array, jax.Array]:
-    """`(trace, signal)` from the sums and `|gbar|^2`; NaN for fewer than two groups."""
-    # S is a sum of squares: below zero it is rounding.
+    """Return `(trace, signal)`, scalars, from the sums and `|gbar|^2`; NaN for fewer than two groups."""
+    # S is a sum of squares: a negative value is a rounding error.
     trace = jnp.maximum(sums.squares - sums.examples * mean_squared_norm, 0)
     trace = trace / jnp.where(sums.groups > 1, sums.groups - 1, jnp.nan)
     # Drawn without replacement from N examples, Var gbar = tr Sigma (1/B - 1/N), with Sigma over N - 1.
@@ -85,25 +88,26 @@ def noise_estimate(
     *,
     dataset_size: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Trace and signal of one step, from numbers: for training loops of your own, and for tests.
+    """Estimate trace and signal of one step's gradients from squared norms, for custom training loops and tests.
 
     Both are unbiased, for any batch sizes:
 
         trace  = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)           of tr Sigma
         signal = |gbar|^2 - trace (1/B - 1/dataset_size)              of |G|^2
 
-    Average each over steps, and only then divide: the mean of ratios is far off (McCandlish et al. 2018, appendix A.1).
+    Average trace and signal over steps, each by itself, and divide the averages: the mean of ratios is strongly biased
+    (McCandlish et al. 2018, appendix A.1).
 
     Args:
-      batch_sizes: examples `b_i` of each group (worker or micro-batch), on the last axis; empty groups are passed over.
-      squared_norms: `|g_i|^2`, where `g_i` is the mean gradient of group i's examples. Shape of `batch_sizes`.
-      mean_squared_norm: `|gbar|^2`, of the mean gradient over all examples. Without the last axis.
-      dataset_size: number of examples in the data set that the batch is drawn from without replacement, if that
-        matters: if the batch is a good part of it.
+      batch_sizes: examples `b_i` of each group (worker or micro-batch); shape=(…, n). Empty groups are ignored.
+      squared_norms: `|g_i|^2`, where `g_i` is the mean gradient of group i's examples; shape=(…, n).
+      mean_squared_norm: `|gbar|^2`, of the mean gradient over all examples; shape=(…).
+      dataset_size: number of examples in the data set from which the batch is drawn without replacement. Matters if
+        the batch is a large part of the data set.
 
     Returns:
-      `(trace, signal)`, each of the shape of `mean_squared_norm`, in gradient units squared; `trace` is of one example.
-      The signal may be negative. NaN where fewer than two groups hold examples.
+      `(trace, signal)`, each of shape=(…), in gradient units squared; `trace` is the summed variance of one example's
+      gradient. The signal may be negative. NaN where fewer than two groups hold examples.
 
     Example:
       >>> trace, signal = noise_estimate([1, 2, 3], [5.0, 10.0, 1.0], 29 / 18)   # g = (1, 2), (3, -1), (0, 1)

@@ -1,13 +1,13 @@
-"""Moving averages of a pair of numbers that know how well they are known, and bounds on their ratio.
+"""Moving averages of a pair of numbers with their covariance, and confidence bounds on the ratio of the averages.
 
-A noise scale is a ratio of two noisy averages, of which the lower one may be below zero by chance. Fieller (1954) asks
-which ratios the averages do not contradict. With m for the averages of S and Q, V for the estimated covariance of these
-averages and t for a quantile of Student's distribution, these are the R = E S / E Q that satisfy
+A noise scale is a ratio of two noisy averages, of which the denominator may be negative by chance. Fieller's bounds
+(1954) enclose the ratios that the averages do not contradict. With m for the averages of S and Q, V for the estimated
+covariance of these averages and t for a quantile of Student's distribution, these are the R = E S / E Q that satisfy
 
     (m_S - R m_Q)^2 <= t^2 (V_SS - 2 R V_SQ + R^2 V_QQ)
 
-Where Q is not significantly above zero every large R is among them: the ratio is at least the lower bound, and no more
-can be said. Pure functions on arrays. Samples are assumed to be alike and independent: a stationary stream.
+If Q is not significantly above zero, they include every large R: the ratio has a lower bound only. All functions are
+pure functions on arrays. Samples are assumed to be independent and identically distributed (a stationary stream).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = jax.Array | np.ndarray
 
 
 class Averages(NamedTuple):
-    """Exponentially weighted moments of pairs; sample s of t has weight `decay^(t - s)`, so no bias to correct."""
+    """Exponentially weighted moments of pairs. Sample s of t has weight `decay^(t - s)`; no bias needs correction."""
 
     weight: Array  # (): sum of weights; 0 before the first sample
     weight_squares: Array  # (): sum of squared weights
@@ -33,14 +33,14 @@ class Averages(NamedTuple):
 
 
 def no_samples(dtype: Any) -> Averages:
-    """The averages before the first sample."""
+    """Return the averages before the first sample."""
     return Averages(*(np.zeros(shape, dtype) for shape in ((), (), (2,), (2,), ())))
 
 
 def add_sample(averages: Averages, sample: jax.Array, decay: float) -> Averages:
-    """Let older samples fade by `decay`, and take in one pair, shape (2,); one that is not finite changes nothing.
+    """Scale the weights of older samples by `decay`, and add a pair; shape=(2,). Pairs that are not finite are ignored.
 
-    West's update (1979): exact, and with `decay` = 1 the ordinary mean and covariance.
+    West's update (1979), which is exact; with `decay` = 1 it yields the ordinary mean and covariance.
     """
     old = decay * averages.weight
     weight = old + 1
@@ -60,29 +60,29 @@ def add_sample(averages: Averages, sample: jax.Array, decay: float) -> Averages:
 
 
 def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.Array]:
-    """Fieller's bounds on `E x_0 / E x_1`, both of which are known not to be negative.
+    """Return Fieller's bounds on `E x_0 / E x_1`, where neither expectation is negative.
 
-    A weighted mean counts as one of `n = (sum w)^2 / sum w^2` samples, (1 + decay) / (1 - decay) in the long run: then
-    `V = sum w (x - m)(x - m)' / (sum w (n - 1))` is unbiased, and t has n - 1 degrees of freedom. At a nominal 95 % the
-    bounds hold the ratio in 95 to 98 % of cases, from the second sample on. With the normal quantile instead of t, it
-    would be 70 % there, and 81 % after three.
+    A weighted mean has an effective number of samples `n = (sum w)^2 / sum w^2`, which approaches
+    (1 + decay) / (1 - decay). With this n, `V = sum w (x - m)(x - m)' / (sum w (n - 1))` is unbiased, and t has n - 1
+    degrees of freedom. At a nominal 95 % the bounds enclose the ratio in 95 to 98 % of cases, from the second sample
+    on. With the normal quantile instead of t the coverage would be 70 % after two samples and 81 % after three.
 
-    A negative `m_1` says no more than one of zero, and is taken for it: else the lower bound would run away as the
-    signal's average falls further below what is possible.
+    A negative `m_1` is treated as zero, because the expectation cannot be negative; otherwise the lower bound would
+    grow without limit as the average falls.
 
     Returns:
-      `(lower, upper)`: `lower` is finite, and 0 where nothing is known; `upper` is infinite where no bound is known.
+      `(lower, upper)`, scalars: `lower` is finite, and 0 if unknown; `upper` is infinite if unknown.
     """
     n = averages.weight**2 / averages.weight_squares
     known = n > 1
     dof = jnp.where(known, n - 1, 1)
-    # In units of m + t sqrt(V) both are between 0 and 1, so that no square leaves float32's range.
+    # In units of m + t sqrt(V), mean and margin are between 0 and 1, so that no square leaves float32's range.
     mean = jnp.maximum(averages.mean, 0)
     margin = student_t(confidence, dof) * averages.spread / jnp.sqrt(averages.weight * dof)
     unit = jnp.where(mean + margin > 0, mean + margin, 1)
     (s, q), (ds, dq) = mean / unit, margin / unit
-    # With r = 1/R the condition is a r^2 - 2 b r + c <= 0. Its roots are (b + root) / a and c / (b + root), in which
-    # nothing cancels. If a <= 0, r may be as large as you like; if c <= 0, it may be zero.
+    # With r = 1/R the condition is a r^2 - 2 b r + c <= 0. Its roots are (b + root) / a and c / (b + root), without
+    # cancellation. If a <= 0, r has no upper bound; if c <= 0, r may be zero.
     a, b, c = (s - ds) * (s + ds), s * q - averages.correlation * ds * dq, (q - dq) * (q + dq)
     b_root = b + jnp.sqrt(jnp.maximum(b * b - a * c, 0))
     scale = unit[0] / unit[1]
@@ -91,14 +91,14 @@ def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.
 
 
 def student_t(confidence: float, dof: jax.Array) -> jax.Array:
-    """The two-sided quantile of Student's distribution with any positive degrees of freedom, real ones too.
+    """Return the two-sided quantile of Student's distribution; `dof` may be any positive real number.
 
     Wallace's approximation (1959), inverted: with z for the normal quantile,
 
         t = sqrt(dof (exp(u^2 / dof) - 1)),  u = z (8 dof + 3) / (8 dof + 1)
 
-    At 95 % it is 1 % too large for 3 degrees of freedom, 4 % for 2, 39 % for 1: bounds only get wider.
+    At 95 % the result is 1 % too large for 3 degrees of freedom, 4 % for 2, 39 % for 1: bounds are never too narrow.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     exponent = (z * (8 * dof + 3) / (8 * dof + 1)) ** 2 / dof
-    return jnp.sqrt(dof * jnp.expm1(jnp.minimum(exponent, 60)))  # beyond, t is 1e13 and more
+    return jnp.sqrt(dof * jnp.expm1(jnp.minimum(exponent, 60)))  # a larger exponent would give t > 1e13

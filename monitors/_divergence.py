@@ -1,4 +1,4 @@
-"""How far replicas of a model are apart."""
+"""The distance of the workers' model replicas from their mean."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ _BUCKETS = 1024
 
 
 def divergence(params: Any, average: Any = None) -> jax.Array:
-    """How far the workers' replicas are from their mean: 0.01 is 1 % of the mean's length.
+    """Return the distance of the workers' replicas from their mean, relative to the mean: 0.01 is 1 % of its norm.
 
         sqrt(sum_i b_i |x_i - xbar|^2 / B) / |xbar|
 
-    over the workers, with b_i examples of B; all leaves are one vector.
+    over the workers i with b_i of B examples, where x_i is the vector of all parameters and xbar the mean.
 
-    With `average` that is exact (with it in the place of xbar), for 4 bytes on a message. Without, nobody has the mean,
-    and it is estimated: each worker sends a sketch of its parameters, 4 kB, in which each element is added to one of
-    1024 sums, with a sign, both at random. Sketches of differences are the differences of sketches, and their squared
-    lengths are unbiased, with a standard deviation of at most 4.5 %; 2.2 % of the result. Which sum and which sign are
-    drawn anew in each step, so `mon.ema` of it has less. A pass over the parameters in each step either way.
+    With `average` in place of xbar the result is exact, and adds 4 bytes to a message. Otherwise no worker has the
+    mean, and the distance is estimated: each worker sends a 4 kB sketch of its parameters, in which each element is
+    added to one of 1024 sums, with a sign, both at random. Sketching is linear, and the squared norm of a sketch is
+    unbiased, with a standard deviation of at most 4.5 % (2.2 % of the result). The random numbers differ between steps,
+    so `mon.ema` of the result has a lower variance. Either way costs one pass over the parameters per step.
 
     Args:
       params: pytree of floats; this worker's replica. Local.
-      average: pytree; what they are compared with: `strategy.model(state)` of model averaging. Replicated.
+      average: pytree with the structure and shapes of `params`; the model to compare with, such as
+        `strategy.model(state)` of model averaging. Replicated.
 
     Returns:
-      A scalar of float32 (float64 if parameters are). Replicated. 0 where all are alike, also where all are zero; NaN
-      where a replica is not finite.
+      A scalar, without unit; float32 (float64 if parameters are). Replicated. 0 if all replicas are equal, also if all
+      are zero; NaN if a replica is not finite.
 
     Raises:
-      CollectiveError: leaves that are no floats, trees of different shapes, or, when the program is built, `params`
-        that are replicated, or an `average` that is not.
+      CollectiveError: leaves that are not floats, trees of different structure or shapes, or, when the program is
+        built, `params` that are replicated or an `average` that is not.
 
     Example:
       >>> apart = mon.divergence(strategy.replica(state), strategy.model(state))            # doctest: +SKIP
 
     References:
-      Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams", of the sketch.
+      Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams" (the sketch).
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
@@ -55,7 +56,7 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
                 "no float. Give the parameters alone."
             )
     params = assert_scope("local", params, "divergence")
-    # The local batch's size, and not that of a call: parameters are the same in all calls.
+    # Weighted by the local batch size, not by the size of a microbatch: parameters are the same in all microbatches.
     if average is not None:
         check_alike("divergence", params, average)
         average = assert_scope("reduced", average, "divergence")
@@ -63,7 +64,8 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
         return _relative(all_reduce(apart, weight=ad.batch_size()), squared_norm(average))
     sketches, sizes = all_gather((sketch(params, ad.step()), ad.batch_size()))
     first = sketches[jnp.argmax(sizes > 0)]
-    # From one of them, so that replicas that are alike are not apart by rounding. Who has no examples sends NaN.
+    # Differences from one of the sketches, so that rounding does not separate equal replicas. A worker without examples
+    # sends NaN.
     away = jnp.where((sizes > 0)[:, None], sketches - first[None], jnp.zeros((), first.dtype))
     examples = sizes.astype(away.dtype)  # a sum of int32 is int64 in double precision
     shares = examples / examples.sum()
@@ -78,9 +80,9 @@ def _relative(apart: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def sketch(params: Any, seed: jax.Array) -> jax.Array:
-    """A linear map of all leaves to 1024 numbers, by which squared lengths are right on average. shape=(1024,)
+    """Map all leaves linearly to 1024 numbers whose squared norm has the expectation of the leaves'; shape=(1024,).
 
-    Which sum an element is added to, and by which sign, follows from its place and the seed, and is kept nowhere.
+    Each element is added to one of the sums with a sign; both are hashes of its index and the seed, and not stored.
     """
     leaves = [jnp.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(params)]
     dtype = at_least_single(*(leaf.dtype for leaf in leaves))
@@ -95,7 +97,7 @@ def sketch(params: Any, seed: jax.Array) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """Bits of a 32-bit number, each of which follows all bits of `x`: the end of MurmurHash3."""
+    """Return a hash of 32-bit numbers in which each bit depends on all bits of `x`: the finalizer of MurmurHash3."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""A moving average of anything, carried from step to step."""
+"""An exponential moving average of any pytree of numbers, kept from step to step."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ State = tuple[jax.Array, jax.Array]  # mean and weight of each element
 
 
 def ema(x: T, decay: float = 0.9) -> T:
-    """Exponential moving average over steps, without the bias of a start at zero.
+    """Return the exponential moving average of `x` over steps, without the bias of a start at zero.
 
-    After t steps, with weights over all that has been seen,
+    After t steps the average is
 
         sum_s decay^(t - s) x_s / sum_s decay^(t - s)
 
-    so the first step's average is its value, and a constant's average is the constant. Elements that are not finite
-    are passed over, each by itself: seconds are NaN in the first step, and one infinite value would stay for ever.
+    so the average of the first step is its value, and the average of a constant is the constant. Elements that are not
+    finite are ignored, each by itself: seconds are NaN in the first step, and one infinite value would never fade.
 
-    Costs two numbers of state for each of `x`, and no communication.
+    Keeps two numbers of state per element of `x`; no communication.
 
     Args:
       x: pytree of real or complex numbers. Local or replicated.
-      decay: weight of the past, from one step to the next; the average spans about 1 / (1 - decay) steps.
+      decay: factor of the weights from one step to the next, at least 0 and below 1; the average spans about
+        1 / (1 - decay) steps.
 
     Returns:
-      A pytree like `x`; integers are averaged in float32, half precisions too, and returned as they were. NaN where
-      nothing finite has been seen. Replicated if `x` is; averages of local values stay this worker's own.
+      A pytree with the structure and shapes of `x`, in the units of `x`. Averages are computed in float32 or better;
+      floats are returned in their own dtype, integers as floats. NaN where no finite value has been seen. Replicated if
+      `x` is; averages of local values are local.
 
     Raises:
       CollectiveError: `decay` is out of range.
@@ -44,7 +46,7 @@ def ema(x: T, decay: float = 0.9) -> T:
       >>> smooth = mon.ema(comm.all_reduce(loss), decay=0.99)            # doctest: +SKIP
 
     References:
-      The correction for bias is that of Kingma and Ba 2015, "Adam", section 3, taken step by step.
+      Kingma and Ba 2015, "Adam", section 3 (the bias correction, here in recursive form).
     """
     if not 0 <= decay < 1:
         raise CollectiveError(f"ema{at(current_line())}: decay={decay!r} must be at least 0 and below 1.")
@@ -60,7 +62,7 @@ def ema(x: T, decay: float = 0.9) -> T:
 
 
 def average(x: jax.Array, mean: jax.Array, weight: jax.Array, *, decay: float) -> State:
-    """`(mean, weight)` with one more value, elementwise. A step towards the value keeps constants exact."""
+    """Return `(mean, weight)` after one more value, elementwise. The incremental form keeps constants exact."""
     new = decay * weight + 1
     finite = jnp.isfinite(x)
     x = x.astype(mean.dtype)

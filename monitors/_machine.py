@@ -1,4 +1,4 @@
-"""What the machine has left for this process: processor time and memory."""
+"""The machine's processor time and memory that are available to this process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 
 from adaptive.extend import Reading, Source, allowed_cpus, read
 
-# Seconds. The kernel counts busy time in ticks of 10 ms, so a share over less than this would be coarse. And it bounds
-# the cost: 20 to 100 microseconds for a measurement, 0.2 for the steps in between.
+# Seconds between measurements. The kernel counts busy time in ticks of 10 ms, so a share over a shorter time would be
+# coarse. The interval also bounds the cost: 20 to 100 microseconds per measurement, 0.2 for the steps in between.
 INTERVAL = 0.1
 
 
 class Paced:
-    """Measures at most once in an interval, and else repeats itself."""
+    """A measurement that is taken at most once per `INTERVAL`; calls in between return the last value."""
 
     def __init__(self, measure: Callable[[], float], first: float, due: float):
         self._measure, self._value, self._due = measure, first, due
@@ -36,30 +36,30 @@ class Paced:
 
 
 class CpuTimes(NamedTuple):
-    """Processor seconds since boot, over the cores that this process may run on."""
+    """Processor seconds since boot, summed over the cores that this process may run on."""
 
     cores: frozenset[int]
     total: float
     idle: float
-    own: float  # this process's, all threads
+    own: float  # of this process, all threads
 
 
 def cpu_times() -> CpuTimes:
-    """Read the counters."""
+    """Read the operating system's counters of processor time."""
     import psutil
 
     per_core = psutil.cpu_times(percpu=True)
     allowed = allowed_cpus()
-    # Cores are listed in order and without their numbers: where some are offline, the numbers do not fit the list.
+    # Cores are listed in order without their numbers. If some are offline, the numbers do not match the list.
     cores = frozenset(allowed) if max(allowed) < len(per_core) else frozenset(range(len(per_core)))
     rows = [per_core[core] for core in cores]
-    guests = sum(getattr(row, "guest", 0) + getattr(row, "guest_nice", 0) for row in rows)  # in user and nice as well
+    guests = sum(getattr(row, "guest", 0) + getattr(row, "guest_nice", 0) for row in rows)  # also part of user and nice
     idle = sum(row.idle + getattr(row, "iowait", 0) for row in rows)
     return CpuTimes(cores, sum(map(sum, rows)) - guests, idle, time.process_time())
 
 
 class CpuShare:
-    """The share of processor time between two readings that others did not take."""
+    """The share of processor time since the last call that other processes did not use."""
 
     def __init__(self, counters: Callable[[], CpuTimes] = cpu_times):
         self._counters, self._before, self._share = counters, counters(), math.nan
@@ -88,35 +88,36 @@ CPU_AVAILABLE = Source("cpu_available", _read_cpu, stand_in=np.nan)
 
 
 def cpu_available() -> jax.Array:
-    """The share of processor time that this worker can have, from 0 to 1: what other processes have left it.
+    """Return the share of processor time that is available to this worker, from 0 to 1.
 
-    Over the cores that this process may run on (its affinity), and the time since the last measurement, of at least a
-    tenth of a second,
+    Over the cores that this process may run on (its affinity), and the time since the last measurement, which is at
+    least a tenth of a second, the share is
 
         1 - (busy time - this process's own) / time
 
-    Time that the process took itself was there for it to take: counted as busy (as in `100 - cpu_percent`, that LB-BSP
-    reads), a worker at full speed would look like one with nothing left, and the speed would predict the number instead
-    of the number the speed. Time stolen by a hypervisor counts as taken by others. Several workers of one process read
-    the same share; a limit set on a container is not seen, as it does not change.
+    The process's own time counts as available. Otherwise (as with `100 - cpu_percent`, which LB-BSP reads) a worker at
+    full speed would seem to have nothing left, and the share would follow from the speed that it is to predict. Time
+    stolen by a hypervisor counts as used by others. All workers of one process read the same share. A container's CPU
+    limit is not considered, as it does not change.
 
     Returns:
-      A float32 scalar, measured at the start of the step. Local. NaN until a tenth of a second was watched, and outside
-      a program.
+      A float32 scalar, without unit, measured at the start of the step. Local. NaN during the first tenth of a second,
+      and outside a program.
 
     Example:
       >>> free = comm.all_gather(mon.cpu_available())                    # doctest: +SKIP
 
     References:
-      Input c of the speed predictor of Chen et al. 2020, "Semi-dynamic load balancing", section 3.
+      Chen et al. 2020, "Semi-dynamic load balancing", section 3: input c of the speed predictor.
     """
-    _cpu_share()  # watch from here on: the first step can then know what went on while the program was built
+    _cpu_share()  # start measuring now, so that the first step has the share while the program was built
     return read(CPU_AVAILABLE)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-# Limit, usage, and the entry of memory.stat with what the kernel can drop; of control groups version 2 and 1.
+# Files of the limit and the usage, and the entry of memory.stat with the caches that the kernel can drop; for control
+# groups version 2 and 1.
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -124,7 +125,7 @@ _MEMORY_FILES = (
 
 
 class MemoryLimit(NamedTuple):
-    """A control group that may hold less than the machine has."""
+    """The memory limit of a control group, if it is below the machine's memory."""
 
     limit: int  # bytes
     usage: Path
@@ -132,16 +133,21 @@ class MemoryLimit(NamedTuple):
     droppable: str
 
     def left(self) -> float:
-        """Bytes until the limit is reached; file caches that can be dropped do not count."""
+        """Return the bytes left until the limit is reached; file caches that can be dropped count as left."""
         entries = dict(line.split() for line in self.stat.read_text().splitlines())
         return float(max(self.limit - int(self.usage.read_text()) + int(entries.get(self.droppable, 0)), 0))
 
 
 def memory_limits(membership: Path, root: Path, machine_bytes: int) -> Iterator[MemoryLimit]:
-    """The limits on the control groups that this process is in, and on those around them.
+    """Yield the memory limits of the control groups that this process is in, and of their parents.
 
-    In a container the path may be that of the host, and the process's own group be mounted at the root: what is not
-    there is passed over.
+    In a container, `membership` may have the host's path while the process's own group is mounted at the root; groups
+    without files are ignored.
+
+    Args:
+      membership: the file /proc/self/cgroup.
+      root: the folder /sys/fs/cgroup.
+      machine_bytes: the machine's memory; higher limits are left out.
     """
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
@@ -158,7 +164,7 @@ def memory_limits(membership: Path, root: Path, machine_bytes: int) -> Iterator[
 
 
 class MemoryLeft:
-    """The least of what the system and the limits around this process have left. Limits are looked up once."""
+    """Bytes available to this process: the least of the system's and each limit's. The limits are looked up once."""
 
     def __init__(self, membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")):
         import psutil
@@ -184,19 +190,19 @@ MEMORY_AVAILABLE = Source("memory_available", _read_memory, stand_in=np.nan)
 
 
 def memory_available() -> jax.Array:
-    """Bytes of main memory that this worker's process could still take without swapping.
+    """Return the bytes of main memory that this worker's process could still allocate without swapping.
 
-    The system's estimate, or what is left under the limit of a control group (a container, a Slurm job) if that is
-    less; file caches that can be dropped count as left. Measured at the start of the step, at most ten times a second.
-    Several workers of one process read the same.
+    The operating system's estimate, or the rest up to the limit of a control group (a container, a Slurm job) if that
+    is less; file caches that can be dropped count as available. All workers of one process read the same number.
 
     Returns:
-      A float32 scalar, in bytes. Local. NaN outside a program.
+      A float32 scalar, in bytes, measured at the start of the step, at most ten times a second. Local. NaN outside a
+      program.
 
     Example:
       >>> least = comm.all_reduce(mon.memory_available(), op="min")      # doctest: +SKIP
 
     References:
-      Input m of the speed predictor of Chen et al. 2020, "Semi-dynamic load balancing", section 3.
+      Chen et al. 2020, "Semi-dynamic load balancing", section 3: input m of the speed predictor.
     """
     return read(MEMORY_AVAILABLE)

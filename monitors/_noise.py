@@ -1,4 +1,4 @@
-"""The gradient noise scale, exact for uneven batches, with bounds."""
+"""The gradient noise scale, unbiased for uneven batches, with confidence bounds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ._squares import check_alike, squared_norm
 
 
 class NoiseScale(NamedTuple):
-    """What is known of the noise in a gradient. Every field is a scalar; replicated; NaN while undefined."""
+    """Estimates of the noise in a gradient. Each field is a scalar; replicated; NaN before the first sample."""
 
-    scale: jax.Array  # examples: trace / signal; where no signal is seen, `lower`. Always finite
-    trace: jax.Array  # averaged estimate of tr Sigma, the summed variance of one example's gradient
-    signal: jax.Array  # averaged estimate of |G|^2, of the true gradient; may be negative where the noise hides it
-    lower: jax.Array  # examples: the noise scale is at least this; 0 while nothing is known
-    upper: jax.Array  # examples: it is at most this; infinite where no bound is known
+    scale: jax.Array  # in examples: trace / signal; `lower` if the signal is not positive. Never infinite
+    trace: jax.Array  # average estimate of tr Sigma, the summed variance of one example's gradient
+    signal: jax.Array  # average estimate of |G|^2, of the true gradient; may be negative if the noise is large
+    lower: jax.Array  # in examples: lower bound of the noise scale; 0 if unknown
+    upper: jax.Array  # in examples: upper bound of the noise scale; infinite if unknown
 
 
 def noise_scale(
@@ -34,47 +34,48 @@ def noise_scale(
     confidence: float = 0.95,
     dataset_size: int | None = None,
 ) -> NoiseScale:
-    """The gradient noise scale, `tr Sigma / |G|^2` in examples: the batch size at which noise and signal are even.
+    """Estimate the gradient noise scale, `tr Sigma / |G|^2`: the batch size at which noise and signal are equal.
 
-    Far below it, a batch of twice the size is worth almost twice the step; far above, almost nothing. A single step's
-    estimates are
+    Far below the noise scale, doubling the batch is worth almost twice the step; far above, almost nothing. The
+    estimates of a single step are
 
         trace  S = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)
         signal Q = |gbar|^2 - S / B
 
-    over n groups of `b_i` examples with mean gradients `g_i`, where a group is a worker's kernel call: so micro-batches
-    count as workers do, and one worker with two of them is enough. Both are unbiased for any sizes, and of least
-    variance (`_anova.py`). S and Q are averaged over steps, apart, with weights `decay^age` that need no correction for
-    bias; then divided:
+    over n groups of `b_i` examples with mean gradients `g_i`. A group is one micro-batch of one worker, so one worker
+    with two micro-batches is enough. Both estimates are unbiased for any sizes and have the least variance
+    (`_anova.py`). S and Q are averaged over steps, each by itself, with weights `decay^age` that need no bias
+    correction; the noise scale is the ratio of the averages:
 
         scale = <S> / <Q>
 
-    `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`), which need steps that are alike and
-    independent: a stationary stream, which training is where it drifts slowly against `1 / (1 - decay)` steps. They
-    are wide where few steps have been seen. Where `<Q>` is not positive, the noise is so large that no signal is seen:
-    `scale` is then `lower`, which is near zero in the first few steps.
+    `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`). They assume independent, identically
+    distributed steps, which holds if training changes slowly compared with `1 / (1 - decay)` steps. They are wide after
+    few steps. If `<Q>` is not positive, the noise hides the signal, and `scale` is `lower`, which is near zero in the
+    first few steps.
 
-    Averages are kept when batch sizes change, since S and Q are of single examples, whatever the batch. A step with
-    fewer than two groups, or with a gradient that is not finite, changes nothing.
+    The averages survive changes of batch sizes, since S and Q are per example at any batch size. A step with fewer than
+    two groups, or with a gradient that is not finite, leaves them unchanged.
 
-    Costs 12 bytes on the gradients' message, and no message of its own; and one pass each over the gradient and its
-    mean, for their squared norms.
+    Adds 12 bytes to the gradients' message and no message of its own, and costs one pass each over the gradient and its
+    mean.
 
     Args:
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
       avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated.
-      decay: of the weights, from one step to the next; averages are over (1 + decay) / (1 - decay) steps, so to speak.
-      confidence: that the bounds hold.
-      dataset_size: number of examples in the data set, if a batch is a good part of it. The signal is then that of the
+      decay: factor of the weights from one step to the next, at least 0 and below 1; the averages are over effectively
+        (1 + decay) / (1 - decay) steps.
+      confidence: probability that the bounds enclose the noise scale, between 0 and 1.
+      dataset_size: number of examples in the data set, if a batch is a large part of it. The signal is then that of the
         data set's own gradient, and batches are drawn without replacement: `Q = |gbar|^2 - S (1/B - 1/dataset_size)`.
 
     Returns:
-      `NoiseScale(scale, trace, signal, lower, upper)`: scalars of float32 (float64 if gradients are). Replicated. NaN
-      until a step had two groups.
+      `NoiseScale(scale, trace, signal, lower, upper)`: scalars; float32 (float64 if gradients are). Replicated. `scale`
+      and its bounds are in examples, `trace` and `signal` in gradient units squared. NaN until a step has two groups.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, one gradient in both places, options out of range,
-        or, when the program is built, `grads` that are replicated, averaged already, or `avg_grads` that are not.
+      CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, options out of
+        range, or, when the program is built, `grads` that are replicated or `avg_grads` that are not.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -99,7 +100,7 @@ def noise_scale(
 
 
 def _packed(averages: Averages) -> jax.Array:
-    """Return averages as one array; shape=(7,). Each array that a program takes and returns costs microseconds."""
+    """Return averages as one array; shape=(7,). Each separate array of state costs microseconds per step."""
     return jnp.concatenate([jnp.ravel(x) for x in averages])
 
 
@@ -108,10 +109,10 @@ def _averages_of(packed: jax.Array) -> Averages:
 
 
 def summary(averages: Averages, confidence: float) -> NoiseScale:
-    """The noise scale as far as the averages know it."""
+    """Return the noise scale and its bounds that follow from the averages."""
     trace, signal = averages.mean
     lower, upper = ratio_bounds(averages, confidence)
-    positive = signal > trace / jnp.finfo(trace.dtype).max  # as far as a quotient can be told
+    positive = signal > trace / jnp.finfo(trace.dtype).max  # and the quotient is finite
     scale = jnp.where(positive, trace / jnp.where(positive, signal, 1), lower)
     noise = NoiseScale(scale, trace, signal, lower, upper)
     return jax.tree.map(lambda x: jnp.where(averages.weight > 0, x, jnp.nan), noise)

@@ -1,4 +1,4 @@
-"""How much of a gradient is not finite, where it is left out in silence."""
+"""The share of examples that `all_reduce(nonfinite="drop")` leaves out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from collectives import all_reduce
 
 
 def nonfinite(grads: Any) -> jax.Array:
-    """The share of examples whose contribution to a gradient is not finite: what `nonfinite="drop"` leaves out.
+    """Return the share of examples whose gradient is not finite, and which `nonfinite="drop"` leaves out.
 
-    A kernel call contributes one gradient for all its examples, so one example that overflows counts as all those of
-    its call. Costs 4 bytes on the gradients' message.
+    A microbatch contributes one gradient for all its examples, so one example that overflows counts as all examples of
+    its microbatch. Adds 4 bytes to the gradients' message.
 
     Args:
       grads: pytree; the mean gradient over this worker's examples. Local.
 
     Returns:
-      A scalar of float32, from 0 to 1. Replicated.
+      A float32 scalar, from 0 to 1. Replicated.
 
     Raises:
-      CollectiveError: when the program is built, `grads` that are replicated, averaged already.
+      CollectiveError: when the program is built, `grads` that are replicated.
 
     Example:
       >>> share = mon.nonfinite(grads)                                       # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""How long this worker's last step took."""
+"""The duration of this worker's previous step."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ ITERATION_SECONDS = Source("iteration_seconds", attrgetter("iteration_seconds"),
 
 
 def compute_seconds() -> jax.Array:
-    """Seconds that this worker computed in the previous step: what to balance workers by.
+    """Return the seconds that this worker computed in the previous step, for balancing the workers.
 
-    Waiting for other workers is left out, and so is waiting for input: a worker that waits for a slow one is not slow
-    itself. It is of the previous step, since this step's is not known before its message leaves; so it belongs to the
-    previous step's batch sizes, `previous_batch_sizes` of the observation that a policy gets.
+    Waiting for other workers and for input is not included: a worker that waits for a slow one is not slow itself. The
+    value is the previous step's, since this step's is not known before its message is sent. It belongs to the previous
+    step's batch sizes, `previous_batch_sizes` of the observation that a policy gets.
 
     Returns:
-      A float32 scalar, in seconds. Local: gather it. NaN in the first step, outside a program, and after a step that
-      ran beside this process's own compiler on fewer than four cores: that is not how fast the machine is.
+      A float32 scalar, in seconds. Local; use `all_gather` to compare workers. NaN in the first step, outside a
+      program, and after a step during which this process compiled on fewer than four cores, which slows the step.
 
     Example:
       >>> seconds = comm.all_gather(mon.compute_seconds())               # doctest: +SKIP
       >>> ctrl.hook(ctrl.balance(), seconds, every=10)                   # doctest: +SKIP
 
     References:
-      The time of Chen et al. 2020, "Semi-dynamic load balancing", which is taken before the barrier.
+      Chen et al. 2020, "Semi-dynamic load balancing" (its time is measured before the barrier, too).
     """
     return read(COMPUTE_SECONDS)
 
 
 def iteration_seconds() -> jax.Array:
-    """Seconds from the start of the previous step to the start of this one: all of it, input, messages and hooks.
+    """Return the seconds from the start of the previous step to the start of this one, with input, messages and hooks.
 
-    About the same on all workers, since they wait for one another. For throughput; for balance see `compute_seconds`.
+    About the same on all workers, since they wait for one another. Measures throughput; for balancing use
+    `compute_seconds`.
 
     Returns:
       A float32 scalar, in seconds. Local. NaN in the first step, and outside a program.
