@@ -101,7 +101,6 @@ BANNED_PHRASES = {
     "docs/federated.md": 7,
     "docs/gpus.md": 1,
     "docs/report.md": 2,
-    "docs/reproductions.md": 4,
     "docs/results.md": 1,
     "docs/strategies.md": 4,
     "docs/watching.md": 2,
