@@ -1,6 +1,6 @@
-"""What other libraries call data: recognised by what it has, so that none of them is imported here.
+"""Adapters for data of other libraries, recognized by their attributes, so that none of these is imported here.
 
-Whatever has an index is taken by its index, loaders too: their batch size, sampler and shuffling are the program's.
+Data with an index are read by index, loaders included: batch size, order and shuffling are the program's.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ def from_source(
     num_readers: int | None = None,
     read_timeout: float | None = None,
 ) -> Examples:
-    """Data with an index, for `Program`'s `data`, `Shards` and `evaluate`, and what is done to each example.
+    """Return data with an index for `Program`, `Shards` and `evaluate`, with functions to apply to each example.
 
         data = ad.data.from_source(files, map=decode, random_map=crop, num_readers=8)
         program = ad.Program(driver, state, data, global_batch=96)
 
-    Each example comes once per epoch, in an order of the program's seed, whatever is resized. A batch that spans the
-    end of an epoch can hold one example twice, once for each epoch. Needed where examples are transformed, or read by
-    processes of their own; otherwise `Program(data=…)` takes the same data as they are.
+    Each example is used once per epoch, in an order that the program's seed determines, even if workers or batch sizes
+    change. A batch that spans the end of an epoch can hold one example twice, once for each epoch. Use this function to
+    transform examples or to read them in separate processes; otherwise `Program(data=…)` takes the same data directly.
 
     Args:
-      data: as for `Program`, if it has an index: `data[i]`, arrays, or a data frame, which is taken by column. In
-        examples a list of numbers is an array, at any depth, and a list that holds arrays a pytree of them; lists in
-        arrays that are given whole are pytrees.
-      map: what an example becomes: `fn(example)`, a pytree of arrays and numbers.
-      random_map: the same with random numbers: `fn(example, rng)`. An example's `rng` depends on the program's seed,
-        the epoch and the example's number alone, and not on who reads it; in `evaluate` it is always the first epoch's.
-      num_readers: processes that read, for each process of the program; 0 to read in a thread. By default as many as a
-        loader that is given has, or none. They are started when they are needed. What they run is sent to them by
-        cloudpickle, so scripts need no `if __name__ == "__main__"`.
-      read_timeout: seconds after which reading one example fails with a DataError, where a step waits for it; 0 for no
-        limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
+      data: data for `Program` with an index: `data[i]`, arrays, or a data frame, which is read by column. Within
+        examples, a list of numbers is an array, at any depth, and a list that holds arrays is a pytree of them; lists
+        around whole arrays are pytrees.
+      map: `fn(example)`, applied to each example; returns a pytree of arrays and numbers.
+      random_map: `fn(example, rng)`, like `map` with random numbers. An example's `rng` depends only on the program's
+        seed, the epoch and the example's index, not on which process reads it; `evaluate` uses the first epoch's.
+      num_readers: number of reader processes for each process of the program; 0 to read in a thread. By default the
+        `num_workers` of a given loader, else 0. Reader processes start on demand. Their code is sent by cloudpickle, so
+        scripts need no `if __name__ == "__main__"`.
+      read_timeout: seconds after which reading one example for a waiting step fails with a DataError; 0 for no limit.
+        By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
       DataError: the data cannot be used, or have no index.
@@ -77,10 +77,10 @@ def examples_of(
     num_readers: int | None = None,
     read_timeout: float | None = None,
 ) -> Examples | FromIterator:
-    """What a user gave as data, taken for what it is.
+    """Return a user's data as `Examples`, or as `FromIterator` if they have no index.
 
     Raises:
-      DataError: it cannot be used, or it cannot be told what is meant.
+      DataError: the data cannot be used, or are ambiguous.
     """
     if isinstance(data, Examples | FromIterator):
         if transform or augment or num_readers or read_timeout is not None:
@@ -100,13 +100,13 @@ def examples_of(
         notes = (torch_loaders.note_of_loader(data, num_readers, in_memory),)
         data = data.dataset
     data = arrays_of_group(data)
-    if has_columns(data) and not (transform or augment or num_readers):  # functions are given the data set's own items
+    if has_columns(data) and not (transform or augment or num_readers):  # functions receive the data set's own items
         data = columns_of(data)
     if _has_no_index(data):
         return from_iterator(data)
     refuse_batches(data)
     check_has_index(data)
-    if is_hugging_face(data) and one_by_one is None:  # a loader's own function is called with what it knows
+    if is_hugging_face(data) and one_by_one is None:  # a loader's collate_fn receives the data set's own items
         data = HuggingFaceRows(data, strict=not (transform or augment))
     return Examples(
         data, transform=transform, augment=augment, num_readers=num_readers or 0, notes=notes, read_timeout=read_timeout
@@ -114,17 +114,17 @@ def examples_of(
 
 
 def _has_no_index(data: Any) -> bool:
-    """Whether it can be iterated, and no more.
+    """Return whether data can only be iterated, and not indexed.
 
     Raises:
-      DataError: once only, or it is not known how.
+      DataError: the data are a set, an iterator, which can be iterated only once, or a function.
     """
     if isinstance(data, set | frozenset):
         raise DataError("a set has no order. Give a list:  sorted(data)")
     if isinstance(data, str | bytes) or is_array(data) or not jax.tree_util.all_leaves([data]):
         return False
     if hasattr(data, "__next__"):
-        from_iterator(data)  # says what to write
+        from_iterator(data)  # raises, with advice
     if callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
         raise DataError(f"data is a function. If it begins an iterator:  ad.data.from_iterator({_name(data)})")
     return (hasattr(data, "__iter__") and not isinstance(data, RandomAccess)) or torch_loaders.is_iterable_dataset(data)
@@ -135,7 +135,7 @@ def _name(function: Any) -> str:
 
 
 class _Both:
-    """One function after another."""
+    """The composition of two functions: `second(first(example))`."""
 
     def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]):
         self._first, self._second = first, second

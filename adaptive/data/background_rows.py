@@ -1,4 +1,4 @@
-"""Rows that are read outside of steps, when processes compare their data and in `evaluate`: watched as in steps."""
+"""Reads of rows outside of steps, when processes compare their data and in `evaluate`, with warnings and deadline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .reading import FIRST_PASS, Passes
 
 
 class BackgroundRows:
-    """A data set, of which `rows` is called in the thread of the data, and waited for. All else is the data set's own.
+    """A data set whose `rows` is called in the data's fetch thread, and waited for. All other methods are unchanged.
 
     Args:
-      world: whose other processes wait meanwhile.
+      data: the data set.
+      world: the world whose other processes wait meanwhile; `None` if there are none.
     """
 
     def __init__(self, data: Rows, world: World | None):
@@ -35,7 +36,7 @@ class BackgroundRows:
         """Return the examples numbered `indices`, stacked.
 
         Raises:
-          DataError: one read has taken longer than the deadline.
+          DataError: a read takes longer than the deadline.
         """
         if self._data.in_memory and not self._data.mapped:
             return self._data.rows(indices, passes)
@@ -43,5 +44,5 @@ class BackgroundRows:
 
 
 def in_background(data: Rows, world: World | None) -> Rows:
-    """Return the data set with its `rows` called in a background thread, where they are read from somewhere."""
+    """Return the data set with `rows` called in its fetch thread, unless rows are in memory."""
     return cast(Rows, BackgroundRows(data, world))

@@ -1,4 +1,4 @@
-"""Find data that give batches where examples are expected: a batch taken for an example trains on something else."""
+"""Reject data that yield batches where examples are expected, or one part of a data set where all of it is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BATCHING = (
 
 
 def refuse_batches(data: Any) -> None:
-    """Raise if `data` is known to give batches. Other data are described by an example's shapes in the notes.
+    """Raise if `data` is known to yield batches. For other data, the notes show the shapes of an example.
 
     Raises:
-      DataError: a torch loader with a batch size, a grain pipeline with a batch operation, or an `IterableDataset` of
-        Hugging Face after `.batch()`.
+      DataError: `data` is a torch loader with a batch size, a grain pipeline with a batch operation, or an
+        `IterableDataset` of Hugging Face after `.batch()`.
     """
     if torch_loaders.is_loader(data) and torch_loaders.gives_batches(data):
         raise DataError(
@@ -36,10 +36,10 @@ def refuse_batches(data: Any) -> None:
 
 
 def refuse_parts(data: Any) -> None:
-    """Raise if `data` is known to give one part of several of a data set, for processes that divide it.
+    """Raise if `data` is known to yield one part of a data set that is divided among processes.
 
     Raises:
-      DataError: it does. The program divides the examples itself.
+      DataError: `data` yields one part. The program divides the examples itself.
     """
     parts = max(torch_loaders.replicas_of(data), grain_pipelines.shards_of(data), _nodes_of_hugging_face(data))
     if parts > 1:
@@ -57,7 +57,7 @@ def _batches_of_hugging_face(data: Any) -> str:
         function = getattr(function, "func", function)
         if getattr(function, "__name__", "") in _BATCHING:
             return ".batch(…)"
-        if getattr(node, "batched", False):  # a map of batches may make any number of rows of one
+        if getattr(node, "batched", False):  # a batched map may turn one batch into any number of rows
             return ""
         node = getattr(node, "ex_iterable", None)
     return ""

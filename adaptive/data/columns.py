@@ -1,7 +1,7 @@
-"""One column of a data frame or a table as an array: of pandas, polars or pyarrow, without importing them.
+"""Convert one column of a data frame or table of pandas, polars or pyarrow to an array, without importing them.
 
-A column keeps its own dtype, and its memory where its library allows that. What is no array of numbers, such as text or
-missing values, is a `ColumnError`, which `tables` puts into words.
+A column keeps its dtype, and shares its memory if its library allows that. A column that is not an array of numbers,
+such as text or missing values, raises a `ColumnError`, for which `tables` writes the message.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ColumnError(Exception):
     """A column is not an array of numbers.
 
     Args:
-      why: what it is instead.
-      what: the same in words.
-      row: the number of the first row that is so, where some rows are not.
+      why: the kind of the column's contents.
+      what: the kind as text.
+      row: the index of the first row of this kind, if only some rows are.
     """
 
     def __init__(self, why: Why, what: str, row: int | None = None):
@@ -33,10 +33,10 @@ class ColumnError(Exception):
 
 
 def column_of_pandas(column: Any) -> Any:
-    """Return a `Series`, an `Index` or an extension array of pandas as an array.
+    """Return a `Series`, an `Index` or an extension array of pandas as an array; shape=(rows, *cell).
 
     Raises:
-      ColumnError: it is not one of numbers.
+      ColumnError: the column does not hold numbers.
     """
     dtype = column.dtype
     if isinstance(dtype, np.dtype):
@@ -61,7 +61,7 @@ def column_of_pandas(column: Any) -> Any:
 
 
 def column_of_cells(cells: Sequence[Any]) -> np.ndarray:
-    """Return a column whose cells are Python objects as an array: numbers; or lists or arrays of one shape.
+    """Return a column of Python objects as an array; the cells are numbers, or lists or arrays of one shape.
 
     Raises:
       ColumnError: the cells are something else.
@@ -86,11 +86,11 @@ def column_of_cells(cells: Sequence[Any]) -> np.ndarray:
 
 
 def column_of_arrow(column: Any) -> Any:
-    """Return an `Array` or a `ChunkedArray` of pyarrow as an array; structs as dicts of arrays by field; lists of equal
-    lengths as one more dimension.
+    """Return an `Array` or a `ChunkedArray` of pyarrow as an array; structs become dicts of arrays by field, lists of
+    equal lengths one more dimension.
 
     Raises:
-      ColumnError: it is not one of numbers.
+      ColumnError: the column does not hold numbers.
     """
     pa = sys.modules["pyarrow"]
     types = pa.types
@@ -115,7 +115,7 @@ def column_of_arrow(column: Any) -> Any:
 
 
 def _refuse_arrow_type(kind: Any, types: Any) -> None:
-    """Raise for types that are no numbers, whatever the values."""
+    """Raise for Arrow types that never hold numbers."""
     if types.is_dictionary(kind):
         raise ColumnError("categories", "dictionary-encoded")
     if types.is_temporal(kind):
@@ -127,11 +127,11 @@ def _refuse_arrow_type(kind: Any, types: Any) -> None:
 
 
 def column_of_polars(column: Any) -> Any:
-    """Return a `Series` of polars as an array; structs as dicts of arrays by field; lists of equal lengths as one more
+    """Return a `Series` of polars as an array; structs become dicts of arrays by field, lists of equal lengths one more
     dimension.
 
     Raises:
-      ColumnError: it is not one of numbers.
+      ColumnError: the column does not hold numbers.
     """
     dtype = column.dtype
     kind = dtype.base_type().__name__
@@ -150,19 +150,19 @@ def column_of_polars(column: Any) -> Any:
     if kind in ("List", "Array"):
         lengths = column.list.len().to_numpy() if kind == "List" else np.full(len(column), dtype.shape[0])
         length = _common(lengths)
-        if length == 0:  # of which explode() makes nulls
+        if length == 0:  # explode() would turn empty lists into nulls
             return np.zeros((len(column), 0), np.float32)
         return _unflattened(_exploded(column, kind), len(column), length, column_of_polars)
     raise ColumnError("other", f"elements of {dtype}")
 
 
 def _exploded(column: Any, kind: str) -> Any:
-    """The elements of a polars column of lists or of arrays, of one level."""
+    """Flatten one level of a polars column of lists or arrays."""
     return column.list.explode() if kind == "List" else column.arr.explode()
 
 
 def _unflattened(elements: Any, rows: int, length: int, read: Any) -> Any:
-    """The elements of lists of one length, in rows; shape=(rows, length, *element)."""
+    """Convert the flattened elements of lists of equal length to an array; shape=(rows, length, *element)."""
     try:
         found = read(elements)
     except ColumnError as error:
@@ -173,7 +173,7 @@ def _unflattened(elements: Any, rows: int, length: int, read: Any) -> Any:
 
 
 def _common(lengths: np.ndarray) -> int:
-    """The length of all lists of a column."""
+    """Return the common length of all lists of a column; raise if the lengths differ."""
     if not len(lengths):
         return 0
     other = np.flatnonzero(lengths != lengths[0])

@@ -1,4 +1,4 @@
-"""A data set, as users give it: arrays with a row per example, a source of examples, or a list of them."""
+"""A data set with an index: arrays with a row per example, a source of examples, or a list of examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .read_watch import CurrentRead, checked_timeout, read_in_background
 from .reading import FIRST_PASS, Passes, Reading, Table
 from .stored_arrays import StoredArray, is_mapped, is_stored
 
-_ENDLESS = 2**62  # as many as no data set has: grain says 2**63 - 1 of what repeats without end
+_ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
 _SHOWN = 8  # leaves of a data set that an error lists
 
 
@@ -37,51 +37,51 @@ class RandomAccess(Protocol):
 
 
 class ShardRange(NamedTuple):
-    """Rows of a data set that are gone through once per epoch: `length` of them from number `start` on."""
+    """The rows of a shard within the whole data set: `length` rows from index `start` on."""
 
     start: int
     length: int
 
 
 class Rows(Protocol):
-    """A data set, as the program reads it: rows by their numbers. `Examples`, or the `Shards` made of several."""
+    """A data set whose rows the program reads by index: `Examples`, or `Shards` of several."""
 
     length: int
     example: Any  # one row, on the host
-    shard_ranges: tuple[ShardRange, ...]  # one that all workers share, or one for each worker
+    shard_ranges: tuple[ShardRange, ...]  # one range that all workers share, or one range per worker
 
     @property
     def in_memory(self) -> bool:
-        """Whether rows are read without a source's code."""
+        """Whether rows are read from arrays, without user code."""
         ...
 
     @property
     def mapped(self) -> bool:
-        """Whether rows that are read without a source's code are on a disk nevertheless."""
+        """Whether some of the arrays are mapped files, whose rows are read from disk."""
         ...
 
     @property
     def num_readers(self) -> int:
-        """Processes that read rows beside this one; 0 if it reads them itself."""
+        """Number of reader processes; 0 if this process reads rows itself."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of how the data were taken."""
+        """Notes for the user on how the data were interpreted."""
         ...
 
     def __len__(self) -> int: ...
 
     def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
-        """The examples numbered `indices`, stacked."""
+        """Return the examples at these indices as a batch; leaves of shape=(len(indices), …)."""
         ...
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The same, in a process that reads, if there are any: all of one shard."""
+        """Start to read the examples at these indices, all of one shard, in a reader process if there is one."""
         ...
 
     def shapes(self, examples: int) -> Any:
-        """A batch of that many examples, as shapes."""
+        """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
         ...
 
     @property
@@ -91,38 +91,38 @@ class Rows(Protocol):
 
     @property
     def thread(self) -> FetchThread:
-        """The thread that reads the data, or waits for processes that do: one, so sources need no locks."""
+        """The one thread that reads the data or waits for reader processes, so that sources need no locks."""
         ...
 
     def current_reads(self) -> list[CurrentRead]:
-        """Return what is being read now, by threads of this process or by others."""
+        """Return the reads in progress, by threads of this process or by reader processes."""
         ...
 
     def abandon(self) -> None:
-        """End the processes that read; they are started again when they are needed."""
+        """End the reader processes, one of which hangs; they start again on demand."""
         ...
 
     def close(self) -> None:
-        """End the processes that read; they are started again when they are needed."""
+        """End the reader processes; they start again on demand."""
         ...
 
 
 class Examples:
-    """A data set: rows by their numbers.
+    """A data set with rows by index.
 
     Args:
-      data: a pytree of arrays with one leading axis; or a `RandomAccess` source; or a list of examples that are built
-        alike, which are stacked. Dicts in a list are examples; any other list that may be a pytree of arrays as well is
-        refused; a tuple is one always.
-      transform: of an example.
-      augment: of an example and its random numbers.
-      num_readers: processes that read.
-      notes: what is to be said of how the data were taken.
+      data: a pytree of arrays with a common leading axis; or a `RandomAccess` source; or a list of examples of one
+        structure, which are stacked. Dicts in a list are examples; any other list that might also be a pytree of arrays
+        is an error; a tuple is always a pytree.
+      transform: function of an example.
+      augment: function of an example and its random generator.
+      num_readers: number of reader processes.
+      notes: notes for the user on how the data were interpreted.
       read_timeout: seconds after which reading one example fails; `None` for the default, 0 for no limit.
 
     Raises:
-      DataError: leaves of different lengths, no leaves, no examples, leaves that hold no numbers, or a list or an
-        object of which it cannot be told what is meant.
+      DataError: leaves of different lengths, no leaves, no examples, leaves that hold no numbers, or an ambiguous list
+        or object.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Examples:
             self._reading = Reading(data, transform, augment)
         else:
             given, narrowing = stack_list(data)
-            arrays = _columns(given)  # which says what cannot be read
+            arrays = _columns(given)
             self._notes += narrowing or narrowing_notes(given, "data")
             self.length = _check_columns(data, arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
@@ -179,21 +179,21 @@ class Examples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of how the data were taken, and are read."""
+        """Notes for the user on how the data were interpreted, and are read."""
         note = self._reading.note if self._reading is not None else ""
         return (*self._notes, note) if note else self._notes
 
     def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
-        """The examples numbered `indices`, stacked."""
+        """Return the examples at these indices as a batch; leaves of shape=(len(indices), …)."""
         if self._reading is None:
-            rows = list(map(getitem, self._columns, repeat(indices)))  # in C: this is done in every step
+            rows = list(map(getitem, self._columns, repeat(indices)))  # runs in C: this is on the path of every step
             return self._on_host(rows, indices) if self.mapped else self._tree.unflatten(rows)
         if self._pool is None:
             return self._reading.rows(indices, passes)
         return self._pool.rows(indices, passes)
 
     def _on_host(self, rows: list[Any], indices: np.ndarray) -> Any:
-        """Rows of mapped files, in the width that JAX computes with."""
+        """Return rows of mapped files in the width that JAX computes with."""
         try:
             return self._tree.unflatten(map(on_host, rows))
         except NotAnArrayError:
@@ -205,7 +205,7 @@ class Examples:
             raise
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The same, in a process that reads, if there are any."""
+        """Start to read the examples at these indices, in a reader process if there is one."""
         if self._pool is not None:
             return self._pool.submit(indices, passes)
         read: Future[Any] = Future()
@@ -213,20 +213,20 @@ class Examples:
         return read
 
     def shapes(self, examples: int) -> Any:
-        """A batch of that many examples, as shapes."""
+        """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
         return shapes_of(self.example, examples)
 
     def current_reads(self) -> list[CurrentRead]:
-        """Return what is being read now, by threads of this process or by others."""
+        """Return the reads in progress, by threads of this process or by reader processes."""
         reads = [] if self._reading is None else self._reading.reads.now()
         return reads or (self._pool.current_reads() if self._pool is not None else [])
 
     def abandon(self) -> None:
-        """End the processes that read; they are started again when they are needed."""
+        """End the reader processes, one of which hangs; they start again on demand."""
         self.close()
 
     def close(self) -> None:
-        """End the processes that read; they are started again when they are needed."""
+        """End the reader processes and threads; they start again on demand."""
         if self._pool is not None:
             self._pool.close()
         if self._reading is not None:
@@ -234,20 +234,20 @@ class Examples:
 
 
 def shapes_of(example: Any, examples: int) -> Any:
-    """A batch of examples like this one, as shapes."""
+    """Return a batch of this many examples that look like `example`, as `jax.ShapeDtypeStruct`s."""
     return jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), example
     )
 
 
-# --- what it is that was given ----------------------------------------------------------------------------------------
+# --- interpreting the data --------------------------------------------------------------------------------------------
 
 
 def _is_source(data: Any) -> bool:
-    """Whether rows are read one by one, as `data[i]`."""
+    """Return whether rows are read one by one, as `data[i]`."""
     if isinstance(data, list | tuple) or is_array(data):
         return False
-    known = not jax.tree_util.all_leaves([data])  # to JAX, as a pytree
+    known = not jax.tree_util.all_leaves([data])  # whether JAX knows the type as a pytree
     if isinstance(data, Mapping):
         if not known:
             raise DataError(f"data is a {type(data).__name__}, which JAX takes for a single leaf. Give dict(data).")
@@ -256,7 +256,11 @@ def _is_source(data: Any) -> bool:
 
 
 def _rows_are_of_columns(data: Any) -> bool:
-    """Whether an object that is a source and a pytree is the same data set either way. Refused if it is two."""
+    """Return whether an object that is both a source and a pytree of arrays is to be read as a pytree.
+
+    Raises:
+      DataError: the source and the arrays have different examples.
+    """
     arrays = taken(data, "data")
     shapes = [a.shape for a in jax.tree.leaves(arrays)]
     if not shapes or any(s[:1] != (len(data),) for s in shapes):
@@ -276,7 +280,7 @@ def _rows_are_of_columns(data: Any) -> bool:
 
 
 def _columns(data: Any) -> Any:
-    """All leaves on the host; mapped files and arrays of HDF5 and zarr stay where they are, in the width they have."""
+    """Return all leaves on the host. Mapped files and arrays of HDF5 and zarr stay on disk, in their own width."""
     leaves, tree = jax.tree.flatten(data)
     return tree.unflatten(map(_column, leaves, leaf_names(data, "data")))
 
@@ -291,7 +295,11 @@ def _column(leaf: Any, name: str) -> Any:
 
 
 def _check_columns(data: Any, arrays: Any) -> int:
-    """The number of examples."""
+    """Return the number of examples, after checking that all leaves have it.
+
+    Raises:
+      DataError: no leaves, a leaf without axes, leaves of different lengths, or no examples.
+    """
     names, leaves = leaf_names(arrays, "data"), jax.tree.leaves(arrays)
     if not leaves:
         raise DataError(f"the data set has no arrays: {arrays!r}. Give a pytree of arrays with one leading axis.")

@@ -1,7 +1,7 @@
-"""A background thread for code of the user, which may hang, fork, or still run when the interpreter ends.
+"""A background thread for user code, which may hang, fork, or still run when the interpreter exits.
 
-`ThreadPoolExecutor` does not fit. The interpreter joins its threads before it exits, so a read that hangs keeps the
-process alive for ever. And its exit hook is run in a process that is forked inside one of its threads, as PyTorch's
+`ThreadPoolExecutor` does not fit. The interpreter joins its threads before it exits, so a read that hangs would keep
+the process alive forever. Its exit hook also runs in a process that is forked inside one of its threads, as PyTorch's
 loaders fork their workers: there the thread would join itself, which raises.
 """
 
@@ -21,18 +21,18 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
-# A daemon thread that is in C++ code when the interpreter ends can abort the process. So the exit waits, if only for a
-# moment: what hangs does not keep the process alive.
+# A daemon thread that is in C++ code when the interpreter exits can abort the process. So the exit waits for a running
+# task, but only briefly, so that a task that hangs does not keep the process alive.
 _SECONDS_AT_EXIT = 1.0
 
 
 class FetchThread:
-    """A daemon thread that runs tasks one after another. It is started by the first task.
+    """A daemon thread that runs tasks one after another, started by the first task.
 
-    The thread ends after `close`, and when this object is garbage collected. Neither waits for the task that runs.
+    The thread ends after `close`, and when this object is garbage collected. Neither waits for the running task.
 
     Args:
-      name: of the thread.
+      name: name of the thread.
     """
 
     def __init__(self, name: str):
@@ -60,7 +60,7 @@ class FetchThread:
         self._tasks.put((future, function, args))
         return future
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy, or one in another process, has a thread of its own
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy, or the object in another process, has its own thread
         return FetchThread, (self.name,)
 
     def close(self) -> None:
@@ -79,18 +79,18 @@ class FetchThread:
 
 @lru_cache(maxsize=1)
 def _end_of_waiting() -> float:
-    """Return until when the exit waits, for all threads together: asked first when the interpreter ends."""
+    """Return the time until which the exit waits for all threads together. First called when the interpreter exits."""
     return time.monotonic() + _SECONDS_AT_EXIT
 
 
 class _AtExit:
-    """Ends a thread when the interpreter ends: cancels its tasks, and waits a moment for the one that runs."""
+    """An exit hook that ends a thread: cancels its queued tasks, and waits briefly for the running one."""
 
     def __init__(self, thread: threading.Thread, tasks: SimpleQueue[Task | None]):
         self._thread, self._tasks, self._pid = thread, tasks, os.getpid()
 
     def __call__(self) -> None:
-        if os.getpid() != self._pid:  # the thread is not in a forked process
+        if os.getpid() != self._pid:  # this is a forked process, which does not have the thread
             return
         while not self._tasks.empty():
             task = self._tasks.get()
@@ -100,13 +100,13 @@ class _AtExit:
         self._thread.join(max(0.0, _end_of_waiting() - time.monotonic()))
 
     def end_thread(self) -> None:
-        """End the thread after its tasks; there is nothing left to do at exit."""
+        """End the thread after its tasks, and unregister the exit hook."""
         atexit.unregister(self)
         self._tasks.put(None)
 
 
 def _run(tasks: SimpleQueue[Task | None]) -> None:
-    """Run tasks until `None` comes. Keeps no reference to a task while it waits for the next one."""
+    """Run tasks until a `None` arrives. Keeps no reference to a task while it waits for the next one."""
     while True:
         task = tasks.get()
         if task is None:
@@ -122,6 +122,6 @@ def _run_task(future: Future[Any], function: Callable[..., Any], args: tuple[Any
         result = function(*args)
     except BaseException as error:
         future.set_exception(error)
-        del future  # the error's traceback holds this frame, and the future holds the error
+        del future  # breaks a cycle: the error's traceback holds this frame, and the future holds the error
     else:
         future.set_result(result)

@@ -1,4 +1,4 @@
-"""Warn where a user's iterator forks the training process, which holds MPI, XLA and many threads."""
+"""Warn if user code forks the training process, which holds MPI, XLA and many threads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _said = threading.Event()
 
 
 def warns_of_forks(function: F) -> F:
-    """Decorate a function that runs the user's code, so that the first fork in its thread is warned of.
+    """Decorate a function that runs user code, so that the first fork in its thread logs a warning.
 
-    What starts another program (`subprocess`, spawn, forkserver, loky) is no fork in this sense: its child runs no code
-    of this process.
+    Starting another program (`subprocess`, spawn, forkserver, loky) does not count: its child runs no code of this
+    process.
     """
     _watch()
 

@@ -1,4 +1,4 @@
-"""Pipelines of grain, recognised by their classes' names, so that grain is not imported here."""
+"""Pipelines of grain, recognized by the names of their classes, so that grain is not imported here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from adaptive.base.errors import DataError
 
 _BATCHES = {"BatchMapDataset", "BatchIterDataset", "RebatchIterDataset"}
-_BATCH_OPERATIONS = {"BatchOperation", "PackAndBatchOperation"}  # of a DataLoader, in grain's older form
-_WITH_GAPS = {"FilterMapDataset": "filter", "FlatMapMapDataset": "flat_map"}  # give None in the place of an example
-# The elements of these are made of parts of their parents' elements: what is batched above them, is not below.
+_BATCH_OPERATIONS = {"BatchOperation", "PackAndBatchOperation"}  # of grain's older DataLoader
+_WITH_GAPS = {"FilterMapDataset": "filter", "FlatMapMapDataset": "flat_map"}  # return None at some indices
+# The elements of these consist of parts of their parents' elements, so parents that batch do not make these batches.
 _REGROUPING = ("FlatMap", "Pack", "ConcatThenSplit", "Rebatch")
 
 
 def batches_of(data: Any) -> str:
-    """Return which operation of a grain pipeline makes batches, as text; empty if none is known to."""
+    """Return the operation of a grain pipeline that makes batches, as text; "" if there is none, or it is unknown."""
     for node in _nodes(data):
         kind = type(node).__name__
         operation = getattr(node, "operation", None)
@@ -29,7 +29,7 @@ def check_has_index(data: Any) -> None:
     """Raise if a `grain.MapDataset` has no example at some of its indices.
 
     Raises:
-      DataError: it holds `.filter()`, or another operation that leaves gaps.
+      DataError: the data set has `.filter()`, or another operation that leaves gaps.
     """
     for node in _nodes(data):
         method = _WITH_GAPS.get(type(node).__name__)
@@ -41,7 +41,7 @@ def check_has_index(data: Any) -> None:
 
 
 def shards_of(data: Any) -> int:
-    """Return into how many parts a `grain.DataLoader` divides its data set, of which it gives one."""
+    """Return the number of parts into which a `grain.DataLoader` divides its data set; it yields one of them."""
     return int(getattr(getattr(data, "_shard_options", None), "shard_count", 1)) if _is_loader(data) else 1
 
 
@@ -50,7 +50,7 @@ def _is_loader(data: Any) -> bool:
 
 
 def _nodes(data: Any) -> Iterator[Any]:
-    """Yield a pipeline's data set and those that it is made of, as far as each element is one of theirs."""
+    """Yield a pipeline's data set and its ancestors, as far as each element is an element of the ancestor."""
     waiting = [getattr(data, "_dataset", data) if _is_loader(data) else data]
     while waiting:
         node = waiting.pop()
@@ -63,17 +63,17 @@ def _nodes(data: Any) -> Iterator[Any]:
 
 
 def _interleaved(node: Any) -> list[Any]:
-    """The data sets that an `InterleaveIterDataset` takes turns in; of those that a data set gives, the first."""
+    """Return the data sets that an `InterleaveIterDataset` interleaves; only the first if they come from a data set."""
     if type(node).__name__ != "InterleaveIterDataset":
         return []
     found = getattr(node, "_datasets", ())
     try:
         return list(found) if isinstance(found, list | tuple) else [found[0]]
-    except Exception:  # the user's function, which will raise where it is gone through
+    except Exception:  # raised by user code, which will raise again when the data set is iterated
         return []
 
 
 def module_of(data: Any) -> str:
-    """The package that its type is of, if that has been imported."""
+    """Return the name of the package that defines the type of `data`; "" if that package is not imported."""
     package = type(data).__module__.partition(".")[0]
     return package if package in sys.modules else ""

@@ -1,7 +1,7 @@
-"""Data sets of Hugging Face in the dtypes of their features, without importing datasets.
+"""Read data sets of Hugging Face in the dtypes of their features, without importing datasets.
 
-Without a format they give Python's lists and numbers, and as numpy arrays int64 for whatever is an integer: an image of
-uint8 would take four times the memory. So their Arrow tables are read instead.
+Without a format, these data sets return Python lists and numbers, which become int64 arrays for any integer feature: an
+image of uint8 would take eight times the memory. So their Arrow tables are read instead.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def is_hugging_face(data: Any) -> bool:
 
 
 def refuse_splits(data: Any) -> None:
-    """Raise for a dict of splits.
+    """Raise if `data` is a dict of splits.
 
     Raises:
-      DataError: `data` is one.
+      DataError: `data` is a dict of splits.
     """
     if module_of(data) == "datasets" and isinstance(data, dict):
         name = next(iter(data), "train")
@@ -52,11 +52,11 @@ class HuggingFaceRows:
 
     Args:
       dataset: the data set.
-      strict: whether all columns must be arrays of numbers; else text, None and other objects stay what they are, for
-        a function that is called with each example.
+      strict: whether all columns must be arrays of numbers; otherwise text, None and other objects stay unchanged, for
+        a function that is applied to each example.
 
     Raises:
-      DataError: columns hold no numbers, and `strict`.
+      DataError: `strict`, and a column does not hold numbers.
     """
 
     def __init__(self, dataset: Any, *, strict: bool):
@@ -73,14 +73,14 @@ class HuggingFaceRows:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        """One row."""
+        """Return the row at an index, as a dict of arrays by column."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The rows of these numbers.
+        """Return the rows at these indices.
 
         Raises:
-          DataError: a row holds None, or what is no number.
+          DataError: a row holds None or something other than numbers, and the rows are strict.
         """
         numbers = list(indices)
         columns: dict[str, list[Any]] = {}
@@ -93,11 +93,15 @@ class HuggingFaceRows:
         return [{name: columns[name][k] for name in self._names} for k in range(len(numbers))]
 
     def _rows_of(self, column: Any, name: str, numbers: Sequence[int]) -> list[Any]:
-        """One column's rows."""
+        """Return the rows of one column, as arrays.
+
+        Raises:
+          DataError: a row holds None or something other than numbers, and the rows are strict.
+        """
         try:
             found = column_of_arrow(column)
         except ColumnError as error:
-            if len(numbers) > 1:  # lists of different lengths are arrays one by one; and an error names its row
+            if len(numbers) > 1:  # one by one: lists may differ in length between rows, and an error names its row
                 return [self._rows_of(column.slice(k, 1), name, numbers[k : k + 1])[0] for k in range(len(numbers))]
             if not self._strict:
                 return column.to_pylist()
@@ -118,7 +122,7 @@ def column_of_hugging_face(column: Any) -> Any:
     """Return a `datasets.Column`, such as `dataset["x"]`, as an array of its feature's dtype.
 
     Raises:
-      ColumnError: it is not one of numbers.
+      ColumnError: the column does not hold numbers.
     """
     dataset, name = column.source, column.column_name
     if not hasattr(dataset, "with_format"):  # a column of a column
@@ -128,12 +132,12 @@ def column_of_hugging_face(column: Any) -> Any:
     return column_of_arrow(dataset.with_format("arrow", columns=[name])[:][name])
 
 
-# --- what is gone through ---------------------------------------------------------------------------------------------
+# --- data sets without an index ---------------------------------------------------------------------------------------
 
 
 class TypedExamples:
-    """The examples of a `datasets.IterableDataset`, whose features are known: lists and numbers as arrays of the dtypes
-    of its features.
+    """The examples of a `datasets.IterableDataset` with known features, with lists and numbers as arrays of the dtypes
+    of these features.
     """
 
     def __init__(self, dataset: Any):
@@ -144,19 +148,19 @@ class TypedExamples:
         return ({name: _typed(x, features.get(name)) for name, x in row.items()} for row in self._dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the data set shuffled for an epoch."""
+        """Set the epoch by which the data set shuffles."""
         self._dataset.set_epoch(epoch)
 
 
 def typed_examples(data: Any, *, strict: bool) -> Any:
-    """Return an `IterableDataset` of Hugging Face so that its examples have the dtypes of its features, where those are
-    known; all else as it is.
+    """Return `TypedExamples` of an `IterableDataset` of Hugging Face whose features are known; other data unchanged.
 
     Args:
+      data: any data.
       strict: whether all columns must be arrays of numbers.
 
     Raises:
-      DataError: columns hold no numbers, and `strict`.
+      DataError: `strict`, and a column does not hold numbers.
     """
     if module_of(data) != "datasets" or not isinstance(data, Iterable) or hasattr(data, "with_transform"):
         return data
@@ -169,7 +173,7 @@ def typed_examples(data: Any, *, strict: bool) -> Any:
 
 
 def _typed(value: Any, feature: Any) -> Any:
-    """A value of Python as an array of its feature's dtype; what is an array already, and text, as it is."""
+    """Convert a Python value to an array of its feature's dtype; arrays and text stay unchanged."""
     if isinstance(feature, dict) and isinstance(value, dict):
         return {name: _typed(x, feature.get(name)) for name, x in value.items()}
     parts = getattr(feature, "feature", None)
@@ -178,13 +182,13 @@ def _typed(value: Any, feature: Any) -> Any:
     dtype = _dtype_of(feature)
     if dtype is None or not isinstance(value, list | bool | int | float):
         return value
-    with suppress(ValueError, TypeError):  # ragged, or with None, which is refused with the name of the leaf
+    with suppress(ValueError, TypeError):  # ragged lists and None are refused later, with the name of the leaf
         return np.asarray(value, dtype)
     return value
 
 
 def _dtype_of(feature: Any) -> np.dtype | None:
-    """The dtype of a feature's numbers, and of numbers in lists of it."""
+    """Return the dtype of a feature's numbers, also of numbers in its lists; None if it does not hold numbers."""
     while hasattr(feature, "feature"):
         feature = feature.feature
     with suppress(TypeError):
@@ -197,7 +201,11 @@ def _dtype_of(feature: Any) -> np.dtype | None:
 
 
 def _refuse_text(features: Any, names: Sequence[str]) -> None:
-    """Raise where columns hold text, bytes or times; names all of them."""
+    """Raise if columns hold text, bytes or times.
+
+    Raises:
+      DataError: names all such columns.
+    """
     wrong = {name: kinds for name in names if (kinds := [k for k in _kinds(features[name]) if k.startswith(_NOT)])}
     if not wrong:
         return
@@ -213,7 +221,7 @@ _NOT = ("string", "large_string", "binary", "large_binary", "date", "time", "dur
 
 
 def _kinds(feature: Any) -> Iterator[str]:
-    """The dtypes of a feature's values, as datasets calls them."""
+    """Yield the names that datasets gives to the dtypes of a feature's values."""
     if isinstance(feature, dict):
         for part in feature.values():
             yield from _kinds(part)
@@ -228,7 +236,7 @@ def _kinds(feature: Any) -> Iterator[str]:
 
 
 def _is_decoded(feature: Any) -> bool:
-    """Whether values are decoded as they are read, such as images."""
+    """Return whether reading a value decodes it, as for images."""
     if isinstance(feature, dict):
         return any(map(_is_decoded, feature.values()))
     if isinstance(feature, list):

@@ -1,9 +1,9 @@
-"""Copies of a source and its functions, one for each thread that reads, so that no thread changes what another reads.
+"""Copies of a source and its functions, one per reader thread, so that no thread changes what another one reads.
 
-Data sets are seldom written for threads: two that seek in one open file read each other's rows. A copy has all objects
-of its own that a read can change. What is large and not changed by reads is shared, so that memory stays flat: arrays
-with a row per example or without permission to write, mapped files, long lists of plain values, strings, and what its
-library has made for threads. What cannot be copied, or would be shared against this, is refused with a reason.
+Data sets are rarely thread-safe: two threads that seek in one open file read each other's rows. Each copy has its own
+instances of all objects that a read can change. Large objects that reads do not change are shared, so that memory stays
+flat: arrays with a row per example, read-only arrays, mapped files, long lists of plain values, strings, and objects of
+thread-safe libraries. Sources that cannot be copied in this way are refused with a reason.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import numpy as np
 from .shared_state import contents_of, plain, shared_state
 from .stored_arrays import is_mapped
 
-MOST_BYTES = 16 << 20  # of what each thread would have a copy of
-_LONG_TEXT = 256  # characters, from which on a string is shared
-_LONG = 1024  # entries, from which on a container of plain values is the data, and not what a read works with
-_LARGE = 1 << 20  # bytes of an array, likewise
+MOST_BYTES = 16 << 20  # largest size of a copy
+_LONG_TEXT = 256  # least number of characters of a shared string
+_LONG = 1024  # least number of entries of a shared container: so many plain values are data, not a read's working state
+_LARGE = 1 << 20  # least number of bytes of a shared array
 _MADE_FOR_THREADS = ("grain", "h5py", "jax", "jaxlib", "pyarrow", "zarr")
 
 
 class CannotCopyError(Exception):
-    """A source cannot be copied for other threads; says why: "it holds …"."""
+    """A source cannot be copied for other threads; the message is the reason, such as "it holds …"."""
 
 
 class Copies:
-    """What reads examples, as it is before the first one is read, to be copied at any time.
+    """A template of a source and its functions, in their state before the first read, from which copies are made.
 
     Args:
-      source: with a length.
-      functions: what is called with each example, or `None`.
+      source: the source; has a length.
+      functions: the functions that are applied to each example, or `None`.
 
     Raises:
-      CannotCopyError: it cannot be copied.
+      CannotCopyError: the source or a function cannot be copied.
     """
 
     def __init__(self, source: Any, functions: tuple[Callable[..., Any] | None, ...]):
@@ -49,7 +49,7 @@ class Copies:
             self._pickler.dump((source, functions))
         except CannotCopyError:
             raise
-        except Exception as error:  # whatever a class says of itself; too deep a nesting
+        except Exception as error:  # raised by a class's own __reduce__, or by too deep a nesting
             raise CannotCopyError(f"it cannot be copied: {error}") from error
         self._pickler.clear_memo()
         self._pickled = file.getvalue()
@@ -59,7 +59,7 @@ class Copies:
         return _Restorer(io.BytesIO(self._pickled), self._pickler.shared).load()
 
     def shared(self) -> str:
-        """Return what reads by several threads could change for each other although each has a copy, or ""."""
+        """Return the reason why reads by several threads could interfere although each has a copy, or ""."""
         for kind in self._pickler.classes:
             if hasattr(kind, "__del__"):
                 return f"a {kind.__name__} has a __del__, which would be called for each copy"
@@ -67,13 +67,13 @@ class Copies:
 
 
 class _Shared(NamedTuple):
-    """Something that a copy of a function has in common with the function."""
+    """An object that a copy of a function shares with the function."""
 
     value: Any
 
 
 class _Copier(pickle.Pickler):
-    """Pickles within one process: what is shared stays where it is."""
+    """A pickler for copies within one process, which stores references to shared objects."""
 
     def __init__(self, file: io.BytesIO, length: int):
         super().__init__(file, protocol=5)
@@ -83,7 +83,7 @@ class _Copier(pickle.Pickler):
         self.classes: set[type] = set()
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return the place of what is shared in the list of it; `None` for what is copied."""
+        """Return the index of a shared object in `shared`; `None` for an object to copy."""
         kind = type(value)
         if kind in _SMALL:
             return None
@@ -96,7 +96,7 @@ class _Copier(pickle.Pickler):
         return len(self.shared) - 1
 
     def reducer_override(self, value: Any) -> Any:
-        """Copy a function together with what it has closed over."""
+        """Copy a function together with the values of its closure."""
         if type(value) is not FunctionType:
             return NotImplemented
         contents = tuple(cell.cell_contents for cell in value.__closure__ or ())
@@ -119,7 +119,7 @@ class _Copier(pickle.Pickler):
         return isinstance(value, _NEVER_CHANGED) or package in _MADE_FOR_THREADS
 
     def _is_data(self, shape: tuple[int, ...], size: int) -> bool:
-        """Whether an array has a row per example, and is large."""
+        """Return whether an array has a row per example, and is large."""
         return size >= _LARGE and shape[:1] == (self._length,)
 
 
@@ -129,16 +129,16 @@ class _Restorer(pickle.Unpickler):
         self._shared = shared
 
     def persistent_load(self, place: Any) -> Any:
-        """Return what is shared."""
+        """Return the shared object at this index."""
         return self._shared[place]
 
 
 class _Bounded(io.BytesIO):
     def write(self, data: Any, /) -> int:
-        """Write, up to a limit.
+        """Write up to `MOST_BYTES` in total.
 
         Raises:
-          CannotCopyError: it is reached.
+          CannotCopyError: the copy is larger.
         """
         written = super().write(data)
         if self.tell() > MOST_BYTES:

@@ -1,10 +1,9 @@
-"""Data without an index: what an iterator gives, in the order in which it gives it.
+"""Data without an index: the examples of an iterator, in its order.
 
-Every process goes through the same iterator, and takes its workers' share of each global batch. That costs each process
-the reading of all examples, and is right whatever is resized and whoever comes or goes: which examples make a step
-depends on the global batches alone. What is costly and not needed to go on, decoding and augmenting, belongs in `map=`
-and `random_map=`, which are called for a process's own share only. Where even reading is too dear, each worker has an
-iterator of its own.
+Every process iterates over the same examples and takes its workers' share of each global batch. Each process therefore
+reads all examples, and the examples of a step depend only on the global batches, even if batch sizes or workers change.
+Expensive work on single examples, such as decoding and augmentation, belongs in `map=` and `random_map=`, which are
+called for a process's own share only. If even reading is too expensive, each worker can have its own iterator.
 """
 
 from __future__ import annotations
@@ -38,16 +37,21 @@ from .torch_loaders import LoaderEpochs, is_loader
 
 T = TypeVar("T")
 
-_MANY = 2**31 - 1  # the most examples of a batch, where no data set says so
+_MANY = 2**31 - 1  # upper bound of a batch size, if the number of examples is unknown
 
 
 @dataclass(frozen=True, repr=False)
 class FromIterator:
-    """How to begin an iterator, and what it gives. See `from_iterator`.
+    """A function that makes an iterator, and how to read its examples. See `from_iterator`.
 
     Attributes:
-      names: of the parameters of `make` that it is called with.
-      length: examples in an epoch, `None` if that is not known, `math.inf` if there are no epochs.
+      make: the function that starts an epoch.
+      names: those of "epoch", "worker" and "workers" that are parameters of `make`.
+      transform: function of an example, or `None`.
+      augment: function of an example and its random generator, or `None`.
+      batched: whether the iterator yields batches, which are split into examples.
+      length: number of examples in an epoch; `None` if unknown, `math.inf` if there are no epochs.
+      notes: notes for the user on how the data were interpreted.
       read_timeout: seconds after which reading one example fails; `None` for the default, 0 for no limit.
     """
 
@@ -62,14 +66,14 @@ class FromIterator:
 
     @property
     def per_worker(self) -> bool:
-        """Whether each worker has an iterator of its own."""
+        """Whether each worker has its own iterator."""
         return "worker" in self.names
 
     def begin(self, epoch: int, worker: int, workers: int) -> Iterable[Any]:
-        """Return what an epoch's examples come from.
+        """Start an epoch: return an iterable of its examples.
 
         Raises:
-          DataError: it gives batches where examples are expected, or a part of the data to each process.
+          DataError: it yields batches where examples are expected, or one part of the data to each process.
         """
         known = {"epoch": epoch, "worker": worker, "workers": workers}
         made = self.make(**{name: known[name] for name in self.names})
@@ -81,19 +85,19 @@ class FromIterator:
 
 
 class IterableData:
-    """Iterators that have begun: one, or one for each worker of this process.
+    """Iterators in progress: one, or one for each worker of this process.
 
     Args:
-      how: to begin them.
-      workers: of all processes.
+      how: makes the iterators.
+      workers: number of workers of all processes.
       mine: the workers of this process.
-      world: whose other processes wait while this one reads.
+      world: the world whose other processes wait while this one reads; `None` if there are none.
 
     Attributes:
-      thread: reads the iterators, always: some cannot be used in two threads.
+      thread: the thread of all reads, since some iterators cannot be used by two threads.
 
     Raises:
-      DataError: an iterator gives no examples, or some that cannot be used; or a read takes too long.
+      DataError: an iterator yields no examples, or unusable ones; or a read takes too long.
     """
 
     in_memory = mapped = _lists = False
@@ -131,14 +135,24 @@ class IterableData:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of how the data were taken."""
+        """Notes for the user on how the data were interpreted."""
         named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
         processes = dict.fromkeys(note for loader in self._loaders.values() for note in loader.notes)
         return (*self.how.notes, *processes, f"of the iterator, one example is {leaves}", *self._narrowing)
 
     def taken(self, run: ReplayableIterator, shard: int, position: int, seed: int) -> Any:
-        """The example at a position, on the host."""
+        """Return the example at a position, transformed, on the host.
+
+        Args:
+          run: the iterator, which has reached the position.
+          shard: the worker whose iterator it is; 0 if all workers share it.
+          position: the position in the stream.
+          seed: the program's seed.
+
+        Raises:
+          DataError: the example has no arrays, or not the structure, shapes and dtypes of the first one.
+        """
         item = run.example(position)
         self._reads.begin(position)
         try:
@@ -161,7 +175,7 @@ class IterableData:
         return row
 
     def first_examples(self, most: int) -> list[Any]:
-        """Those that come first, as far as the first epoch goes: what processes are compared by."""
+        """Return the first examples of the first epoch, at most this many, by which processes are compared."""
         shard, run = min(self.runs), self.runs[min(self.runs)]
 
         def read() -> list[Any]:
@@ -179,25 +193,25 @@ class IterableData:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While the block lasts, this thread reads; after it, it does not."""
+        """Clear this thread's current read at the end of the `with` block."""
         try:
             yield
         finally:
             self._reads.end()
 
     def current_reads(self) -> list[CurrentRead]:
-        """Return what is being read now."""
+        """Return the reads in progress."""
         return self._reads.now()
 
     def abandon(self) -> None:
-        """Iterators are ended in the thread that reads them, so there is nothing to do."""
+        """Do nothing: iterators are closed in the thread that reads them."""
 
     def shapes(self, examples: int) -> Any:
-        """A batch of that many examples, as shapes."""
+        """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
         return shapes_of(self.example, examples)
 
     def epochs_are_unknown(self) -> str:
-        """Why nobody can tell the epochs of these data; nothing if one can."""
+        """Return the reason why the epochs of these data are unknown; "" if they are known."""
         if self.how.length == math.inf:
             return "the data have no end, and no epochs"
         if self.how.per_worker and self.how.length is None:
@@ -205,7 +219,7 @@ class IterableData:
         return ""
 
     def close(self) -> None:
-        """End the iterators."""
+        """Close the iterators and end loaders' workers."""
         for run in self.runs.values():
             run.close()
         for loader in self._loaders.values():
@@ -221,37 +235,38 @@ def from_iterator(
     length: float | None = None,
     read_timeout: float | None = None,
 ) -> FromIterator:
-    """Data without an index, for `Program`'s `data`: what an iterator gives, in its order.
+    """Return data without an index for `Program`: the examples of an iterator, in its order.
 
         def rows(epoch):
             yield from read("train.csv", seed=epoch)
 
         program = ad.Program(driver, state, ad.data.from_iterator(rows), global_batch=96)
 
-    Every process goes through an iterator that gives the same examples in the same order, and takes its own workers'
-    share of each global batch: so each example is in one batch per epoch, whatever is resized and whoever comes or
-    goes; but each process reads them all. Nothing is shuffled. If `make` has a parameter `worker`, each worker has an
-    iterator of its own instead, and goes through it at the pace of its batch sizes.
+    Every process iterates over the same examples in the same order and takes its workers' share of each global batch.
+    Each example is thus in one batch per epoch, even if batch sizes or workers change, but each process reads all
+    examples. Nothing is shuffled. If `make` has a parameter `worker`, each worker has its own iterator instead, and
+    advances in it by its own batch size.
 
-    Checkpoints hold where the iterator stands, if it has `get_state` and `set_state`, as grain's have; else an epoch's
-    examples are read again and skipped. Of iterators of each worker's own they hold how many examples each has taken,
-    which are skipped.
+    Checkpoints contain the iterator's state, if it has `get_state` and `set_state`, as grain's have; otherwise the
+    epoch's earlier examples are read again and skipped. For iterators per worker, checkpoints contain the number of
+    examples that each has yielded, which are skipped.
 
     Args:
-      make: a function that begins an epoch: returns an iterator, or what can be iterated. It is called with those of
-        `epoch`, `worker` and `workers` that it has as parameters. Or something that can be iterated again and again.
-      map: what an example becomes. Called for the share of this process only.
-      random_map: the same with random numbers: `fn(example, rng)`, where those of an example depend on the program's
-        seed and its position in the stream alone.
-      batched: whether the iterator gives batches, of any sizes, which are taken apart: pytrees of arrays, or tables.
-      length: examples in an epoch, over all workers, for what goes by epochs. By default an epoch is what the
-        iterator gives until it ends; of `math.inf` there are none.
-      read_timeout: seconds after which reading one example, or beginning an epoch, fails with a DataError, where a
-        step waits for it; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
+      make: a function that starts an epoch: returns an iterator or an iterable. It is called with those of `epoch`,
+        `worker` and `workers` that are its parameters. Or an iterable that can be iterated repeatedly.
+      map: `fn(example)`, applied to each example of this process's share.
+      random_map: `fn(example, rng)`, like `map` with random numbers, which depend only on the program's seed and the
+        example's position in the stream.
+      batched: whether the iterator yields batches, of any sizes, which are split into examples: pytrees of arrays, or
+        tables.
+      length: number of examples in an epoch, over all workers, for options in epochs. By default an epoch ends when the
+        iterator ends; with `math.inf` there are no epochs.
+      read_timeout: seconds after which reading one example, or starting an epoch, for a waiting step fails with a
+        DataError; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
-      DataError: `make` is an iterator, which can be gone through once only; or it cannot be called so; or it gives
-        batches, and `batched` is not set; or one part of the data of several.
+      DataError: `make` is an iterator, which can be iterated only once; or it has other parameters; or it yields
+        batches, and `batched` is not set; or it yields one part of a data set to each process.
     """
     if length is not None and length != math.inf:
         length = whole(length)
@@ -276,11 +291,11 @@ _KNOWN = ("epoch", "worker", "workers")
 
 
 def check_made(made: Any, batched: bool, per_worker: bool) -> None:
-    """Raise if what is iterated is known to give something else than it is taken for.
+    """Raise if an iterable is known to yield batches or a part of the data where it should not.
 
     Raises:
-      DataError: batches where examples are expected; or one part of the data of several, to processes that each are to
-        go through all of it.
+      DataError: it yields batches where examples are expected, or one part of a data set to processes that each iterate
+        over all of it.
     """
     if not batched:
         refuse_batches(made)
@@ -310,7 +325,7 @@ def _maker(make: Any) -> tuple[Callable[..., Iterable[Any]], frozenset[str]]:
 
 
 class _Again:
-    """What can be iterated again and again, as a function. Hugging Face's shuffle anew for an epoch that is told."""
+    """A function of the epoch that returns the same iterable; calls the `set_epoch` of those that shuffle by epoch."""
 
     def __init__(self, iterable: Iterable[Any]):
         self._iterable = iterable

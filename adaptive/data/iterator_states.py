@@ -1,8 +1,8 @@
 """An iterator's state as JSON, for checkpoints and for other processes.
 
-grain puts `repr(data_source)` into a state, and accepts a state only with the same text. A class without a `__repr__`
-has its object's address in it, which differs between processes. So addresses are left out of the state that is kept,
-and those of the process that takes it over are put in.
+grain includes `repr(data_source)` in a state, and accepts a state only with the same text. For a class without a
+`__repr__` this text contains the object's address, which differs between processes. So addresses are removed from the
+stored state, and the restoring process inserts its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def set_state(iterator: Any, state: Any) -> None:
 
 
 def _parsed(state: bytes) -> Any:
-    """The JSON object that a state is; None if it is something else."""
+    """Return the JSON object that a state encodes; None if it is something else."""
     try:
         found = json.loads(state)
     except ValueError:
@@ -69,9 +69,10 @@ def _without_addresses(state: Any) -> Any:
 
 
 def _with_addresses(state: Any, own: Any) -> Any:
-    """The state, with this process's text wherever that differs by its addresses alone.
+    """Return a state with this process's texts in place of those that differ from them only by addresses.
 
     Args:
+      state: the stored state.
       own: the state of this process's iterator.
     """
     if isinstance(state, dict) and isinstance(own, dict):

@@ -1,4 +1,4 @@
-"""A list as data: examples that are stacked into arrays once, or refused where it may be a pytree of arrays as well."""
+"""Lists as data: a list of examples is stacked into arrays; one that may also be a pytree of arrays is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Stacked(NamedTuple):
     """Data as a pytree of arrays.
 
     Attributes:
-      notes: on what stacking has narrowed.
+      arrays: the pytree.
+      notes: notes on dtypes that stacking has narrowed.
     """
 
     arrays: Any
@@ -27,10 +28,10 @@ class Stacked(NamedTuple):
 
 
 def stack_list(data: Any) -> Stacked:
-    """Return a list of examples as arrays with a row per example; all else as it is.
+    """Stack a list of examples into arrays with a row per example; return other data unchanged.
 
     Raises:
-      DataError: a list that may be a pytree of arrays just as well; or examples that are not built alike.
+      DataError: the list may also be a pytree of arrays; or the examples differ in structure.
     """
     if not isinstance(data, list) or not data:
         return Stacked(data)
@@ -57,7 +58,7 @@ def stack_list(data: Any) -> Stacked:
 
 
 def advice_on_lists(data: Any) -> str:
-    """Return what may have been meant by data that are no pytree of arrays with one leading axis, or ""."""
+    """Return advice for an error on data that are not a pytree of arrays with a common leading axis, or ""."""
     items = data if isinstance(data, list | tuple) else ()
     if len(items) > 1 and len({jax.tree.structure(item) for item in items}) == 1:
         if _are_alike(items):
@@ -70,7 +71,7 @@ def advice_on_lists(data: Any) -> str:
 
 
 def _stack(items: list[Any]) -> Stacked:
-    """Examples as arrays, compared with the first one."""
+    """Stack examples, after comparing each with the first one."""
     rows = [taken(item, f"data[{i}]") for i, item in enumerate(items)]
     for number, row in enumerate(rows):
         check_shapes(row, rows[0], f"example {number}")
@@ -81,10 +82,10 @@ def _stack(items: list[Any]) -> Stacked:
 
 
 def _stack_leaves(column: Sequence[np.ndarray], name: str) -> np.ndarray:
-    """One leaf of all examples as an array.
+    """Stack one leaf of all examples; shape=(examples, …).
 
     Raises:
-      DataError: some are integers, which the floats of others would round.
+      DataError: some leaves are integers that do not fit the float dtype of the others.
     """
     array = on_host(np.stack(column))
     if array.dtype.kind in "fc" and len({leaf.dtype for leaf in column}) > 1:
@@ -98,7 +99,7 @@ def _stack_leaves(column: Sequence[np.ndarray], name: str) -> np.ndarray:
 
 
 def _are_alike(items: Any) -> bool:
-    """Whether a list's items, two or more, have the same structure and shapes."""
+    """Return whether a list has two or more items, all of the same structure and shapes."""
     if len(items) < 2 or not jax.tree.leaves(items[0]):
         return False
     tree, shapes = jax.tree.structure(items[0]), _shapes(items[0])
@@ -110,7 +111,7 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 
 
 def _common_length(tree: Any) -> int | None:
-    """The length of the leading axis that all leaves have, if they do."""
+    """Return the common length of the leading axis of all leaves, or None."""
     lengths = {shape[0] if shape else None for shape in _shapes(tree)}
     return lengths.pop() if len(lengths) == 1 else None
 

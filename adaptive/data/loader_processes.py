@@ -1,9 +1,8 @@
 """Start the worker processes of PyTorch's loaders without forking the training process.
 
 A loader forks its workers by default. The training process holds MPI, XLA and many threads, none of which survive a
-fork. Here one server is started by fork and exec for each training process; it has imported torch and nothing else, and
-forks the workers. So a worker starts in milliseconds, and the user's script is not run again: what the workers run is
-sent to them by cloudpickle.
+fork. Instead, each training process starts one server by fork and exec, which imports only torch and forks the workers.
+So a worker starts in milliseconds, and the user's script does not run again: cloudpickle sends the workers' code.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any
 
 from adaptive.base.errors import DataError
 
-# What a launcher or a terminal sends to the whole process group. The server must outlive it: the training process
-# decides when reading ends.
+# Signals that a launcher or a terminal sends to the whole process group. The server must survive them: the training
+# process decides when reading ends.
 _FOR_THE_JOB = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -29,12 +28,12 @@ class LoaderContext(context.ForkServerContext):
     """A `multiprocessing_context` for `torch.utils.data.DataLoader`."""
 
     def Process(self, *args: Any, **options: Any) -> _Process:  # type: ignore[override]
-        """A process that the server forks."""
+        """Return a process that the server forks."""
         return _Process(*args, **options)
 
     def Queue(self, maxsize: int = 0) -> Any:
-        """A queue whose items may be of classes that the script defines; tensors go through shared memory, as in
-        torch's own queues.
+        """Return a queue whose items may be of classes that the script defines; it sends tensors through shared memory,
+        like torch's own queues.
         """
         from loky.backend.queues import Queue
 
@@ -42,16 +41,14 @@ class LoaderContext(context.ForkServerContext):
 
 
 def _reducers(*, of_torch: bool) -> dict[type, Callable[..., Any]]:
-    """Return the functions registered for sending objects to other processes: torch's (tensors), or all others (pipes,
-    locks).
-    """
+    """Return the registered pickle reducers by type: those of torch (tensors), or all others (pipes, locks)."""
     registered = reduction.ForkingPickler(io.BytesIO()).dispatch_table
     from_torch = {kind for kind in registered if kind.__module__.partition(".")[0] == "torch"}
     return {kind: reduce for kind, reduce in registered.items() if (kind in from_torch) == of_torch}
 
 
 def _dumps(value: Any) -> bytes:
-    """Pickle for a process that is being started. Tensors are copied, since the server takes few open files."""
+    """Pickle for a process that is being started. Copies tensors, since the server accepts few file descriptors."""
     from loky.backend.reduction import dumps
 
     return bytes(dumps(value, reducers=_reducers(of_torch=False)))
@@ -67,7 +64,7 @@ class _Process(context.ForkServerProcess):
     def __reduce__(self) -> Any:
         import cloudpickle
 
-        # By value: importing this package, and JAX with it, would take a worker longer than all else.
+        # By value: importing this package, and with it JAX, would dominate the start of a worker.
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
             work = _dumps((self._target, self._args, self._kwargs))  # type: ignore[attr-defined]
@@ -83,7 +80,7 @@ class _Process(context.ForkServerProcess):
 
 
 def _work(work: bytes, trainer: int) -> None:
-    """Run a loader's worker, in its process. Ends with the training process, however that ends."""
+    """Run a loader's worker in its process, which ends when the training process ends for any reason."""
     import os
     import pickle
     import signal
@@ -91,7 +88,7 @@ def _work(work: bytes, trainer: int) -> None:
     from multiprocessing import connection, process
 
     del trainer
-    os.setpgid(0, 0)  # signals to the job's process group are for the training process
+    os.setpgid(0, 0)  # signals to the job's process group are meant for the training process
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -107,7 +104,7 @@ def _work(work: bytes, trainer: int) -> None:
 
 
 class _Popen(popen_forkserver.Popen):
-    """As its base class, but from our own server, and without running the user's script."""
+    """A process started by this module's server, without running the user's script."""
 
     _fds: list[int]
 
@@ -140,8 +137,8 @@ _server.set_forkserver_preload(["torch", "torch.utils.data", "cloudpickle", "lok
 
 
 def _new_process(fds: list[int]) -> tuple[int, int]:
-    """Have the server fork, and start it if it does not run. Returns its ends of the new process's pipes."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_JOB)  # which the server inherits
+    """Let the server fork a process; start the server if necessary. Returns this end of the new process's two pipes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_JOB)  # the server inherits the mask
     try:
         return _server.connect_to_new_process(fds)
     finally:

@@ -1,8 +1,7 @@
-"""One example: a pytree of arrays and numbers, taken to the host, compared with the first one, and stacked.
+"""One example, a pytree of arrays and numbers: convert it to host arrays, compare it with the first one, stack it.
 
-Examples of sources and iterators, and of lists of examples, follow one rule at any depth: a list of numbers, or of
-lists of numbers, is an array, as in rows that were read from JSON; a list that holds arrays is a pytree of them. A
-table is a dict of its columns.
+The examples of sources, iterators and lists follow one rule at any depth: a list of numbers, or of lists of numbers, is
+an array, as in rows read from JSON; a list that holds arrays is a pytree of them. A table is a dict of its columns.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from adaptive.base.tree_paths import leaf_names
 
 from .tables import arrays_of, is_tabular
 
-_NAMED = 3  # leaves that a note lists
+_NAMED = 3  # largest number of leaves that a note lists
 
 
 def has_lists(example: Any) -> bool:
-    """Return whether an example holds lists of numbers, or tables: whether `with_arrays` changes it."""
+    """Return whether an example holds lists of numbers or tables, which `with_arrays` converts."""
     return any(
         is_list_of_numbers(x) or is_tabular(x) or isinstance(x, Mapping)
         for x in jax.tree.leaves(example, is_leaf=is_list_of_numbers)
@@ -37,11 +36,11 @@ def with_arrays(example: Any, root: str) -> Any:
       root: what to call the example in errors.
 
     Raises:
-      DataError: a list is ragged or holds None, or a column of a table is not one of numbers.
+      DataError: a list is ragged or holds None, or a column of a table does not hold numbers.
     """
     try:
         return jax.tree.map(_as_arrays, example, is_leaf=is_list_of_numbers)
-    except NotAnArrayError:  # names take longer than examples
+    except NotAnArrayError:  # names are computed only now, since they take longer than the conversion
         for path, leaf in jax.tree_util.tree_leaves_with_path(example, is_leaf=is_list_of_numbers):
             try:
                 _as_arrays(leaf)
@@ -58,16 +57,16 @@ def _as_arrays(leaf: Any) -> Any:
                 "its columns keep theirs."
             )
         return arrays_of(leaf)
-    if isinstance(leaf, Mapping):  # of a class that JAX does not know
+    if isinstance(leaf, Mapping):  # a class that JAX does not know as a pytree
         return jax.tree.map(_as_arrays, dict(leaf), is_leaf=is_list_of_numbers)
     return array_of_list(leaf) if isinstance(leaf, list) else leaf
 
 
 def array_of_list(numbers: list[Any]) -> np.ndarray:
-    """Return a list of numbers, or of lists of numbers, as an array in the width that JAX computes with.
+    """Convert a list of numbers, or of lists of numbers, to an array in the width that JAX computes with.
 
     Raises:
-      NotAnArrayError: lists in it have different lengths; or a number is missing or too large.
+      NotAnArrayError: inner lists have different lengths; or a number is missing or too large.
     """
     try:
         return on_host(np.asarray(numbers))
@@ -78,8 +77,8 @@ def array_of_list(numbers: list[Any]) -> np.ndarray:
 
 
 def is_list_of_numbers(value: Any) -> bool:
-    """Return whether `value` is a list of numbers, or of lists or tuples of numbers to any depth. None may stand in the
-    place of a number, so that the error can say where.
+    """Return whether `value` is a list of numbers, or of lists or tuples of numbers to any depth. None counts as a
+    number here, so that a later error can give its position.
     """
     return isinstance(value, list) and _holds_numbers(value)
 
@@ -102,11 +101,11 @@ def taken(tree: Any, root: str) -> Any:
     """Return all leaves on the host, in the width that JAX computes with.
 
     Raises:
-      DataError: a leaf cannot be; names the first such leaf.
+      DataError: a leaf is not an array of numbers; names the first such leaf.
     """
     try:
         return jax.tree.map(on_host, tree)
-    except NotAnArrayError:  # names take longer than rows
+    except NotAnArrayError:  # names are computed only now, since they take longer than the conversion
         for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True):
             try:
                 on_host(leaf)
@@ -116,11 +115,11 @@ def taken(tree: Any, root: str) -> Any:
 
 
 def arrays_of_batch(batch: Any, name: str) -> Any:
-    """Return a batch that is to be taken apart, as arrays of the dtypes that they have; lists and tables in it are
-    taken as in examples.
+    """Return a batch as a pytree of arrays with unchanged dtypes; lists and tables are converted as in examples.
 
     Args:
-      name: of the batch, for errors.
+      batch: the batch.
+      name: name of the batch, for errors.
 
     Raises:
       DataError: a leaf is not an array of numbers.
@@ -136,11 +135,11 @@ def arrays_of_batch(batch: Any, name: str) -> Any:
 
 
 def narrowing_notes(tree: Any, root: str) -> tuple[str, ...]:
-    """Return a note that names the leaves whose floats JAX narrows; nothing where there are none.
+    """Return a note that names the leaves whose floats JAX narrows; () if there are none.
 
     Args:
-      tree: arrays as they were given.
-      root: what to call it.
+      tree: the arrays as the user passed them.
+      root: name of the tree in the note.
     """
     narrowed = [
         name for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True) if is_narrowed(leaf)
@@ -155,13 +154,15 @@ def narrowing_notes(tree: Any, root: str) -> tuple[str, ...]:
 
 
 def checked(row: Any, first: Any, name: str) -> Any:
-    """Return an example, if it is built like the first one.
+    """Return an example after checking that it has the leaves, shapes and dtypes of the first one.
 
     Args:
-      name: of the example, for the error.
+      row: the example.
+      first: the first example.
+      name: name of the example, for the error.
 
     Raises:
-      DataError: it has other leaves, or a leaf has another shape or dtype.
+      DataError: the example has other leaves, or a leaf has another shape or dtype.
     """
     check_shapes(row, first, name)
     for number, (leaf, like) in enumerate(zip(jax.tree.leaves(row), jax.tree.leaves(first), strict=True)):
@@ -172,13 +173,15 @@ def checked(row: Any, first: Any, name: str) -> Any:
 
 
 def check_shapes(row: Any, first: Any, name: str) -> None:
-    """Raise if an example has not the leaves and shapes of the first one.
+    """Raise if an example does not have the leaves and shapes of the first one.
 
     Args:
-      name: of the example, for the error.
+      row: the example.
+      first: the first example.
+      name: name of the example, for the error.
 
     Raises:
-      DataError: it has other leaves, or a leaf has another shape.
+      DataError: the example has other leaves, or a leaf has another shape.
     """
     if jax.tree.structure(row) != jax.tree.structure(first):
         raise DataError(_other_leaves(row, first, name))
@@ -189,7 +192,7 @@ def check_shapes(row: Any, first: Any, name: str) -> None:
 
 
 def _other_leaves(row: Any, first: Any, name: str) -> str:
-    """How an example differs that is not built like the first one."""
+    """Return an error message on how an example's structure differs from the first one's."""
     if row is None or first is None:
         return f"{name} is built as {jax.tree.structure(row)}, example 0 as {jax.tree.structure(first)}."
     here, there = _with_nones(row), _with_nones(first)
@@ -207,11 +210,11 @@ def _other_leaves(row: Any, first: Any, name: str) -> str:
 
 
 def _with_nones(example: Any) -> dict[str, Any]:
-    """The leaves of an example by name, None among them."""
+    """Return the leaves of an example by name, including None."""
     named = jax.tree_util.tree_leaves_with_path(example, is_leaf=lambda x: x is None)
     return {"example" + jax.tree_util.keystr(path): leaf for path, leaf in named}
 
 
 def stacked(rows: Sequence[Any]) -> Any:
-    """Return examples as one batch."""
+    """Stack examples into one batch."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

@@ -1,9 +1,9 @@
-"""The order of an epoch, place by place: a permutation that is computed where it is needed, and never stored.
+"""The order of an epoch: a permutation that is computed index by index on demand, and never stored.
 
-A Feistel network over pairs of numbers (Luby and Rackoff 1988; over any two radices Black and Rogaway 2002): number x
-of 0 … n-1 is written as (l, r) with two radices near the square root of n, and each round adds to one half a hash of
-the other, which can be undone; so the whole is a permutation. The pairs are a few more than n: a number that lands
-beyond is sent on until it does not.
+A Feistel network over pairs of numbers (Luby and Rackoff 1988; with any two radices Black and Rogaway 2002): number x
+of 0 … n-1 is written as (l, r) with two radices near the square root of n, and each round adds a hash of one half to
+the other half. Each round is invertible, so the network is a permutation. There are slightly more than n pairs; the
+network is applied again to a result of n or more, until it is below n (cycle walking).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from math import isqrt
 
 import numpy as np
 
-# With 16 rounds all 120 orders of five examples come equally often, as far as 60,000 epochs tell; with 8 they do not.
-# The more examples, the less is seen of what a round leaves over.
+# With 16 rounds all 120 orders of five examples are equally frequent in 60,000 epochs; with 8 rounds they are not. The
+# bias of a round shrinks with the number of examples.
 _ROUNDS, _ROUNDS_OF_FEW, _FEW = 8, 16, 1024
-_BLOCK = 4096  # places that are worked out at once (0.1 ms): one by one, numpy's calls would cost more than the numbers
+_BLOCK = 4096  # indices that are permuted at once (0.1 ms), so that the overhead of NumPy calls is small
 _BLOCKS_KEPT = 4
 
 _HALF = np.uint64(32)
@@ -24,11 +24,15 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of splitm
 
 
 def shuffled(places: np.ndarray, length: int, keys: Sequence[np.uint64] | np.ndarray) -> np.ndarray:
-    """What stands at these places of a permutation of 0 … length-1, which the keys (of even number) tell from others.
+    """Evaluate a pseudorandom permutation of 0 … length-1 at these indices.
 
     Args:
-      places: int64, each in 0 … length-1.
+      places: indices, each in 0 … length-1; shape=(k,), int64.
       length: below 2**62.
+      keys: the key of each round, which select the permutation; an even number of them.
+
+    Returns:
+      The permuted numbers; shape=(k,), int64.
     """
     most, left = np.uint64(length), isqrt(length - 1) + 1
     radices = np.uint64(left), np.uint64(-(-length // left))
@@ -45,24 +49,24 @@ def _round_trip(
     left, right = x // b, x % b
     for one, other in zip(keys[::2], keys[1::2], strict=True):
         left = left + (_hash(right, one) * a >> _HALF)
-        left = np.minimum(left, left - a)  # modulo a: what would be negative is huge
+        left = np.minimum(left, left - a)  # modulo a: an unsigned difference below zero wraps to a huge number
         right = right + (_hash(left, other) * b >> _HALF)
         right = np.minimum(right, right - b)
     return left * b + right
 
 
 def _hash(x: np.ndarray, key: np.uint64) -> np.ndarray:
-    """32 bits of each."""
+    """Return a 32-bit hash of each number, in uint64."""
     z = (x ^ key) * _MIX[0]
     z = (z ^ z >> _HALF) * _MIX[1]
     return z >> _HALF
 
 
 class Order:
-    """Which examples stand at the positions of a stream: epoch after epoch of each shard, each in an order of its own.
+    """The order of a stream's examples: the epochs of each shard one after another, each in its own order.
 
     Args:
-      lengths: of the shards.
+      lengths: number of examples of each shard.
       seed: any integer.
     """
 
@@ -71,7 +75,7 @@ class Order:
         self._blocks: dict[tuple[int, int, int], np.ndarray] = {}
 
     def examples(self, shard: int, position: int, count: int) -> np.ndarray:
-        """The numbers, within a shard, of the examples at `count` positions."""
+        """Return the indices within a shard of the examples at `count` positions; shape=(count,)."""
         length, found = self._lengths[shard], []
         epoch, place = divmod(position, length)
         block = self._blocks.get((shard, epoch, place // _BLOCK))
@@ -86,14 +90,14 @@ class Order:
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.int64), *found])
 
     def epochs(self, shard: int, position: int, count: int) -> np.ndarray:
-        """Which epoch of the shard each of these positions is in."""
+        """Return the epoch of the shard to which each of these positions belongs; shape=(count,)."""
         return np.arange(position, position + count) // self._lengths[shard]
 
     def _block(self, shard: int, epoch: int, number: int) -> np.ndarray:
         key, length = (shard, epoch, number), self._lengths[shard]
         block = self._blocks.get(key)
         if block is None:
-            # Philox numbers 2**256 blocks from a counter on: shards start where no other gets to.
+            # Philox has a counter of 256 bits, of which the top word is the shard: no two shards overlap.
             keys = np.random.Philox(key=[self._seed, epoch], counter=[0, 0, 0, shard]).random_raw(
                 _ROUNDS_OF_FEW if length < _FEW else _ROUNDS
             )

@@ -1,8 +1,8 @@
-"""Processes that read examples beside this one, for sources whose `data[i]` takes long.
+"""Reader processes, for sources whose `data[i]` takes long.
 
-They are loky's: started by fork and exec, so that neither JAX's threads nor MPI are copied, and without running the
-user's script again, which needs no `if __name__ == "__main__"`. Each is given the source once, by cloudpickle. A pool
-that goes through a fixed sequence, as grain's does, will not do here: what is read next changes with the batch sizes.
+They are processes of loky, started by fork and exec, so that neither JAX's threads nor MPI are copied, and without
+running the user's script again, which needs no `if __name__ == "__main__"`. Each receives the source once, by
+cloudpickle. A pool that reads a fixed sequence, like grain's, does not fit: the next reads depend on the batch sizes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from adaptive.base.python_stacks import shortened, write_stacks_upon_signal, wri
 from .read_watch import STATUS_BYTES, CurrentRead, CurrentReads, read_status, words_of
 from .reading import Passes, Reading, joined
 
-_CHUNKS = 4  # of a batch, for each process: so that all have something to do until the end
+_CHUNKS = 4  # chunks of a batch per process, which balances the processes
 _LARGEST_CHUNK = 256
 
-# They compute nothing on a device, and as many of them as there are cores leave no core for threads.
+# Reader processes do not use devices, and libraries' threads would oversubscribe the cores.
 _SURROUNDINGS = {
     "JAX_PLATFORMS": "cpu",
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -40,11 +40,11 @@ _SURROUNDINGS = {
 
 
 class Pool:
-    """Processes that read. They are started when the first example is asked for.
+    """Reader processes of one source, which start at the first read.
 
     Args:
-      reading: what they read; sent to each once.
-      num_readers: how many.
+      reading: the source and its functions; sent to each process once.
+      num_readers: number of processes.
     """
 
     def __init__(self, reading: Reading, num_readers: int):
@@ -53,11 +53,11 @@ class Pool:
         self._lock = threading.Lock()
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """The examples numbered `indices`, stacked, as soon as a process has read them."""
+        """Start to read the examples at these indices in one process; the future returns them as a batch."""
         with self._lock:
             try:
                 future = self._ready().submit(_read, indices, passes)
-            except BrokenExecutor:  # whoever waited for what was lost with it has been told
+            except BrokenExecutor:  # a process was lost; earlier futures have raised the error
                 self._executor = None
                 future = self._ready().submit(_read, indices, passes)
             _end_before_loky_waits(self._executor)
@@ -70,20 +70,20 @@ class Pool:
         return self._executor
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
-        """The same by all processes, waited for."""
+        """Read the examples at these indices by all processes, and return them as one batch."""
         size = chunk(len(indices), self.num_readers)
         parts = [slice(start, start + size) for start in range(0, len(indices), size)]
         futures = [self.submit(indices[part], passes.part(part)) for part in parts]
         return joined([result(future) for future in futures])
 
     def current_reads(self) -> list[CurrentRead]:
-        """Return what each process reads, the oldest first; of those that read nothing, which start or are stopped."""
+        """Return the read of each process, the oldest first, and the processes that are starting or stopped."""
         executor = self._executor
         found = [_current_read(pid) for pid in list(executor._processes or ())] if executor is not None else []
         return sorted((read for read in found if read is not None), key=lambda read: read.since or math.inf)
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """Kill the processes, also while they read."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -91,24 +91,24 @@ class Pool:
 
 
 def chunk(examples: int, num_readers: int) -> int:
-    """How many of so many examples one of several processes is given at once."""
+    """Return the number of examples of a batch that one reader process reads per task."""
     return min(max(1, -(-examples // (_CHUNKS * num_readers))), _LARGEST_CHUNK)
 
 
 class ReadersLostError(DataError):
-    """Processes that read are gone, with all that they had been given to read."""
+    """Reader processes were lost or ended, with all reads that were submitted to them."""
 
 
 def result(future: Future[Any]) -> Any:
-    """What was submitted, waited for.
+    """Wait for a submitted read, and return its batch.
 
     Raises:
-      ReadersLostError: a process was lost, or the processes were ended.
+      ReadersLostError: a reader process was lost, or the processes were ended.
     """
     try:
         return future.result()
     except RuntimeError as error:
-        if type(error).__name__ == "ShutdownExecutorError":  # loky's, which is imported only where it is needed
+        if type(error).__name__ == "ShutdownExecutorError":  # of loky, which is imported only on demand
             raise ReadersLostError("the processes that read examples were ended before they had read these") from error
         if not isinstance(error, BrokenExecutor):
             raise
@@ -149,7 +149,7 @@ _executors: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _end_before_loky_waits(executor: Any) -> None:
-    """End an executor when the interpreter begins to exit, before loky waits there for what has been submitted.
+    """Register an exit hook that ends an executor before loky's own exit hook waits for its submitted tasks.
 
     Called after the first task was submitted, when loky has registered its hook: hooks run in reverse order.
     """
@@ -166,15 +166,15 @@ def _end_all() -> None:
         _end(executor)
 
 
-# --- what a process reads ---------------------------------------------------------------------------------------------
+# --- current reads of reader processes --------------------------------------------------------------------------------
 
-# A process that reads has a file without a name among its open files: what it reads now stands at the beginning, and
-# behind that the stacks that it writes upon a signal.
+# Each reader process has an open file without a name. It begins with the current read, followed by the stacks that the
+# process writes on a signal.
 _FILE = "adaptive-reader-"
 
 
 def _current_read(pid: int) -> CurrentRead | None:
-    """Return what a process reads; `None` if it waits for something to read, or is gone."""
+    """Return the current read of a reader process; `None` if it is idle or has ended."""
     import psutil
 
     try:
@@ -205,7 +205,7 @@ def _stack(pid: int, file: int) -> str:
 
 
 def _file_of(pid: int) -> tuple[int, bytes]:
-    """Return the descriptor of a process's file, and what it reads as written there; -1 and b"" if there is none."""
+    """Return the descriptor of a reader process's file and the status bytes in it; -1 and b"" if there is none."""
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for name in os.listdir(folder):
@@ -217,13 +217,13 @@ def _file_of(pid: int) -> tuple[int, bytes]:
     return -1, b""
 
 
-# --- in a process that reads ------------------------------------------------------------------------------------------
+# --- in a reader process ----------------------------------------------------------------------------------------------
 
 _here: list[Reading | Exception] = []
 
 
 def _begin(pickled: bytes, parent: int, wide: bool) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # meant for the whole job: the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # sent to the whole job: the parent decides
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     jax.config.update("jax_enable_x64", wide)
@@ -244,7 +244,7 @@ def _begin(pickled: bytes, parent: int, wide: bool) -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """Nobody else ends this process if its parent is killed."""
+    """End this process when its parent has ended; nothing else ends it if the parent is killed."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -261,7 +261,7 @@ def _read(indices: np.ndarray, passes: Passes) -> Any:
 
 
 def _sendable(error: Exception) -> Exception:
-    """An error that another process can make again, with where it was raised."""
+    """Return an error that can be pickled, with a note on where it was raised."""
     where = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

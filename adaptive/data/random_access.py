@@ -1,6 +1,6 @@
-"""Examples at the positions of a stream, of data that have an index.
+"""Read the examples at positions of a stream, for data with an index.
 
-What is fetched ahead is kept by position: sizes may change, and what is there or under way is dealt out anew.
+Prefetched examples are kept by position, so that they stay usable when batch sizes change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .order import Order
 from .pool import ReadersLostError, chunk, result
 from .reading import Passes, joined
 
-_STEPS_AHEAD = 2  # that are requested of other processes, and more where batches are too small to occupy them
+_STEPS_AHEAD = 2  # steps to prefetch by reader processes; more if batches are too small to keep the processes busy
 
 
 class Span(NamedTuple):
@@ -29,18 +29,18 @@ class Span(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position behind the last."""
+        """The position after the last one."""
         return self.start + self.examples
 
 
 class Wanted(NamedTuple):
-    """What is to be fetched for one step.
+    """The positions to read for one step.
 
     Attributes:
-      spans: of each worker.
-      ahead: what those that follow will take if nothing is resized.
-      committed: the cursor of each shard: what lies before it is not asked for again.
-      end: where the cursors are after the step.
+      spans: the span of each worker of this process.
+      ahead: the spans of the following steps, if batch sizes stay the same.
+      committed: the cursor of each shard; earlier positions are not read again.
+      end: the cursor of each shard after the step.
     """
 
     spans: Sequence[Span]
@@ -50,11 +50,11 @@ class Wanted(NamedTuple):
 
 
 class RandomAccessReader:
-    """Examples at positions.
+    """A reader of the examples at positions of a stream, for data with an index.
 
     Args:
       rows: the data.
-      seed: of their order and their random numbers.
+      seed: the seed of the order and of the examples' random numbers.
     """
 
     def __init__(self, rows: Rows, seed: int):
@@ -63,21 +63,21 @@ class RandomAccessReader:
         self.order = Order([shard.length for shard in rows.shard_ranges], seed)
         self._kept: dict[
             tuple[int, int], tuple[Future[Any], int]
-        ] = {}  # by shard and position: in which piece, and where
+        ] = {}  # by shard and position: the piece with the example, and its index there
 
     def steps_ahead(self, examples: int) -> int:
-        """How many steps of so many examples, in this process, are to be requested beyond the one that is fetched."""
+        """Return the number of steps to prefetch if each has this many examples in this process."""
         num_readers = self.data.num_readers
         return max(_STEPS_AHEAD, -(-2 * num_readers // max(1, examples))) if num_readers else 0
 
     def indices(self, span: Span) -> np.ndarray:
-        """Which examples stand there."""
+        """Return the indices of a span's examples in the whole data set; shape=(span.examples,)."""
         found = self.order.examples(*span)
         start = self._starts[span.shard]
         return found + start if start else found
 
     def read(self, wanted: Wanted) -> list[Any]:
-        """A batch for each span; `None` for one without examples."""
+        """Return a batch for each span; `None` for one without examples. Starts to read the following steps."""
         if self.data.in_memory:
             return [self.data.rows(self.indices(span)) if span.examples else None for span in wanted.spans]
         self._forget(wanted)
@@ -86,7 +86,7 @@ class RandomAccessReader:
         return [self._gather(span) if span.examples else None for span in wanted.spans]
 
     def _request(self, span: Span) -> None:
-        """Begin to fetch what is not there yet."""
+        """Start to read the span's examples that are neither kept nor being read."""
         missing = [p for p in range(span.start, span.stop) if (span.shard, p) not in self._kept]
         size = chunk(span.examples, self.data.num_readers) if self.data.num_readers else span.examples
         first = 0
@@ -102,7 +102,7 @@ class RandomAccessReader:
             self._kept[span.shard, span.start + offset] = (piece, offset)
 
     def _gather(self, span: Span) -> Any:
-        """The batch, of slices of pieces."""
+        """Assemble the span's batch from slices of the pieces that were read."""
         parts: list[tuple[Future[Any], int, int]] = []
         for position in range(span.start, span.stop):
             piece, offset = self._kept[span.shard, position]
@@ -115,15 +115,15 @@ class RandomAccessReader:
     def _result(self, piece: Future[Any]) -> Any:
         try:
             return result(piece)
-        except ReadersLostError:  # and all that was under way
+        except ReadersLostError:  # all reads in progress are lost
             self._kept = {}
             raise
-        except Exception:  # so that whoever asks again has it read again
+        except Exception:  # drop the piece, so that a later request reads it again
             self._kept = {key: kept for key, kept in self._kept.items() if kept[0] is not piece}
             raise
 
     def _forget(self, wanted: Wanted) -> None:
-        """What no step will take, as far as can be told."""
+        """Drop the examples that no step will need, and cancel their reads; keeps `_LEEWAY` positions beyond."""
         last = {span.shard: span.stop for span in (*wanted.spans, *wanted.ahead)}
         for span in (*wanted.spans, *wanted.ahead):
             last[span.shard] = max(last[span.shard], span.stop)
@@ -137,4 +137,4 @@ class RandomAccessReader:
         self._kept = kept
 
 
-_LEEWAY = 4096  # positions behind what is wanted: sizes that shrink and grow again find what they had
+_LEEWAY = 4096  # positions kept beyond the wanted ones, for sizes that shrink and grow again

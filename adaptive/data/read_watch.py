@@ -1,15 +1,14 @@
 """Reads that hang: warnings that name the example, its reader and the reader's stack, and a deadline for each read.
 
-Reads run in another thread than the steps, or in another process. A read costs two writes: what is read, and since
-when (`CurrentReads`). A thread that waits for examples for longer than a moment reads these (`ReadWatch`), warns, and
-raises when one read has taken longer than the deadline; the reader is left behind. So nothing is watched while nobody
-waits, and a deadline is raised although the reader hangs.
+Reads run in another thread than the steps, or in another process. A read records the example and the time of its start
+(`CurrentReads`). A thread that waits for examples for some time looks at these records (`ReadWatch`), logs warnings,
+and raises an error when one read takes longer than the deadline; the reader is abandoned. So reads are watched only
+while a thread waits for them, and a reader that hangs cannot prevent the error.
 
-A deadline counts the seconds that this process has waited for one read. By default that is 1.5 times the world's
-`hang_timeout`: the other processes wait since about the same time, name this one after `hang_timeout`, and end it after
-twice that, so the error comes before. Where there are no other processes, there is no deadline unless one is given.
-Without a deadline (`read_timeout=0`) a rank that hangs is lost, and the others read its examples: the next wait has a
-deadline.
+The deadline limits the seconds that this process waits for one read. The default is 1.5 times the world's
+`hang_timeout`: the other processes have waited for about the same time, report this process after `hang_timeout`, and
+end it after twice that, so the error comes first. A single process has no deadline by default. Without a deadline
+(`read_timeout=0`), a rank that hangs is lost, and the others read its examples; the next wait then has a deadline.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from .fetch_thread import FetchThread
 
 T = TypeVar("T")
 
-_FIRST_WARNING = 30.0  # seconds; a quarter of the world's hang_timeout, and half of the deadline, if that is less
-_OF_HANG_TIMEOUT = 1.5  # the deadline by default
-_LONGEST_TICK = 1.0  # seconds from one look at the readers to the next
-_TO_START = 60.0  # seconds at least, for a process that reads: it imports JAX and what the data need
-_SHOWN = 4  # reads in one message
+_FIRST_WARNING = 30.0  # seconds; at most a quarter of the world's hang_timeout, and half of the deadline
+_OF_HANG_TIMEOUT = 1.5  # the default deadline, in units of hang_timeout
+_LONGEST_TICK = 1.0  # longest time between two looks at the readers, in seconds
+_TO_START = 60.0  # least deadline for the start of a reader process, which imports JAX and the data's libraries
+_SHOWN = 4  # largest number of reads in one message
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
 
@@ -55,7 +54,7 @@ def checked_timeout(read_timeout: float | None) -> float | None:
     """Return `read_timeout=` as a number; `None` for the default.
 
     Raises:
-      DataError: it is no number of seconds.
+      DataError: it is not a number of seconds.
     """
     seconds = None if read_timeout is None else real(read_timeout)
     if read_timeout is not None and (seconds is None or not isfinite(seconds) or seconds < 0):
@@ -66,7 +65,7 @@ def checked_timeout(read_timeout: float | None) -> float | None:
     return seconds
 
 
-# --- who reads what ---------------------------------------------------------------------------------------------------
+# --- reads in progress ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,11 @@ class CurrentRead:
     """A read in progress.
 
     Attributes:
-      what: "example 12 of the data".
-      reader: "thread adaptive-input", "reader process 4711, stopped".
-      since: when it began, by `time.monotonic`; 0.0 if that is not known.
-      stack: of the reader, or "".
-      starts: whether `what` is the start of a process, which takes seconds although it reads nothing.
+      what: a description of the read, such as "example 12 of the data".
+      reader: the thread or process, such as "thread adaptive-input" or "reader process 4711, stopped".
+      since: the start of the read, by `time.monotonic`; 0.0 if unknown.
+      stack: returns the reader's stack, or "".
+      starts: whether `what` is the start of a process, which takes seconds although nothing is read.
     """
 
     what: str
@@ -93,10 +92,10 @@ class CurrentRead:
 
 
 class CurrentReads:
-    """What each thread of this process is reading of one data set.
+    """The current read of each thread of this process, for one data set.
 
     Args:
-      of: which data set, for messages: "of the data".
+      of: the data set in messages, such as "of the data".
     """
 
     def __init__(self, of: str = "of the data"):
@@ -105,23 +104,24 @@ class CurrentReads:
         self._file: mmap | None = None
 
     def begin(self, what: int | str, count: int = 1) -> None:
-        """Say that this thread begins to read an example: its number, or words. What it read before is over.
+        """Record the start of a read by this thread, in place of its previous read.
 
         Args:
-          count: how many examples are read in one call, of which `what` is the first.
+          what: the index of the example, or a description.
+          count: number of examples that one call reads, of which `what` is the first.
         """
         self._by_thread[threading.get_ident()] = (what, count, time.monotonic())
         if self._file is not None:
             self._write()
 
     def end(self) -> None:
-        """Say that this thread reads nothing more."""
+        """Record the end of this thread's read."""
         self._by_thread.pop(threading.get_ident(), None)
         if self._file is not None:
             self._write()
 
     def now(self) -> list[CurrentRead]:
-        """Return what is being read, the oldest first. Called from any thread."""
+        """Return the reads in progress, the oldest first. Thread-safe."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         reads = sorted(self._by_thread.copy().items(), key=lambda item: item[1][2])
         return [
@@ -136,7 +136,7 @@ class CurrentReads:
         ]
 
     def write_to(self, file: mmap) -> None:
-        """Have the oldest read written to a file, too, where another process reads it by `read_status`."""
+        """Also write the oldest read to this file from now on; another process parses it by `read_status`."""
         self._file = file
         self._write()
 
@@ -146,7 +146,7 @@ class CurrentReads:
         what, count, since = oldest
         _STATUS.pack_into(self._file, 0, what if isinstance(what, int) else -1, count, since)  # type: ignore[arg-type]
 
-    def __reduce__(self) -> tuple[Any, ...]:  # in another process there are other threads
+    def __reduce__(self) -> tuple[Any, ...]:  # another process has other threads
         return CurrentReads, (self._of,)
 
 
@@ -155,12 +155,12 @@ STATUS_BYTES = _STATUS.size
 
 
 def read_status(status: bytes) -> tuple[int, int, float]:
-    """Return what another process has written: the number of the first example, how many, and since when."""
+    """Parse another process's status: the index of the first example, the number of examples, the start of the read."""
     return _STATUS.unpack(status)
 
 
 def words_of(what: int | str, count: int, of: str) -> str:
-    """Return "example 12 of the data"."""
+    """Describe a read: "example 12 of the data"."""
     if isinstance(what, str):
         return f"{what} {of}"
     return f"example {what} {of}" if count == 1 else f"example {what} and {count - 1} more {of} in one call"
@@ -176,38 +176,38 @@ class Readable(Protocol):
 
     @property
     def thread(self) -> FetchThread:
-        """The thread that reads the data, or waits for processes that do: one, so sources need no locks."""
+        """The one thread that reads the data or waits for reader processes, so that sources need no locks."""
         ...
 
     def current_reads(self) -> Sequence[CurrentRead]:
-        """Return what is being read now, by threads of this process or by others."""
+        """Return the reads in progress, by threads of this process or by reader processes."""
         ...
 
     def abandon(self) -> None:
-        """End the processes that read, if there are any; they are started again when they are needed."""
+        """End the reader processes, if there are any; they start again on demand."""
         ...
 
 
-# --- waiting for it ---------------------------------------------------------------------------------------------------
+# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
 class ReadWatch:
-    """Waits for examples, warns of reads that take long, and ends the wait at the deadline.
+    """A wait for examples that warns of slow reads, and ends at the deadline.
 
     Args:
-      data: what is read.
-      world: whose other processes wait meanwhile, if there are any.
+      data: the data that are read.
+      world: the world whose other processes wait meanwhile; `None` if there are none.
     """
 
     def __init__(self, data: Readable, world: World | None):
         self._data, self._world = data, world
-        self._losses: Sequence[Loss] = ()  # when examples came last
+        self._losses: Sequence[Loss] = ()  # at the last successful read
 
     def result(self, future: Future[T]) -> T:
-        """Return the result of a task of the data's thread, or raise its error.
+        """Wait for a task of the data's thread; return its result, or raise its error.
 
         Raises:
-          DataError: one read has taken longer than the deadline.
+          DataError: a read takes longer than the deadline.
         """
         if not future.done():
             self._wait_until(future)
@@ -229,7 +229,7 @@ class ReadWatch:
         while True:
             reads = self._reads()
             now = time.monotonic()
-            passed, last = min(now - last, 2 * tick), now  # what is more, this process was stopped itself
+            passed, last = min(now - last, 2 * tick), now  # a longer time means that this process itself was stopped
             waited = {key: waited.get(key, 0.0) + passed for key in map(_key, reads)}
             longest = max(waited.values())
             late = [read for read in reads if waited[_key(read)] >= 0.75 * longest]
@@ -248,30 +248,28 @@ class ReadWatch:
                 return
 
     def _seconds(self) -> tuple[float, float]:
-        """Return the deadline, 0 for none, and when to warn first."""
+        """Return the deadline (0 for none) and the time of the first warning, both in seconds of waiting."""
         world, deadline = self._world, self._data.read_timeout
         hang_timeout = world.hang_timeout if world is not None and world.processes > 1 else 0.0
         if deadline is None or (deadline == 0 and self._lost()):
-            deadline = (
-                _OF_HANG_TIMEOUT * hang_timeout
-            )  # what one rank has hung in, and was lost, ends the job the next time
+            deadline = _OF_HANG_TIMEOUT * hang_timeout  # the read in which a lost rank hung ends the job the next time
         limits = [_FIRST_WARNING, *([hang_timeout / 4] if hang_timeout else []), *([deadline / 2] if deadline else [])]
         return deadline, min(limits)
 
     def _lost(self) -> Sequence[Loss]:
-        """Return the losses since examples came last: what those ranks were to read, the others read now."""
+        """Return the losses since the last successful read: the other ranks now read these ranks' examples."""
         return self._world.losses[len(self._losses) :] if self._world is not None else ()
 
     def _reads(self) -> Sequence[CurrentRead]:
-        """Return what is waited for: never nothing."""
+        """Return the reads that are waited for; at least one."""
         thread = self._data.thread
         own = CurrentRead("examples", f"thread {thread.name}", 0.0, partial(stack_of_thread, thread.ident))
         return self._data.current_reads() or [own]
 
-    # --- what is said -------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def words(self) -> str:
-        """Return what is waited for: see `adaptive.base.waits`."""
+        """Describe the reads that are waited for; see `adaptive.base.waits`."""
         return "waiting for " + "; ".join(map(str, self._reads()[:_SHOWN]))
 
     def stack(self) -> str:
@@ -315,7 +313,7 @@ def _comes(future: Future[Any], seconds: float) -> bool:
 
 
 def _key(read: CurrentRead) -> tuple[str, float]:
-    return read.what, read.since  # and not the reader: it may be stopped and go on meanwhile
+    return read.what, read.since  # without the reader, whose description changes when it is stopped and continued
 
 
 def _list(reads: Sequence[CurrentRead]) -> str:
@@ -329,9 +327,9 @@ def _stacks(reads: Sequence[CurrentRead]) -> str:
 
 
 def read_in_background(data: Readable, function: Callable[[], T]) -> T:
-    """Call a function that reads, in the thread of the data, watched as a read of a step is.
+    """Call a function that reads in the data's thread, with the warnings and the deadline of a step's reads.
 
     Raises:
-      DataError: one read has taken longer than the deadline.
+      DataError: a read takes longer than the deadline.
     """
     return ReadWatch(data, current_world.get()).result(data.thread.submit(AmbientContext().run, function))

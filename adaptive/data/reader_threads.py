@@ -1,8 +1,8 @@
-"""Threads that read examples of one source at the same time, where reading waits for a disk or a network.
+"""Threads that read examples of one source concurrently, if reading waits for a disk or a network.
 
-Whether it waits is measured: one thread begins, and its processor time is compared with the time that passes. Each
-thread has a copy of the source (`isolated_copies`). Before threads are used for good, what they read is compared with
-what one thread has read, bit by bit, and so is the time that it took.
+Waiting is measured: one thread starts, and its processor time is compared with the wall time. Each thread has a copy of
+the source (`isolated_copies`). Before several threads stay in use, their examples are compared with those of one
+thread, bit by bit, and their duration with that of one thread.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ except ImportError:  # on Windows
     resource = None  # type: ignore[assignment]
 
 MOST_THREADS = 16  # as grain has
-_EXAMPLES = 8  # that are measured before threads are tried, at least
-_WAITED = 0.5  # share of the time of a read, from which on reading is said to wait
-_SECONDS = 100e-6  # of waiting for an example that are worth a thread
+_EXAMPLES = 8  # least number of examples to measure before several threads are tried
+_WAITED = 0.5  # least share of a read's time spent waiting for which several threads are tried
+_SECONDS = 100e-6  # least waiting time per example for which several threads are tried
 _TRIALS = 3
-_FASTER = 0.7  # of one thread's time, that several must not take more than
+_FASTER = 0.7  # several threads may take at most this share of one thread's time
 
 Functions = tuple[Callable[..., Any] | None, ...]
-Own = tuple[Any, Functions]  # a source and functions, of one thread
-Read = Callable[[Own, int], Any]  # of an example's place among those that are read
+Own = tuple[Any, Functions]  # one thread's copies of the source and the functions
+Read = Callable[[Own, int], Any]  # reads the example at an index within the request
 
 
 class ReaderThreads:
-    """Reads examples by one thread, or by several where that is faster.
+    """A reader of examples that uses one thread, or several if they are faster.
 
     Args:
-      source: with a length.
-      functions: what is called with each example, or `None`.
+      source: the source; has a length.
+      functions: the functions that are applied to each example, or `None`.
 
     Attributes:
-      note: why one thread reads although reading waits, or "".
+      note: the reason why one thread reads although reading waits, or "".
     """
 
     def __init__(self, source: Any, functions: Functions):
@@ -61,10 +61,10 @@ class ReaderThreads:
             self._why = str(error)
 
     def read(self, read: Read, count: int) -> list[Any]:
-        """Return `read` of each place below `count`, in order.
+        """Return the results of `read` for the indices below `count`, in order.
 
         Raises:
-          Exception: what `read` raises for the first place for which it raises.
+          Exception: the error of `read` for the first index for which it fails.
         """
         if self._several and count > 1:
             return self._by_several(read, count)
@@ -78,7 +78,7 @@ class ReaderThreads:
         return found
 
     def close(self) -> None:
-        """End the threads; they are started again when they are needed."""
+        """End the threads; they start again on demand."""
         others, self._others = self._others, []
         for thread, _ in others:
             thread.close()
@@ -92,20 +92,21 @@ class ReaderThreads:
         return wall
 
     def _decide(self, read: Read, found: list[Any], seconds: float) -> None:
-        """Use several threads from now on, or one, unless that cannot be told yet.
+        """Decide whether several threads read from now on, unless the measurements do not suffice yet.
 
         Args:
-          found: what one thread has read.
-          seconds: how long that took.
+          read: reads one example.
+          found: the examples that one thread has read.
+          seconds: the time that one thread took.
         """
         waits = self._waited >= max(_WAITED * self._wall, _SECONDS * self._examples)
-        self._decided = not waits or 2 * self._waits < self._examples  # no waits, but a processor that others have used
+        self._decided = not waits or 2 * self._waits < self._examples  # few waits: other processes used the processor
         if self._decided:
             return
         self._tried += 1
         why = (self._why if self._copies is None else self._copies.shared()) or self._try(read, found)
         slow = not why and self._seconds_of_several > _FASTER * seconds
-        if slow and self._tried < _TRIALS:  # copies open files in their first reads
+        if slow and self._tried < _TRIALS:  # try again: the first reads of copies open files
             self._several, self._examples, self._wall, self._waited, self._waits = False, 0, 0.0, 0.0, 0
             return
         self._decided = True
@@ -119,13 +120,13 @@ class ReaderThreads:
             )
 
     def _try(self, read: Read, found: list[Any]) -> str:
-        """Read the same examples by several threads. Returns why that will not do."""
+        """Read the same examples by several threads. Return the reason why that fails, or ""."""
         self._several = True
         try:
             self._threads(min(MOST_THREADS, len(found)) - 1)
             began = time.perf_counter()
             again = self._by_several(read, len(found))
-        except Exception as error:  # of the copies alone: the same examples have been read
+        except Exception as error:  # caused by the copies: one thread has read the same examples
             return f"a copy of the source cannot read ({type(error).__name__}: {error})"
         self._seconds_of_several = time.perf_counter() - began
         return "" if all(map(same, found, again)) else "several threads, each with a copy, have read other examples"
@@ -134,7 +135,7 @@ class ReaderThreads:
         places, found, failed = itertools.count(), [None] * count, _FirstError(count)
 
         def work(own: Own) -> None:
-            while (place := next(places)) < failed.place:  # so all before the first that fails are read
+            while (place := next(places)) < failed.place:  # all examples before the first failure are read
                 try:
                     found[place] = read(own, place)
                 except BaseException as error:
@@ -159,7 +160,7 @@ class ReaderThreads:
 
 
 class _FirstError:
-    """The error of the first place for which reading fails, whichever thread comes to it first."""
+    """The error of the lowest index for which reading fails, independent of the threads' timing."""
 
     def __init__(self, count: int):
         self.place = count
@@ -167,20 +168,20 @@ class _FirstError:
         self._lock = threading.Lock()
 
     def add(self, place: int, error: BaseException) -> None:
-        """Keep the error, unless one of a place before it is kept."""
+        """Keep the error, unless an error of a lower index is kept."""
         with self._lock:
             if place < self.place:
                 self.place, self.error = place, error
 
 
 class _Stopwatch:
-    """What this thread has used since it was made."""
+    """Time and waits of the current thread since this object was created."""
 
     def __init__(self) -> None:
         self._since = self._now()
 
     def read(self) -> tuple[float, float, int]:
-        """Return seconds, processor seconds, and how often this thread has waited by itself."""
+        """Return wall seconds, processor seconds, and the number of voluntary context switches (waits)."""
         wall, processor, waits = (now - then for now, then in zip(self._now(), self._since, strict=True))
         return wall, processor, int(waits)
 
@@ -192,7 +193,7 @@ class _Stopwatch:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two examples, on the host, are the same, bit by bit."""
+    """Return whether two examples on the host are equal, bit by bit."""
     if jax.tree.structure(one) != jax.tree.structure(other):
         return False
     leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)

@@ -1,4 +1,4 @@
-"""Reading a source: one example after another, checked and stacked. In this process, or in one that only reads."""
+"""Read examples of a source, check and stack them. Runs in this process or in a reader process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .stored_arrays import MappedFile, StoredArray
 
 
 class Passes(NamedTuple):
-    """Which time it is that examples are read: what their random numbers depend on, besides their own.
+    """The epochs, seed and shard of examples to read, on which their random numbers depend.
 
     Attributes:
-      epochs: of each example, or of all.
-      seed: the program's.
-      shard: which data set they are of, where there are several.
+      epochs: the epoch of each example, shape=(k,), or of all.
+      seed: the program's seed.
+      shard: the index of the data set, if there are several.
     """
 
     epochs: np.ndarray | int = 0
@@ -33,11 +33,11 @@ class Passes(NamedTuple):
     shard: int = 0
 
     def part(self, which: slice | np.ndarray) -> Passes:
-        """Of some of the examples."""
+        """Return the passes of some of the examples."""
         return self if isinstance(self.epochs, int) else self._replace(epochs=self.epochs[which])
 
     def of(self, shard: int, which: np.ndarray) -> Passes:
-        """Of some of the examples, that are of one shard."""
+        """Return the passes of some of the examples, which belong to one shard."""
         return self.part(which)._replace(shard=int(shard))
 
 
@@ -45,22 +45,22 @@ FIRST_PASS = Passes()
 
 
 def random_numbers(index: int, epoch: int, seed: int, shard: int) -> np.random.Generator:
-    """Those of one example in one epoch, whoever reads it and with whatever others."""
+    """Return the random generator of one example in one epoch, independent of the process and the batch."""
     philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])
     return np.random.Generator(philox)
 
 
 class Reading:
-    """A source and what is done to each of its examples.
+    """A source with the functions that are applied to each of its examples.
 
     Args:
       source: `source[i]` is one example.
-      transform: of an example.
-      augment: of an example and its random numbers.
+      transform: function of an example.
+      augment: function of an example and its random generator.
 
     Attributes:
-      reads: what each thread reads now.
-      narrowing: a note on floats of the first example that are narrowed, if there are any.
+      reads: the current read of each thread.
+      narrowing: notes on floats of the first example that are narrowed.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Reading:
         self._threads: ReaderThreads | None = None
 
     def first(self) -> Any:
-        """Example 0, like which all others have to be."""
+        """Read example 0, which defines the structure, shapes and dtypes of all examples."""
         (example,) = self._items(np.zeros(1, int), FIRST_PASS)
         whole = isinstance(self.source, Table) and self._transform is None and self._augment is None
-        self._lists = not whole and has_lists(example)  # lists in data that are given whole are pytrees
+        self._lists = not whole and has_lists(example)  # lists around whole arrays are pytrees
         example = with_arrays(example, "data[0]") if self._lists else example
         self.narrowing = () if whole else narrowing_notes(example, "data[i]")
         self.example = taken(example, "data[0]")
         return self.example
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
-        """The examples numbered `indices`, stacked."""
+        """Return the examples at these indices as a batch; leaves of shape=(len(indices), …)."""
         if isinstance(self.source, Table) and self._transform is None and self._augment is None:
             try:
                 self.reads.begin(int(indices[0]) if len(indices) else "no example", len(indices))
@@ -98,11 +98,11 @@ class Reading:
 
     @property
     def note(self) -> str:
-        """Why one thread reads although several would take less time, or ""."""
+        """The reason why one thread reads although reading waits, or ""."""
         return self._threads.note if self._threads is not None else ""
 
     def close(self) -> None:
-        """End the threads that read; they are started again when they are needed."""
+        """End the reader threads; they start again on demand."""
         if self._threads is not None:
             self._threads.close()
 
@@ -110,10 +110,10 @@ class Reading:
         return {**vars(self), "_threads": None}
 
     def _items(self, indices: np.ndarray, passes: Passes) -> list[Any]:
-        """The examples one by one; as arrays on the host, once it is known how the first is built."""
+        """Read examples into a list; as arrays on the host, except when the very first example is read."""
         numbers = [int(i) for i in indices]
         epochs = np.broadcast_to(passes.epochs, len(numbers))
-        several = getattr(self.source, "__getitems__", None)  # as torch has it, of sources that read many at once
+        several = getattr(self.source, "__getitems__", None)  # torch's method of sources that read many at once
         if several is None:
             if self._threads is None:  # before anything is read
                 self._threads = ReaderThreads(self.source, (self._transform, self._augment))
@@ -156,13 +156,13 @@ class Reading:
 
 
 def _given(item: Any, number: int) -> Any:
-    """An example that has been read with others at once."""
+    """Return an example that was already read together with others."""
     del number
     return item
 
 
 class Table:
-    """Arrays, as a source of their rows."""
+    """A source of the rows of arrays."""
 
     def __init__(self, columns: Sequence[np.ndarray | StoredArray], tree: Any):
         self._columns, self._tree = list(columns), tree
@@ -174,15 +174,15 @@ class Table:
         return self._tree.unflatten([column[index] for column in self._columns])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The rows of these numbers, one by one, read at once."""
+        """Return a list of the rows at these indices, read in one go."""
         columns = [column[np.asarray(indices)] for column in self._columns]
         return [self._tree.unflatten(row) for row in zip(*columns, strict=True)]
 
     def rows(self, indices: np.ndarray) -> Any:
-        """The rows of these numbers, stacked.
+        """Return the rows at these indices as a batch.
 
         Raises:
-          DataError: a row holds what JAX's width cannot.
+          DataError: a number does not fit the width that JAX computes with.
         """
         columns = [column[indices] for column in self._columns]
         try:
@@ -207,5 +207,5 @@ class Table:
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Batches as one."""
+    """Concatenate batches."""
     return batches[0] if len(batches) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)

@@ -1,4 +1,4 @@
-"""An iterator, epoch after epoch: what it gave, for as long as it may be asked for, and how to go on from there."""
+"""An iterator over epochs that keeps examples as long as they may be read again, and can resume at a position."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _log = logging.getLogger("adaptive")
 
 
 class Mark(NamedTuple):
-    """Where an iterator can be gone on from.
+    """A point from which an iterator can resume.
 
     Attributes:
-      at: the position of what it gives next.
-      epoch: how many epochs have ended before.
-      began: the position at which this one began.
-      state: what the iterator says of itself, for JSON; `None` of one that says nothing.
+      at: the position of the next example.
+      epoch: number of epochs that ended before.
+      began: the position at which this epoch began.
+      state: the iterator's own state, as JSON; `None` if it has none.
     """
 
     at: int
@@ -40,16 +40,16 @@ class Mark(NamedTuple):
 
 
 class ReplayableIterator:
-    """One iterator's examples, by their positions, which can be gone through once.
+    """The examples of an iterator by position, kept until they are released.
 
     Args:
-      begin: an epoch's iterator, or what can be iterated.
-      batched: whether it gives batches.
-      length: how many examples it should give; not a number if that is not known.
-      reads: told of each read.
+      begin: returns an epoch's iterator, or an iterable.
+      batched: whether the iterator yields batches.
+      length: number of examples of an epoch; `None` if unknown, `math.inf` if there are no epochs.
+      reads: records each read.
 
     Attributes:
-      next: the position of the example that it gives next.
+      next: the position of the next example to read.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ReplayableIterator:
         self._error: Exception | None = None
 
     def reach(self, position: int) -> None:
-        """Read until the example at a position is there, or the end of an epoch before it."""
+        """Read until the example at a position is available."""
         self._mark_is_due = True
         while self.next <= position:
             if self._error is not None:
@@ -82,7 +82,7 @@ class ReplayableIterator:
             self._pull()
 
     def look_behind(self, position: int) -> None:
-        """Read until it is known whether an epoch ends before this position. What is wrong there is told who asks."""
+        """Read until it is known whether an epoch ends before this position. A later `reach` raises any error."""
         while self.next <= position and not (self.next == position and self._iterator is None and self._ends):
             if self._error is not None:
                 return
@@ -92,11 +92,11 @@ class ReplayableIterator:
                 return
 
     def example(self, position: int) -> Any:
-        """What stands at a position that has been reached, and not been released."""
+        """Return the example at a position that was reached and not released."""
         return self._kept[position - self._first]
 
     def release(self, position: int) -> None:
-        """What lies before is not asked for again."""
+        """Drop the examples before a position; they must not be requested again."""
         while self._first < position and self._kept:
             self._kept.popleft()
             self._first += 1
@@ -110,14 +110,14 @@ class ReplayableIterator:
                 self._reads.begin(f"the start of epoch {self._epoch}")
                 self._iterator = iter(self._begin(self._epoch))
             if self._mark_is_due or self.next == self._began:
-                state = None if self.next == self._began else state_of(self._iterator)  # epochs are begun by `begin`
+                state = None if self.next == self._began else state_of(self._iterator)  # `begin` starts an epoch
                 self._marks.append(Mark(self.next, self._epoch, self._began, state))
                 self._mark_is_due = False
             self._reads.begin(self.next)
             item = next(self._iterator)
         except StopIteration:
             self._end_epoch()
-        except Exception as error:  # a generator that has raised gives nothing more: that is no end of an epoch
+        except Exception as error:  # kept: a generator that has raised only stops, which must not end the epoch
             error.add_note(f"the iterator raised it instead of giving example {self.next}")
             self._error = error
             raise
@@ -141,7 +141,7 @@ class ReplayableIterator:
     # --- epochs -------------------------------------------------------------------------------------------------------
 
     def epochs(self, position: int) -> float:
-        """Epochs that have ended by a position, and which part of the one that it is in, as far as is known."""
+        """Return the number of epochs before a position, with the fraction of its epoch if the length is known."""
         ended = bisect_right(self._ends, position)
         began = self._ends[ended - 1] if ended else self._base.began
         length = self.epoch_length(position)
@@ -149,24 +149,25 @@ class ReplayableIterator:
         return self._base.epoch + ended + min(done, math.nextafter(1, 0))
 
     def epoch_length(self, position: int) -> int | None:
-        """How long the epoch was that ended last."""
+        """Return the number of examples of the last epoch that ended before a position; None if none has."""
         ended = bisect_right(self._ends, position)
         if not ended:
             return None
         return self._ends[ended - 1] - (self._ends[ended - 2] if ended > 1 else self._base.began)
 
-    # --- going on -----------------------------------------------------------------------------------------------------
+    # --- resuming -----------------------------------------------------------------------------------------------------
 
     def place(self, position: int) -> str:
-        """Where to go on from, for `go_on`."""
+        """Return the last mark at or before a position as JSON, for `go_on`."""
         marks = [mark for mark in list(self._marks) if mark.at <= position]
         return json.dumps(marks[-1] if marks else self._base)
 
     def go_on(self, position: int, place: str) -> None:
-        """Begin again, and skip what lies before a position.
+        """Restart the iterator from a mark, and skip the examples before a position.
 
         Args:
-          place: what `place()` was there; nothing, to begin at the beginning.
+          position: the position of the next example.
+          place: the result of `place(position)`; "" to start at the beginning.
         """
         self.close()
         mark = Mark(*json.loads(place)) if place else Mark(0, 0, 0, None)
@@ -189,7 +190,7 @@ class ReplayableIterator:
         self._iterator = iterator
 
     def close(self) -> None:
-        """End the iterator."""
+        """Close the iterator."""
         iterator, self._iterator = self._iterator, None
         end = getattr(iterator, "close", None)
         if end is not None:
@@ -197,10 +198,10 @@ class ReplayableIterator:
 
 
 def _apart(batch: Any) -> list[Any]:
-    """Return the examples of a batch.
+    """Split a batch into its examples.
 
     Raises:
-      DataError: its leaves have no common leading axis, or are not arrays of numbers.
+      DataError: the leaves have no common leading axis, or are not arrays of numbers.
     """
     batch = arrays_of_batch(batch, "batch")
     leaves = jax.tree.leaves(batch)

@@ -1,4 +1,4 @@
-"""Whether processes have the same data, as far as that can be told before the first step."""
+"""Digests by which processes check before the first step that they have the same data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .examples import Rows
 from .iterable import IterableData
 from .one_example import stacked
 
-# All that is in memory is compared (0.8 s per GB), up to so many bytes. Beyond, and of sources, whose rows cost a
-# user's code, so many rows: where one in a hundred differs, 512 miss it in one of 170 cases.
+# Data in memory are compared as a whole (0.8 s per GB) up to `_ALL_BYTES`. Of larger data, and of sources, whose rows
+# run user code, a sample is compared: if one row in a hundred differs, 512 rows miss that in one of 170 cases.
 _ALL_BYTES = 4 << 30
 _ALL_BYTES_EACH_TIME = 256 << 20
 _BLOCK_BYTES = 16 << 20
@@ -26,8 +26,8 @@ _ROWS_OF_LARGE = 4096
 _ROWS_OF_SOURCES = 512
 _ROWS_READ_TWICE = 16
 _FIRST_OF_ITERATORS = 16
-# Of a source that one process reads: an augmentation that is applied to every second example is missed in one of 32
-# cases. No further row is begun after so many seconds, so a slow source costs two reads.
+# For a source that a single process reads: an augmentation of every second example is missed in one of 32 cases. After
+# `_SECONDS_OF_READING_TWICE` no further row is started, so a slow source costs two reads.
 _ROWS_READ_TWICE_ALONE = 5
 _SECONDS_OF_READING_TWICE = 0.2
 
@@ -37,11 +37,12 @@ _log = logging.getLogger("adaptive")
 def digests_of_data(
     data: Rows | IterableData, all_bytes: int = _ALL_BYTES, world: World | None = None
 ) -> dict[str, str]:
-    """Of the number of examples (in each shard), and of the contents of each leaf. Local.
+    """Return the number of examples (of each shard) and a digest of each leaf, as text by name. Local.
 
     Args:
-      all_bytes: how large a data set in memory is read as a whole.
-      world: whose other processes wait meanwhile.
+      data: the data set.
+      all_bytes: largest size of a data set in memory that is read as a whole.
+      world: the world whose other processes wait meanwhile; `None` if there are none.
     """
     if isinstance(data, IterableData):
         return _digests_of_first(data)
@@ -64,13 +65,13 @@ def digests_of_data(
 
 
 def digest_of_data(data: Rows) -> str:
-    """All that in one, of a data set that may be looked at often. Local."""
+    """Return the digests of a data set as one text; reads less of large data than `digests_of_data`. Local."""
     return ", ".join(digests_of_data(data, _ALL_BYTES_EACH_TIME).values())
 
 
 def _digests_of_first(data: IterableData) -> dict[str, str]:
-    """Of the first examples, which stay where the stream will take them; of iterators of each worker's own, how the
-    examples are built.
+    """Return digests of the first examples, which stay available to the stream; for iterators per worker, only the
+    examples' shapes and dtypes.
     """
     leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), strict=True)
     built = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves}
@@ -85,14 +86,17 @@ def _digests_of_first(data: IterableData) -> dict[str, str]:
 
 
 def steadiness(data: Rows | IterableData, rank: int, world: World | None = None) -> dict[str, str]:
-    """Whether a source's rows are the same when they are read again: equal on all processes if they are on all."""
+    """Return {} if sampled rows of a source are the same when read twice; otherwise a text that names a row and rank.
+
+    Processes compare the results, so that one process's finding becomes an error on all.
+    """
     if isinstance(data, IterableData) or data.in_memory:
         return {}
     rows = in_background(data, world)
     for row in _sample(len(data), _ROWS_READ_TWICE):
         try:
             first, again = (_digests(rows, np.array([row])) for _ in range(2))
-        except Exception:  # the source's own, that a step will meet too; the others wait for an answer
+        except Exception:  # raised by user code; a step will raise it again, and the others wait for this result
             return {}
         if first != again:
             return {"data, read twice,": f"data[{row}] is another example the second time (seen by rank {rank})"}
@@ -100,10 +104,10 @@ def steadiness(data: Rows | IterableData, rank: int, world: World | None = None)
 
 
 def warn_unless_steady(data: Rows | IterableData) -> None:
-    """Read a few examples of a source twice, and log a warning if one is not the same the second time.
+    """Read a few examples of a source twice, and log a warning if one differs the second time.
 
-    For a single process, which has nobody to compare its data with. Sources that other processes read are left out:
-    their reads would wait for these to start.
+    For a single process, which cannot compare its data with others. Skips sources with reader processes, whose start
+    would take long.
     """
     if isinstance(data, IterableData) or data.in_memory or data.num_readers:
         return
@@ -111,7 +115,7 @@ def warn_unless_steady(data: Rows | IterableData) -> None:
     for row in _sample(len(data), _ROWS_READ_TWICE_ALONE):
         try:
             first, again = (_digests(data, np.array([row])) for _ in range(2))
-        except Exception:  # the source's own, that a step will meet too
+        except Exception:  # raised by user code; a step will raise it again
             return
         if first != again:
             _log.warning(
@@ -127,7 +131,7 @@ def warn_unless_steady(data: Rows | IterableData) -> None:
 
 
 def _digests(data: Rows, numbers: np.ndarray) -> list[str]:
-    """Of these rows, by leaf; read in blocks, so that data larger than memory need not be in it."""
+    """Return a digest of each leaf over these rows; reads blocks, so that the data may be larger than memory."""
     leaves = jax.tree.leaves(data.example)
     digests = [hashlib.blake2b(digest_size=8) for _ in leaves]
     block = max(1, _BLOCK_BYTES // max(1, sum(leaf.nbytes for leaf in leaves)))
@@ -138,8 +142,9 @@ def _digests(data: Rows, numbers: np.ndarray) -> list[str]:
 
 
 def _sample(length: int, rows: int) -> np.ndarray:
-    """The numbers of so many rows, one drawn from each of as many equal stretches; the same on all processes. Drawn,
-    since what differs may do so at regular distances.
+    """Return sorted indices of at most this many rows; the same on all processes.
+
+    One index is drawn from each of equal intervals. Random indices also find differences at regular distances.
     """
     if length <= rows:
         return np.arange(length)

@@ -1,4 +1,4 @@
-"""Examples at the positions of a stream, of data that are gone through in turn."""
+"""Read the examples at positions of a stream, for data without an index."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .random_access import Wanted
 
 
 class SequentialReader:
-    """Examples at positions.
+    """A reader of the examples at positions of a stream, for iterators.
 
     Args:
       data: the iterators.
-      seed: of random numbers.
+      seed: the seed of the examples' random numbers.
     """
 
     def __init__(self, data: IterableData, seed: int):
@@ -23,19 +23,19 @@ class SequentialReader:
         self._shared = not data.how.per_worker
 
     def steps_ahead(self, examples: int) -> int:
-        """None: an iterator is as far ahead as its own workers are."""
+        """Return 0: prefetching is left to the iterator."""
         del examples
         return 0
 
     def read(self, wanted: Wanted) -> list[Any]:
-        """A batch for each span; `None` for one without examples."""
+        """Return a batch for each span; `None` for one without examples."""
         with self._data.reading():
             return self._read(wanted)
 
     def _read(self, wanted: Wanted) -> list[Any]:
         for shard, run in self._data.runs.items():
             run.release(wanted.committed[shard])
-            if self._shared:  # so that all processes have seen the same ends of epochs
+            if self._shared:  # read to the end of the step, so that all processes see the same ends of epochs
                 run.reach(wanted.end[0] - 1)
                 run.look_behind(wanted.end[0])
         batches = []
@@ -47,7 +47,7 @@ class SequentialReader:
         return batches
 
     def epochs(self, cursors: Sequence[int]) -> float:
-        """Epochs that have been taken, as a fraction where it is known how long they are. Replicated."""
+        """Return the number of epochs consumed, as a fraction if their length is known. Replicated."""
         if self._data.epochs_are_unknown():
             return 0.0
         if self._data.how.length is not None:
@@ -55,16 +55,16 @@ class SequentialReader:
         return self._data.runs[0].epochs(cursors[0])
 
     def epoch_length(self, cursors: Sequence[int]) -> int | None:
-        """Examples of an epoch, if it is known. Replicated."""
+        """Return the number of examples of an epoch; None if unknown. Replicated."""
         if self._data.epochs_are_unknown():
             return None
         return self._data.length if self._data.how.length is not None else self._data.runs[0].epoch_length(cursors[0])
 
     def place(self, cursors: Sequence[int]) -> str:
-        """Where an iterator that all share stands, as text. Replicated."""
+        """Return the mark of a shared iterator as text, for `go_on`; "" for iterators per worker. Replicated."""
         return self._data.runs[0].place(cursors[0]) if self._shared else ""
 
     def go_on(self, cursors: Sequence[int], place: str) -> None:
-        """Begin again at the cursors."""
+        """Resume the iterators at the cursors."""
         for shard, run in self._data.runs.items():
             run.go_on(cursors[shard], place)

@@ -1,4 +1,4 @@
-"""Data of each worker's own: what devices, hospitals and machines that may not share their data train on."""
+"""A data set per worker, for devices, hospitals and machines that may not share their data."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ class Shards:
 
         program = ad.Program(driver, state, ad.Shards([data_0, data_1, data_2]), global_batch=96)
 
-    Worker i takes the next examples of shard i, which it goes through in another order in each epoch of the *shard*:
-    each example once per shard epoch, whatever is resized. A batch that spans the end of a shard epoch can hold one
-    example twice. How many it takes per step is its batch size, so a worker with a larger batch goes through its
-    shard more often. The program's own epochs count examples: as many as there are
-    in all shards, whoever takes them.
+    Worker i takes its examples from shard i, in a new order for each epoch of the *shard*: each example once per shard
+    epoch, even if batch sizes change. A batch that spans the end of a shard epoch can hold one example twice. The batch
+    size is the number of examples per step, so a worker with a larger batch has more shard epochs. An epoch of the
+    program is as many examples as all shards hold together, over all workers.
 
-    Every process is given all the shards, of which it reads those of its own workers. Numbered end to end they are one
-    data set, which is what `evaluate` takes them for.
+    Every process receives all shards and reads those of its own workers. `evaluate` treats the shards, one after
+    another, as one data set.
 
     Args:
-      data_sets: one per worker, in their order: pytrees of arrays, or sources, as for `Program`; examples of all must
-        have the same structure, shapes and dtypes. Their numbers may differ.
+      data_sets: one data set per worker, in the workers' order: pytrees of arrays, or sources, as for `Program`. The
+        examples of all must have the same structure, shapes and dtypes; the numbers of examples may differ.
 
     Raises:
-      DataError: no data sets, one that is empty, or one whose examples are built otherwise.
+      DataError: no data sets, an empty one, or examples that differ in structure, shape or dtype.
     """
 
     def __init__(self, data_sets: Iterable[Any]):
@@ -74,32 +73,32 @@ class Shards:
 
     @property
     def mapped(self) -> bool:
-        """Whether arrays of some shards are on a disk."""
+        """Whether some shards have arrays on disk."""
         return any(shard.mapped for shard in self._shards)
 
     @property
     def num_readers(self) -> int:
-        """Processes that read, of the shard that has most; each shard has its own."""
+        """The largest number of reader processes of a shard; each shard has its own processes."""
         return max(shard.num_readers for shard in self._shards)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of how the data were taken."""
+        """Notes for the user on how the data were interpreted."""
         return tuple(dict.fromkeys(note for shard in self._shards for note in shard.notes))
 
     def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """Examples of one shard, stacked, as soon as a process has read them."""
+        """Start to read the examples at these indices, all of one shard; the future returns them as a batch."""
         shard = int(np.searchsorted(self._ends, indices[0], side="right"))
         return self._shards[shard].submit(indices - self.shard_ranges[shard].start, passes)
 
     @property
     def read_timeout(self) -> float | None:
-        """The longest of the shards', which `from_source` was given; 0, no limit, is longest."""
+        """The longest `read_timeout` of the shards, in seconds; 0 (no limit) is the longest; `None` for the default."""
         given = [shard.read_timeout for shard in self._shards if shard.read_timeout is not None]
         return None if not given else 0.0 if 0.0 in given else max(given)
 
     def current_reads(self) -> list[CurrentRead]:
-        """Return what is being read now, by threads of this process or by others."""
+        """Return the reads in progress, by threads of this process or by reader processes."""
         return [
             replace(read, what=f"{read.what} of shard {number}")
             for number, shard in enumerate(self._shards)
@@ -107,16 +106,16 @@ class Shards:
         ]
 
     def abandon(self) -> None:
-        """End the processes that read; they are started again when they are needed."""
+        """End the reader processes, one of which hangs; they start again on demand."""
         self.close()
 
     def close(self) -> None:
-        """End the processes that read."""
+        """End the reader processes; they start again on demand."""
         for shard in self._shards:
             shard.close()
 
     def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
-        """The examples numbered `indices`, the shards lying end to end, stacked."""
+        """Return the examples at these indices of the concatenated shards as a batch; shape=(len(indices), …)."""
         shard_of = np.searchsorted(self._ends, indices, side="right")
         numbers = np.unique(shard_of)
         parts = [
@@ -129,33 +128,35 @@ class Shards:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
 
     def shapes(self, examples: int) -> Any:
-        """A batch of that many examples, as shapes."""
+        """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
         return shapes_of(self.example, examples)
 
 
 def stream_of(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Rows | IterableData:
-    """What a user gave as data to train on.
+    """Return a user's training data as rows, or as iterators in progress if they have no index.
 
     Args:
-      workers: of which each must have a shard, if there are shards.
+      data: the data.
+      workers: number of workers; `Shards` must have as many data sets.
       mine: the workers of this process.
-      world: whose other processes wait while an iterator is read.
+      world: the world whose other processes wait while an iterator is read; `None` if there are none.
 
     Raises:
-      DataError: it cannot be used.
+      DataError: the data cannot be used.
     """
     found = data if isinstance(data, Shards) else examples_of(data)
     return IterableData(found, workers, mine, world) if isinstance(found, FromIterator) else rows_of(found, workers)
 
 
 def rows_of(data: Any, workers: int | None = None) -> Rows:
-    """What a user gave as data that have an index.
+    """Return a user's data with an index as rows.
 
     Args:
-      workers: of which each must have a shard, if there are shards.
+      data: the data.
+      workers: number of workers; `Shards` must have as many data sets. `None` for no check.
 
     Raises:
-      DataError: it cannot be used.
+      DataError: the data cannot be used, or have no index.
     """
     if not isinstance(data, Shards):
         found = examples_of(data)
@@ -200,10 +201,13 @@ def _check_like(first: Any, example: Any, number: int) -> None:
 def unused_shards(
     data: Rows | IterableData, sizes: Sequence[int], previous: Sequence[int], *, first: bool
 ) -> list[str]:
-    """What is to be said of workers whose own data are not used from a step of these sizes on.
+    """Return a note on the workers whose shards are not used from this step on, or [].
 
     Args:
-      previous: the sizes of the step before, unless it is the `first`.
+      data: the data.
+      sizes: batch sizes of this step.
+      previous: batch sizes of the previous step.
+      first: whether this is the first step.
     """
     if not isinstance(data, Shards):
         return []

@@ -1,7 +1,7 @@
-"""What functions share although their arguments are copies: global variables and attributes of classes.
+"""Find state that functions share although their arguments are copies: global variables and class attributes.
 
-Found by the names in their code. Instances of library classes, open files above all, are taken for something that
-threads must not share; plain values, functions, classes and modules are not.
+The search follows the names in the functions' code. Instances of library classes, open files above all, count as not
+thread-safe; plain values, functions, classes and modules count as thread-safe.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-_NOT_FOR_THREADS = ("netCDF4", "tables", "pygrib", "eccodes", "gribapi", "pyhdf")  # nor when each opens its own file
-# What changes the process, or the place in a file that copies of its number have in common.
+# Libraries that are not thread-safe even if each thread opens its own file.
+_NOT_FOR_THREADS = ("netCDF4", "tables", "pygrib", "eccodes", "gribapi", "pyhdf")
+# Functions that change the process, or the position in a file that copies of a descriptor share.
 _OF_THE_PROCESS = {"chdir", "redirect_stdout", "redirect_stderr", "lseek"}
 _DEEP = 5
 _MANY = 200_000
@@ -35,8 +36,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdic
 
 
 def plain(container: Any) -> bool:
-    """Return whether a container holds numbers and text alone, and lists, tuples and dicts of them."""
-    values, atoms = [container], _ATOMS - {type(None)}  # what is filled in later begins as None
+    """Return whether a container holds only numbers and text, and lists, tuples and dicts of them."""
+    values, atoms = [container], _ATOMS - {type(None)}  # None may be a placeholder that is filled in later
     for _ in range(_DEEP):
         values = list(chain.from_iterable(v.values() if isinstance(v, dict) else v for v in values))
         kinds = set(map(type, values))
@@ -49,11 +50,11 @@ def plain(container: Any) -> bool:
 
 
 def shared_state(copied: Iterable[types.FunctionType], classes: Iterable[type]) -> str:
-    """Return what the user's code shares and may change, in words; "" for nothing.
+    """Return a description of state that user code shares between threads and may change; "" if none is found.
 
     Args:
-      copied: functions, with a copy for each thread of what they have closed over.
-      classes: of which each thread has instances of its own.
+      copied: functions of which each thread has a copy, closure included.
+      classes: classes of which each thread has its own instances.
     """
     found = set(_NOT_FOR_THREADS) & set(sys.modules)
     if found:
@@ -62,14 +63,14 @@ def shared_state(copied: Iterable[types.FunctionType], classes: Iterable[type]) 
 
 
 class _Search:
-    """Goes through code, and the code that it names."""
+    """A search through functions and classes, and through those that their code names."""
 
     def __init__(self, copied: list[types.FunctionType], classes: list[type]):
         self.functions, self.classes = list(copied), classes
         self._copied, self._seen = set(map(id, copied)), set[int]()
 
     def run(self) -> str:
-        """Return the first that is found."""
+        """Return a description of the first shared state that is found, or ""."""
         while self.functions or self.classes:
             thing: Any = self.classes.pop() if self.classes else self.functions.pop()
             if id(thing) in self._seen:
@@ -115,7 +116,7 @@ class _Search:
         return ""
 
     def _of_value(self, value: Any, what: str) -> str:
-        value = getattr(value, "__func__", value)  # of staticmethod and classmethod
+        value = getattr(value, "__func__", value)  # unwrap staticmethod and classmethod
         if isinstance(value, property):
             self.functions += [f for f in (value.fget,) if isinstance(f, types.FunctionType)]
         elif isinstance(value, cached_property):
@@ -125,14 +126,14 @@ class _Search:
         return ""
 
     def _is_inert(self, value: Any, deep: int) -> bool:
-        """Whether threads may share a value; of its code, that is to be looked through, too."""
+        """Return whether threads may share a value. Queues the value's functions and classes for the search."""
         kind = type(value)
         if kind in _ATOMS or isinstance(value, _INERT):
             return True
         if isinstance(value, types.FunctionType | type):
             (self.classes if isinstance(value, type) else self.functions).append(value)  # type: ignore[arg-type]
             return True
-        wrapped = getattr(value, "__wrapped__", None)  # of lru_cache, jax.jit and the like
+        wrapped = getattr(value, "__wrapped__", None)  # set by lru_cache, jax.jit and the like
         if isinstance(wrapped, types.FunctionType) and not _is_users(kind.__module__):
             self.functions.append(wrapped)
             return True
@@ -157,7 +158,7 @@ _NAMESPACE = types.SimpleNamespace
 
 
 def _parts(value: Any) -> list[Any] | None:
-    """Return what a value is made of; `None` if that cannot be told."""
+    """Return the parts of a value; `None` if they are unknown."""
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
@@ -173,10 +174,10 @@ def _parts(value: Any) -> list[Any] | None:
 
 
 def contents_of(function: types.FunctionType) -> Iterator[Any]:
-    """What a function keeps from call to call, besides its globals.
+    """Yield the values that a function keeps between calls, besides globals: closure, defaults and attributes.
 
     Raises:
-      ValueError: it closes over a variable that has no value yet.
+      ValueError: the closure has a variable without a value.
     """
     yield from (cell.cell_contents for cell in function.__closure__ or ())
     yield from function.__defaults__ or ()
@@ -185,7 +186,7 @@ def contents_of(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _changed_global(code: types.CodeType) -> str:
-    """The global variable that code assigns to, or to an attribute of, if there is one."""
+    """Return the first global variable, or attribute of one, that code assigns to; "" if there is none."""
     before: Any = None
     for step in dis.get_instructions(code):
         if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -197,7 +198,7 @@ def _changed_global(code: types.CodeType) -> str:
 
 
 def _change_themselves(kind: type) -> bool:
-    """Whether methods of a class assign to attributes after an instance is made."""
+    """Return whether methods of a class assign to attributes after construction."""
     methods = [value for base in kind.__mro__ for name, value in vars(base).items() if name not in _MAKING]
     found = [value for value in methods if isinstance(value, types.FunctionType)]
     steps = [step.opname for method in found for code in _codes(method.__code__) for step in dis.get_instructions(code)]
@@ -208,7 +209,7 @@ _MAKING = ("__init__", "__post_init__", "__setstate__", "__setattr__", "__delatt
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions in it."""
+    """Yield a code object and, recursively, those of its nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -216,13 +217,13 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _owners(function: types.FunctionType, names: set[str]) -> list[dict[str, Any]]:
-    """Where a function's names may be found: its globals, and the user's modules that it uses or imports."""
+    """Return the namespaces of a function's names: its globals, and the user's modules that it uses or imports."""
     package = function.__globals__.get("__package__") or ""
     kept = [value for value in contents_of(function) if isinstance(value, types.ModuleType)]
     modules = kept + [sys.modules[name] for name in names if name in sys.modules]
     modules += [sys.modules[f"{package}.{name}"] for name in names if f"{package}.{name}" in sys.modules]
     found, owners = dict[str, types.ModuleType](), [function.__globals__]
-    for owner in owners:  # which grows
+    for owner in owners:  # the list grows meanwhile
         modules += [owner[name] for name in names & owner.keys() if isinstance(owner[name], types.ModuleType)]
         new = {module.__name__: module for module in modules if _is_users(module.__name__)}
         owners += [vars(module) for name, module in new.items() if name not in found]
@@ -232,7 +233,7 @@ def _owners(function: types.FunctionType, names: set[str]) -> list[dict[str, Any
 
 @lru_cache
 def _is_users(module: str) -> bool:
-    """Whether a module is neither Python's, nor installed, nor this library's."""
+    """Return whether a module is user code: not of Python, not installed, and not of this library."""
     found = sys.modules.get(module)
     if module == "__main__" or found is None:
         return True

@@ -1,4 +1,4 @@
-"""Arrays whose rows stay on disk until a batch needs them."""
+"""Arrays on disk, of which only the rows of a batch are read: memory-mapped files, HDF5 and zarr."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_mapped(array: Any) -> bool:
 
 
 class MappedFile(NamedTuple):
-    """A file that is mapped into memory, for another process: pickled as it is, it would be read as a whole."""
+    """A reference to a memory-mapped array, for another process: pickling the array would read the whole file."""
 
     name: str
     offset: int
@@ -46,7 +46,7 @@ class MappedFile(NamedTuple):
 
 
 def is_stored(value: Any) -> bool:
-    """Whether `value` is an array of h5py or zarr, whose rows are read from a file or a store."""
+    """Return whether `value` is an array of h5py or zarr."""
     return any(
         kind.__name__ in ("Dataset", "Array") and kind.__module__.partition(".")[0] in ("h5py", "zarr")
         for kind in type(value).__mro__
@@ -54,7 +54,11 @@ def is_stored(value: Any) -> bool:
 
 
 def arrays_of_group(value: Any) -> Any:
-    """The arrays of an HDF5 file or group, or of a zarr group, by name; groups in it likewise; all else as it is."""
+    """Return the arrays of an HDF5 file, HDF5 group or zarr group by name, subgroups as dicts; other values unchanged.
+
+    Raises:
+      DataError: the HDF5 file is closed.
+    """
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
     if ("zarr", "Group") in kinds:
         members = {**dict(value.arrays()), **dict(value.groups())}
@@ -68,17 +72,19 @@ def arrays_of_group(value: Any) -> Any:
 
 
 class StoredArray:
-    """An array of h5py or zarr, of which no more is read than is asked for.
+    """An array of h5py or zarr, of which only requested rows are read.
 
     Args:
       array: an `h5py.Dataset` or a `zarr.Array`.
-      name: of the array in the data, for errors.
+      name: name of the array in the data, for errors.
 
     Attributes:
-      shape, ndim, dtype: of the array; in this machine's byte order.
+      shape: shape of the array.
+      ndim: number of axes.
+      dtype: dtype of the array, in native byte order.
 
     Raises:
-      DataError: its file is closed, or it holds no numbers.
+      DataError: the file is closed, or the array does not hold numbers.
     """
 
     def __init__(self, array: Any, name: str):
@@ -90,10 +96,10 @@ class StoredArray:
         self._check_numbers()
 
     def __getitem__(self, rows: int | np.ndarray) -> np.ndarray:
-        """One row, or the rows of these numbers, in their order.
+        """Return the row at an index, or the rows at several indices in their order.
 
         Raises:
-          DataError: the file has been closed.
+          DataError: the file is closed.
         """
         self._check_open()
         if isinstance(rows, int | np.integer):
@@ -107,7 +113,7 @@ class StoredArray:
             raise DataError(_CLOSED.format(f"{self._name} is a dataset", "the file"))
 
     def _check_numbers(self) -> None:
-        kinds = self.dtype.metadata or {}  # where h5py says what its objects are
+        kinds = self.dtype.metadata or {}  # h5py describes object dtypes here
         if "vlen" in kinds:
             what = "text" if kinds["vlen"] in (str, bytes) else "rows of different lengths"
             raise DataError(f"{self._name} holds {what}; it must be an array of numbers.")
@@ -117,7 +123,7 @@ class StoredArray:
             raise DataError(f"{self._name} {error}") from None
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """The array's place, for another process: handles of HDF5 cannot be pickled; zarr's arrays can.
+        """Return a zarr array, or the path and name of an HDF5 dataset, whose handles cannot be pickled.
 
         Raises:
           DataError: the file is closed, or another process cannot open it by its name.
@@ -131,7 +137,7 @@ class StoredArray:
                 f"{self._name} is in an HDF5 file with driver={file.driver!r}, which another process cannot open by "
                 "its name. Leave out num_readers=, or save the file to a disk."
             )
-        # The class brings its module along: nothing here imports h5py.
+        # Unpickling the class imports h5py, so that this module need not.
         return type(file), os.path.abspath(file.filename), self._array.name, self._name
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -151,15 +157,18 @@ class StoredArray:
 
 _BY_NAME = ("sec2", "stdio", "windows")
 _CLOSED = "{} of an HDF5 file that is closed. Leave {} open as long as the program reads it."
-_FANCY = 1000  # rows that HDF5 selects at once; its selections take long where they are large
+_FANCY = 1000  # largest number of rows to select at once; HDF5 is slow at large selections
 
 
 def rows_of_hdf5(array: Any, rows: np.ndarray) -> np.ndarray:
-    """Rows of an HDF5 dataset, in any order and more than once; shape=(len(rows), *array.shape[1:]).
+    """Read rows of an HDF5 dataset, in any order and with repetitions; shape=(len(rows), *array.shape[1:]).
 
-    HDF5 wants numbers that increase. Rows that lie side by side are read at once, as in data that are sorted; others
-    one by one, which is faster than h5py's selection of several (measured: 34 ms and 73 ms for 512 compressed rows of
-    1 kB) but in files without chunks (13 ms and 4 ms). In their order each chunk is unpacked once.
+    HDF5 requires increasing indices. Adjacent rows are read at once; others one by one, which is faster than h5py's
+    selection of several (measured: 34 ms instead of 73 ms for 512 compressed rows of 1 kB), except in files without
+    chunks (13 ms instead of 4 ms). Reading in increasing order unpacks each chunk once.
+
+    Raises:
+      IndexError: an index is out of range.
     """
     numbers, back = np.unique(rows, return_inverse=True)
     if len(numbers) and (numbers[0] < 0 or numbers[-1] >= array.shape[0]):

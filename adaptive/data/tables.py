@@ -1,6 +1,6 @@
-"""Data frames and tables of pandas, polars and pyarrow as columns by name, without importing them.
+"""Convert data frames and tables of pandas, polars and pyarrow to dicts of columns, without importing them.
 
-A matrix of one dtype would round identifiers to floats and lose the names; so each column becomes an array of its own.
+Each column becomes its own array: a matrix of one dtype would round integer identifiers to floats and lose the names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LAZY = {
 
 
 class _Library(NamedTuple):
-    """How a library reads a column, and how one writes in it what the errors advise."""
+    """The column converter of a library, and code in that library for the advice in errors."""
 
     read: Callable[[Any], Any]
     table: str
@@ -77,7 +77,7 @@ _LIBRARIES = {
 
 @lru_cache(maxsize=1024)
 def _class_of(cls: type) -> tuple[Literal["table", "column", "lazy", ""], str]:
-    """What objects of a class are, and the library whose they are or, of lazy ones, what makes a table of them."""
+    """Return what instances of a class are, and their library; for lazy ones, the code that makes a table of them."""
     for base in cls.__mro__:
         key = (base.__module__.partition(".")[0], base.__name__)
         if key in _CLASSES:
@@ -98,18 +98,18 @@ def is_table(value: object) -> bool:
 
 
 def by_column(data: Any, root: str = "data") -> Any:
-    """Return data with a dict of arrays in place of each table, and an array in place of each column of one.
+    """Return data with a dict of arrays in place of each table, and an array in place of each single column.
 
     Args:
-      data: a pytree; or anything else, which is returned as it is.
-      root: what to call it in errors.
+      data: a pytree; anything else is returned unchanged.
+      root: name of the data in errors.
 
     Raises:
-      DataError: a column is not one of numbers; columns have no names, or the same; data are a list of tables.
+      DataError: a column does not hold numbers; names of columns are missing or repeated; data are a list of tables.
     """
     if isinstance(data, list):
         _refuse_list_of_tables(data)
-        if data and isinstance(data[0], dict):  # examples, which are looked at one by one
+        if data and isinstance(data[0], dict):  # a list of examples, whose tables are converted one by one later
             return data
     if jax.tree_util.all_leaves([data]) and not is_tabular(data) and not is_sparse(data):
         return data
@@ -130,7 +130,7 @@ def arrays_of(value: Any) -> Any:
     """Return a table as a dict of arrays by column name, and a column as an array.
 
     Raises:
-      NotAnArrayError: a column is not one of numbers; or a table has no columns, or names that are no keys of a dict.
+      NotAnArrayError: a column does not hold numbers; a table has no columns, or unsuitable names; a query is lazy.
     """
     kind, library = _class_of(type(value))  # type: ignore[arg-type]
     if kind == "lazy":
@@ -159,8 +159,8 @@ def _arrays_of_table(table: Any, library: _Library) -> dict[str, Any]:
 
 
 def _names_of(table: Any) -> list[str]:
-    """The names of a table's columns."""
-    columns = getattr(table, "column_names", None)  # of pyarrow, whose `columns` are the arrays
+    """Return the names of a table's columns, which must be unique texts."""
+    columns = getattr(table, "column_names", None)  # pyarrow; its `columns` are the arrays
     columns = table.columns if columns is None else columns
     if getattr(columns, "nlevels", 1) > 1:
         raise NotAnArrayError(
@@ -185,10 +185,12 @@ _ORDER = ("text", "bytes", "other", "times", "categories", "missing", "ragged")
 
 
 def _advice(wrong: Sequence[tuple[str, ColumnError]], library: _Library, alone: bool = False) -> list[str]:
-    """A line for each reason: which columns, what they are, and what to write.
+    """Return a line for each kind of error: the columns, their contents, and the code to write.
 
     Args:
-      alone: whether it is a column that was given without its table.
+      wrong: the columns with errors.
+      library: their library.
+      alone: whether the column was passed without its table.
     """
     lines = []
     for why in _ORDER:
@@ -219,7 +221,7 @@ def _it(names: Sequence[str]) -> str:
 
 
 def _refuse_list_of_tables(data: list[Any]) -> None:
-    """Raise for a list of tables, which as dicts would be taken for one example each."""
+    """Raise for a list of tables, which would be mistaken for a list of examples."""
     if data and all(map(is_table, data)):
         library = _LIBRARIES[_class_of(type(data[0]))[1]]  # type: ignore[arg-type]
         raise DataError(

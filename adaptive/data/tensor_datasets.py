@@ -1,4 +1,4 @@
-"""PyTorch's `TensorDataset`, whose tensors are columns: taken whole, they are the same examples as one by one."""
+"""PyTorch's `TensorDataset`, whose tensors are read as columns, with the same examples as `dataset[i]`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 def has_columns(dataset: Any) -> bool:
     """Return whether `dataset` is a `TensorDataset`, or a `Subset` of one.
 
-    Derived classes are others, since their `__getitem__` may do something else.
+    Returns False for derived classes, whose `__getitem__` may differ.
     """
     return _is(dataset, "TensorDataset") or (_is(dataset, "Subset") and has_columns(dataset.dataset))
 
 
 def columns_of(dataset: Any) -> tuple[Any, ...]:
-    """Return the tensors of a data set that has columns: of a `Subset`, copies of its rows."""
+    """Return the tensors of a data set that has columns; for a `Subset`, copies of its rows."""
     if _is(dataset, "TensorDataset"):
         return tuple(dataset.tensors)
     indices = np.asarray(dataset.indices)

@@ -1,4 +1,4 @@
-"""PyTorch's loaders and data sets, recognised by their attributes, so that torch is not imported here."""
+"""PyTorch's loaders and data sets, recognized by their attributes, so that torch is not imported here."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .one_example import arrays_of_batch
 
 _log = logging.getLogger("adaptive")
 
-_OURS = {"SequentialSampler", "RandomSampler", "DistributedSampler"}  # that say in which order, and not which examples
+_OURS = {"SequentialSampler", "RandomSampler", "DistributedSampler"}  # these determine the order only
 
 
 def is_loader(data: Any) -> bool:
-    """Whether `data` is a `torch.utils.data.DataLoader`, or like one."""
+    """Return whether `data` has the attributes of a `torch.utils.data.DataLoader`."""
     return all(hasattr(data, name) for name in ("dataset", "batch_size", "sampler", "collate_fn", "num_workers"))
 
 
 def is_iterable_dataset(data: Any) -> bool:
-    """Whether `data` is a torch `IterableDataset`, which inherits a `__getitem__` that only raises."""
+    """Return whether `data` is a torch `IterableDataset`, which inherits a `__getitem__` that only raises."""
     return any(c.__name__ == "IterableDataset" and c.__module__.startswith("torch.") for c in type(data).__mro__)
 
 
 def gives_batches(loader: Any) -> bool:
-    """Whether a loader makes batches of its data set's examples."""
+    """Return whether a loader makes batches of its data set's examples."""
     return getattr(loader, "batch_sampler", None) is not None
 
 
 def replicas_of(data: Any) -> int:
-    """Return among how many processes a loader's sampler divides the data set."""
+    """Return the number of processes among which a loader's sampler divides the data set."""
     if not is_loader(data):
         return 1
     samplers = (data.sampler, getattr(getattr(data, "batch_sampler", None), "sampler", None))
@@ -55,10 +55,10 @@ def _replicas(sampler: Any) -> int:
 
 
 def collate_function(loader: Any) -> Callable[[Any], Any] | None:
-    """Return what a loader does to each example, if it is something that a loader of single examples would do.
+    """Return a function that applies a loader's `collate_fn` to one example; `None` for the default `collate_fn`.
 
     Raises:
-      DataError: its sampler means something that the program's order does not.
+      DataError: the loader's sampler selects examples, which the program's order cannot reproduce.
     """
     batches = getattr(loader, "batch_sampler", None)
     if batches is not None and type(batches).__name__ != "BatchSampler":
@@ -83,7 +83,7 @@ def _other_order(what: str, sampler: Any) -> DataError:
 
 
 def note_of_loader(loader: Any, num_readers: int, in_memory: bool = False) -> str:
-    """Describe what of a loader is used where its data set is taken by index."""
+    """Describe which options of a loader are used and which are not, if its data set is read by index."""
     read = (
         f"read by {num_readers} processes"
         if num_readers
@@ -104,7 +104,7 @@ def note_of_loader(loader: Any, num_readers: int, in_memory: bool = False) -> st
 
 
 class _OneByOne:
-    """A collate function, of one example."""
+    """A loader's `collate_fn`, applied to single examples."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]):
         self._collate = collate
@@ -117,16 +117,16 @@ class _OneByOne:
                     f"the DataLoader's collate_fn makes an array of shape {leaf.shape} of one example; each array must "
                     "have a leading axis of examples. Give its data set, and do the rest in  ad.data.from_source(map=…)"
                 )
-        return jax.tree.map(lambda leaf: leaf[0, ...], batch)  # arrays, of which a list stays a pytree
+        return jax.tree.map(lambda leaf: leaf[0, ...], batch)  # `...` keeps arrays, so that no list of numbers results
 
 
 # --- a loader that is iterated ----------------------------------------------------------------------------------------
 
 
 class LoaderEpochs:
-    """Iterate a loader, epoch after epoch, with random numbers that depend on the epoch alone.
+    """The epochs of a loader, with random numbers that depend only on the epoch.
 
-    Works on a copy of the loader. The copy's samplers have generators that are seeded anew for each epoch, so that all
+    Works on a copy of the loader. The copy's samplers have generators that are reseeded for each epoch, so that all
     processes, and a run that is restored in mid-epoch, get the same order. The copy's workers are not forked from this
     process.
 
@@ -146,7 +146,7 @@ class LoaderEpochs:
         """Return an iterator of the loader's batches in an epoch.
 
         Raises:
-          DataError: the order of batches depends on which worker is faster.
+          DataError: the order of batches depends on the workers' timing.
         """
         if loader is not self._given:
             self.close()
@@ -157,7 +157,7 @@ class LoaderEpochs:
         for generator, base in self._generators:
             state = np.random.SeedSequence([base, epoch]).generate_state(1, np.uint64)
             generator.manual_seed(int(state[0]) >> 1)
-        repeats, self._repeats = self._repeats, None  # looked for in the first epoch only
+        repeats, self._repeats = self._repeats, None  # repetitions are detected in the first epoch only
         return _Batches(iter(self._loader), repeats)
 
     def _take(self, loader: Any) -> None:
@@ -185,7 +185,7 @@ class LoaderEpochs:
 
 
 def _starts_by_fork(loader: Any) -> bool:
-    """Whether a loader would fork its workers from this process."""
+    """Return whether a loader would fork its workers from this process."""
     if not loader.num_workers:
         return False
     chosen = getattr(loader, "multiprocessing_context", None)
@@ -209,9 +209,9 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _own_generators(loader: Any) -> list[tuple[Any, int]]:
-    """Give a copied loader samplers and generators of its own. Returns the generators, and the seed that each had.
+    """Give a copied loader its own samplers and generators. Returns the generators, with the original seed of each.
 
-    A sampler without a generator draws from torch's global one, which is seeded differently in each process.
+    A sampler without a generator draws from torch's global one, which has another seed in each process.
     """
     generators: list[tuple[Any, int]] = []
 
@@ -234,17 +234,17 @@ def _own_generators(loader: Any) -> list[tuple[Any, int]]:
         inner = getattr(batches, "sampler", None)
         if inner is not None:
             batches.sampler = copies.get(id(inner)) or copied(inner)
-    # A loader refuses to have these set, lest it be done in mid-epoch.
+    # A loader refuses to set these attributes, so that nobody does so in mid-epoch.
     loader.__dict__.update(sampler=copies[id(sampler)], batch_sampler=batches)
     return generators
 
 
 class _Batches:
-    """An epoch of a loader: its iterator, with a `close` that ends its workers.
+    """The batches of an epoch of a loader, with a `close` that ends the loader's workers.
 
     Args:
-      iterator: of the loader.
-      repeats: to which the batches are shown; `None` to show them to nobody.
+      iterator: the loader's iterator.
+      repeats: the detector of repetitions, which receives the batches, or `None`.
     """
 
     def __init__(self, iterator: Any, repeats: _Repeats | None):
@@ -265,7 +265,7 @@ class _Batches:
         return batch
 
     def close(self) -> None:
-        """End the workers, unless they are to outlive the epoch."""
+        """End the workers, unless they persist beyond the epoch."""
         if not getattr(self._iterator, "_persistent_workers", False):
             _shut_down(self._iterator)
 
@@ -277,28 +277,28 @@ def _shut_down(iterator: Any) -> None:
 
 
 class _Repeats:
-    """Detect an `IterableDataset` that is not divided among a loader's workers, so that all give the same examples.
+    """A detector of an `IterableDataset` that is not divided among a loader's workers, so that all yield the same.
 
-    Worker w gives the batches w, w + n, w + 2n, … of an epoch. The first of each worker are compared. Data may hold
-    equal examples legitimately: so all that is compared must be equal, and most of a worker's examples must differ from
-    one another.
+    Worker w of n yields the batches w, w + n, w + 2n, … of an epoch. The first batches of the workers are compared.
+    Since data may contain equal examples, the detector warns only if all compared batches are equal and most of one
+    worker's examples differ from one another.
 
     Args:
-      workers: of the loader.
-      batched: whether the loader gives batches.
+      workers: number of the loader's workers.
+      batched: whether the loader yields batches.
     """
 
-    ROUNDS, EXAMPLES = 4, 16  # of each worker, at least, unless the epoch ends before
+    ROUNDS, EXAMPLES = 4, 16  # least numbers of batches and examples of each worker, unless the epoch ends earlier
 
     def __init__(self, workers: int, batched: bool):
         self._workers, self._batched = workers, batched
         self._digests: list[list[bytes]] = []
 
     def take(self, batch: Any) -> bool:
-        """Look at the next batch. Returns whether more are needed."""
+        """Compare the next batch. Returns whether more batches are needed."""
         try:
             self._digests.append(_digests(batch, self._batched))
-        except (NotAnArrayError, IndexError):  # the read that takes the batch raises the error
+        except (NotAnArrayError, IndexError):  # reading the batch will raise the error
             return False
         if len(self._digests) % self._workers:
             return True
@@ -309,7 +309,7 @@ class _Repeats:
         return alike and not enough
 
     def end(self) -> None:
-        """Warn, if what has been seen says so."""
+        """Warn if the compared batches show that all workers yield the same examples."""
         seen = self._of_one()
         if len(self._digests) % self._workers or len(seen) < 2 or len(set(seen)) <= len(seen) / 2:
             return
