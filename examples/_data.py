@@ -1,4 +1,4 @@
-"""The data sets of the examples: arrays in memory, from packages, never downloaded while a program runs."""
+"""The data sets of the examples: arrays in memory, read from installed packages and never downloaded."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-# Where Debian's package puts them; set FASHION_MNIST to a folder with the same four files elsewhere.
+# The folder of Debian's package; set FASHION_MNIST to another folder with the same four files.
 FASHION_MNIST = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
 
 class Dataset(NamedTuple):
-    """Images, float32 in [0, 1] as (examples, height, width, 1), and their labels, int32 as (examples,)."""
+    """Images, float32 in [0, 1] with shape=(examples, height, width, 1), and labels, int32 with shape=(examples,)."""
 
     train: dict[str, np.ndarray]  # "image" and "label"
     test: dict[str, np.ndarray]
@@ -23,7 +23,7 @@ class Dataset(NamedTuple):
 
 
 def load(name: Literal["digits", "fashion-mnist"] = "digits") -> Dataset:
-    """Load a data set; the same arrays in the same order every time.
+    """Load a data set, with the same arrays in the same order every time.
 
     Args:
       name: "digits", 1,797 handwritten digits of 8x8 pixels that come with scikit-learn, split 80/20; or
@@ -42,7 +42,7 @@ def _digits() -> Dataset:
 
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    # In the file the writers follow one another: unshuffled, the test digits would be by other hands.
+    # The file is ordered by writer: without shuffling, the test digits would be by other writers.
     order = np.random.default_rng(0).permutation(len(images))
     n_train = len(order) * 4 // 5
     train, test = (
@@ -69,7 +69,7 @@ def _fashion_mnist() -> Dataset:
 
 
 def _idx(file: str) -> np.ndarray:
-    """Read the IDX format: zero, zero, type (8: bytes), rank; the shape as big-endian int32s; then the elements."""
+    """Read the IDX format: two zeros, type (8: bytes), rank; the shape as big-endian int32; then the elements."""
     raw = gzip.decompress((FASHION_MNIST / file).read_bytes())
     if raw[:3] != b"\x00\x00\x08":
         raise ValueError(f"{FASHION_MNIST / file} is no IDX file of bytes: it starts with {raw[:4].hex(' ')}")

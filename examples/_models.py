@@ -7,10 +7,10 @@ import jax
 
 
 class ConvNet(nn.Module):
-    """A small convolutional net: images (examples, height, width, 1) to logits (examples, classes).
+    """A small convolutional net: images, shape=(examples, height, width, 1), to logits, shape=(examples, classes).
 
-    Every example is computed by itself (there is no batch norm), so a gradient does not depend on how its batch is
-    split. At 10 classes it has 78 thousand parameters for images of 8x8 pixels, 121 thousand for 28x28.
+    Without batch normalization, each example is independent, so a gradient does not depend on the split of its batch.
+    With 10 classes it has 78 thousand parameters for images of 8x8 pixels, 121 thousand for 28x28.
     """
 
     classes: int

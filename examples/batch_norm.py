@@ -1,10 +1,10 @@
-"""Batch normalisation by the statistics of the whole step's batch, on any number of workers: flax linen, and flax nnx.
+"""Batch normalization over the global batch of a step, on any number of workers, with flax linen and flax nnx.
 
     adaptive run -n 2 examples/batch_norm.py
     python examples/batch_norm.py --flax nnx
 
-The line that matters is `axis_name="workers"`. With it a mean in a layer is over all examples of the step, on whichever
-worker, in whichever kernel call they are computed, and the gradient goes through it. Why, and what it costs:
+The line that matters is `axis_name="workers"`. With it, a layer's means are over all examples of the step, those of all
+workers and microbatches, and gradients flow through these means. The reasons and the costs of this are described in
 docs/batch_norm.md.
 """
 

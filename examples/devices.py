@@ -2,9 +2,9 @@
 
     python examples/devices.py --epochs 60
 
-Each device is a worker with a batch size and kernels of its own. Compiling those takes some five seconds behind the
-steps; a shorter run may end before a larger batch has its kernels. On a machine with several GPUs leave out the line
-that asks for CPU devices, and `python examples/listing_1.py` does the same over them.
+Each device is a worker with its own batch size and kernels. Compiling these takes about five seconds in the background;
+a shorter run may end before the kernels of a larger batch are ready. On a machine with several GPUs, remove the line
+that asks for CPU devices: `python examples/listing_1.py` does the same on all GPUs.
 """
 
 import runpy

@@ -1,20 +1,20 @@
-"""Listing 1 of KungFu's workshop paper, to the letter: the gradient noise scale tells how many workers there are to be.
+"""Listing 1 of KungFu's workshop paper, literally: the gradient noise scale determines the number of workers.
 
     adaptive run -n 4 examples/elastic.py
 
-Four processes are started; one of them works, and the others are in reserve until they are asked for. Whoever dies or
-hangs is done without. From another terminal, with a number of those that are printed at the start:
+Four processes start; one of them works, and the others are in reserve until they are requested. If a process dies or
+hangs, training continues without it. Try this from another terminal, with a PID that is printed at the start:
 
-    kill -9 PID        it is lost; the others go on at once, with the same global batch
-    kill -STOP PID     after --hang-timeout seconds it is named, and after twice that killed, so that it is lost, too
+    kill -9 PID        the process is lost; the others continue at once, with the same global batch
+    kill -STOP PID     the process is reported after --hang-timeout seconds, and killed, and so lost, after twice that
 
-The same by itself, worker 0 behind step 190 and worker 2 behind step 210:
+The same without a terminal, for worker 0 after step 190 and worker 2 after step 210:
 
     adaptive run -n 4 examples/elastic.py --kill 0@190 --stop 2@210
 
-Where all processes are on few cores, PJRT_NPROC=1 in the environment gives each of them one thread to compute in.
-In the place of `adapt_workers` there is a policy, `ctrl.noise_workers(64)`, which goes by the bounds of the noise scale
-instead of following each of its ripples.
+If all processes share few cores, set PJRT_NPROC=1 in the environment, which gives each process one compute thread.
+Instead of `adapt_workers` there is a policy, `ctrl.noise_workers(64)`, which uses the bounds of the noise scale and so
+does not follow its fluctuations.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def accuracy(state, batch):
     return jnp.mean(net.apply(state.params, batch["image"]).argmax(-1) == batch["label"])
 
 
-def adapt_workers(control, noise):  # plain Python, runs on every worker, after a step
+def adapt_workers(control, noise):  # plain Python, runs on every worker after a step
     n_peers = np.clip(noise.scale / args.examples_per_worker, 1, control.most_workers).round()
     control.barrier()
     control.rescale(workers=n_peers, global_batch=n_peers * args.examples_per_worker)
@@ -75,19 +75,19 @@ def adapt_workers(control, noise):  # plain Python, runs on every worker, after 
 def driver(state, batch):  # plain JAX
     loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
     avg_grads = comm.all_reduce(grads)  # mean over examples, not mean of means
-    noise = mon.noise_scale(grads, avg_grads)  # rides on the gradient's message
+    noise = mon.noise_scale(grads, avg_grads)  # adds 12 bytes to the gradients' message
     ctrl.hook(adapt_workers, noise, every=args.every)
     state = state.apply_gradients(grads=avg_grads)
     return state, {"loss": comm.all_reduce(loss), "noise": noise.scale}
 
 
 def show(line):
-    if world.rank == 0:  # looked up each time: when rank 0 is lost, another process has that number
+    if world.rank == 0:  # looked up each time: if rank 0 is lost, another process becomes rank 0
         print(line, flush=True)
 
 
 def harm(step):
-    """Do to this process what the command line says."""
+    """Kill or stop this process as the command line says."""
     for victims, number in ((args.kill, signal.SIGKILL), (args.stop, signal.SIGSTOP)):
         if any((worker, step) in victims for worker in world.workers):
             os.kill(os.getpid(), number)
@@ -100,16 +100,16 @@ with comm.world(workers=args.workers, hang_timeout=args.hang_timeout) as world:
 
     show(f"\n{'step':>5} {'epoch':>6} {'noise':>6}   batch sizes")
     before = None
-    for report in program.run(epochs=args.epochs):  # in reserve this waits, and its first report is that of a newcomer
+    for report in program.run(epochs=args.epochs):  # in reserve this waits until the process joins
         if (report.members, report.batch_sizes) != before:
             before = report.members, report.batch_sizes
             sizes = [str(size) if seat in report.members else "-" for seat, size in enumerate(report.batch_sizes)]
             figures = f"{report.step:>5} {report.epoch:>6} {report.metrics['noise']:>6.0f}"
             show(f"{figures}   {' + '.join(sizes)} = {report.global_batch}")
-        for note in report.notes:  # who has joined or left, and who was lost
+        for note in report.notes:  # workers that joined, left or were lost
             show(f"{'':<21} {note}")
         harm(report.step)
 
-    correct = program.evaluate(accuracy, test)  # on all processes: whoever was in reserve has the state by now
+    correct = program.evaluate(accuracy, test)  # on all processes: those in reserve have received the state
     show(f"\ntest accuracy  {correct:.2%} after {program.steps} steps, {program.epoch} epochs")
     show(f"workers        {len(program.members)} at the end; {len(world.losses)} processes lost")

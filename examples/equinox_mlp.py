@@ -1,10 +1,10 @@
-"""An equinox model, with dropout by example, on scikit-learn's digits.
+"""An equinox model, with dropout per example, on scikit-learn's digits.
 
     adaptive run -n 2 examples/equinox_mlp.py
     python examples/equinox_mlp.py
 
-An equinox model holds functions beside its arrays. `eqx.partition` parts them: the arrays are the state, the rest is
-what the driver closes over.
+An equinox model holds functions besides its arrays. `eqx.partition` separates them: the arrays are the state, and the
+driver closes over the rest.
 """
 
 import argparse

@@ -1,20 +1,20 @@
-"""Federated averaging among clients of unequal speed and unlike data: equal local batches, and LB-BSP's.
+"""Federated averaging among clients of unequal speed and different data, with equal and with balanced local batches.
 
     adaptive run -n 4 examples/federated.py
     python examples/federated.py --clients 4
 
-The second line runs the clients in one process, each on a CPU device. Every client has digits of its own, of each class
-another share. In a round it takes a few steps of SGD on its next examples; then the models are averaged, weighted by
-examples. Clients differ in speed: where a device would be k times as slow, the client computes every gradient k times.
-Two programs take turns: with equal local batches, where all wait for the slowest, and with such that rounds end
-together.
+The second line runs the clients in one process, each on a CPU device. Each client has its own digits, with its own
+share of each class. In a round, each client takes a few steps of SGD; then the models are averaged, weighted by
+examples. To simulate a device that is k times slower, a client computes every gradient k times. Two programs alternate:
+one has equal local batches, where all clients wait for the slowest; the other balances them (LB-BSP), so that all
+clients finish a round at the same time.
 """
 
 import argparse
 import os
 
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
-if RANK is not None:  # a core for each rank, before JAX starts its threads; they share where there are not enough
+if RANK is not None:  # pin each rank to a core before JAX starts its threads; ranks share cores if there are too few
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[int(RANK) % len(CORES)]})
 
@@ -49,7 +49,7 @@ params = net.init(jax.random.key(0), train["image"][:1])
 
 
 def label_skew(labels, clients, alpha):
-    """Which examples each client has: of every class a share drawn from Dirichlet(alpha), as Hsu et al. 2019 do."""
+    """Return each client's examples: its share of every class is drawn from Dirichlet(alpha), as in Hsu et al. 2019."""
     rng = np.random.default_rng(0)  # the same on every rank
     parts = []
     for label in np.unique(labels):
@@ -65,10 +65,10 @@ def loss_fn(params, batch):
 
 
 def gradient(params, minibatch, times):
-    """The gradient, computed `times` times over: what makes a client slow."""
+    """Return the gradient, computed `times` times, which simulates a slow client."""
 
     def compute(_, found):
-        same = jax.tree.map(lambda p, g: p - 1e-30 * g, params, found)  # or else XLA would compute it once
+        same = jax.tree.map(lambda p, g: p - 1e-30 * g, params, found)  # otherwise XLA would compute it once
         return jax.grad(loss_fn)(same, minibatch)
 
     return jax.lax.fori_loop(0, times, compute, jax.tree.map(jnp.zeros_like, params))

@@ -4,9 +4,9 @@
     python language_model.py --devices 2               two workers in one process
     python language_model.py                           one
 
-It is on its own: copy it to where you like. The text comes with Python, in `pydoc_data` (what `help("FOR")` prints).
-The batch begins small and follows the gradient noise scale; each worker's part of it follows its speed. A minute on two
-cores; at the end the model writes something.
+This file needs no other file of this folder. The text comes with Python, in `pydoc_data` (what `help("FOR")` prints).
+The batch starts small and follows the gradient noise scale; each worker's share follows its speed. The run takes a
+minute on two cores; at the end the model generates text.
 """
 
 import argparse
@@ -23,7 +23,7 @@ parser.add_argument("--devices", type=int, default=1, help="workers in one proce
 parser.add_argument("--show-every", type=int, default=50, help="steps")
 args = parser.parse_args()
 if "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ:
-    os.environ.setdefault("PJRT_NPROC", "1")  # ranks share the cores: one thread for each, before JAX starts them
+    os.environ.setdefault("PJRT_NPROC", "1")  # ranks share the cores: one thread each, set before JAX starts
 
 from pydoc_data.topics import topics  # noqa: E402
 
@@ -40,13 +40,13 @@ import monitors as mon  # noqa: E402
 if args.devices > 1:
     jax.config.update("jax_num_cpu_devices", args.devices)
 
-# --- the text, as windows that overlap by half: a view, which takes no memory of its own ------------------------------
+# --- the text, as windows that overlap by half: a view, which needs no additional memory ------------------------------
 
 text = "\n\n".join(topics[name] for name in sorted(topics))
 alphabet, codes = np.unique(np.array(list(text)), return_inverse=True)
 codes = codes.astype(np.uint8)  # Python's text has some 100 different characters
 windows = np.lib.stride_tricks.sliding_window_view(codes, args.context + 1)[:: args.context // 2]
-last = len(windows) // 10  # to test on: the end of the text, which no window to train on reaches into
+last = len(windows) // 10  # test windows: the end of the text, which no training window overlaps
 train, test = {"codes": windows[: -last - 2]}, {"codes": windows[-last:]}
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ HEADS = 4
 
 
 def init(seed):
-    """Weights, small enough that the first guess is every character alike."""
+    """Return initial weights, small enough that all characters are equally likely at first."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape):
@@ -79,12 +79,12 @@ def init(seed):
     }
 
 
-def normalised(x, scale):  # over the width, by itself for each character: so nothing depends on the batch
+def normalised(x, scale):  # over the width, independently for each character, so that nothing depends on the batch
     return scale * x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
 
 def logits(params, codes):
-    """What may come next behind each character; codes of shape=(examples, characters)."""
+    """Return the logits of the character after each one; codes have shape=(examples, characters)."""
     x = params["characters"][codes] + params["places"][: codes.shape[1]]
     for block in params["blocks"]:
         heads = (normalised(x, block["scales"][0]) @ block["qkv"]).reshape(*codes.shape, 3, HEADS, -1)
@@ -118,11 +118,11 @@ def driver(state, batch):
     return state, {"loss": comm.all_reduce(loss), "noise": noise.scale}
 
 
-# --- what it has learnt ----------------------------------------------------------------------------------------------
+# --- generating text -------------------------------------------------------------------------------------------------
 
 
 def write(params, begin, length, key):
-    """Let the model go on from `begin`, character by character."""
+    """Return `begin` continued by `length` characters that the model generates."""
 
     @jax.jit
     def go_on(window, keys):
@@ -136,7 +136,7 @@ def write(params, begin, length, key):
 
 
 def codes_of(text):
-    """The last `context` characters as codes, filled up with spaces from the left; shape=(context,)."""
+    """Return the last `context` characters as codes, padded with spaces on the left; shape=(context,)."""
     padded = text.rjust(args.context)[-args.context :]
     return np.searchsorted(alphabet, np.array(list(padded))).astype(np.int32)
 

@@ -1,5 +1,5 @@
-"""Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, give slow workers
-less.
+"""Listing 1 of KungFu's workshop paper, as a program: grow the batch with the gradient noise scale, and give slow
+workers fewer examples.
 
     adaptive run -n 2 examples/listing_1.py      on scikit-learn's digits
     python examples/listing_1.py                 one worker, the same file
@@ -59,7 +59,7 @@ def accuracy(state, batch):
     return jnp.mean(net.apply(state.params, batch["image"]).argmax(-1) == batch["label"])
 
 
-def adapt_batch_size(control, noise):  # plain Python, runs on every worker, after a step
+def adapt_batch_size(control, noise):  # plain Python, runs on every worker after a step
     control.barrier()
     control.rescale(global_batch=min(noise.scale, 1024))
     control.barrier()
@@ -68,7 +68,7 @@ def adapt_batch_size(control, noise):  # plain Python, runs on every worker, aft
 def driver(state, batch):  # plain JAX
     loss, grads = jax.value_and_grad(loss_fn)(state.params, batch)
     avg_grads = comm.all_reduce(grads)  # mean over examples, not mean of means
-    noise = mon.noise_scale(grads, avg_grads)  # rides on the gradient's message
+    noise = mon.noise_scale(grads, avg_grads)  # adds 12 bytes to the gradients' message
     seconds = comm.all_gather(mon.compute_seconds())
     ctrl.hook(adapt_batch_size, noise, every=20)
     ctrl.hook(ctrl.balance(), seconds, every=10)

@@ -3,9 +3,9 @@
     adaptive run -n 2 examples/nnx.py
     python examples/nnx.py
 
-It is the tutorial's program (tests/examples/nnx_on_one_device.py) but for 20 lines: layers and random numbers go by the
-whole step's batch, gradients and metrics are reduced, and a program takes the place of the loop over batches. A step is
-the same on any number of workers: `program.check()`.
+It differs from the tutorial's program (tests/examples/nnx_on_one_device.py) in 20 lines: layers and random numbers use
+the global batch, gradients and metrics are reduced, and a program replaces the loop over batches. A step is the same on
+any number of workers, as `program.check()` verifies.
 """
 
 from functools import partial

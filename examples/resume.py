@@ -1,11 +1,11 @@
-"""Training that can be killed at any time, and goes on where it was: started again by the same line.
+"""Training that can be killed at any time, and resumes when the same command is run again.
 
     adaptive run -n 2 examples/resume.py --kill-after 100      as if the machine failed
-    adaptive run -n 4 examples/resume.py                       goes on, here on more workers
+    adaptive run -n 4 examples/resume.py                       resumes, here on more workers
 
-Every epoch leaves a checkpoint in runs/resume, on the disk behind the steps. What is not whole is never read. The sum
-of examples goes on as if nothing had happened: none is left out and none is taken twice, whatever the number of
-workers. To begin again, delete the folder. What is kept and what is promised: docs/checkpoints.md.
+Every epoch stores a checkpoint in runs/resume, written in the background. Incomplete checkpoints are never read. The
+number of examples continues as if nothing had happened: each example is used once per epoch, on any number of workers.
+To start from the beginning, delete the folder. The contents and guarantees of checkpoints are in docs/checkpoints.md.
 """
 
 import argparse
@@ -72,6 +72,6 @@ with comm.world() as world:
     for report in program.run(epochs=args.epochs - program.epoch, checkpoint=ad.Checkpoints(args.run, every="1 epoch")):
         if args.kill_after and report.step >= args.kill_after and any(Path(args.run).glob("0*")):
             os.kill(os.getpid(), signal.SIGKILL)
-        if report.examples % len(train["x"]) < report.global_batch:  # it has ended an epoch
+        if report.examples % len(train["x"]) < report.global_batch:  # this step ended an epoch
             show(f"epoch {report.epoch:>3}   step {report.step:>4}   loss {report.metrics['loss']:.4f}")
     show(f"test accuracy {program.evaluate(accuracy, test):.2%} after {program.epoch} epochs")

@@ -1,9 +1,9 @@
-"""A neighbor's job starts at noon: one worker's core is shared with a busy process, with and without balancing.
+"""One worker temporarily shares its core with another busy process; with and without balancing.
 
     adaptive run -n 2 examples/straggler.py
 
-Every rank is pinned to a core of its own. Two programs with the same driver take turns: one keeps equal batches, the
-other balances. After a while the last rank starts a busy process on its core, and later ends it.
+Each rank is pinned to its own core. Two programs with the same driver alternate: one keeps equal batches, the other
+balances them. After a while the last rank starts a busy process on its core, and later ends it.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def balanced(state, batch):
 
 @contextmanager
 def neighbor(core):
-    """A busy process on one core."""
+    """Run a busy process on this core during the `with` block."""
     spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {os.getpid()}: pass"
     process = subprocess.Popen([sys.executable, "-c", spin])
     try:
@@ -69,7 +69,7 @@ def neighbor(core):
 
 
 def phase(programs, busy):
-    """Let the programs take turns, ten steps each; the milliseconds of their steps."""
+    """Alternate between the programs, ten steps each, and print the median time of their steps."""
     milliseconds = {name: [] for name in programs}
     for _ in range(args.steps // 10):
         for name, program in programs.items():

@@ -1,17 +1,17 @@
-"""One word picks how workers synchronise: digits with each strategy, and what each makes of small batches.
+"""Select a synchronization strategy by one word: train on digits with each strategy, with small batches.
 
     adaptive run -n 4 examples/strategies.py
     python examples/strategies.py --workers 4 --strategy model_averaging
 
-The second line runs the workers in one process, each on a CPU device. By default all strategies are run, one after
-another, for as many epochs each.
+The second line runs the workers in one process, each on a CPU device. By default all strategies run one after another,
+for the same number of epochs each.
 """
 
 import argparse
 import os
 
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
-if RANK is not None:  # a core for each rank, before JAX starts its threads; they share where there are not enough
+if RANK is not None:  # pin each rank to a core before JAX starts its threads; ranks share cores if there are too few
     CORES = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {CORES[int(RANK) % len(CORES)]})
 
@@ -56,7 +56,7 @@ def loss_fn(params, batch):
 
 
 def when_it_learns(control, loss):
-    """From a loss of 0.5 on the hybrid goes on synchronously."""
+    """Switch the hybrid strategy to synchronous steps once the loss is below 0.5."""
     if loss < 0.5:
         control.set(synchronous=True)
 
