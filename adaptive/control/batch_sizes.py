@@ -108,7 +108,7 @@ class BatchSizes:
         return self.next or self.pending or self.current
 
     def bounds(self, shares: Sequence[float] | None = None) -> Limits:
-        """The limits of those who take part: with the shares that were asked for last, or with others."""
+        """Return the limits of the workers that take part, with the shares that were requested last, or with others."""
         return self.limits.of([share > 0 for share in (self.shares if shares is None else shares)])
 
     # --- request ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class BatchSizes:
     def _nearest(
         self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
     ) -> tuple[int, list[str]]:
-        """The global batch that can be; and a note where it is not what was asked for, unless that is known."""
+        """Return the nearest possible global batch, and a note if it is not the requested one and that is new."""
         total = bounds.nearest(asked)
         if total in (asked, known):
             return total, []
@@ -190,7 +190,7 @@ class BatchSizes:
         return f"rounded to {total}, a multiple of {limits.multiple}"
 
     def _with_quantum(self, total: int, shares: Sequence[float]) -> Limits:
-        """The limits, with the quantum of such sizes."""
+        """Return the limits, with the quantum of such sizes."""
         if not self._follows:
             return self.limits
         quantum = auto_quantum(total, len(self.bounds(shares).active), self.limits.multiple)
@@ -233,7 +233,7 @@ class BatchSizes:
         return notes + changed
 
     def _still_wanted(self, total: int) -> tuple[Cause, ...]:
-        """Who asked for the global batch, where those who were there so far could not hold it."""
+        """Return who requested a global batch that the members so far could not hold."""
         unmet = sum(self.target) != self.wanted and total != sum(self.current)
         return (self._wanted_by,) if unmet and self._wanted_by is not None else ()
 
@@ -268,7 +268,7 @@ class BatchSizes:
     # --- force --------------------------------------------------------------------------------------------------------
 
     def step_done(self) -> None:
-        """A step has run with the current sizes. The next one has the pending ones, if all can make them."""
+        """Record a step with the current sizes. The next one has the pending sizes, if all processes can make them."""
         self.previous, self.causes = self.current, ()
         ready, self._all_ready = self._all_ready, False  # was said of these; the next step may end with nothing said
         if self.pending is not None and (ready or self._all_able):
@@ -326,7 +326,7 @@ class BatchSizes:
     # --- what can be asked for ----------------------------------------------------------------------------------------
 
     def exactly(self, global_batch: Any = None, shares: Any = None, seats: Sequence[int] | None = None) -> Decision:
-        """A decision for these, neither clipped nor rounded.
+        """Return a decision for exactly these sizes, neither clipped nor rounded.
 
         Args:
           seats: who will be there; by default who is.
@@ -358,7 +358,7 @@ class BatchSizes:
     def check_global(
         self, global_batch: Any, shares: Sequence[float] | None = None, seats: Sequence[int] | None = None
     ) -> int:
-        """A valid global batch, with these shares or the present ones, or an error that says why it is none.
+        """Return a valid global batch, with these shares or the present ones.
 
         Args:
           seats: who will be there, if others than now.
@@ -398,8 +398,8 @@ class BatchSizes:
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
-    """A power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few pieces.
-    Times `multiple`, of which batches are made.
+    """Return a power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few
+    pieces. Times `multiple`, of which batches are made.
     """
     return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
 

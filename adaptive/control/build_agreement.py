@@ -50,7 +50,7 @@ _VERSIONS = "versions"  # may differ on purpose, but explain what else does
 
 
 def versions() -> str:
-    """Of the libraries that results depend on. Local."""
+    """Return the versions of the libraries that results depend on. Local."""
     return f"jax {jax.__version__}, numpy {np.__version__}"
 
 
@@ -112,7 +112,7 @@ _ADVICE = {
 
 
 def digest_of_tree(tree: Any) -> str:
-    """Of the contents of all leaves."""
+    """Return a digest of the contents of all leaves."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in jax.tree.leaves(tree):
         array = numbers_of(leaf)
@@ -122,7 +122,7 @@ def digest_of_tree(tree: Any) -> str:
 
 
 def digest_of_plan(plan: Plan) -> str:
-    """Of all that a driver computes: operations, what they are done on, and the numbers in it."""
+    """Return a digest of all that a driver computes: operations, operands and constants."""
     text = repr((plan.signature, [line.text for line in _lines(plan)]))
     return f"{plan.graph.name}, {len(plan.graph.eqns)} equations, {digest_of_text(text)}"
 
@@ -131,7 +131,7 @@ _ENDS = "driver, in what it takes or returns,"
 
 
 def digests_of_lines(plan: Plan) -> dict[str, str]:
-    """Of the equations that stem from each line of the driver."""
+    """Return a digest for each line of the driver, of the equations that come from it."""
     lines: dict[str, list[str]] = {}
     for line in _lines(plan):
         lines.setdefault(f"driver, at {line.where}," if line.where else _ENDS, []).append(line.text)

@@ -29,7 +29,7 @@ class Request(NamedTuple):
         return self.decision.global_batch is not None or self.decision.shares is not None
 
     def fields(self) -> dict[str, Any]:
-        """The request as a record has it; what was not asked for is left out."""
+        """Return the fields that a record holds, without empty ones."""
         asked = {name: getattr(self.decision, name) for name in ("global_batch", "shares", "workers")}
         found = {name: value for name, value in asked.items() if value is not None}
         found |= {"stop": True} if self.decision.stop else {}
@@ -51,7 +51,7 @@ class Moved(NamedTuple):
     lost: tuple[int, ...]
 
     def fields(self) -> dict[str, Any]:
-        """The move as a record has it; empty lists are left out."""
+        """Return the fields that a record holds, without empty ones."""
         return {name: list(seats) for name, seats in self._asdict().items() if seats}
 
 

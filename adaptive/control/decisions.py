@@ -79,7 +79,7 @@ class Decisions:
         return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, requests)]
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
-        """What `Program.rescale` asks for after `step`.
+        """Return what `Program.rescale` asks for after `step`.
 
         Raises:
           BatchSizeError, WorkerCountError: it cannot be.
@@ -93,7 +93,7 @@ class Decisions:
         self._digest.enter(step, "program.rescale", decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
-        """What `Program.set` asks for after `step`.
+        """Return what `Program.set` asks for after `step`.
 
         Raises:
           DriverError: it cannot be.

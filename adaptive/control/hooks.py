@@ -65,7 +65,7 @@ class _Unknown:
                 self.values.setdefault(path[0].idx, []).append(leaf)
 
     def see(self, leaves: Sequence[Any]) -> None:
-        """A step was shown."""
+        """Record which values of a step that was shown were known."""
         self.steps += 1
         known = [value for value, own in self.values.items() if not all(bool(np.all(np.isnan(leaves[i]))) for i in own)]
         for value in known:
@@ -121,7 +121,7 @@ class Hooks:
         self.next_due = self._due_after(0)
 
     def due(self, step: int) -> list[int]:
-        """Which hooks decide after this step, by their numbers."""
+        """Return the numbers of the hooks that decide after this step."""
         rests = self._rest_until
         return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
 

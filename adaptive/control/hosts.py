@@ -46,19 +46,21 @@ class HostSurvey:
 
 
 def this_host() -> str:
-    """What tells this host from others. Local."""
+    """Return an identifier of this host. Local."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
 def cache_of_host() -> str | None:
-    """The compilation cache, with its host: what lies in it for CPUs holds instructions of the very machine. Local."""
+    """Return the compilation cache's path with its host, because cached CPU programs hold instructions of that machine.
+    Local.
+    """
     folder = jax.config.jax_compilation_cache_dir
     return f"{platform.node()}:{folder}" if folder and jax.config.jax_enable_compilation_cache else None
 
 
 def kind_of_machine(devices: Sequence) -> str:
-    """What the last bits of a result depend on: processor, devices, libraries and threads. Local."""
+    """Return what the last bits of a result depend on: processor, devices, libraries and threads. Local."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
@@ -69,7 +71,7 @@ def kind_of_machine(devices: Sequence) -> str:
 
 
 def decided_by_first(world: World, decision: Decision | None, about: str = "") -> Decision | None:
-    """The first process's decision, on all. Communicates."""
+    """Return the first process's decision, on all processes. Communicates."""
     asked = None if decision is None else vars(decision)
     everyone = world.all_gather_bytes(json.dumps(asked, default=np.generic.item).encode(), about)
     first = json.loads(everyone[0])

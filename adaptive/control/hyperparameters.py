@@ -71,7 +71,7 @@ class Hyperparameters:
                 self._write(k, self._values[name])
 
     def restart(self) -> None:
-        """The slots hold others: of a checkpoint, or of another process."""
+        """Take over the values in the operator state, after a restore or a state transfer."""
         for name, (k, *_) in self._slots.items():
             self._values[name] = self._read(k)
 

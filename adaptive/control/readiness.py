@@ -35,7 +35,7 @@ class Readiness(Protocol):
         ...
 
     def call_overhead(self) -> float | None:
-        """What one more kernel call costs, in examples; `None` while that is not known."""
+        """Return the cost of one more kernel call, in examples; None while it is unknown."""
         ...
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 
 def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, seats: Sequence[int]) -> Any:
-    """A hook's state in which nothing is known of the workers on these seats; the rest is as it was.
+    """Return a hook's state in which nothing is known about the workers in these slots; the rest is unchanged.
 
     Args:
       init: the hook's: `init(n_workers) -> state`. What does not depend on the number of workers is kept. A state whose
@@ -33,7 +33,7 @@ def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, seats: S
 
 
 def _longer(shape: tuple[int, ...], larger: tuple[int, ...]) -> list[int]:
-    """The axes that differ."""
+    """Return the axes whose lengths differ."""
     if len(shape) != len(larger):
         return [0, 1]  # it is no array of one number per worker
     return [axis for axis, (a, b) in enumerate(zip(shape, larger, strict=True)) if a != b]

@@ -72,7 +72,7 @@ def _brief(values: np.ndarray) -> str:
 
 
 def positive(name: str, value: Any) -> int:
-    """A number of examples, 1 or more, or a `BatchSizeError` that names the argument."""
+    """Return a number of examples, at least 1; a `BatchSizeError` names the argument."""
     number = whole(value)
     if number is None or number < 1:
         raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {brief(value)}.")
@@ -80,7 +80,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
-    """The most examples that each worker may get, given as one number for all or one for each."""
+    """Return the most examples that each worker may get, given as one number for all or one for each."""
     if whole(max_local_batch) is not None:
         return [positive("max_local_batch", max_local_batch)] * n_workers
     array = reals(max_local_batch)

@@ -69,21 +69,21 @@ class Expressions:
         self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
 
     def of(self, atom: Atom) -> bytes:
-        """A value's expression."""
+        """Return a value's expression."""
         if isinstance(atom, Literal):
             return _digest("literal", str(atom.aval), content(atom.val))
         return self._of[atom]
 
     def all(self) -> set[bytes]:
-        """The expressions of all values."""
+        """Return the expressions of all values."""
         return set(self._of.values())
 
     def variables(self) -> Iterator[tuple[Var, bytes]]:
-        """All values with their expressions."""
+        """Return all values with their expressions."""
         return iter(self._of.items())
 
     def ends(self) -> Iterator[End]:
-        """Where values leave the graph, in order."""
+        """Return the places where values leave the graph, in order."""
         outside = at_home(self.graph)
         for number, eqn in enumerate(self.graph.eqns):
             if eqn.primitive in OPERATORS and eqn.primitive is not source_p:
@@ -124,12 +124,12 @@ class End(NamedTuple):
 
 
 def _behind(hook: Hook) -> Iterable[Any]:
-    """What a hook's handler holds: the function or the policy, and not what the library has made around it."""
+    """Return the function or policy that a hook's handler holds."""
     return vars(hook.handler).values() if hasattr(hook.handler, "__dict__") else (hook.handler,)
 
 
 def content(value: Any) -> bytes:
-    """A digest of an array, to the last bit."""
+    """Return a digest of an array, to the last bit."""
     array = numbers_of(value)
     return _digest(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
 
@@ -151,7 +151,7 @@ def check_same_operators(ours: Expressions, theirs: Expressions) -> None:
 
 
 def sized(ours: Expressions, theirs: Expressions) -> frozenset[Var]:
-    """The values of a trace that belong to the number of examples that it was made for, as another trace shows."""
+    """Return the values of a trace that depend on its number of examples, as another trace shows."""
     there = theirs.all()
     found = {var for var, expression in ours.variables() if expression not in there}
     # By chance a number of the shape may be a number that stands elsewhere too; at the ends it is known which is which.
@@ -162,7 +162,7 @@ def sized(ours: Expressions, theirs: Expressions) -> frozenset[Var]:
 
 
 def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> DriverError:
-    """The error for a driver that says something else for another number of examples."""
+    """Return the error for a driver that computes something else for another number of examples."""
     return DriverError(
         f"driver {ours.name!r}{at(where)} is another program for {theirs.examples} examples than for {ours.examples}"
         f"{how}. What it sends, what hooks are given, and what is computed once per step must not depend on the size "
@@ -175,7 +175,7 @@ def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> Dr
 
 
 def first_difference(ours: Expressions, a: Atom, theirs: Expressions, b: Atom) -> str | None:
-    """Where in the driver two values begin to be computed otherwise: a line, perhaps ""; `None` if they do not."""
+    """Return the line of the driver where two values begin to differ, perhaps ""; None if they do not differ."""
     if ours.of(a) == theirs.of(b):
         return None
     line = ""

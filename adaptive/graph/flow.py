@@ -144,7 +144,7 @@ class Flow:
         return Scope.ALL if shared else Scope.WORKER, self.level_of(eqn.invars) + 1
 
     def scope_of_equation(self, number: int) -> Scope:
-        """How widely what an equation does is the same, even if nothing comes out of it."""
+        """Return the scope of an equation's effects, even if it has no results."""
         eqn = self.graph.eqns[number]
         scope = max(self.scope_of(eqn.invars), Scope.WORKER if number in self.at_home else Scope.ALL)
         return Scope.CALL if any(v in self.sized for v in eqn.outvars) else scope

@@ -75,7 +75,7 @@ def _differences(
 
 
 def _changed_meanwhile(traced: Expressions) -> Iterator[_Place]:
-    """What is another now, some moments after a trace, though nothing was traced since."""
+    """Return what differs some moments after a trace, although nothing was traced since."""
     ends = list(traced.ends())
     for _ in range(_LOOKS):
         sleep(_PAUSE)

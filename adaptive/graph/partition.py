@@ -59,8 +59,9 @@ def plan(
 
 
 def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
-    """What is ready at one level, as messages: as few as can be, since each has a price. What stays on its worker is by
-    itself, and so is what is sent in some steps only; what is always sent comes last.
+    """Group the collectives of one level into as few messages as possible, because each message has a price.
+    Collectives that stay on their worker form a message, and so do those under one condition; what is always sent comes
+    last.
     """
     groups: dict[tuple[bool, bool, Atom | None], list[Contribution]] = {}
     for c in ready:
@@ -123,7 +124,7 @@ class Partitioner:
         return hooks, slots
 
     def _find_messages(self) -> list[Message]:
-        """All communicating collectives that anything depends on, by level; and what is `wanted` for all that."""
+        """Return the collectives that anything depends on, by level, and record what is `wanted` for them."""
         flow = self.flow
         effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
         wanted = set(effects)
@@ -151,7 +152,7 @@ class Partitioner:
         return [message for level in sorted(levels) for message in self._messages_of(level, levels[level])]
 
     def _messages_of(self, level: int, ready: Sequence[Contribution]) -> Iterable[Message]:
-        """The messages of a level, stage by stage; all but what is always sent wait for the last."""
+        """Return the messages of a level, stage by stage; all but what is always sent wait for the last."""
         *others, usual = grouped(ready)
         *early, late = self.stages.get(level, (range(len(usual)),))
         for stage, places in enumerate(early):
@@ -197,7 +198,7 @@ class Partitioner:
         self._slice(home, eqn.invars)
 
     def _reached(self, atoms: Iterable[Atom]) -> int:
-        """How many of the step's messages must have arrived for `atoms` to be known."""
+        """Return how many of the step's messages must have arrived before `atoms` are known."""
         return min(self.flow.level_of(list(atoms)), self.levels)
 
     def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
@@ -235,14 +236,14 @@ class Partitioner:
                 stack += [a for a in self.flow.operands(number) if isinstance(a, Var)]
 
     def _given(self, draft: _Draft, var: Var) -> Origin | None:
-        """Where an input of the step comes from; of an array that is another for each size, from the calls."""
+        """Return where an input of the step comes from; constants that differ by size come from the calls."""
         origin = self.flow.origin.get(var)
         if origin is not None and origin.kind == "const" and var in self.flow.sized and draft.kind != "call":
             return self._demand("call", draft.level, var)
         return origin
 
     def _kept(self, draft: _Draft, var: Var) -> Origin | None:
-        """From which earlier segment a value is taken; `None` where it is computed here."""
+        """Return the earlier segment that a value is taken from, or None if it is computed here."""
         scope, level = self.flow.scope.get(var, Scope.ALL), self.flow.level.get(var, 0)
         number = self.flow.producer[var]
         home = self.homes.get(number)
@@ -289,11 +290,11 @@ class Partitioner:
         )
 
     def _cut(self, segment: Segment) -> tuple[Stage, ...]:
-        """The stages of a call segment."""
+        """Partition a call segment into stages."""
         return cut_in_stages(segment, {n: m for n, m in enumerate(self.messages) if m.level == segment.level})
 
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
-        """What is computed once per step or worker, and so must be the same for every size of a call."""
+        """Return what is computed once per step or worker, and so must be the same for every size of a call."""
         for segment in segments.values():
             if segment.kind == "prologue":
                 yield from segment.outputs
@@ -339,7 +340,7 @@ class Partitioner:
             )
 
     def _sources_of(self, atoms: Iterable[Atom | None]) -> set[str]:
-        """The sources that values are computed from since the last message."""
+        """Return the sources that values are computed from since the last message."""
         stack = [a for a in atoms if isinstance(a, Var)]
         seen: set[Var] = set()
         found = set()

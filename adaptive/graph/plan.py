@@ -171,7 +171,7 @@ class Plan:
         return 1 + max((m.level for m in self.messages), default=-1)
 
     def sent_at(self, level: int) -> tuple[int, ...]:
-        """The numbers of the messages of one level."""
+        """Return the numbers of the messages of one level."""
         return self._sent[level] if level < self.levels else ()
 
     @cached_property
@@ -182,7 +182,7 @@ class Plan:
         ]
 
     def sent_by_stage(self, level: int) -> tuple[tuple[int, ...], ...]:
-        """The same, for each stage of a level's call segment; one where it is not cut."""
+        """Return the numbers of a level's messages for each stage of its call segment; one list if it has one stage."""
         stages = self.stages.get(level)
         return (self.sent_at(level),) if stages is None else tuple(stage.messages for stage in stages)
 

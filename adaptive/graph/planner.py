@@ -113,7 +113,7 @@ class Planner:
 
     @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
-        """The plan for a kernel call of that many examples.
+        """Return the plan for a kernel call of so many examples.
 
         Raises:
           DriverError: the driver is another program for that size, or now.
@@ -142,11 +142,11 @@ class Planner:
         return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole, stages=self._stages)
 
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
-        """What belongs to the size; nothing does where all batches are of one."""
+        """Return the values that depend on the size; none if all batches have the same size."""
         return frozenset() if self._whole or theirs is None else sized(ours, theirs)
 
     def _sent_by_size(self, ours: Expressions, theirs: Expressions) -> Iterable[str]:
-        """Which messages are larger for larger batches: rows of each example, sent to all.
+        """Return the messages whose size grows with the batch, such as rows of each example.
 
         Raises:
           CollectiveError: such rows are reduced over the workers, one by one.
@@ -194,8 +194,8 @@ class Planner:
 
 
 def _settled(state: Any, graph: Graph) -> Any:
-    """The state's shapes without the weak type of numbers that a step makes arrays of, or `None` where it makes none:
-    in the next step they are arrays, and the driver is compiled for all steps.
+    """Return the state's shapes without the weak type of numbers that a step makes arrays of, or `None` where it makes
+    none: in the next step they are arrays, and the driver is compiled for all steps.
     """
     leaves, tree = jax.tree.flatten(state)
     hardened = [old.weak_type and not new.aval.weak_type for old, new in zip(leaves, graph.new_state, strict=True)]
@@ -206,7 +206,7 @@ def _settled(state: Any, graph: Graph) -> Any:
 
 
 def _another(examples: int, multiple: int) -> int:
-    """A size to compare with: a bucket if one is below, and not 1, which is special to broadcasting."""
+    """Return a size to compare with: the bucket below if there is one, and never 1, because 1 broadcasts."""
     units = examples // multiple
     below = 1 << (units - 1).bit_length() - 1 if units > 1 else 0
     return multiple * (below if below > 1 else units + 1)

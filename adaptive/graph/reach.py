@@ -200,7 +200,7 @@ def _contents(cell: CellType) -> Any:
 
 
 def _of_class(cls: type) -> dict[str, Any]:
-    """What stands in the source of a class, and of those that it is derived from, but for installed ones."""
+    """Return what stands in the source of a class, and of those that it is derived from, but for installed ones."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         module = sys.modules.get(base.__module__)
@@ -265,7 +265,7 @@ def _elements(thing: Any, names: Set[str] | None) -> list[Part]:
 
 
 def _reduced(thing: Any, *, optional: bool) -> list[Part]:
-    """What an object would be pickled as: of one with attributes, where its class says more than these."""
+    """Return the attributes that pickling would write, if the object's class defines that."""
     own = any("__reduce__" in vars(base) or "__reduce_ex__" in vars(base) for base in type(thing).__mro__[:-1])
     if optional and not own:
         return []

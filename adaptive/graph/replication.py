@@ -138,7 +138,7 @@ def _check_state(flow: Flow) -> None:
 
 
 def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
-    """What to write for a leaf of the state: of gradients if nothing reduced gets into any, else of the leaf."""
+    """Return the advice for a leaf of the state: to reduce gradients if no leaf has a reduced input, else the leaf."""
     if flow.level_of([new]):
         return (
             f"Something reduced gets into {name}, and what is this worker's own does, too: whether *its* gradients are "
@@ -197,7 +197,7 @@ def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
 
 
 def _measured(flow: Flow, atom: Atom) -> frozenset[str]:
-    """The sources that a value is made of, if it is made of nothing else but numbers."""
+    """Return the sources that a value is made of, if it is made of nothing else but numbers."""
     names: set[str] = set()
     stack, seen = [atom], set()
     while stack:
@@ -263,7 +263,7 @@ class Trail:
 
     @staticmethod
     def _cause(flow: Flow, var: Var, number: int, before: Scope) -> tuple[str, str] | None:
-        """What makes a value narrower than `before`, its operands: in words, and what to write instead."""
+        """Return what makes a value narrower than `before`, its operands: in words, and what to write instead."""
         origin = flow.origin.get(var)
         if var in flow.sized and before < Scope.CALL and (origin is None or origin.kind == "const"):
             return "a number of the batch's shape, the size of one kernel call", _NUMBERS
@@ -278,7 +278,7 @@ class Trail:
 
 
 def _from_batch(flow: Flow) -> set[Var]:
-    """What is computed from examples, with no collective between."""
+    """Return what is computed from examples, with no collective between."""
     found = set(flow.graph.batch_vars)
     for eqn in flow.graph.eqns:
         if eqn.primitive is not collective_p and any(isinstance(a, Var) and a in found for a in eqn.invars):

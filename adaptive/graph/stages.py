@@ -56,7 +56,7 @@ def choose(plan: Plan, most: int) -> Groups:
 
 
 def always_sent(plan: Plan, level: int) -> Message | None:
-    """The message of a level that is sent in every step and goes by the batch; `None` where there is none."""
+    """Return the message of a level that is sent in every step and depends on the batch, or None."""
     sent = [plan.messages[number] for number in plan.sent_at(level)]
     usual = [m for m in sent if m.travels and m.gate is None and any(c.scope == Scope.CALL for c in m)]
     return usual[-1] if usual else None
@@ -135,7 +135,7 @@ def work(eqn: JaxprEqn) -> float:
 
 
 def cut_in_stages(segment: Segment, messages: Mapping[int, Message]) -> tuple[Stage, ...]:
-    """The stages of a segment.
+    """Return the stages of a segment.
 
     Args:
       messages: that it computes, by number; each says for which stage it waits.
@@ -158,7 +158,7 @@ class _Stages:
         self._draw_forward()
 
     def _assign(self) -> None:
-        """To each stage what it needs for its messages, and the rest to the last."""
+        """Assign to each stage what its messages need, and the rest to the last stage."""
         seen: set[int] = set()
         for number, contributions in enumerate(self.sent):
             stack = list(_atoms(contributions))
@@ -170,8 +170,8 @@ class _Stages:
                     stack += operands_of(self.eqns[n])
 
     def _draw_forward(self) -> None:
-        """What is computed from values that are sent, their squares, say, is computed where they are: so that the sum
-        crosses, and not all of them.
+        """Move what is computed from a sent value, such as the sum of its squares, to the stage of that value, so that
+        the sum crosses the boundary and not the value.
         """
         drawn = {c.value for contributions in self.sent for c in contributions}
         for n, eqn in enumerate(self.eqns):
@@ -185,7 +185,7 @@ class _Stages:
         return self.producer.get(atom) if isinstance(atom, Var) else None
 
     def _known_in(self, atom: Atom) -> int:
-        """The stage in which a value is known."""
+        """Return the number of the stage in which a value is known."""
         n = self._made_by(atom)
         return 0 if n is None else self.stage[n]
 
@@ -223,7 +223,7 @@ class _Stages:
         )
 
     def _one(self, number: int, contributions: Sequence[Contribution]) -> tuple[list[int], list[Var]]:
-        """A stage's equations, and what it takes from earlier stages."""
+        """Return a stage's equations, and its inputs from earlier stages."""
         found = {n for n, stage in enumerate(self.stage) if stage == number}
         stack = [*_atoms(contributions), *(a for n in found for a in operands_of(self.eqns[n]))]
         crossing: dict[Var, None] = {}

@@ -62,12 +62,12 @@ def as_text(
 
 
 def params_text(eqn: JaxprEqn) -> str:
-    """What an equation says beside its operands; of jaxprs in it, the arrays that they close over too."""
+    """Return what an equation says beside its operands; of jaxprs in it, the arrays that they close over too."""
     texts = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
     consts = [np.asarray(c) for nested in closed_within(eqn.params) for c in nested.consts]
     return repr((texts, [(str(c.dtype), c.shape, hash_of(c.tobytes())) for c in consts]))
 
 
 def hash_of(text: bytes) -> str:
-    """A short digest."""
+    """Return a short digest of a text."""
     return hashlib.blake2b(text, digest_size=8).hexdigest()

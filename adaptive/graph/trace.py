@@ -149,8 +149,8 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, boards: Bo
 def _traced(
     driver: Callable, state: Any, batch: Any, capacity: int, boards: Boards
 ) -> tuple[Tracing, ClosedJaxpr, tuple[Any, ...]]:
-    """The driver's jaxpr, and what the trace has taken down; traced twice where it calls what has to close over numbers
-    of the worker (see `peer_read.py`).
+    """Return the driver's jaxpr, and what the trace has recorded; traced twice where it calls what has to close over
+    numbers of the worker (see `peer_read.py`).
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     with trace_as(capacity, examples, boards) as tracing:
@@ -348,7 +348,7 @@ def _kind_of(eqn: JaxprEqn) -> str:
 
 
 def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
-    """What must be known to compute an equation here: of a collective of replicated values, all but its weight."""
+    """Return the operands that an equation needs here: of a collective of replicated values, all but its weight."""
     if eqn.primitive is not collective_p:
         return eqn.invars
     values, _, when = operands(eqn.invars, eqn.params)
@@ -356,7 +356,7 @@ def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
 
 
 def describe(eqn: JaxprEqn) -> str:
-    """What the user wrote, for an operator's equation: "all_reduce(op='mean')", "hook 'adapt'"…"""
+    """Return what the user wrote for an operator's equation: "all_reduce(op='mean')", "hook 'adapt'"."""
     params = eqn.params
     if is_over_workers(eqn):
         return "jax.lax.pmean"

@@ -77,7 +77,7 @@ def is_over_workers(eqn: JaxprEqn) -> bool:
 
 
 def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
-    """A function to call in the place of a sum over the workers: the mean of its operands. The division is still there.
+    """Return a function that computes the mean in place of a sum over the workers. The division remains.
 
     Raises:
       CollectiveError: the equation is no such sum.
@@ -98,12 +98,12 @@ def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def _axes_of_array(eqn: JaxprEqn) -> tuple[int, ...]:
-    """The axes of the operands that an equation sums over, beside those that have names."""
+    """Return the axes of the operands that an equation sums over, beside those that have names."""
     return tuple(axis for axis in eqn.params["axes"] if isinstance(axis, int))
 
 
 def sizes_of(eqn: JaxprEqn) -> list[int]:
-    """For each operand of a sum, how many elements of the array go into one of the result."""
+    """Return, for each operand of a sum, how many of its elements are added up into one element of the result."""
     return [math.prod(v.aval.shape[axis] for axis in _axes_of_array(eqn)) for v in eqn.invars]
 
 
@@ -131,7 +131,8 @@ def spread_size(spread: JaxprEqn) -> int:
 def without_divisions(
     eqns: Sequence[JaxprEqn], sums: Sequence[Sum], outvars: Sequence[Any]
 ) -> tuple[list[JaxprEqn], list[Any]]:
-    """A driver's equations and results where each sum over the workers has become a mean: without what divided it.
+    """Return a driver's equations and results where each sum over the workers has become a mean: without what divided
+    it.
 
     Raises:
       CollectiveError: a sum is divided neither before nor behind, so it belongs to no mean.

@@ -28,8 +28,8 @@ _FOLDED_IN = 0x726F7773  # "rows": apart from what drivers draw from `step_key()
 
 
 def batch_key() -> jax.Array:
-    """A PRNG key for a whole batch, from which every example draws numbers of its own: for dropout and the like, in
-    models that take one key. Local, but what is drawn belongs to the example: whichever worker computes it, in
+    """Return a PRNG key for a whole batch, from which every example draws numbers of its own: for dropout and the like,
+    in models that take one key. Local, but what is drawn belongs to the example: whichever worker computes it, in
     whichever call, its numbers in this step are the same.
 
     It is used as any key is: folded, split, given to flax. What is drawn from it must have the call's examples for its
@@ -46,7 +46,7 @@ def batch_key() -> jax.Array:
 
 @cache
 def _rows() -> Any:
-    """The kind of these keys, by which JAX knows how numbers are drawn."""
+    """Return the kind of these keys, which tells JAX how to draw numbers."""
     plain = jax.extend.random.threefry_prng_impl
 
     def fold_in(key: jax.Array, number: Any) -> jax.Array:

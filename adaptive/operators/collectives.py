@@ -93,20 +93,20 @@ class Collective:
         return ()
 
     def result_shape(self, shape: Shape, capacity: int) -> Shape:
-        """Of the result for a value of `shape`."""
+        """Return the shape of the result for a value of `shape`."""
         return shape
 
     def sent_shape(self, shape: Shape, capacity: int) -> Shape:
-        """Of what each worker sends, for a value of `shape`."""
+        """Return the shape of what each worker sends for a value of `shape`."""
         return shape
 
     def encode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
-        """What worker number `worker` sends; traced. `x` has the dtype in which it travels."""
+        """Return what worker number `worker` sends; traced. `x` has the dtype in which it travels."""
         return x
 
     def encode_nothing(self, shape: Shape, dtype: np.dtype, worker: int, capacity: int) -> jax.Array:
-        """What a worker sends that has no examples, and so no value of `shape`: what changes nothing where values are
-        reduced; else what `encode` makes of NaN, or of 0 among integers.
+        """Return what a worker sends that has no examples, and so no value of `shape`: what changes nothing where
+        values are reduced; else what `encode` makes of NaN, or of 0 among integers.
         """
         if self.reduces:
             return jnp.full(self.sent_shape(shape, capacity), _neutral(self.op, dtype), dtype)
@@ -114,7 +114,7 @@ class Collective:
         return self.encode(jnp.full(shape, unknown, dtype), worker, capacity)
 
     def decode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
-        """The result, of what has been reduced over the workers (and divided by the sum of weights); traced."""
+        """Return the result, of what has been reduced over the workers (and divided by the sum of weights); traced."""
         return x
 
     def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
@@ -127,7 +127,7 @@ class Collective:
         return x
 
     def result_axis(self, axis: int) -> int:
-        """Which axis of the result is a value's axis `axis`: what `jax.vmap` has mapped."""
+        """Return which axis of the result is a value's axis `axis`: what `jax.vmap` has mapped."""
         return axis
 
     @property
@@ -142,7 +142,7 @@ class Collective:
 
 
 def _neutral(op: Reduction, dtype: np.dtype) -> Any:
-    """What changes nothing that it is combined with."""
+    """Return the value that changes nothing when it is combined with another."""
     if adds_up(op):
         return 0
     if jnp.issubdtype(dtype, jnp.floating):
@@ -198,7 +198,7 @@ class Operands(NamedTuple):
 
 
 def operands(given: Sequence[Any], params: dict[str, Any]) -> Operands:
-    """What stands for what among the operands of an equation with these parameters."""
+    """Return the roles of an equation's operands, given its parameters."""
     n = len(given) - params["how"].weighted - params["gated"]
     weight = given[n] if params["how"].weighted else None
     return Operands(given[:n], weight, given[-1] if params["gated"] else None)

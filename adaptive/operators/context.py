@@ -63,7 +63,7 @@ _tracing: ContextVar[Tracing | None] = ContextVar("adaptive_tracing", default=No
 
 
 def tracing() -> Tracing | None:
-    """The trace in progress, or `None` where a driver executes eagerly."""
+    """Return the trace in progress, or None if the driver runs eagerly."""
     return _tracing.get()
 
 

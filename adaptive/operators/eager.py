@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[jax.Array]:
-    """What a collective returns when its operands are numbers and not tracers. Blocks until all workers have called
-    it.
+    """Return what a collective returns when its operands are numbers and not tracers. Blocks until all workers have
+    called it.
 
     Raises:
       CollectiveError: there is no world, and other processes or a world in another thread; or a mean has no weight; or
@@ -82,7 +82,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
 
 
 def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: World) -> list[list[jax.Array]]:
-    """What each worker of this process sends."""
+    """Return what each worker of this process sends."""
     parts: list[list[jax.Array]] = []
     for worker, device in zip(world.workers, world.devices, strict=True):
         there = worker in world.members
@@ -112,12 +112,12 @@ def _check_weight(total: jax.Array) -> None:
 
 
 def least_weight(dtype: Any) -> float:
-    """The least sum of weights that can be divided by: XLA takes what is below the least normal number for zero."""
+    """Return the least sum of weights to divide by: XLA flushes numbers below the least normal one to zero."""
     return float(np.finfo(dtype).tiny)
 
 
 def mean_of_nothing(total: float) -> str:
-    """What a mean is, whose weights sum to what cannot be divided by."""
+    """Return the value of a mean whose sum of weights is too small to divide by."""
     if total == 0:
         return "a mean of nothing: the weights of all workers are zero, and 0 / 0 is no number"
     return f"no mean: the weights of all workers sum to {total:g}, which cannot be divided by"

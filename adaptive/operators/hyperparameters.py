@@ -22,7 +22,7 @@ _LABEL = "hyperparameter "
 
 
 def hyperparameter(name: str, value: Any) -> jax.Array:
-    """A number, or a small array, that control hooks set: `control.set(lr=0.05)`. Replicated.
+    """Return a number, or a small array, that control hooks set: `control.set(lr=0.05)`. Replicated.
 
         def driver(state, batch):
             lr = ad.hyperparameter("lr", 0.1)

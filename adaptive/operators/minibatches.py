@@ -83,7 +83,7 @@ class _How(NamedTuple):
     by_size: bool
 
     def shape(self, examples: int) -> tuple[int, int]:
-        """How many minibatches, and of how many examples."""
+        """Return the number of minibatches and of the examples in each."""
         number = self.mark.multiple
         return (examples // number, number) if self.by_size else (number, examples // number)
 

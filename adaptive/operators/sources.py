@@ -86,5 +86,5 @@ def _source_eager(*, source):
 
 
 def read(source: Source) -> jax.Array:
-    """The source's value in this step: a scalar of its dtype; replicated or local as its scope says."""
+    """Return the source's value in this step: a scalar of its dtype; replicated or local as its scope says."""
     return source_p.bind(source=source)

@@ -26,9 +26,9 @@ def batch_size() -> jax.Array:
 
 
 def microbatch_size() -> jax.Array:
-    """The examples in this kernel call, an int32 scalar. Local, and of the call: a worker's batch may run as several
-    calls, each of its own size, so this, and not `batch_size()`, is what to weigh a call's mean by. No recompile; 1
-    outside a program.
+    """Return the number of examples in this kernel call, an int32 scalar. Local, and of the call: a worker's batch may
+    run as several calls, each of its own size, so this, and not `batch_size()`, is what to weigh a call's mean by. No
+    recompile; 1 outside a program.
 
     Example:
       >>> total = comm.all_reduce(mean * ad.microbatch_size(), op="sum") / ad.global_batch()     # doctest: +SKIP
@@ -37,8 +37,8 @@ def microbatch_size() -> jax.Array:
 
 
 def global_batch() -> jax.Array:
-    """All workers' examples in this step, an int32 scalar. Replicated. No recompile when it changes; 1 outside a
-    program.
+    """Return the number of all workers' examples in this step, an int32 scalar. Replicated. No recompile when it changes;
+    1 outside a program.
     """
     return read(GLOBAL_BATCH)
 
@@ -54,8 +54,8 @@ def worker() -> jax.Array:
 
 
 def workers() -> jax.Array:
-    """The workers that take part in this step, an int32 scalar: those that take examples. Replicated. No recompile when
-    it changes. Sums count the same workers, so it is `comm.all_reduce(1, op="sum")` at no cost.
+    """Return the number of workers with examples in this step, an int32 scalar. Replicated. No
+    recompile when it changes. Sums count the same workers, so it is `comm.all_reduce(1, op="sum")` at no cost.
 
     Less than `ad.capacity()` while seats are empty or a worker's share is 0. It is not known while the driver is
     traced, so shapes come from `ad.capacity()`. Outside a program: the members of the world, or 1 without a world.
@@ -79,8 +79,8 @@ def workers() -> jax.Array:
 
 
 def capacity() -> int:
-    """The number of seats: how many workers there can be. A Python number that stays the same, so shapes may depend on
-    it; gathered values have a row for each seat. Replicated. 1 without a world.
+    """Return the number of worker slots: how many workers there can be. A Python number that stays the same, so shapes
+    may depend on it; gathered values have a row for each slot. Replicated. 1 without a world.
 
     Raises:
       CollectiveError: outside a program and a world, in one of several processes.
@@ -125,14 +125,14 @@ def replicated(tree: T) -> T:
 
 
 def step_key() -> jax.Array:
-    """A PRNG key for this step, from the program's seed. Replicated."""
+    """Return a PRNG key for this step, from the program's seed. Replicated."""
     return jax.random.fold_in(jax.random.key(read(SEED)), read(STEP))
 
 
 def example_keys(batch: Any = None) -> jax.Array:
-    """A PRNG key for each example of the local batch, shape (examples,). Local, but it belongs to the example:
-    whichever worker computes it, in whichever call, its key in this step is the same. So dropout does not depend on
-    the split.
+    """Return a PRNG key for each example of the local batch, shape (examples,). Local, but it belongs to the example:
+    whichever worker computes it, in whichever call, its key in this step is the same. So dropout does not depend on the
+    split.
 
     Args:
       batch: the driver's batch; needed outside a program only, where the number of examples is not known.

@@ -581,7 +581,7 @@ def test_a_batch_may_be_given():
     found = check(driver, init(W), batch=nothing)
     assert found  # a sum of zeros is a mean of zeros
     assert all(sum(map(sum, split)) == 5 for split in found.splits)
-    with pytest.raises(ad.DataError, match="batch is built as"):
+    with pytest.raises(ad.DataError, match="the structure of batch is"):
         check(driver, init(W), batch={"x": nothing["x"]})
 
 

@@ -462,5 +462,5 @@ def test_check_tells_which_drivers_depend_on_the_split(workers, loss_fn, differs
 def test_check_takes_a_batch_of_the_users_own(workers):
     with build(adam_driver, adam_state(), make_data(), 32, world=workers) as program:
         assert program.check(jax.tree.map(lambda a: a[:20], make_data(seed=9)))
-        with pytest.raises(ad.DataError, match="check: batch is built as"):
+        with pytest.raises(ad.DataError, match="check: the structure of batch is"):
             program.check({"x": make_data()["x"]})

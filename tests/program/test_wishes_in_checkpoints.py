@@ -38,7 +38,8 @@ def clipped_by_a_leave():
 
 def clipped_as_nobody_has_joined_yet():
     class Slow(LocalWorld):
-        ready = 0
+        def poll_ready(self):
+            return 0
 
     with build(Slow(3, workers=2), global_batch=14) as program:
         program.warm_up()

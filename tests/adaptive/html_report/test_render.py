@@ -183,7 +183,7 @@ def test_a_page_that_cannot_be_written_is_said(run, tmp_path):
     for output, why in (
         ("no/such/page.html", "does not exist"),
         (".", "is a directory"),
-        (run.name, "over the record"),
+        (run.name, "overwrite the record"),
     ):
         done = CliRunner().invoke(report, [str(run), "-o", str(tmp_path / output)])
         assert done.exit_code == 2
