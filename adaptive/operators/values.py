@@ -37,8 +37,8 @@ def microbatch_size() -> jax.Array:
 
 
 def global_batch() -> jax.Array:
-    """Return the number of all workers' examples in this step, an int32 scalar. Replicated. No recompile when it changes;
-    1 outside a program.
+    """Return the number of all workers' examples in this step, an int32 scalar. Replicated. No recompile when it
+    changes; 1 outside a program.
     """
     return read(GLOBAL_BATCH)
 
