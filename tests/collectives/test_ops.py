@@ -75,8 +75,8 @@ def test_an_unknown_op_is_refused(op):
         (np.ones((1,), np.int32), r"int32\[1\]"),
         (True, r"one real number per worker, but is bool\[\]"),
         (1j, r"one real number per worker, but is complex64\[\]"),
-        ("many", "weight='many' is no number"),
-        (-1, "weight=-1 must be finite, and not negative"),
+        ("many", "weight='many' is not a number"),
+        (-1, "weight=-1 must be finite and not negative"),
         (float("nan"), "weight=nan must be finite"),
     ],
 )
@@ -145,7 +145,7 @@ def test_without_a_world_there_is_one_worker():
     np.testing.assert_array_equal(comm.broadcast(x), x)
 
 
-@pytest.mark.parametrize("module", ["_all_reduce", "_all_gather", "_broadcast", "worlds.pick"])
+@pytest.mark.parametrize("module", ["_all_reduce", "_all_gather", "_broadcast", "worlds.factory"])
 def test_examples_in_docstrings(module):
     failed, attempted = doctest.testmod(importlib.import_module(f"collectives.{module}"))
     assert attempted
