@@ -283,7 +283,7 @@ def test_a_program_that_cannot_be_compiled_is_warned_of_once(taken, monkeypatch,
             program.step()
     assert not taken
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert "it could not be compiled: JaxRuntimeError: RESOURCE_EXHAUSTED: no room for the program. Steps continue" in warning
+    assert "it could not be compiled: JaxRuntimeError: RESOURCE_EXHAUSTED: no room for the program. Steps" in warning
     assert "smaller local batch" in warning
 
 
