@@ -16,7 +16,7 @@ from controllers.timing.seconds import active_of, check_times, inputs_of, second
 from controllers.timing.stretch import Look, Stretch
 from controllers.timing.time_model import TimeModel
 
-from .probation import Probation
+from .probation import LEAST, Probation
 from .promises import Promises
 from .search import Search
 
@@ -169,7 +169,9 @@ def balance(
         if state.steps <= 1:
             return np.asarray(0)
         trying = state.probation.phase or state.promises.back.open or state.promises.ahead.open
-        return np.asarray(step + (1 if trying else REST) * int(state.steps))
+        missing = LEAST - int(state.probation.here.looks)  # stretches before the first split is allowed
+        stretches = 1 if trying else missing if missing > 0 else REST
+        return np.asarray(step + stretches * int(state.steps))
 
     def learn(latest: Look, inputs: np.ndarray, due: bool, state: BalanceState) -> BalanceState:
         """Update the model with a stretch; `due`: whether a decision may follow."""

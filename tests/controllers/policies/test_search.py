@@ -50,7 +50,7 @@ def test_a_slow_worker_whose_calls_cost_more_than_they_save_is_not_searched_for_
     for step in range(1, 101):
         seconds = np.array([0.100, 0.106]) * (1 + 1e-3 * rng.standard_normal(2))
         observation = observe(seconds, step=step, batch_sizes=(64, 64))
-        observation = observation._replace(limits=observation.limits._replace(call=40.0))
+        observation = observation._replace(limits=observation.limits._replace(call_overhead=40.0))
         decision, state = policy.update(observation, state)
         assert decision is None
     assert 4 <= len(count) <= 15

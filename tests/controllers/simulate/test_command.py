@@ -14,7 +14,7 @@ import controllers as ctrl
 from controllers.simulate import Cluster, names, simulate
 from controllers.simulate import _command as command
 from controllers.simulate._draw import draw
-from tests.controllers.test_replay import write
+from tests.controllers.simulate.test_replay import write
 from tests.speed import limit
 
 ROOT = Path(__file__).resolve().parents[3]
