@@ -297,14 +297,14 @@ def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
     with program_of(global_batch=48) as program:
         kernels = program._parts.engine.kernels
         program.step()
-        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels.compile
+        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels.compiled.compile
 
         def behind_a_gate(local, size):
             assert threading.current_thread().name == "adaptive-compiler"
             assert gate.wait(limit(60))
             compile_kernel(local, size)
 
-        monkeypatch.setattr(kernels, "compile", behind_a_gate)
+        monkeypatch.setattr(kernels.compiled, "compile", behind_a_gate)
         program.rescale(shares=(1, 2, 3))
         for _ in range(5):  # it goes on, and is not held up
             assert program.step().batch_sizes == (16, 16, 16)

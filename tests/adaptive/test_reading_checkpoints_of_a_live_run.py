@@ -84,8 +84,8 @@ def restored(run):
 @pytest.mark.parametrize(
     ("module", "name", "when"),
     [
-        (directory, "check", "before"),  # while its files are compared with their checksums
-        (directory, "check", "behind"),
+        (directory, "verify", "before"),  # while its files are compared with their checksums
+        (directory, "verify", "behind"),
         (arrays, "read", "before"),  # while its arrays are read
         (arrays, "read", "behind"),
     ],

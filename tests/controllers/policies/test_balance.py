@@ -215,7 +215,7 @@ def test_sizes_are_multiples_of_the_quantum_where_that_is_cheap():
 @pytest.mark.parametrize("call", [0.0, 5.0])
 def test_sizes_are_multiples_of_what_the_driver_cuts_its_batches_into(call):
     """12 examples at least, however much nearer to the best split a smaller step would come."""
-    limits = Limits((12, 12), (4096, 4096), quantum=1, multiple=12, call=call)
+    limits = Limits((12, 12), (4096, 4096), quantum=1, multiple=12, call_overhead=call)
     decision = decide(ctrl.balance(), [0.1, 0.29], batch_sizes=(60, 60), limits=limits)
     assert sum(decision.shares) == 120
     assert all(share % 12 == 0 for share in decision.shares)
