@@ -46,8 +46,8 @@ OPERATORS = {name: OperatorProvider()[name]() for name in OperatorProvider() if 
 TOGETHER = {
     "adaptive/data/*": ["tests/sources/test_catalogue.py", "tests/**/test_input_*.py", "tests/adaptive/data/test_*.py"],
     "adaptive/disk/*": ["tests/**/test_checkpoint*.py", "tests/adaptive/disk/test_*.py"],
-    "adaptive/observe/*": ["tests/**/test_log*.py", "tests/adaptive/observe/test_*.py", "tests/page/test_*.py"],
-    "adaptive/page/*": ["tests/page/test_*.py", "tests/adaptive/page/test_*.py"],
+    "adaptive/observe/*": ["tests/**/test_log*.py", "tests/adaptive/observe/test_*.py"],
+    "adaptive/html_report/*": ["tests/adaptive/html_report/test_*.py"],
     "adaptive/check/*": ["tests/**/test_check.py", "tests/fooling/test_*.py", "tests/adaptive/check/test_*.py"],
     "adaptive/*": [
         *("tests/**/test_strategies.py", "tests/**/test_bad_input.py", "tests/**/test_who_takes_part.py"),

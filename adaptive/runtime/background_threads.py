@@ -6,7 +6,7 @@ after throwing". And behind the interpreter `exit` runs the destructors of C++, 
 
 So such a thread is prepared, with what glibc keeps for C compilers that know no exceptions: a cleanup handler, called
 by `pthread_exit` before any frame is unwound. It waits for a mutex that it has itself, which is for ever, or until the
-process is gone. And the process is told to go by `_exit`, with the status that it has by then, once everything in
+process is gone. The process ends by `_exit`, with the status that it has by then, once everything in
 Python (and MPI, which is finalized with it) has come to its end. Where there is no glibc, such a thread is waited for.
 """
 
