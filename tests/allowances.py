@@ -68,7 +68,6 @@ BANNED_PHRASES = {
     "adaptive/program/explain.py": 2,
     "adaptive/program/first_plan.py": 1,
     "adaptive/program/membership_changes.py": 1,
-    "adaptive/runtime/background_threads.py": 2,
     "collectives/doctor/command.py": 1,
     "collectives/doctor/examine.py": 1,
     "collectives/worlds/base.py": 1,
