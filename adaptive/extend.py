@@ -7,12 +7,12 @@ the changelog.
 * A **monitor** reads `Source`s, keeps `operator_state`, and checks with `assert_scope` that arguments are local or
   replicated.
 * A **collective** is a subclass of `Collective`, applied by `collective`. A **world** implements `World`, and
-  optionally `OffersBoards` and `OffersMesh`.
+  optionally `OffersMailboxes` and `OffersMesh`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `hook` calls a `Handler`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
 * `read_run` reads the **record** of a run, written by `program.run(record=…)`.
 * A **simulator** runs `Hooks`, `BatchSizes` and `Membership`, which merge, clip and apply decisions as a program does.
-  Its `Readiness` says when sizes can be made, and its `Seats` which workers are available.
+  Its `Readiness` says when sizes can be made, and its `WorkerSlots` which workers are available.
 """
 
 from adaptive.base.activity import Breakdown as Breakdown
@@ -20,10 +20,6 @@ from adaptive.base.activity import WorkerSeconds as WorkerSeconds
 from adaptive.base.arrays import NotAnArrayError as NotAnArrayError
 from adaptive.base.arrays import as_jax as as_jax
 from adaptive.base.arrays import is_key as is_key
-from adaptive.base.board import Board as Board
-from adaptive.base.board import LocalBoards as LocalBoards
-from adaptive.base.board import OffersBoards as OffersBoards
-from adaptive.base.board import Vectors as Vectors
 from adaptive.base.channel import Arrived as Arrived
 from adaptive.base.channel import Arriving as Arriving
 from adaptive.base.channel import Blocking as Blocking
@@ -50,6 +46,10 @@ from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import report_failure as report_failure
 from adaptive.base.launcher import launcher as launcher
 from adaptive.base.launcher import tasks_not_started as tasks_not_started
+from adaptive.base.mailbox import LocalMailboxes as LocalMailboxes
+from adaptive.base.mailbox import Mailbox as Mailbox
+from adaptive.base.mailbox import OffersMailboxes as OffersMailboxes
+from adaptive.base.mailbox import Vectors as Vectors
 from adaptive.base.numbers import brief as brief
 from adaptive.base.numbers import real as real
 from adaptive.base.numbers import reals as reals
@@ -66,9 +66,6 @@ from adaptive.base.reductions import Sliced as Sliced
 from adaptive.base.reductions import average as average
 from adaptive.base.reductions import summed_statistics as summed_statistics
 from adaptive.base.roster import with_same_members as with_same_members
-from adaptive.base.seats import FixedMembership as FixedMembership
-from adaptive.base.seats import Seats as Seats
-from adaptive.base.seats import number_of_workers as number_of_workers
 from adaptive.base.signals import SignalHandlers as SignalHandlers
 from adaptive.base.signals import acknowledge_termination as acknowledge_termination
 from adaptive.base.signals import pending_termination as pending_termination
@@ -84,6 +81,9 @@ from adaptive.base.waits import wait_of as wait_of
 from adaptive.base.waits import waiting as waiting
 from adaptive.base.worker_mesh import OffersMesh as OffersMesh
 from adaptive.base.worker_mesh import WorkerMesh as WorkerMesh
+from adaptive.base.worker_slots import FixedMembership as FixedMembership
+from adaptive.base.worker_slots import WorkerSlots as WorkerSlots
+from adaptive.base.worker_slots import number_of_workers as number_of_workers
 from adaptive.base.world import Loss as Loss
 from adaptive.base.world import MembersChanged as MembersChanged
 from adaptive.base.world import TransferPayload as TransferPayload

@@ -6,7 +6,7 @@ Two hosts of a rank each are network namespaces of this machine (Linux and root)
 publishes a replica behind each step (matrices are multiplied by XLA for some milliseconds); the other one looks at it,
 again and again. Three ways take turns, in blocks of a second:
 
-    asked      a board of the world: a thread of the owner's answers
+    asked      a mailbox of the world: a thread of the owner's answers
     Rget       how it was before: a window over both ranks, polled by the reader; a thread of the owner's looks into MPI
                every millisecond, so that it answers while it computes
     nobody     looks: how fast the owner is by itself
@@ -101,12 +101,12 @@ def rank(rounds: int) -> None:
     steps: dict[str, list[float]] = {}
     with comm.MPIWorld() as world:
         for name, nbytes in SIZES.items():
-            board, window, vector = world.board([nbytes], name), ByRget(nbytes), np.ones(nbytes, np.uint8)
+            mailbox, window, vector = world.create_mailbox([nbytes], name), ByRget(nbytes), np.ones(nbytes, np.uint8)
 
-            def look_asked(board: Any = board) -> bool:
-                return board.look(1, 0, 0) is not None
+            def look_asked(mailbox: Any = mailbox) -> bool:
+                return mailbox.look(1, 0, 0) is not None
 
-            ways = [(ASKED, partial(board.publish, 1, 0, [vector]), look_asked)]
+            ways = [(ASKED, partial(mailbox.publish, 1, 0, [vector]), look_asked)]
             ways += [(RGET, partial(window.publish, vector), window.look), (NOBODY, ways[0][1], None)]
             for turn in range(rounds):
                 for i in range(len(ways)):

@@ -26,7 +26,8 @@ def all_gather(tree: T) -> T:
 
     Returns:
       `tree` with each leaf of shape `(capacity, *shape)`: row i is worker i's. Rows of workers that do not take part
-      in the step, because their seat is empty or they have no examples, are NaN, or 0 among integers. Replicated.
+      in the step, because their worker slot is empty or they have no examples, are NaN, or 0 among integers.
+      Replicated.
 
     Raises:
       CollectiveError: for leaves that cannot be sent.

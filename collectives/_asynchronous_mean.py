@@ -46,7 +46,7 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
       A tree of the same shapes and dtypes. Local.
 
     Raises:
-      CollectiveError: outside a program; in a world that has no board; for integers and what else has no mean; or the
+      CollectiveError: outside a program; in a world that has no mailbox; for integers and what else has no mean; or the
         driver maps it by `jax.vmap`.
 
     Example:

@@ -103,7 +103,10 @@ with comm.world(workers=args.workers, hang_timeout=args.hang_timeout) as world:
     for report in program.run(epochs=args.epochs):  # in reserve this waits until the process joins
         if (report.members, report.batch_sizes) != before:
             before = report.members, report.batch_sizes
-            sizes = [str(size) if seat in report.members else "-" for seat, size in enumerate(report.batch_sizes)]
+            sizes = [
+                str(size) if worker_slot in report.members else "-"
+                for worker_slot, size in enumerate(report.batch_sizes)
+            ]
             figures = f"{report.step:>5} {report.epoch:>6} {report.metrics['noise']:>6.0f}"
             show(f"{figures}   {' + '.join(sizes)} = {report.global_batch}")
         for note in report.notes:  # workers that joined, left or were lost

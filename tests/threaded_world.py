@@ -21,7 +21,7 @@ import numpy as np
 import adaptive as ad
 from adaptive.base.channel import Arrived, Blocking, LookAtPiece, Parts
 from adaptive.base.reductions import Reduction, combine_calls
-from adaptive.base.seats import Seats
+from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss, MembersChanged
 
 _SECONDS = 10.0  # for all processes to come to an operation; only a test that fails takes them
@@ -57,7 +57,7 @@ class Job:
         self.name = f"job {next(self._numbers)}"
         self.operations: dict[int, list[str]] = {number: [] for number in range(processes)}
         self._there = set(range(processes))
-        self._seats, self._losses = Seats(processes), ()
+        self._worker_slots, self._losses = WorkerSlots(processes), ()
         self._came: dict[int, Presence] = {}
         self._done: dict[int, Any] = {}  # what an operation was to each process that has come to it
         self._changed = threading.Condition()
@@ -112,18 +112,21 @@ class Job:
         """
         if not self._there or self._came.keys() < self._there:
             return
-        gone = sorted(set(self._seats.members) - self._there)
-        for seat in gone:
-            self._seats.empty(seat)
-            self._losses += (Loss((seat,), f"process {seat}", next(iter(self._came.values())).about, 0.0),)
-        told = self._seats, self._losses, bool(gone), dict(self._came)
+        gone = sorted(set(self._worker_slots.members) - self._there)
+        for worker_slot in gone:
+            self._worker_slots.empty(worker_slot)
+            self._losses += (
+                Loss((worker_slot,), f"process {worker_slot}", next(iter(self._came.values())).about, 0.0),
+            )
+        told = self._worker_slots, self._losses, bool(gone), dict(self._came)
         self._done.update({number: deepcopy(told[:2]) + told[2:] for number in self._came})
         self._came.clear()
         self._changed.notify_all()
 
 
-class ThreadedWorld(Blocking, Seats):
-    """One process's world. `number` is the process's, and its worker's seat: `rank` is counted among those left."""
+class ThreadedWorld(Blocking, WorkerSlots):
+    """One process's world. `number` is the process's, and its worker's worker slot: `rank` is counted among those
+    left."""
 
     survives = True
 
@@ -144,7 +147,7 @@ class ThreadedWorld(Blocking, Seats):
 
     @property
     def unowned_slots(self) -> tuple[int, ...]:
-        return tuple(seat for seat in range(self.capacity) if seat not in self._processes)
+        return tuple(worker_slot for worker_slot in range(self.capacity) if worker_slot not in self._processes)
 
     def _meet(self, kind: str, about: str, value: Any = None, *, repeats: bool = True) -> list[Any]:
         """What each has brought, by rank.
@@ -154,8 +157,8 @@ class ThreadedWorld(Blocking, Seats):
           DisagreementError: not all are about the same.
           WorkerError: another process has failed.
         """
-        seats, self.losses, changed, came = self.job.meet(self._number, Presence(kind, about, value))
-        vars(self).update(vars(seats))
+        worker_slots, self.losses, changed, came = self.job.meet(self._number, Presence(kind, about, value))
+        vars(self).update(vars(worker_slots))
         self._processes = tuple(sorted(came))
         failed = [presence.value for presence in came.values() if presence.kind == "failure"]
         if failed and kind != "failure":

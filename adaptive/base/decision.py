@@ -69,8 +69,12 @@ class Observation(NamedTuple):
     global_batch: int  # of the next step, with requests of earlier hooks
     limits: Limits
     due: bool = True  # whether a decision is taken now; policies also see steps between
-    members: tuple[int, ...] = ()  # the seats with a worker on them; `limits.active` are those that take examples
-    joined: tuple[int, ...] = ()  # seats with another worker than in the step shown before: nothing is known of it
+    members: tuple[
+        int, ...
+    ] = ()  # the worker slots with a worker on them; `limits.active` are those that take examples
+    joined: tuple[
+        int, ...
+    ] = ()  # worker slots with another worker than in the step shown before: nothing is known of it
     target_workers: int = 0  # requested number of members, with requests of earlier hooks
     least_workers: int = 0  # a requested number of workers is clipped to these two
     most_workers: int = 0

@@ -118,7 +118,7 @@ class Mixed:
 
         Args:
           step: counted from 1.
-          members: the seats with a worker on them, in order.
+          members: the worker slots with a worker on them, in order.
         """
         raise NotImplementedError
 

@@ -37,7 +37,7 @@ class Roster(NamedTuple):
     """The members of a world at one moment. Replicated.
 
     Attributes:
-      joined_in_generation: for each member's seat, the generation in which the member came.
+      joined_in_generation: for each member's worker slot, the generation in which the member came.
       generation: of the world at that moment.
     """
 
@@ -51,7 +51,7 @@ class Roster(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats that are taken, in order."""
+        """The worker slots that are taken, in order."""
         return tuple(self.joined_in_generation)
 
 

@@ -8,7 +8,7 @@
                what one more `call` costs; `agreed` is what all of them are (`status.py`).
     step_done  Where all are ready the pending sizes are taken up, between the same two steps on all workers.
 
-Where others sit on the seats than before (`seat`), batches are split anew at once.
+When the members change (`change_members`), the global batch is split anew at once.
 
 A program has such sizes, and so has a simulated cluster.
 """
@@ -32,16 +32,16 @@ Split = tuple[int, ...]  # examples, by worker
 class BatchSizes:
     """The split in force, and those that were asked for. Replicated, but for `ready`, `able` and `call`.
 
-    A worker takes part if there is one on its seat and its share is not 0. When others come to take part the global
-    batch stays, or comes as near to what was asked for last as their limits let it.
+    A worker takes part if there is one on its worker slot and its share is not 0. When others come to take part the
+    global batch stays, or comes as near to what was asked for last as their limits let it.
 
     Args:
       global_batch: of the first step.
       shares: relative sizes of the first batches; equal where there are none.
-      limits: what every split has to keep: of every seat, were there a worker on it that takes part.
+      limits: what every split has to keep: of every worker slot, were there a worker on it that takes part.
       quantum: what later sizes are rounded to. By default one that follows the global batch; then the first sizes are
         rounded to nothing but `limits.multiple`.
-      members: the seats with a worker on them; all by default.
+      members: the worker slots with a worker on them; all by default.
 
     Attributes:
       current: examples by worker, in the next step.
@@ -49,13 +49,13 @@ class BatchSizes:
       pending: what was asked for, and is taken up at the first step for which every worker can make its new size. A
         later request takes its place.
       next: what was asked for behind `pending`, where sizes are prepared `one_by_one`.
-      shares: what was asked for last; 0 for empty seats.
+      shares: what was asked for last; 0 for empty worker slots.
       wanted: the global batch that was asked for last.
       causes: why `current` differs from the sizes of the last step that ran; empty where it does not.
       limits: with the quantum of the sizes that were asked for last, and what one more kernel call costs.
       one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
         compiled, a driver that asks for another one in every step would never get any, otherwise.
-      needed: seats whose workers must take examples.
+      needed: worker slots whose workers must take examples.
       resizable: whether sizes change at all.
       waits: whether new sizes are taken up at once, and the program stands still until they can be made.
     """
@@ -97,9 +97,9 @@ class BatchSizes:
         """Say when sizes can be made; until then, they can be at once."""
         self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
 
-    def must_take(self, seats: Iterable[int]) -> None:
-        """Refuse from now on, and of the shares that there are, those that give these seats no examples."""
-        self.needed = tuple(sorted(set(seats)))
+    def must_take(self, worker_slots: Iterable[int]) -> None:
+        """Refuse from now on, and of the shares that there are, those that give these worker slots no examples."""
+        self.needed = tuple(sorted(set(worker_slots)))
         self.checked(self.shares)
 
     @property
@@ -126,7 +126,8 @@ class BatchSizes:
         Args:
           hooks: names of those that have decided.
           requests: what the decision is made of.
-          for_others: whether there will soon be others on the seats: what these cannot hold of the global batch, those
+          for_others: whether there will soon be others on the worker slots: what these cannot hold of the global batch,
+          those
             may be able to.
 
         Returns:
@@ -199,25 +200,35 @@ class BatchSizes:
     def _prepare(self) -> None:
         self._readiness.prepare(self.current if self.pending is None else self.pending, self.current)
 
-    # --- seats --------------------------------------------------------------------------------------------------------
+    # --- worker slots
+    # --------------------------------------------------------------------------------------------------------
 
-    def seat(self, members: Sequence[int], joined: Sequence[int], lost: Collection[int] = ()) -> list[str]:
-        """Others sit on the seats from now on: split anew, at once. Returns notes on it.
+    def change_members(self, members: Sequence[int], joined: Sequence[int], lost: Collection[int] = ()) -> list[str]:
+        """Split the global batch over the new members, at once; return notes on it.
 
         Args:
-          lost: seats whose workers did not leave: of those others tell.
-          joined: seats with another worker than before. Nothing is known of its speed: it begins with the mean share of
+          lost: worker slots whose workers did not leave: of those others tell.
+          joined: worker slots with another worker than before. Nothing is known of its speed: it begins with the mean
+          share of
             those who stay.
         """
-        left = [seat for seat in self.members if seat not in members and seat not in lost]
-        notes = [f"seat {seat} is empty: its worker has left." for seat in left]
-        notes += [f"a worker has joined on seat {seat}." for seat in joined]
-        moved = Moved(tuple(joined), tuple(left), tuple(seat for seat in self.members if seat not in {*members, *left}))
-        stay = [self.shares[seat] for seat in members if seat not in joined and self.shares[seat] > 0]
+        left = [worker_slot for worker_slot in self.members if worker_slot not in members and worker_slot not in lost]
+        notes = [f"worker slot {worker_slot} is empty: its worker has left." for worker_slot in left]
+        notes += [f"a worker has joined on worker slot {worker_slot}." for worker_slot in joined]
+        moved = Moved(
+            tuple(joined),
+            tuple(left),
+            tuple(worker_slot for worker_slot in self.members if worker_slot not in {*members, *left}),
+        )
+        stay = [
+            self.shares[worker_slot]
+            for worker_slot in members
+            if worker_slot not in joined and self.shares[worker_slot] > 0
+        ]
         first = sum(stay) / len(stay) if stay else 1.0
-        shares = [first if seat in joined else share for seat, share in enumerate(self.shares)]
+        shares = [first if worker_slot in joined else share for worker_slot, share in enumerate(self.shares)]
         self.members = tuple(members)
-        if not any(shares[seat] for seat in members):  # those who took examples have all left
+        if not any(shares[worker_slot] for worker_slot in members):  # those who took examples have all left
             shares = [1.0] * len(shares)
         self.shares = self.checked(shares)
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
@@ -297,7 +308,7 @@ class BatchSizes:
         """Take up a split that was in force before, and the shares that it was made by. All must be valid.
 
         Args:
-          members: the seats that had a worker then; by default those that have one now.
+          members: the worker slots that had a worker then; by default those that have one now.
           wanted: the global batch that was asked for then; by default that of the split. Where it is larger, the
             members of then could not hold it, and others may.
         """
@@ -325,11 +336,13 @@ class BatchSizes:
 
     # --- what can be asked for ----------------------------------------------------------------------------------------
 
-    def exactly(self, global_batch: Any = None, shares: Any = None, seats: Sequence[int] | None = None) -> Decision:
+    def exactly(
+        self, global_batch: Any = None, shares: Any = None, worker_slots: Sequence[int] | None = None
+    ) -> Decision:
         """Return a decision for exactly these sizes, neither clipped nor rounded.
 
         Args:
-          seats: who will be there; by default who is.
+          worker_slots: who will be there; by default who is.
 
         Raises:
           BatchSizeError: they cannot be.
@@ -337,18 +350,18 @@ class BatchSizes:
         if shares is not None:
             shares = self.checked(shares)
         if global_batch is not None or shares is not None:  # with other workers the old one may be too small
-            number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, seats)
+            number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, worker_slots)
             global_batch = None if global_batch is None else number
         return Decision(global_batch, shares)
 
     def checked(self, shares: Any) -> tuple[float, ...]:
-        """Valid shares, 0 for empty seats; or an error that says why they are none."""
+        """Valid shares, 0 for empty worker slots; or an error that says why they are none."""
         weights = check_shares(shares, len(self.limits.lower)).tolist()
-        taken = tuple(w if seat in self.members else 0.0 for seat, w in enumerate(weights))
+        taken = tuple(w if worker_slot in self.members else 0.0 for worker_slot, w in enumerate(weights))
         if not any(taken):
-            seats = ", ".join(str(seat) for seat, w in enumerate(weights) if w)
-            raise BatchSizeError(f"shares give examples to seat {seats} alone, and nobody sits there.")
-        missing = [seat for seat in self.needed if not taken[seat]]
+            worker_slots = ", ".join(str(worker_slot) for worker_slot, w in enumerate(weights) if w)
+            raise BatchSizeError(f"shares give examples to worker slot {worker_slots} alone, which has no worker.")
+        missing = [worker_slot for worker_slot in self.needed if not taken[worker_slot]]
         if missing:
             raise BatchSizeError(
                 f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."
@@ -356,14 +369,14 @@ class BatchSizes:
         return taken
 
     def check_global(
-        self, global_batch: Any, shares: Sequence[float] | None = None, seats: Sequence[int] | None = None
+        self, global_batch: Any, shares: Sequence[float] | None = None, worker_slots: Sequence[int] | None = None
     ) -> int:
         """Return a valid global batch, with these shares or the present ones.
 
         Args:
-          seats: who will be there, if others than now.
+          worker_slots: who will be there, if others than now.
         """
-        limits, number = self.bounds(self._shares_of(seats, shares or self.shares)), whole(global_batch)
+        limits, number = self.bounds(self._shares_of(worker_slots, shares or self.shares)), whole(global_batch)
         n, unit = len(limits.active), limits.multiple
         if number is None:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
@@ -390,11 +403,11 @@ class BatchSizes:
             )
         return number
 
-    def _shares_of(self, seats: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
+    def _shares_of(self, worker_slots: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
         """Shares with those who will be there; whoever is not there yet will have some."""
-        if seats is None:
+        if worker_slots is None:
             return shares
-        return [(s if i in self.members else 1.0) if i in seats else 0.0 for i, s in enumerate(shares)]
+        return [(s if i in self.members else 1.0) if i in worker_slots else 0.0 for i, s in enumerate(shares)]
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

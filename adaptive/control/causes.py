@@ -41,9 +41,9 @@ class Moved(NamedTuple):
     """Other workers take part than in the step before. Replicated.
 
     Attributes:
-      joined: seats with another worker than before.
-      left: seats whose workers left.
-      lost: seats whose workers were lost.
+      joined: worker slots with another worker than before.
+      left: worker slots whose workers left.
+      lost: worker slots whose workers were lost.
     """
 
     joined: tuple[int, ...]
@@ -52,7 +52,7 @@ class Moved(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that a record holds, without empty ones."""
-        return {name: list(seats) for name, seats in self._asdict().items() if seats}
+        return {name: list(worker_slots) for name, worker_slots in self._asdict().items() if worker_slots}
 
 
 Cause = Request | Moved

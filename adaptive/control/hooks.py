@@ -86,7 +86,7 @@ class Hooks:
     """The hooks of a program, and their states.
 
     Args:
-      n_workers: how many seats there are.
+      n_workers: how many worker slots there are.
       membership: how many members there are to be; without, those that there are, always.
 
     Attributes:
@@ -112,7 +112,7 @@ class Hooks:
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
         self.unknown = [_Unknown(hook) for hook in self.hooks]
-        self.joined: list[set[int]] = [set() for _ in hooks]  # seats, since the last step that was shown
+        self.joined: list[set[int]] = [set() for _ in hooks]  # worker slots, since the last step that was shown
         self._watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
         self.watches = bool(self._watching)
         # Returns the number of a step before which a hook in this state decides nothing.
@@ -143,7 +143,7 @@ class Hooks:
 
         Args:
           values, ran: as for `run`.
-          members: the seats with a worker on them in this step.
+          members: the worker slots with a worker on them in this step.
         """
         for i in self._watching:
             self._seen[i].append(_Seen(step, epoch, values[i], ran, members))
@@ -193,8 +193,8 @@ class Hooks:
         for i in range(len(self.hooks)):
             self._show(i, sizes, Decision(), due=False)
 
-    def seat(self, joined: Sequence[int], sizes: BatchSizes) -> None:
-        """Others sit on these seats from now on: what the hooks have learned of those before begins anew."""
+    def change_members(self, joined: Sequence[int], sizes: BatchSizes) -> None:
+        """Reset what the hooks have learned of the workers whose slots have a new worker."""
         if not joined:
             return
         self.catch_up(sizes)

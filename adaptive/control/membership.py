@@ -8,8 +8,8 @@
     change     Between two steps, on all processes alike: workers that must leave leave; missing ones join once all of
                them are ready.
 
-The world carries out leaving and joining; batches, hooks and states follow (`BatchSizes.set_members`, `Hooks.seat`,
-`Engine.seat`). Programs and simulated clusters both use this class.
+The world carries out leaving and joining; batches, hooks and states follow (`BatchSizes.set_members`,
+`Hooks.worker_slot`, `WorkerStates.change_members`). Programs and simulated clusters both use this class.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 from adaptive.base.errors import BatchSizeError, WorkerCountError
 from adaptive.base.numbers import brief
 from adaptive.base.roster import Roster, with_same_members
-from adaptive.base.seats import number_of_workers
 from adaptive.base.signals import TerminationNotice
+from adaptive.base.worker_slots import number_of_workers
 from adaptive.base.world import Loss
 
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
@@ -151,7 +151,7 @@ class Membership:
         """The lower bound: the highest slots leave first, so all up to the last needed one stay."""
         least = self._world.least
         if self._needed:
-            least = max(least, sum(seat <= max(self._needed) for seat in self._world.members))
+            least = max(least, sum(worker_slot <= max(self._needed) for worker_slot in self._world.members))
         return min(least, self._world.most)
 
     def nearest(self, workers: int) -> int:
@@ -161,7 +161,7 @@ class Membership:
     def expected(self, workers: int) -> tuple[int, ...]:
         """Return the slots that will be occupied by that many workers."""
         there = self._world.members
-        free = [seat for seat in range(self._world.capacity) if seat not in there]
+        free = [worker_slot for worker_slot in range(self._world.capacity) if worker_slot not in there]
         return tuple(sorted((*there, *free[: max(0, workers - len(there))])[:workers]))
 
     # --- request ------------------------------------------------------------------------------------------------------
@@ -398,5 +398,5 @@ class Membership:
         self.asked, self._there, self._generation, self._ready_elsewhere, self._leave_requests = exported
 
 
-def _workers(seats: Sequence[int]) -> str:
-    return f"worker{'s' * (len(seats) > 1)} {', '.join(map(str, seats))}"
+def _workers(worker_slots: Sequence[int]) -> str:
+    return f"worker{'s' * (len(worker_slots) > 1)} {', '.join(map(str, worker_slots))}"

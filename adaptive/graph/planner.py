@@ -20,7 +20,7 @@ from adaptive.base.ambient import AmbientContext
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
 from adaptive.base.source_lines import at
 from adaptive.base.thread_status import thread_status
-from adaptive.operators.peer_read import Boards
+from adaptive.operators.peer_read import PeerMailboxes
 
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
 from .function_check import check_functions, check_functions_again
@@ -37,13 +37,13 @@ class Planner:
       driver: `driver(state, batch) -> (state, metrics)`.
       state: the state's shapes.
       batch_of: a batch of so many examples, as shapes.
-      capacity: the number of seats.
+      capacity: the number of worker slots.
       local_state: state leaves (by index) that may differ between workers on purpose.
       ambient: in which to trace; those of here if not given.
       functions_checked: whether another planner has compared already what hooks and callbacks close over.
 
     Attributes:
-      boards: on which what is planned here publishes; there are none until somebody makes them.
+      mailboxes: on which what is planned here publishes; there are none until somebody makes them.
     """
 
     reference: Plan
@@ -63,7 +63,7 @@ class Planner:
         self._capacity, self._local_state = capacity, frozenset(local_state)
         self._ambient = ambient or AmbientContext()
         self._functions_checked = functions_checked
-        self.boards = Boards()
+        self.mailboxes = PeerMailboxes()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
         self._stages: Groups = {}
@@ -134,7 +134,7 @@ class Planner:
 
     def _trace(self, examples: int) -> Expressions:
         batch = self._batch_of(examples)
-        trace_it = partial(trace, capacity=self._capacity, boards=self.boards)
+        trace_it = partial(trace, capacity=self._capacity, mailboxes=self.mailboxes)
         graph = self._ambient.run(trace_it, self._driver, self._state, batch)
         return Expressions(graph)
 

@@ -38,7 +38,7 @@ from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.context import Minibatches, Tracing, trace_as
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.operator_state import state_read_p, state_write_p
-from adaptive.operators.peer_read import Boards, Pairing, numbered, read_peer_p
+from adaptive.operators.peer_read import Pairing, PeerMailboxes, numbered, read_peer_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import SEED, STEP, WORKER, Source, read, source_p
 
@@ -102,14 +102,14 @@ class Graph:
         return self.outvars[len(self.state_names) :]
 
 
-def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, boards: Boards | None = None) -> Graph:
+def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes: PeerMailboxes | None = None) -> Graph:
     """Trace `driver(state, batch) -> (state, metrics)`.
 
     Args:
       state: pytree of arrays or shapes.
       batch: pytree of arrays or shapes, all with one leading axis: the examples of a kernel call.
-      capacity: the number of seats; shapes of gathered values depend on it.
-      boards: those of the program, on which the driver may publish.
+      capacity: the number of worker slots; shapes of gathered values depend on it.
+      mailboxes: those of the program, on which the driver may publish.
 
     Raises:
       DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes,
@@ -118,7 +118,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, boards: Bo
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     name = getattr(driver, "__name__", type(driver).__name__)
-    tracing, closed, shapes = _traced(driver, state, batch, capacity, boards or Boards())
+    tracing, closed, shapes = _traced(driver, state, batch, capacity, mailboxes or PeerMailboxes())
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
     new_state, metrics = shapes
@@ -147,17 +147,17 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, boards: Bo
 
 
 def _traced(
-    driver: Callable, state: Any, batch: Any, capacity: int, boards: Boards
+    driver: Callable, state: Any, batch: Any, capacity: int, mailboxes: PeerMailboxes
 ) -> tuple[Tracing, ClosedJaxpr, tuple[Any, ...]]:
     """Return the driver's jaxpr, and what the trace has recorded; traced twice where it calls what has to close over
     numbers of the worker (see `peer_read.py`).
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
-    with trace_as(capacity, examples, boards) as tracing:
+    with trace_as(capacity, examples, mailboxes) as tracing:
         closed, shapes = _jaxpr_of(driver, state, batch, tracing)
     if not tracing.wants_numbers:
         return tracing, closed, shapes
-    with trace_as(capacity, examples, boards) as tracing:
+    with trace_as(capacity, examples, mailboxes) as tracing:
 
         def with_numbers(state: Any, batch: Any) -> Any:
             tracing.numbers.append(jnp.stack([read(WORKER), read(STEP), read(SEED)]))

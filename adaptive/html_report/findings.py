@@ -126,7 +126,7 @@ def excess(busy: np.ndarray) -> np.ndarray:
 class _Slow(NamedTuple):
     """Workers for which the others waited, in an interval."""
 
-    seats: list[int]
+    worker_slots: list[int]
     interval: Interval
 
 
@@ -141,23 +141,23 @@ def _of_workers(run: Columns) -> Iterable[Finding]:
     count = np.isfinite(busy).sum(1)
     waits = np.nansum(waiting(busy), axis=1) / np.maximum(count, 1) / np.maximum(period, 1e-9)
     dear = sorted(slow, key=lambda s: -s.interval.level * usual[s.interval.first : s.interval.end].sum())
-    for seats, (first, end, level) in dear[:_MOST]:
+    for worker_slots, (first, end, level) in dear[:_MOST]:
         rows = slice(first, end)
-        alone = np.clip(1 - len(seats) / np.maximum(count[rows], 1), 0.0, 1.0)
+        alone = np.clip(1 - len(worker_slots) / np.maximum(count[rows], 1), 0.0, 1.0)
         waits[rows] -= level * alone
         text = (
-            f"{workers(seats).capitalize()} made the others wait {percent(level)} of the time {when(run, first, end)}"
-            f"{_why(run, seats, first, end)}"
+            f"{workers(worker_slots).capitalize()} made the others wait "
+            f"{percent(level)} of the time {when(run, first, end)}{_why(run, worker_slots, first, end)}"
         )
         yield Finding(text, level * float(usual[rows].sum()), first, end)
     early = _together([(w, s) for w in range(run.n) for s in intervals(-shares[:, w], EARLY)]) if run.n > 2 else []
-    for seats, (first, end, level) in [e for e in early if not any(_cover(s.interval, e.interval) for s in slow)][
-        :_MOST
-    ]:
-        rows, share = slice(first, end), len(seats) / run.n
+    for worker_slots, (first, end, level) in [
+        e for e in early if not any(_cover(s.interval, e.interval) for s in slow)
+    ][:_MOST]:
+        rows, share = slice(first, end), len(worker_slots) / run.n
         waits[rows] -= level * share
         text = (
-            f"{workers(seats).capitalize()} finished early, and waited "
+            f"{workers(worker_slots).capitalize()} finished early, and waited "
             f"{percent(level)} of the time {when(run, first, end)}. ctrl.balance() would give "
             "more examples to faster workers."
         )
@@ -178,33 +178,33 @@ def _cover(one: Interval, other: Interval) -> bool:
 def _together(found: Sequence[tuple[int, Interval]]) -> list[_Slow]:
     """Group workers that were slow at the same time, as workers of one host are, for one sentence."""
     groups: list[_Slow] = []
-    for seat, interval in found:
-        for number_, (seats, other) in enumerate(groups):
+    for worker_slot, interval in found:
+        for number_, (worker_slots, other) in enumerate(groups):
             common = min(interval.end, other.end) - max(interval.first, other.first)
             longest = max(interval.end - interval.first, other.end - other.first)
-            if common >= _SAME * longest and 0.5 < interval.level / other.level < 2 and seat not in seats:
+            if common >= _SAME * longest and 0.5 < interval.level / other.level < 2 and worker_slot not in worker_slots:
                 level = max(interval.level, other.level)
                 both = Interval(min(interval.first, other.first), max(interval.end, other.end), level)
-                groups[number_] = _Slow([*seats, seat], both)
+                groups[number_] = _Slow([*worker_slots, worker_slot], both)
                 break
         else:
-            groups.append(_Slow([seat], interval))
+            groups.append(_Slow([worker_slot], interval))
     return groups
 
 
-def _why(run: Columns, seats: list[int], first: int, end: int) -> str:
+def _why(run: Columns, worker_slots: list[int], first: int, end: int) -> str:
     """Return the reason why workers were slow: speed, number of examples, input, or something else."""
     rows = slice(first, end, max(1, (end - first) // _LOOKED_AT))
-    others = [w for w in range(run.n) if w not in seats]
+    others = [w for w in range(run.n) if w not in worker_slots]
     size = np.where(run.sizes[rows] > 0, run.sizes[rows], np.nan)
     of_each = {name: medians(column[rows], 0) for name, column in run.workers.items()}
     of_each |= {"size": medians(size, 0), "an example": medians(run.workers["computing"][rows] / size, 0)}
     mine, theirs = (
-        {name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (seats, others)
+        {name: float(medians(values[who], 0)) for name, values in of_each.items()} for who in (worker_slots, others)
     )
     more = {name: mine[name] - theirs[name] for name in ("computing", "input")}
     more["rest"] = mine["busy"] - theirs["busy"] - sum(more.values())
-    it, its, them = ("it", "its", "it") if len(seats) == 1 else ("they", "their", "them")
+    it, its, them = ("it", "its", "it") if len(worker_slots) == 1 else ("they", "their", "them")
     worst = max(more, key=lambda name: more[name])
     if worst == "input":
         return (

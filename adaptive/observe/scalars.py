@@ -71,7 +71,7 @@ def scalars(event: StepEvent) -> dict[str, float]:
             "workers": len(report.members),
         }
     )
-    found.update(zip(_seats(len(report.batch_sizes)), report.batch_sizes, strict=True))
+    found.update(zip(_worker_slots(len(report.batch_sizes)), report.batch_sizes, strict=True))
     found.update(zip(_PARTS, report.breakdown, strict=True))
     single = {name: value for name, value in report.hyperparameters.items() if not isinstance(value, list)}
     found.update((f"hyperparameter/{name}", value) for name, value in single.items())
@@ -85,8 +85,8 @@ _PARTS = tuple(f"seconds/{part}" for part in Breakdown._fields)
 
 
 @lru_cache(maxsize=64)
-def _seats(number: int) -> tuple[str, ...]:
-    return tuple(f"batch_size/{seat}" for seat in range(number))
+def _worker_slots(number: int) -> tuple[str, ...]:
+    return tuple(f"batch_size/{worker_slot}" for worker_slot in range(number))
 
 
 def describe(event: StepEvent) -> list[str]:
@@ -98,7 +98,7 @@ def describe(event: StepEvent) -> list[str]:
         asked |= decision.hyperparameters
         told = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
         lines.append(f"decision: {', '.join([*told, *(['stop'] if decision.stop else [])])}")
-    lines += [f"a worker has joined on seat {seat}" for seat in report.joined]
+    lines += [f"a worker has joined on worker slot {worker_slot}" for worker_slot in report.joined]
     lines += [f"lost: {loss}" for loss in report.lost]
     return [*lines, *report.notes]
 

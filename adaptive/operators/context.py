@@ -34,7 +34,7 @@ class Tracing(NamedTuple):
     examples: int
     must_stay: list[tuple[Any, str]]
     minibatches: list[Minibatches]
-    boards: Any
+    mailboxes: Any
     numbers: list[Any]
     wants_numbers: list[str]
     hints: list[str]
@@ -68,13 +68,13 @@ def tracing() -> Tracing | None:
 
 
 @contextmanager
-def trace_as(capacity: int, examples: int, boards: Any = None) -> Iterator[Tracing]:
-    """Trace a driver for that many seats, and examples in a call.
+def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[Tracing]:
+    """Trace a driver for that many worker slots, and examples in a call.
 
     Args:
-      boards: of the program, on which the driver may publish.
+      mailboxes: of the program, on which the driver may publish.
     """
-    trace = Tracing(capacity, examples, [], [], boards, [], [], [])
+    trace = Tracing(capacity, examples, [], [], mailboxes, [], [], [])
     token = _tracing.set(trace)
     try:
         with traced_anew():

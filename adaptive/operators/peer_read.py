@@ -23,9 +23,9 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from adaptive.base.board import Board, Vectors
 from adaptive.base.errors import CollectiveError
 from adaptive.base.jaxprs import lower_to_callback, nested_equations
+from adaptive.base.mailbox import Mailbox, Vectors
 from adaptive.base.source_lines import at, current_line
 
 from .context import tracing
@@ -52,10 +52,10 @@ def peers(schedule: str, seed: int, round: int, update: int, worker: int, member
 
 
 @dataclass
-class Boards:
+class PeerMailboxes:
     """The mailboxes of one program, one for each place of its driver that publishes. Recreated when members change."""
 
-    boards: Sequence[Board] = ()
+    mailboxes: Sequence[Mailbox] = ()
     members: Sequence[int] = ()
     _updates: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
@@ -68,10 +68,10 @@ class Boards:
             self._updates[place, worker] = round, count + 1
         return count
 
-    def restart(self, boards: Sequence[Board], members: Sequence[int]) -> None:
+    def restart(self, mailboxes: Sequence[Mailbox], members: Sequence[int]) -> None:
         """Replace the mailboxes and members."""
         with self._lock:
-            self.boards, self.members = boards, tuple(members)
+            self.mailboxes, self.members = mailboxes, tuple(members)
             self._updates.clear()
 
 
@@ -85,7 +85,7 @@ class Pairing:
       line: of the driver.
     """
 
-    boards: Boards
+    mailboxes: PeerMailboxes
     schedule: str
     nbytes: tuple[int, ...]
     line: str
@@ -94,11 +94,13 @@ class Pairing:
     def __call__(self, numbers: np.ndarray, *vectors: np.ndarray) -> Vectors:
         """Publish vectors, and return another worker's latest, or the same vectors if there are none."""
         worker, round, seed = map(int, numbers)
-        boards, place = self.boards, self.place
-        board, members = boards.boards[place], boards.members
-        board.publish(worker, round, vectors)
-        update = boards.update(place, worker, round)
-        found = (board.look(peer, worker, round) for peer in peers(self.schedule, seed, round, update, worker, members))
+        mailboxes, place = self.mailboxes, self.place
+        mailbox, members = mailboxes.mailboxes[place], mailboxes.members
+        mailbox.publish(worker, round, vectors)
+        update = mailboxes.update(place, worker, round)
+        found = (
+            mailbox.look(peer, worker, round) for peer in peers(self.schedule, seed, round, update, worker, members)
+        )
         theirs = next((vectors for vectors in found if vectors is not None), vectors)
         return [other.view(own.dtype) for other, own in zip(theirs, vectors, strict=True)]
 
@@ -132,7 +134,7 @@ def read_peer(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[ja
         trace.wants_numbers.append(name)  # then the driver is traced again, with them
         return list(vectors)
     nbytes = tuple(v.size * v.dtype.itemsize for v in vectors)
-    pairing = Pairing(trace.boards, schedule, nbytes, f"{name}{at(current_line())}")
+    pairing = Pairing(trace.mailboxes, schedule, nbytes, f"{name}{at(current_line())}")
     return read_peer_p.bind(trace.numbers[0], *map(jax.lax.stop_gradient, vectors), pairing=pairing)
 
 

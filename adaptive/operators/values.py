@@ -57,7 +57,7 @@ def workers() -> jax.Array:
     """Return the number of workers with examples in this step, an int32 scalar. Replicated. No
     recompile when it changes. Sums count the same workers, so it is `comm.all_reduce(1, op="sum")` at no cost.
 
-    Less than `ad.capacity()` while seats are empty or a worker's share is 0. It is not known while the driver is
+    Less than `ad.capacity()` while worker slots are empty or a worker's share is 0. It is not known while the driver is
     traced, so shapes come from `ad.capacity()`. Outside a program: the members of the world, or 1 without a world.
 
     Raises:
@@ -73,7 +73,7 @@ def workers() -> jax.Array:
     if trace is not None:
         trace.hints.append(
             f"ad.workers(){at(current_line())} changes from step to step, and is not known while the driver is traced. "
-            "Make shapes of  ad.capacity(), the number of seats."
+            "Make shapes of  ad.capacity(), the number of worker slots."
         )
     return read(WORKERS)
 

@@ -32,7 +32,7 @@ from adaptive.runtime.kernels import KernelOptions
 
 from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id
 from .first_plan import check_alike, first_plan
-from .mailboxes import ProgramBoards
+from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
@@ -112,7 +112,7 @@ def build(
     built_in(world)
     if deterministic:
         world.deterministic = True
-    mailboxes = ProgramBoards(world, plan, planner.boards, name)
+    mailboxes = ProgramMailboxes(world, plan, planner.mailboxes, name)
     if world.processes > 1:
         share_compilations()
     machines = HostSurvey(world, f"machines of {name}")

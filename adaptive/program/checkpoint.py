@@ -183,10 +183,12 @@ def _plain(leaf: Any) -> Any:
 def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
     """Return the values of all workers, stacked; for worker slots that no process carries the first value."""
     world = engine.world
-    told = {seat: _host(leaf) for seat, leaf in zip(world.workers, own, strict=True)}
+    told = {worker_slot: _host(leaf) for worker_slot, leaf in zip(world.workers, own, strict=True)}
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
-    rows = {seat: row for process in everyone for seat, row in process.items()}
-    return np.stack([rows[seat] if seat in rows else _host(first) for seat in range(world.capacity)])
+    rows = {worker_slot: row for process in everyone for worker_slot, row in process.items()}
+    return np.stack(
+        [rows[worker_slot] if worker_slot in rows else _host(first) for worker_slot in range(world.capacity)]
+    )
 
 
 # --- and read back ----------------------------------------------------------------------------------------------------
@@ -201,8 +203,8 @@ class Parsed:
       place: where an iterator stood; nothing, of data that have an index.
       batch_sizes, shares: for the workers of this world.
       wanted: the global batch that was asked for; the workers of then may not have been able to hold it.
-      members: the seats that had a worker. Whoever is there besides, joins; whoever is not, has left.
-      workers: how many there were to be; `None` if nobody had asked, or on another number of seats.
+      members: the worker slots that had a worker. Whoever is there besides, joins; whoever is not, has left.
+      workers: how many there were to be; `None` if nobody had asked, or on another number of worker slots.
       state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
       hooks: the hooks' states, built as they build them.
     """
@@ -267,7 +269,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         if before == here:
             split, members = _fitting(batch_sizes, shares, sizes), _members(fields, here)
         else:
-            shares, members = tuple(float(seat in sizes.members) for seat in range(here)), sizes.members
+            shares, members = tuple(float(worker_slot in sizes.members) for worker_slot in range(here)), sizes.members
             bounds = sizes.bounds(shares)
             clipped = wanted != sum(batch_sizes)  # then already, so that it may be clipped to another size here
             split = equal(bounds.nearest(wanted) if clipped else sizes.check_global(wanted, shares), bounds)
@@ -379,11 +381,13 @@ def _run_id(fields: Mapping[str, Any]) -> str:
     return "".join(f"{half:0{_HALF}x}" for half in halves)
 
 
-def _members(fields: Mapping[str, Any], seats: int) -> tuple[int, ...]:
+def _members(fields: Mapping[str, Any], worker_slots: int) -> tuple[int, ...]:
     """Return the members when the checkpoint was made."""
-    members = tuple(_whole(seat, "members", most=seats - 1) for seat in _numbers(fields["members"], "members"))
+    members = tuple(
+        _whole(worker_slot, "members", most=worker_slots - 1) for worker_slot in _numbers(fields["members"], "members")
+    )
     if not members or list(members) != sorted(set(members)):
-        raise CheckpointError(f"the checkpoint's members are no seats: {members}.")
+        raise CheckpointError(f"the checkpoint's members are no worker slots: {members}.")
     return members
 
 

@@ -41,8 +41,8 @@ def first_plan(
 ) -> tuple[BatchSizes, Plan]:
     """Return the sizes of the first step, and a plan for the largest of them. Arguments as for `Program`.
 
-    `members` are the seats that are taken. The caller reads them once for all parts of the program, because processes
-    may be lost while it is built.
+    `members` are the worker slots that are taken. The caller reads them once for all parts of the program, because
+    processes may be lost while it is built.
 
     What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none, both
     are made again.
@@ -59,7 +59,9 @@ def first_plan(
             if microbatch is not None and not plan.splittable:
                 raise _no_microbatches(microbatch, f"{plan.unsplittable[0]}.")
             if multiple % found == 0:
-                sizes.must_take(seat for message in plan.messages for c in message for seat in c.how.needed)
+                sizes.must_take(
+                    worker_slot for message in plan.messages for c in message for worker_slot in c.how.needed
+                )
                 return sizes, plan
         except NotEqualPartsError as error:
             if microbatch is not None:

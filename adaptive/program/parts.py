@@ -28,7 +28,7 @@ from adaptive.observe.sinks import SinkThread
 from adaptive.runtime.engine import Engine
 
 from .arguments import StateForm
-from .mailboxes import ProgramBoards
+from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .overlap import Overlap
 from .step_checks import SkippedSteps, StepClock, UpdateCheck
@@ -116,7 +116,7 @@ class ProgramParts:
     hooks: Hooks
     decisions: Decisions
     members: MemberTracker
-    mailboxes: ProgramBoards
+    mailboxes: ProgramMailboxes
     clock: StepClock
     skipped: SkippedSteps
     update: UpdateCheck

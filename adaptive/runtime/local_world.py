@@ -11,27 +11,27 @@ from functools import lru_cache, partial, reduce
 import jax
 import numpy as np
 
-from adaptive.base.board import LocalBoards
 from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, LookAtPiece, Parts, PartSpec
+from adaptive.base.mailbox import LocalMailboxes
 from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_calls
-from adaptive.base.seats import Seats
+from adaptive.base.worker_slots import WorkerSlots
 
 
-class LocalWorld(Blocking, LocalBoards, Seats):
+class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
     """Workers that run one after another on one device. They may `leave` and `join` between two steps.
 
     Args:
-      seats: how many there can be.
+      worker_slots: how many there can be.
       device: JAX's default device if not given.
       workers: how many there are at first; the rest are in reserve. By default all.
     """
 
     rank, processes = 0, 1
 
-    def __init__(self, seats: int = 1, device: jax.Device | None = None, *, workers: int | None = None):
-        super().__init__(seats, workers)
-        self.workers = range(seats)
-        self.devices = (device or jax.local_devices()[0],) * seats
+    def __init__(self, worker_slots: int = 1, device: jax.Device | None = None, *, workers: int | None = None):
+        super().__init__(worker_slots, workers)
+        self.workers = range(worker_slots)
+        self.devices = (device or jax.local_devices()[0],) * worker_slots
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
         named = all(isinstance(part.op, str) for part in parts)

@@ -78,7 +78,7 @@ class Layout:
       entries: one per contribution, in order.
       weights: one per contribution, `None` where there is nothing to divide by. Equal weights share one entry.
       status: elements at the end of part 0 that belong to the runtime; 0 but in a step's last message.
-      capacity: the number of seats.
+      capacity: the number of worker slots.
     """
 
     contributions: tuple[Contribution, ...]

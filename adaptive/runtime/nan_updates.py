@@ -74,7 +74,7 @@ class UpdateNaNs:
         of_all = {i for i, leaf in enumerate(states[0]) if i not in self._local and _holds_nan(leaf)}
         self._held = [of_all | {i for i in self._local if _holds_nan(state[i])} for state in states]
 
-    def seat(self, origins: Sequence[int | None], states: Sequence[Sequence[jax.Array]]) -> None:
+    def change_members(self, origins: Sequence[int | None], states: Sequence[Sequence[jax.Array]]) -> None:
         """Change the workers. NaNs in the states of new workers are accepted as intended.
 
         Args:

@@ -103,7 +103,7 @@ class WorkerState:
         if self.update_nans is not None:
             self.update_nans.accept([self.states[i] for i in self.present] or self.states[:1])
 
-    def seat(self, present: Sequence[int], joined: Sequence[int]) -> None:
+    def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.
 
         Args:
@@ -116,7 +116,7 @@ class WorkerState:
         self.present = list(present)
         if self.update_nans is not None:
             origins = [None if i in joined else before.index(i) for i in present]
-            self.update_nans.seat(origins, [self.states[i] for i in present])
+            self.update_nans.change_members(origins, [self.states[i] for i in present])
 
     def _reset(self, local_index: int, values: Iterator[Any]) -> None:
         """Give a worker the replicated `values`, and the initial value of what is local.

@@ -13,14 +13,14 @@ from adaptive.extend import (
     Arrived,
     Arriving,
     Channels,
-    LocalBoards,
+    LocalMailboxes,
     LookAtPiece,
     Parts,
     PartSpec,
     Reduction,
-    Seats,
     WhenWaitedFor,
     WorkerMesh,
+    WorkerSlots,
 )
 
 from .base import WorldBase, describe
@@ -29,7 +29,7 @@ from .reducing.sharded import ONE_AT_A_TIME, Sharded
 T = TypeVar("T")
 
 
-class DeviceWorld(Channels, LocalBoards, Seats, WorldBase):
+class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run in parallel. An exchange joins the workers'
@@ -69,7 +69,7 @@ class DeviceWorld(Channels, LocalBoards, Seats, WorldBase):
         Channels.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
-        Seats.__init__(self, len(self.devices), workers, min_workers)
+        WorkerSlots.__init__(self, len(self.devices), workers, min_workers)
         self.respawn = respawn
         self.workers = range(self.capacity)
         self._sharded = Sharded(self.devices, self.devices)

@@ -98,7 +98,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         self.capacity = sum(len(info.devices) for info in infos)
         self._everyone = _as_processes(infos)
-        self.workers = self._everyone[self.rank].seats
+        self.workers = self._everyone[self.rank].worker_slots
         of_all = [by_id[id] for info in infos for id in info.devices]
         self.sharded = Sharded(of_all, self.devices, in_preamble=len(self.transport.preamble.room))
         self.shared_memory = self._share_memory(infos, wanted=on_cpu)
@@ -138,12 +138,12 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
             transport.perform(StepOnMesh(about, more, run))
         return results.pop()
 
-    def why_no_board(self) -> str:
-        """Return why there can be no mailbox: there always can; see `OffersBoards`."""
+    def why_no_mailbox(self) -> str:
+        """Return why there can be no mailbox: there always can; see `OffersMailboxes`."""
         return ""
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
-        """Make a mailbox: see `OffersBoards`."""
+    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
+        """Make a mailbox: see `OffersMailboxes`."""
         return self._make_mailbox(about, nbytes, lambda: self._everyone, instead_of, None)
 
     def close(self) -> None:
@@ -201,9 +201,9 @@ def _nothing_to_abort(status: int) -> None:
 def _as_processes(infos: Sequence[_ProcessInfo]) -> tuple[Process, ...]:
     hosts, found, first = [info.host for info in infos], [], 0
     for info in infos:
-        seats = range(first, first + len(info.devices))
-        found.append(Process(seats, info.host[0], hosts.index(info.host), info.pid))
-        first = seats.stop
+        worker_slots = range(first, first + len(info.devices))
+        found.append(Process(worker_slots, info.host[0], hosts.index(info.host), info.pid))
+        first = worker_slots.stop
     return tuple(found)
 
 

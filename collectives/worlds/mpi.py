@@ -164,20 +164,20 @@ class MPIWorld(MultiProcessWorld):
         """Whether MPI reports that it accepts memory of NVIDIA GPUs. Local."""
         return cuda_aware.says_cuda(self._mpi)
 
-    def why_no_board(self) -> str:
-        """Return why there can be no mailbox: see `OffersBoards`."""
+    def why_no_mailbox(self) -> str:
+        """Return why there can be no mailbox: see `OffersMailboxes`."""
         return mailbox.why_none(self._mpi)
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
-        """Make a mailbox: see `OffersBoards`. Of MPI's windows where no process can be lost or spawned."""
+    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
+        """Make a mailbox: see `OffersMailboxes`. Of MPI's windows where no process can be lost or spawned."""
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
 
     # --- membership: see `World` --------------------------------------------------------------------------------------
 
     survives: bool = forward("transport.survives")
-    members: tuple[int, ...] = forward("elastic.seats.members")
-    joined_in_generation: tuple[int, ...] = forward("elastic.seats.joined_in_generation")
+    members: tuple[int, ...] = forward("elastic.worker_slots.members")
+    joined_in_generation: tuple[int, ...] = forward("elastic.worker_slots.joined_in_generation")
     generation: int = forward("elastic.generation")
     least: int = forward("elastic.least")
     most: int = forward("elastic.most")

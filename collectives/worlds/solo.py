@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Channels, LocalBoards, LoneChannel, LookAtPiece, Parts, PartSpec
+from adaptive.extend import Arrived, Channels, LocalMailboxes, LoneChannel, LookAtPiece, Parts, PartSpec
 
 from .base import FixedMembers, WorldBase, describe
 
 
-class SoloWorld(Channels, LocalBoards, FixedMembers, WorldBase):
+class SoloWorld(Channels, LocalMailboxes, FixedMembers, WorldBase):
     """One process, one worker: a message is its own reduction.
 
     Args:

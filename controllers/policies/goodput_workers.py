@@ -169,12 +169,14 @@ def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:
     """
     n, there, limits = len(observation.batch_sizes), observation.members, observation.limits
     active = active_of(observation)
-    free = [seat for seat in range(n) if seat not in there]
-    seats = [*there, *free[: max(0, workers - len(there))]][:workers]
-    seats = [seat for seat in seats if seat in active or seat not in there] or active[:1].tolist()
+    free = [worker_slot for worker_slot in range(n) if worker_slot not in there]
+    worker_slots = [*there, *free[: max(0, workers - len(there))]][:workers]
+    worker_slots = [
+        worker_slot for worker_slot in worker_slots if worker_slot in active or worker_slot not in there
+    ] or active[:1].tolist()
     rows = np.stack([np.broadcast_to(np.asarray(part, np.float64), n) for part in fit])  # slope, intercept, floor
-    rows = np.where(np.isfinite(rows), rows, rows[:, active].mean(axis=1, keepdims=True))[:, seats]
+    rows = np.where(np.isfinite(rows), rows, rows[:, active].mean(axis=1, keepdims=True))[:, worker_slots]
     lower, upper = np.array(limits.lower), np.array(limits.upper)
     new = ~np.isin(np.arange(n), active)
-    lower, upper = (np.where(new, bound[active].min(), bound)[seats] for bound in (lower, upper))
+    lower, upper = (np.where(new, bound[active].min(), bound)[worker_slots] for bound in (lower, upper))
     return _Team(BatchTime(*rows), lower, upper)

@@ -46,7 +46,7 @@ class RecordedStep(NamedTuple):
     seconds: float  # of the whole step, as rank 0 saw it
     hooks: dict[str, list[Any]]  # the leaves that each was given; empty for a step that was skipped
     decision: Decision | None
-    members: tuple[int, ...]  # the seats with a worker on them
+    members: tuple[int, ...]  # the worker slots with a worker on them
     joined: tuple[int, ...]  # those with another worker than in the step before
     call: float  # what one more kernel call cost, in examples
     asked: Asked | None  # `None` in records of before there was a number of workers

@@ -250,16 +250,16 @@ def _one(n: int, factor: float) -> np.ndarray:
 @_named
 def spot(n, steps, rng):
     """Workers vanish at random and come back to a reserve, which replaces them some steps later: spot instances."""
-    seats = n + max(1, n // 2)
-    there = np.ones((steps + 1, seats), bool)
-    for seat in range(1, seats):  # the first one is paid for
+    worker_slots = n + max(1, n // 2)
+    there = np.ones((steps + 1, worker_slots), bool)
+    for worker_slot in range(1, worker_slots):  # the first one is paid for
         start = 1 + int(rng.exponential(steps / 2))
         while start <= steps:
             back = start + 1 + int(rng.exponential(steps / 10))
-            there[start:back, seat] = False
+            there[start:back, worker_slot] = False
             start = back + 1 + int(rng.exponential(steps / 2))
     reserve = {"present": lambda step: there[min(step, steps)], "first": n, "respawn": True}
-    return _cluster(_affine(rng, seats, 0.1), join_after=max(1, steps // 60), **reserve), BATCH * n
+    return _cluster(_affine(rng, worker_slots, 0.1), join_after=max(1, steps // 60), **reserve), BATCH * n
 
 
 @_named

@@ -253,7 +253,7 @@ class _Run:
         slowdown, starts, there = np.ones((steps, n)), np.empty(steps), np.zeros((steps, n), bool)
         decisions: list[tuple[int, Decision]] = []
         for k in range(steps):
-            self._seat(k + 1, first if k == 0 else None)
+            self._worker_slot(k + 1, first if k == 0 else None)
             there[k, list(self._sizes.members)] = True
             starts[k], sizes[k] = self._clock, self._sizes.current
             busy = sizes[k] > 0
@@ -270,7 +270,7 @@ class _Run:
         known = None if self._function else cluster
         return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there)
 
-    def _seat(self, step: int, first: Sequence[int] | int | None) -> None:
+    def _worker_slot(self, step: int, first: Sequence[int] | int | None) -> None:
         """Who is lost, leaves and joins before a step; in the first one, with the sizes that they begin with."""
         self._workers.begin(step)
         self._membership.change()
@@ -284,10 +284,10 @@ class _Run:
             if self._ready_after:
                 self._sizes.take_effect(_AfterSteps(self._ready_after))
         elif self._joined_in != before:
-            joined = [seat for seat, since in self._joined_in.items() if before.get(seat) != since]
+            joined = [worker_slot for worker_slot, since in self._joined_in.items() if before.get(worker_slot) != since]
             assert self._states is not None, "they are there after the first step"
-            self._states.seat(joined, self._sizes)
-            self._sizes.seat(members, joined)
+            self._states.change_members(joined, self._sizes)
+            self._sizes.change_members(members, joined)
 
     def _behind(self, step: int) -> Decision | None:
         """What happens after a step: hooks are shown what was measured, and their decision is made the next sizes."""

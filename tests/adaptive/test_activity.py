@@ -108,7 +108,7 @@ def test_an_activity_is_told_when_it_ends(clock):
 
 def test_waiting_is_for_the_last():
     seconds = WorkerSeconds(np.zeros(3), np.zeros(3), np.array([3.0, 5.0, 0.0]))
-    assert seconds.waiting.tolist() == [2, 0, 0]  # nobody sits on the last seat
+    assert seconds.waiting.tolist() == [2, 0, 0]  # the last worker slot has no worker
 
 
 class SlowRows:

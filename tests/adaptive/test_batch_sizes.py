@@ -312,7 +312,7 @@ def test_one_by_one_each_size_has_its_own_cause():
 def test_where_a_worker_is_lost_before_a_request_is_carried_out_both_are_causes():
     sizes = in_force(upper=(20, 20))
     sizes.request(**hook("grow", 10, global_batch=16))
-    sizes.seat([0], [], lost=[1])
+    sizes.change_members([0], [], lost=[1])
     assert (sizes.current, why(sizes), why_waiting(sizes)) == ((16, 0), [("grow", 10), Moved((), (), (1,))], [])
 
 
@@ -320,34 +320,34 @@ def test_where_a_worker_is_lost_in_the_first_step_of_new_sizes_both_are_causes()
     sizes = in_force(upper=(20, 20))
     sizes.request(**hook("grow", 10, global_batch=16))
     step(sizes, able=True)
-    sizes.seat([0], [], lost=[1])
+    sizes.change_members([0], [], lost=[1])
     assert (sizes.current, why(sizes)) == ((16, 0), [("grow", 10), Moved((), (), (1,))])
 
 
 def test_who_left_and_who_joined_are_causes():
     sizes = in_force(upper=(20, 20, 20), shares=(1, 1, 1))
-    sizes.seat([0, 1], [])
+    sizes.change_members([0, 1], [])
     assert (sizes.current, why(sizes)) == ((6, 6, 0), [Moved((), (2,), ())])
     sizes.step_done()
-    sizes.seat([0, 1, 2], [2])
+    sizes.change_members([0, 1, 2], [2])
     assert (sizes.current, why(sizes)) == ((4, 4, 4), [Moved((2,), (), ())])
 
 
 def test_a_global_batch_that_waited_for_more_workers_is_a_cause_when_they_join():
     sizes = in_force(upper=(10, 10, 10), shares=(1, 1, 0))
-    sizes.seat([0, 1], [])
+    sizes.change_members([0, 1], [])
     sizes.step_done()
     sizes.request(**hook("grow", 3, global_batch=30), for_others=True)
     step(sizes, able=True)
     assert (sizes.current, why(sizes)) == ((10, 10, 0), [("grow", 3)])
     sizes.step_done()
-    sizes.seat([0, 1, 2], [2])
+    sizes.change_members([0, 1, 2], [2])
     assert (sum(sizes.current), why(sizes)) == (30, [("grow", 3), Moved((2,), (), ())])
 
 
 def test_where_sizes_stay_there_is_no_cause():
     sizes = in_force(upper=(20, 20, 20), shares=(1, 1, 0))
-    sizes.seat([0, 1], [])  # the worker that leaves took no examples
+    sizes.change_members([0, 1], [])  # the worker that leaves took no examples
     assert why(sizes) == []
 
 

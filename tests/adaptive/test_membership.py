@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 from adaptive.base.roster import Roster
-from adaptive.base.seats import Seats
 from adaptive.base.signals import TerminationNotice
+from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
 from adaptive.control.membership import Membership
 
 
-class World(Seats):
-    """Seats whose newcomers are ready when the test says so; of one process, or of one per seat."""
+class World(WorkerSlots):
+    """Worker slots whose newcomers are ready when the test says so; of one process, or of one per worker slot."""
 
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
         super().__init__(size, workers, least)
@@ -79,7 +79,7 @@ def test_nobody_has_asked_so_there_are_to_be_as_many_as_there_are():
     assert (membership.target, membership.asked, world.changes, world.called) == (1, None, [], [])
 
 
-def test_the_highest_seats_leave_at_once_and_the_lowest_free_ones_are_taken_once_all_are_ready():
+def test_the_highest_worker_slots_leave_at_once_and_the_lowest_free_ones_are_taken_once_all_are_ready():
     world = World(workers=2, processes=2)
     membership = Membership(world)
     assert membership.request(4) == []
@@ -384,19 +384,19 @@ def test_whatever_happens_somebody_is_there_and_what_is_asked_for_last_comes_tru
 class Losing(World):
     """A worker is lost in the operation whose name begins with `where`, once."""
 
-    def __init__(self, where, seat, **options):
+    def __init__(self, where, worker_slot, **options):
         super().__init__(size=6, workers=3, processes=6, **options)
-        self.where, self.seat = where, seat
+        self.where, self.worker_slot = where, worker_slot
 
     def lose(self, name):
         if self.where is not None and name.startswith(self.where):
             self.where = None
-            self.losses = (Loss((self.seat,), "rank", name, 0.0),)
-            self.leave(self.seat)
+            self.losses = (Loss((self.worker_slot,), "rank", name, 0.0),)
+            self.leave(self.worker_slot)
 
     def change(self, workers, leaving=()):
         self.lose("a change")
-        stay = [seat for seat in self.members if seat not in leaving]
+        stay = [worker_slot for worker_slot in self.members if worker_slot not in leaving]
         super().change(workers if self.come else min(workers, len(stay)), leaving)
 
     def all_gather_bytes(self, value, about="", more=""):

@@ -129,7 +129,7 @@ def test_a_status_is_as_long_as_it_says():
     assert one.status.encode().shape == (one.status.length,) == (status_length(3),)
 
 
-def test_of_seats_that_no_process_carries_nobody_expects_a_digest():
+def test_of_worker_slots_that_no_process_carries_nobody_expects_a_digest():
     first, second, gone = processes([1, 1, 1], [{}, {}, {}])
     for process in (first, second):
         process.unowned_slots, process.processes = tuple(gone.workers), 2

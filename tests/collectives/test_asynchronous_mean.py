@@ -15,7 +15,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.board import LocalBoard
+from adaptive.base.mailbox import LocalMailbox
 from adaptive.operators.peer_read import peers
 from adaptive.runtime.local_world import LocalWorld
 from collectives.worlds.mailboxes.mailbox import prepare_environment, why_none
@@ -144,7 +144,7 @@ def test_what_another_has_published_is_a_constant_to_derivatives():
 
 def test_rounds_begin_anew():
     """What was published in another round, or before a checkpoint was restored, is not there."""
-    mailbox = LocalBoard()
+    mailbox = LocalMailbox()
     mailbox.publish(0, 7, [np.ones(2)])
     assert mailbox.look(0, 1, 7) is not None
     assert mailbox.look(0, 1, 8) is None
@@ -166,10 +166,10 @@ def test_workers_that_leave_are_not_looked_at():
         program.step()
         world.leave(2)
         program.step()
-        assert program._parts.mailboxes._boards.members == (0, 1)
+        assert program._parts.mailboxes._mailboxes.members == (0, 1)
         world.join(2)
         program.step()
-        assert program._parts.mailboxes._boards.members == (0, 1, 2)
+        assert program._parts.mailboxes._mailboxes.members == (0, 1, 2)
 
 
 # --- who is looked at -------------------------------------------------------------------------------------------------
@@ -269,13 +269,13 @@ def test_a_replica_is_no_replicated_state():
 
 
 class WithoutBoard(LocalWorld):
-    board = None  # type: ignore[assignment]
+    create_mailbox = None  # type: ignore[assignment]
 
 
 def test_worlds_without_a_board():
     world = LocalWorld(3)
-    world.why_no_board = lambda: "it has none today"  # type: ignore[method-assign]
-    refused(pairs(), "has no board on which workers could publish: it has none today.", world=world)
+    world.why_no_mailbox = lambda: "it has none today"  # type: ignore[method-assign]
+    refused(pairs(), "has no mailbox on which workers could publish: it has none today.", world=world)
     refused(pairs(), "knows nothing but exchanges", world=WithoutBoard(3))
 
 
@@ -296,11 +296,11 @@ def test_on_one_host_nothing_is_asked_of_networks():
     assert environ["OMPI_MCA_osc"] == "rdma"
 
 
-# --- boards of one process --------------------------------------------------------------------------------------------
+# --- mailboxes of one process -----------------------------------------------------------------------------------------
 
 
 def test_a_copy_is_whole_whoever_writes_meanwhile():
-    mailbox, over, failed = LocalBoard(), threading.Event(), []
+    mailbox, over, failed = LocalMailbox(), threading.Event(), []
 
     def write():
         number = 0

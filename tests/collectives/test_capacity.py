@@ -1,4 +1,4 @@
-"""`world.capacity` is the number of seats, `world.size` the number of members now."""
+"""`world.capacity` is the number of worker slots, `world.size` the number of members now."""
 
 import jax
 import pytest

@@ -222,7 +222,7 @@ def test_one_worker_alone_is_no_special_case(name):
 
 
 @every_policy
-def test_empty_seats_get_nothing_and_newcomers_their_part(name):
+def test_empty_worker_slots_get_nothing_and_newcomers_their_part(name):
     """A worker leaves, comes back as another one, and another one leaves for good."""
 
     def present(step: int) -> np.ndarray:
@@ -314,7 +314,7 @@ def test_a_worker_that_is_left_out_is_no_hindrance_and_comes_back(name):
 
 
 @every_policy
-def test_one_of_many_seats_taken_is_no_special_case(name):
+def test_one_of_many_worker_slots_taken_is_no_special_case(name):
     case = POLICIES[name]
     cluster = Cluster(TRUE, present=lambda step: np.array([False, False, step > 0, step > 50]))
     sim = simulate(case.make(), cluster, 64, 100, every=5, values=case.values)

@@ -22,14 +22,14 @@ BRIEF = ["--epochs", str(EPOCHS), "--examples-per-worker", "8", "--every", "10"]
 
 
 def rows(printed: str) -> list[tuple[int, list[str], int]]:
-    """Step, what is on each seat, and the global batch, of each line of the table."""
+    """Step, what is on each worker slot, and the global batch, of each line of the table."""
     found = re.findall(r"^ +(\d+) +\d+ +\d+   ([\d+ -]+) = (\d+)$", printed, re.MULTILINE)
-    return [(int(step), seats.split(" + "), int(batch)) for step, seats, batch in found]
+    return [(int(step), worker_slots.split(" + "), int(batch)) for step, worker_slots, batch in found]
 
 
-def check_table(printed: str, seats: int) -> list[tuple[int, list[str], int]]:
+def check_table(printed: str, worker_slots: int) -> list[tuple[int, list[str], int]]:
     table = rows(printed)
-    assert all(len(there) == seats for _, there, _ in table), printed
+    assert all(len(there) == worker_slots for _, there, _ in table), printed
     assert all(sum(int(size) for size in there if size != "-") == batch for _, there, batch in table), printed
     accuracy, epochs = re.search(r"test accuracy +([\d.]+)% after \d+ steps, (\d+) epochs", printed).groups()  # type: ignore[union-attr]
     assert float(accuracy) > 80, printed
@@ -44,8 +44,8 @@ def test_rank_0_killed_and_another_one_stopped():
     result = run([SCRIPT, *BRIEF, *harm], n=3, ours=True, options=["--oversubscribe"])
     pids = re.findall(r"^worker \d is process (\d+)$", result.stdout, re.MULTILINE)
     assert len(pids) == 3, str(result)
-    table = check_table(result.stdout, seats=3)
-    there = {step: (seats, batch) for step, seats, batch in table}
+    table = check_table(result.stdout, worker_slots=3)
+    there = {step: (worker_slots, batch) for step, worker_slots, batch in table}
     assert there[1] == (["8", "8", "8"], 24), str(result)
     assert there[16] == (["-", "12", "12"], 24), str(result)  # the batch stays, until the hook looks at the noise again
     assert there[26][0] in (["-", "-", "16"], ["-", "-", "24"]), str(result)  # smaller by now, if that was prepared
@@ -70,17 +70,17 @@ def alone(*arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]
 def test_on_the_devices_of_one_process():
     done = alone(devices=3)
     assert done.returncode == 0, done.stderr
-    table = check_table(done.stdout, seats=3)
+    table = check_table(done.stdout, worker_slots=3)
     assert table[0] == (1, ["8", "-", "-"], 8)
     assert table[-1] == (table[-1][0], ["8", "8", "8"], 24)
-    assert "a worker has joined on seat 2." in done.stdout
+    assert "a worker has joined on worker slot 2." in done.stdout
 
 
 @pytest.mark.long
 def test_as_one_worker():
     done = alone()
     assert done.returncode == 0, done.stderr
-    assert check_table(done.stdout, seats=1) == [(1, ["8"], 8)]
+    assert check_table(done.stdout, worker_slots=1) == [(1, ["8"], 8)]
 
 
 @pytest.mark.parametrize(

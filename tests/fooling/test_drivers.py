@@ -38,8 +38,8 @@ def build(case: Case, world, **defaults) -> ad.Program:
 def comes_back(world):
     """Whoever leaves inside its block is there again behind it."""
     yield
-    for seat in set(range(world.capacity)) - set(world.members):
-        world.join(seat)
+    for worker_slot in set(range(world.capacity)) - set(world.members):
+        world.join(worker_slot)
 
 
 def of_verdict(kind):

@@ -34,9 +34,9 @@ overlapped.PIECE_BYTES = 16 << 10
 channels = {}  # by whether nothing is computed beside
 
 
-def values(seat: int, message: int) -> list[np.ndarray]:
+def values(worker_slot: int, message: int) -> list[np.ndarray]:
     """A part with the status, a large one, an extreme and integers: differ by worker and message."""
-    rng = np.random.default_rng([seat, message])
+    rng = np.random.default_rng([worker_slot, message])
     x = rng.normal(size=SIZE).astype(np.float32)
     return [x[:10_000].copy(), x, x[:9000], rng.integers(0, 1000, (60, 500)).astype(np.int32)]
 
@@ -120,7 +120,7 @@ with comm.world() as world:
             except MembersChanged:
                 lost += 1
         assert pieces > 20 > pieces_of_whole == 1, (pieces, pieces_of_whole)
-        everyone = [values(seat, message) for seat in world.members]
+        everyone = [values(worker_slot, message) for worker_slot in world.members]
         for j in (0, 1):
             expected = np.sum([row[j] for row in everyone], axis=0, dtype=np.float64)
             np.testing.assert_allclose(parts[j][:9999], expected[:9999], atol=1e-5)

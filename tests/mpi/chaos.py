@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
     step: int  # from which on
     kind: str
-    seat: int  # whose process it happens to; -1: to all alike
+    worker_slot: int  # whose process it happens to; -1: to all alike
     phase: str  # where: when that process next comes there
     delay: float  # seconds from then on
     value: Any = None
@@ -49,7 +49,7 @@ class Schedule(NamedTuple):
     seed: int
     processes: int
     workers: int  # at first
-    keeps: int  # a seat that is not killed, and always has a worker
+    keeps: int  # a worker slot that is not killed, and always has a worker
     steps: tuple[int, ...]  # of each run
     warm: bool
     balanced: bool
@@ -67,21 +67,21 @@ def schedule(seed: int) -> Schedule:
     workers = r.randint(keeps + 1, n)
     first = STEPS if r.random() < 0.5 else r.randint(STEPS // 4, 3 * STEPS // 4)
     ends = r.choice(("well",) * 10 + ("raise", "too few"))
-    mortal = [seat for seat in range(n) if seat != keeps]
+    mortal = [worker_slot for worker_slot in range(n) if worker_slot != keeps]
     r.shuffle(mortal)
     events = []
 
-    def add(kind: str, seat: int, phases: tuple[str, ...], value: Any = None) -> Event:
+    def add(kind: str, worker_slot: int, phases: tuple[str, ...], value: Any = None) -> Event:
         step = r.randint(2, STEPS - 5)
         delay = r.choice((0.0, r.uniform(0, 0.004)))
-        events.append(Event(step, kind, seat, r.choice(phases), delay, value))
+        events.append(Event(step, kind, worker_slot, r.choice(phases), delay, value))
         return events[-1]
 
     changes = [add("workers", -1, ("a hook", "between"), r.randint(keeps + 1, n)).step for _ in range(r.randint(5, 9))]
     kills = r.sample(mortal, r.choice((1, min(2, len(mortal)), len(mortal)))) if ends != "raise" else []
     at_once = r.randint(2, STEPS - 5) if len(kills) > 1 and r.random() < 0.4 else None
-    for seat in kills:
-        event = add("kill", seat, r.choice((EACH_STEP, EACH_STEP, AT_CHANGES, AT_CHANGES, BESIDE)))
+    for worker_slot in kills:
+        event = add("kill", worker_slot, r.choice((EACH_STEP, EACH_STEP, AT_CHANGES, AT_CHANGES, BESIDE)))
         step = at_once or (r.choice(changes) if event.phase in AT_CHANGES else event.step)
         events[-1] = event._replace(step=step)
     for _ in range(r.randint(2, 5)):
@@ -98,14 +98,17 @@ def schedule(seed: int) -> Schedule:
     if ends == "well" and r.random() < 0.5:
         add(
             "told to go",
-            r.choice([seat for seat in mortal if seat not in kills] or mortal),
+            r.choice([worker_slot for worker_slot in mortal if worker_slot not in kills] or mortal),
             r.choice((EACH_STEP, AT_CHANGES, BESIDE)),
         )
     _add_to_gathers(random.Random(f"{seed}, gathers"), events, mortal if ends == "well" else [])
     if ends == "too few":
         last = add("kill", keeps, EACH_STEP)
         events[:] = [e for e in events if e.kind != "kill"]
-        events += [last._replace(seat=seat, step=STEPS - 5, phase=r.choice(EACH_STEP)) for seat in range(n)]
+        events += [
+            last._replace(worker_slot=worker_slot, step=STEPS - 5, phase=r.choice(EACH_STEP))
+            for worker_slot in range(n)
+        ]
     return Schedule(
         seed,
         n,
@@ -124,7 +127,7 @@ def schedule(seed: int) -> Schedule:
 def _add_to_gathers(r: random.Random, events: list[Event], mortal: list[int]) -> None:
     """Kill another process while a program is built or restored; or, if all that may die do so anyway, one of these."""
     gone = [n for n, event in enumerate(events) if event.kind in ("kill", "told to go")]
-    free = [seat for seat in mortal if seat not in {events[n].seat for n in gone}]
+    free = [worker_slot for worker_slot in mortal if worker_slot not in {events[n].worker_slot for n in gone}]
     if free:
         events.append(Event(0, "kill", r.choice(free), r.choice(GATHERS), 0.0))
     elif mortal and r.random() < 0.5:
@@ -192,8 +195,8 @@ class Chaos:
 
     def __init__(self, plan: Schedule, log: Log, hand: Hand):
         self._log, self._hand = log, hand
-        self._left = [event for event in plan.events if event.seat >= 0]
-        self.seat, self.step, self.in_reserve = -1, 0, lambda: False
+        self._left = [event for event in plan.events if event.worker_slot >= 0]
+        self.worker_slot, self.step, self.in_reserve = -1, 0, lambda: False
         self._inside = False
         self._stage, self._gathers = "", 0
 
@@ -214,10 +217,10 @@ class Chaos:
 
     def phase(self, name: str) -> None:
         """This process comes to a phase."""
-        if self._inside or self.seat < 0:
+        if self._inside or self.worker_slot < 0:
             return
         for event in self._left:
-            mine = event.seat == self.seat and event.phase in (name, "any time")
+            mine = event.worker_slot == self.worker_slot and event.phase in (name, "any time")
             if mine and (self.step >= event.step or (self.in_reserve() and event.phase in AT_CHANGES)):
                 self._left.remove(event)
                 self._inside = True
@@ -229,7 +232,7 @@ class Chaos:
 
     def _happen(self, event: Event, name: str) -> None:
         self._log.write(
-            "event", kind=event.kind, phase=event.phase, at=name, seat=self.seat, step=self.step,
+            "event", kind=event.kind, phase=event.phase, at=name, worker_slot=self.worker_slot, step=self.step,
             reserve=bool(self.in_reserve()),
         )  # fmt: skip
         me = os.getpid()
@@ -312,14 +315,16 @@ def main(seed: int, folder: str) -> None:
     chaos.before(chaos.gather, operations.GatherBytes, "carry_out")
     to_all: dict[tuple[str, int], list[Event]] = {}
     for event in plan.events:
-        if event.seat < 0:
+        if event.worker_slot < 0:
             to_all.setdefault((event.phase, event.step), []).append(event)
 
     def adapt(control: Any) -> None:
         chaos.step = control.step
         chaos.phase("a hook")
         for event in to_all.get(("a hook", control.step), []):
-            log.write("event", kind=event.kind, phase="a hook", at="a hook", seat=chaos.seat, step=control.step)
+            log.write(
+                "event", kind=event.kind, phase="a hook", at="a hook", worker_slot=chaos.worker_slot, step=control.step
+            )
             if event.kind == "workers":
                 control.rescale(workers=event.value)
             elif event.kind == "batch":
@@ -329,12 +334,12 @@ def main(seed: int, folder: str) -> None:
 
     def by_hand(step: int) -> None:
         for event in to_all.get(("between", step), []):
-            log.write("event", kind=event.kind, phase="between", at="between", seat=chaos.seat, step=step)
+            log.write("event", kind=event.kind, phase="between", at="between", worker_slot=chaos.worker_slot, step=step)
             if event.kind == "workers":
                 program.rescale(workers=world.nearest(event.value))
             elif event.kind == "batch":
                 program.rescale(global_batch=event.value)
-            elif any(event.value[seat] for seat in world.members):
+            elif any(event.value[worker_slot] for worker_slot in world.members):
                 program.rescale(shares=event.value)
 
     def driver(state: Any, batch: Any) -> Any:
@@ -356,7 +361,7 @@ def main(seed: int, folder: str) -> None:
 
     examples = data()
     with comm.world(workers=plan.workers) as world:
-        chaos.seat = world.workers[0]
+        chaos.worker_slot = world.workers[0]
         chaos.in_reserve = lambda: world.in_reserve
         nothing_yet = {
             "model": begun(),
@@ -371,16 +376,26 @@ def main(seed: int, folder: str) -> None:
             program.warm_up()
         lost = 0
         for steps in plan.steps:
-            log.write("run", seat=chaos.seat)
+            log.write("run", worker_slot=chaos.worker_slot)
             for report in program.run(steps=steps, checkpoint=kept):
                 chaos.step = report.step
                 assert sum(report.batch_sizes) == report.global_batch, report
-                assert all(size == 0 for seat, size in enumerate(report.batch_sizes) if seat not in report.members)
+                assert all(
+                    size == 0
+                    for worker_slot, size in enumerate(report.batch_sizes)
+                    if worker_slot not in report.members
+                )
                 for loss in world.losses[lost:]:
                     seconds, lost = report.seconds, lost + 1
-                    log.write("lost", seat=chaos.seat, phase=loss.phase, repair=loss.seconds, step_seconds=seconds)
+                    log.write(
+                        "lost",
+                        worker_slot=chaos.worker_slot,
+                        phase=loss.phase,
+                        repair=loss.seconds,
+                        step_seconds=seconds,
+                    )
                 if report.joined:
-                    log.write("joined", seat=chaos.seat, seats=report.joined)
+                    log.write("joined", worker_slot=chaos.worker_slot, worker_slots=report.joined)
                 by_hand(report.step)
                 chaos.phase("between")
             chaos.step = program.steps
@@ -393,7 +408,7 @@ def main(seed: int, folder: str) -> None:
         state = program.state
         assert program.steps == STEPS == state["step"], (program.steps, state["step"])
         result = {
-            "seat": chaos.seat,
+            "worker_slot": chaos.worker_slot,
             "members": list(world.members),
             "batches": np.asarray(state["batches"]).tolist(),
             "taken": np.asarray(state["taken"]).tolist(),

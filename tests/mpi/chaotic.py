@@ -47,7 +47,9 @@ class Verdict:
         for line in self.log:
             if line["what"] == "event":
                 to_all = line["kind"] in ("workers", "batch", "shares")
-                found.setdefault((line["kind"], line["step"], line["phase"], None if to_all else line["seat"]), line)
+                found.setdefault(
+                    (line["kind"], line["step"], line["phase"], None if to_all else line["worker_slot"]), line
+                )
         return list(found.values())
 
     @property
@@ -56,13 +58,15 @@ class Verdict:
         found: dict[Any, list[float]] = {}
         for line in self.log:
             if line["what"] == "lost":
-                found.setdefault(line["seat"], []).append(line["repair"])
+                found.setdefault(line["worker_slot"], []).append(line["repair"])
         return max(found.values(), key=len, default=[])
 
     def __str__(self) -> str:
         wrong = "; ".join(self.wrong) or "well"
         plan = self.plan
-        kinds = ",".join(f"{e['kind']}@{e['at']}:{e['seat']}/{e['step']}" for e in self.events if e["kind"] != "batch")
+        kinds = ",".join(
+            f"{e['kind']}@{e['at']}:{e['worker_slot']}/{e['step']}" for e in self.events if e["kind"] != "batch"
+        )
         return (
             f"seed {plan.seed}: {plan.workers}/{plan.processes} keeps {plan.keeps}, ends {plan.ends}: {wrong}; "
             f"code {self.code}, {self.seconds:.1f} s, {len(self.events)} events: {kinds}"
@@ -154,17 +158,17 @@ def _judge(verdict: Verdict) -> None:
         if ended and plan.ends != "too few":
             wrong.append("some ended well")
         return
-    killed = {line["seat"] for line in verdict.log if line["what"] == "event" and line["kind"] in GOES}
-    missing = set(range(plan.processes)) - killed - {line["seat"] for line in ended}
+    killed = {line["worker_slot"] for line in verdict.log if line["what"] == "event" and line["kind"] in GOES}
+    missing = set(range(plan.processes)) - killed - {line["worker_slot"] for line in ended}
     if missing:
-        wrong.append(f"seats {sorted(missing)} did not come to the end")
+        wrong.append(f"worker slots {sorted(missing)} did not come to the end")
     if not ended:
         return
     first = ended[0]
     batches = first["batches"]
     for line in ended[1:]:
         if any(line[name] != first[name] for name in ("batches", "taken", "model", "members")):
-            wrong.append(f"seats {first['seat']} and {line['seat']} differ")
+            wrong.append(f"worker slots {first['worker_slot']} and {line['worker_slot']} differ")
     if len(batches) != STEPS or min(batches) < 1:
         wrong.append(f"batches {batches}")
         return

@@ -34,7 +34,7 @@ with comm.world() as world:
     program = ad.Program(driver, adam_state(), make_data(160), global_batch=GLOBAL_BATCH, seed=SEED)
     program.warm_up()
     for report in program.run(steps=STEPS):
-        there = [seat in report.members for seat in range(world.capacity)]
+        there = [worker_slot in report.members for worker_slot in range(world.capacity)]
         assert [int(count) for count in report.metrics["counts"]] == [sum(there)] * 3, report.metrics["counts"]
         assert all(np.array_equal(np.isfinite(row), there) for row in report.metrics["rows"]), report.metrics["rows"]
         assert world.capacity == 3

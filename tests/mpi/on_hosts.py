@@ -80,11 +80,11 @@ HierarchicalSum.__init__ = made_to_die
 hierarchical.PIECE_BYTES, hierarchical.UNDER_WAY_BYTES = 300_000, 500_000
 
 
-def values(seat: int, message: int) -> list[np.ndarray]:
+def values(worker_slot: int, message: int) -> list[np.ndarray]:
     """A part with the status, a large one, an extreme, another large one, and two that travel in a narrow format: they
     differ by worker and message.
     """
-    rng = np.random.default_rng([seat, message])
+    rng = np.random.default_rng([worker_slot, message])
     x = rng.normal(size=SIZE).astype(np.float32)
     whole = rng.integers(0, 1000, (600, 500)).astype(np.int32)
     return [x[:50_000].copy(), x, x[:1000], whole, x[:60_001], x[:20_000]]
@@ -114,7 +114,7 @@ with comm.world() as world:
                 lost += 1
         assert said == world.processes, said
         parts = [np.asarray(x) for x in got]
-        everyone = [values(seat, message) for seat in world.members]
+        everyone = [values(worker_slot, message) for worker_slot in world.members]
         for j in (0, 1):
             error = np.abs(parts[j] - np.sum([row[j] for row in everyone], axis=0, dtype=np.float64))
             assert error[: 50_000 - 1].max() < 1e-5, (j, error.max())

@@ -33,8 +33,8 @@ def until(is_so) -> None:
         time.sleep(0.001)
 
 
-def sees(board, worker, reader, round) -> bool:
-    return board.look(worker, reader, round) is not None
+def sees(mailbox, worker, reader, round) -> bool:
+    return mailbox.look(worker, reader, round) is not None
 
 
 def told(what: str) -> Path:
@@ -43,13 +43,13 @@ def told(what: str) -> Path:
 
 def whole_copies(world) -> None:
     """Ranks publish a constant and look at the others', each as fast as it can."""
-    board = world.board([8 * NUMBERS, 4], "a board of constants")
+    mailbox = world.create_mailbox([8 * NUMBERS, 4], "a mailbox of constants")
     own, seen = world.rank, dict.fromkeys(range(3), 0)
     for number in range(1, 1001):
         of_all = number * 10 + own
-        board.publish(own, 7, [np.full(NUMBERS, of_all, np.float64), np.full(1, of_all, np.float32)])
+        mailbox.publish(own, 7, [np.full(NUMBERS, of_all, np.float64), np.full(1, of_all, np.float32)])
         other = (own + 1 + number % 2) % 3
-        found = board.look(other, own, 7)
+        found = mailbox.look(other, own, 7)
         if found is not None:
             many, one = found[0].view(np.float64), found[1].view(np.float32)
             assert (many == many[0]).all(), "torn"
@@ -58,48 +58,48 @@ def whole_copies(world) -> None:
             assert many[0] >= seen[other], "older than what was there"
             seen[other] = many[0]
     world.barrier()
-    until(lambda: board.look((own + 1) % 3, own, 7) is not None)
+    until(lambda: mailbox.look((own + 1) % 3, own, 7) is not None)
     assert many[0] <= 10_000 + other
-    assert board.look((own + 1) % 3, own, 8) is None, "of another round"
-    print(f"all copies were whole, {board.torn} begun anew", flush=True)
+    assert mailbox.look((own + 1) % 3, own, 8) is None, "of another round"
+    print(f"all copies were whole, {mailbox.torn} begun anew", flush=True)
 
 
 def overtaken(world) -> None:
     """A reader that is overtaken by the writer again and again goes without."""
-    board = world.board([8], "a board to be overtaken on")
+    mailbox = world.create_mailbox([8], "a mailbox to be overtaken on")
     if world.rank == 0:
-        original, times = board._memory.copy, 0
+        original, times = mailbox._memory.copy, 0
 
         def slow(rank, start, room):
             nonlocal times
             original(rank, start, room)
-            if start % board._layout.place:  # a slot, not the header
+            if start % mailbox._layout.place:  # a slot, not the header
                 times -= 1
                 for number in range(100, 102 if times >= 0 else 100):
-                    board.publish(0, 0, [np.full(1, float(number))])
+                    mailbox.publish(0, 0, [np.full(1, float(number))])
 
-        board._memory.copy = slow
+        mailbox._memory.copy = slow
         for overtaken_times, expected in ((0, 1.0), (1, 101.0), (99, None)):
             times = overtaken_times
-            board.publish(0, 0, [np.ones(1)])
-            found = board.look(0, 0, 0)
+            mailbox.publish(0, 0, [np.ones(1)])
+            found = mailbox.look(0, 0, 0)
             assert (found if found is None else found[0].view(np.float64)[0]) == expected
-        assert board.torn == 1 + 3
+        assert mailbox.torn == 1 + 3
     world.barrier()
 
 
 def a_stopped_rank(world) -> None:
     """Is in nobody's way. Whoever waited for it would wait for ever: it is woken up behind the looks."""
-    board = world.board([8 * NUMBERS], "a board with a stopped rank")
+    mailbox = world.create_mailbox([8 * NUMBERS], "a mailbox with a stopped rank")
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
-    board.publish(world.rank, 0, [np.full(NUMBERS, float(world.rank))])
+    mailbox.publish(world.rank, 0, [np.full(NUMBERS, float(world.rank))])
     world.barrier()
     if world.rank == LAST:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
         until(lambda: " T " in Path(f"/proc/{pids[LAST]}/stat").read_text() if ONE_HOST else True)
         for _ in range(20 if ONE_HOST else 2):
-            found = board.look(LAST, world.rank, 0)
+            found = mailbox.look(LAST, world.rank, 0)
             assert found is None or (found[0].view(np.float64) == LAST).all()
         assert found is not None or not ONE_HOST
         told(f"rank {world.rank} has looked").touch()
@@ -107,7 +107,7 @@ def a_stopped_rank(world) -> None:
         until(lambda: all(told(f"rank {rank} has looked").exists() for rank in range(LAST)))
         os.kill(pids[LAST], signal.SIGCONT)
     world.barrier()
-    until(lambda: board.look(LAST, world.rank, 0) is not None)
+    until(lambda: mailbox.look(LAST, world.rank, 0) is not None)
     print("a stopped rank was in nobody's way", flush=True)
 
 
@@ -246,7 +246,7 @@ def stopped(world) -> None:
 
 
 def a_lost_rank(world) -> None:
-    """Its board is made anew among those who are left, in the same round."""
+    """Its mailbox is made anew among those who are left, in the same round."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
     own = world.rank
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
@@ -259,29 +259,29 @@ def a_lost_rank(world) -> None:
     print("went on without it", flush=True)
 
 
-def dying_while_boards_are_made(world) -> None:
-    """One rank after another, at any moment of it. Whoever is left has a board, and sees the others on it."""
+def dying_while_mailboxes_are_made(world) -> None:
+    """One rank after another, at any moment of it. Whoever is left has a mailbox, and sees the others on it."""
     delays = np.random.default_rng(int(os.environ.get("TESTS_SEED", "0"))).uniform(0, 0.03, size=world.size)
-    own, board, vectors = world.workers[0], None, [np.ones(NUMBERS)]
+    own, mailbox, vectors = world.workers[0], None, [np.ones(NUMBERS)]
     for victim in range(world.size - 1, 0, -1):
         if own == victim:
             threading.Timer(delays[own], os.kill, (os.getpid(), signal.SIGKILL)).start()
         losses = len(world.losses)
         while len(world.losses) == losses:
-            board = world.board([8 * NUMBERS], "a board in the making", board)
-        board = world.board([8 * NUMBERS], "a board for who is left", board)
+            mailbox = world.create_mailbox([8 * NUMBERS], "a mailbox in the making", mailbox)
+        mailbox = world.create_mailbox([8 * NUMBERS], "a mailbox for who is left", mailbox)
         left = tuple(range(victim))
-        members = [process.seats[0] for process in world.transport.group.everyone]
+        members = [process.worker_slots[0] for process in world.transport.group.everyone]
         assert tuple(members) == left, members
-        board.publish(own, victim, vectors)
+        mailbox.publish(own, victim, vectors)
         for other in left:
-            until(partial(sees, board, other, own, victim))
+            until(partial(sees, mailbox, other, own, victim))
         world.barrier()
-    print("the last one has a board", flush=True)
+    print("the last one has a mailbox", flush=True)
 
 
 def comes_and_goes(world) -> None:
-    """A worker goes to the reserve, comes back, and goes again; each time the others have a board of theirs."""
+    """A worker goes to the reserve, comes back, and goes again; each time the others have a mailbox of theirs."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
     back = 0
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
@@ -304,8 +304,8 @@ def joins(world) -> None:
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
     seen, look = set(), ProcessMailbox.look
 
-    def noted(board, worker, reader, round):
-        found = look(board, worker, reader, round)
+    def noted(mailbox, worker, reader, round):
+        found = look(mailbox, worker, reader, round)
         if found is not None:
             seen.add((worker, reader))
         return found
@@ -334,7 +334,7 @@ with comm.world(max_workers=3 if CASES == ["joins"] else None) as world:
     if CASES != ["joins"]:
         # A stopped process is woken up by one of its host.
         last = world.transport.group.everyone[LAST].host
-        WAKES = min(p.seats[0] for p in world.transport.group.everyone if p.host == last)
+        WAKES = min(p.worker_slots[0] for p in world.transport.group.everyone if p.host == last)
     for case in CASES:
         globals()[case](world)
 print("ended well", flush=True)

@@ -32,7 +32,7 @@ from tests.program.problems import adam_driver, adam_state, difference, make_dat
 
 EXAMPLES, GLOBAL_BATCH, SEED = 160, 48, 3
 RUN, *arguments = sys.argv[1:]
-TOLD = dict(reversed(argument.split(":")) for argument in arguments if ":" in argument)  # phase, by seat
+TOLD = dict(reversed(argument.split(":")) for argument in arguments if ":" in argument)  # phase, by worker slot
 STEPS = next((int(a.removeprefix("steps=")) for a in arguments if a.startswith("steps=")), None)  # more of them
 WORKERS = next((int(a.removeprefix("workers=")) for a in arguments if a.startswith("workers=")), None)
 if "at once" in arguments:  # do not wait for others who might be told, too
@@ -129,9 +129,9 @@ try:
             if step == 5:
                 if MINE.startswith("within 100 ms"):
                     threading.Timer(random.Random(own + began).uniform(0, 0.1), tell).start()
-                for seat, where in TOLD.items():
+                for worker_slot, where in TOLD.items():
                     if where == "blocked" and world.rank == 0:  # the others are in the next step, and wait for us
-                        tell(pids[int(seat)])
+                        tell(pids[int(worker_slot)])
                 if world.rank == 0:
                     print("under way", flush=True)
             if step == 20:

@@ -26,8 +26,8 @@ from collectives.worlds.transport import operations
 SHAPES = (2000,), (300, 700)  # part 0 has no room in the frame
 
 
-def values(seat: int, message: int) -> list[np.ndarray]:
-    rng = np.random.default_rng([seat, message])
+def values(worker_slot: int, message: int) -> list[np.ndarray]:
+    rng = np.random.default_rng([worker_slot, message])
     return [rng.integers(0, 1000, shape).astype(np.float32) for shape in SHAPES]
 
 
@@ -76,7 +76,9 @@ with comm.world() as world:
         except MembersChanged:
             changed.append(message)
             continue
-        expected = [sum(columns) for columns in zip(*(values(seat, message) for seat in members), strict=True)]
+        expected = [
+            sum(columns) for columns in zip(*(values(worker_slot, message) for worker_slot in members), strict=True)
+        ]
         np.testing.assert_array_equal(results[0][0][:-STATUS], expected[0][:-STATUS])
         np.testing.assert_array_equal(results[0][1], expected[1])
         np.testing.assert_array_equal(status, np.full(STATUS, message * len(members)))

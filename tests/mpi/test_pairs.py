@@ -39,8 +39,8 @@ def test_a_board_is_made_anew_without_who_is_lost(tmp_path):
 @survives_losses
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_who_dies_while_a_board_is_made_takes_nobody_with_it(tmp_path, seed):
-    result = run([SCRIPT, tmp_path, "dying_while_boards_are_made"], n=4, ours=True, env={"TESTS_SEED": seed})
-    assert result.stdout.count("the last one has a board") == 1, result
+    result = run([SCRIPT, tmp_path, "dying_while_mailboxes_are_made"], n=4, ours=True, env={"TESTS_SEED": seed})
+    assert result.stdout.count("the last one has a mailbox") == 1, result
 
 
 @pytest.mark.long

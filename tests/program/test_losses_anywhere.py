@@ -56,7 +56,7 @@ def check(program: ad.Program, reports: list[ad.Report]) -> None:
     np.testing.assert_allclose(program.state["sum"], means().sum(), rtol=1e-6)
     for report in reports:
         assert report.global_batch == sum(report.batch_sizes) == BATCH
-        assert [seat for seat, size in enumerate(report.batch_sizes) if size] == list(report.members)
+        assert [worker_slot for worker_slot, size in enumerate(report.batch_sizes) if size] == list(report.members)
 
 
 def dying(script: Callable[[ThreadedWorld], Any], who: tuple[int, ...], first: int = 0) -> list[list[str]]:
@@ -167,8 +167,8 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
             for kept in (program.checkpoint(), load(checkpoints(folder)[0])):
                 np.testing.assert_array_equal(kept["state"]["own"], kept["state"]["same"])
                 own = STEPS * (np.arange(3) + 1)
-                assert all(kept["state"]["own"][seat] in (own[seat], 0) for seat in range(3))
-                assert all(kept["state"]["own"][seat] == own[seat] for seat in world.members)
+                assert all(kept["state"]["own"][worker_slot] in (own[worker_slot], 0) for worker_slot in range(3))
+                assert all(kept["state"]["own"][worker_slot] == own[worker_slot] for worker_slot in world.members)
 
     dying(script, who, first=3)
 
@@ -184,7 +184,7 @@ def test_while_replicas_are_averaged(who):
             list(program.run(steps=STEPS))
             average = sync.average(program, strategy)
             # Nobody takes notice of a loss before the next operation.
-            after = np.mean([STEPS * (seat + 1) for seat in world.members])
+            after = np.mean([STEPS * (worker_slot + 1) for worker_slot in world.members])
             np.testing.assert_allclose(average, after, rtol=1e-6)
 
     dying(script, who)

@@ -1,4 +1,5 @@
-"""Seats are emptied and filled between two steps: nothing is compiled, and nothing of what is computed is wrong."""
+"""Worker slots are emptied and filled between two steps: nothing is compiled, and nothing of what is computed is
+wrong."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ build = functools.partial(problems.build, resizable=True)  # for those who come
 
 
 @pytest.fixture(params=["local", "devices"])
-def seats(request):
-    """A world of four seats."""
+def worker_slots(request):
+    """A world of four worker slots."""
     return LocalWorld(4) if request.param == "local" else comm.DeviceWorld()
 
 
@@ -37,25 +38,29 @@ def alone_with(driver) -> ad.Program:
 
 
 @pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.long), "float64"], indirect=True)
-def test_50_adam_steps_while_workers_come_and_go_are_those_of_plain_optax(seats, precision):
+def test_50_adam_steps_while_workers_come_and_go_are_those_of_plain_optax(worker_slots, precision):
     rng, data = np.random.default_rng(11), make_data()
     who, sizes, batches = set(), set(), []
-    with build(adam_driver, adam_state(), data, 20, world=seats) as program:
+    with build(adam_driver, adam_state(), data, 20, world=worker_slots) as program:
         program.warm_up()
         for step in range(50):
             if step % 2 == 0:
-                seat = int(rng.integers(4))
-                if seat not in seats.members:
-                    seats.join(seat)
-                elif len(seats.members) > 1:
-                    seats.leave(seat)
+                worker_slot = int(rng.integers(4))
+                if worker_slot not in worker_slots.members:
+                    worker_slots.join(worker_slot)
+                elif len(worker_slots.members) > 1:
+                    worker_slots.leave(worker_slot)
             if step % 5 == 0:
                 shares = rng.dirichlet(np.full(4, 1.5)) * (rng.random(4) > 0.3)
-                if any(shares[seat] for seat in program.members):
+                if any(shares[worker_slot] for worker_slot in program.members):
                     program.rescale(global_batch=int(rng.choice([12, 20])), shares=shares.tolist())
             report = program.step()
-            assert report.members == seats.members
-            assert all(size == 0 for seat, size in enumerate(report.batch_sizes) if seat not in seats.members)
+            assert report.members == worker_slots.members
+            assert all(
+                size == 0
+                for worker_slot, size in enumerate(report.batch_sizes)
+                if worker_slot not in worker_slots.members
+            )
             who.add(report.members)
             sizes.add(report.batch_sizes)
             batches.append(report.global_batch)
@@ -67,14 +72,14 @@ def test_50_adam_steps_while_workers_come_and_go_are_those_of_plain_optax(seats,
     assert difference(ours, plain) <= 3 * max(reordered)
 
 
-def test_leaving_and_joining_traces_and_compiles_nothing(seats):
-    with build(descend, jnp.zeros(()), data_of(), 16, world=seats) as program:
+def test_leaving_and_joining_traces_and_compiles_nothing(worker_slots):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
         program.warm_up()
         first = program.step()
         with Compilations() as compilations:
-            for change in (seats.leave, seats.join):
-                for seat in (0, 2):
-                    change(seat)
+            for change in (worker_slots.leave, worker_slots.join):
+                for worker_slot in (0, 2):
+                    change(worker_slot)
                     report = program.step()
                     assert report.global_batch == 16
                     assert report.waited_seconds == first.waited_seconds
@@ -104,24 +109,24 @@ def test_the_program_says_who_is_there_and_keeps_the_global_batch_where_it_can()
         world.leave(1)
         report = program.step()
         assert (report.members, report.batch_sizes) == ((0, 2), (8, 0, 8))
-        assert report.notes[0] == "seat 1 is empty: its worker has left."
+        assert report.notes[0] == "worker slot 1 is empty: its worker has left."
         assert report.notes[1] == "global batch 20 clipped to 16, the most that workers may hold."
         assert program.step().notes == ()
         assert "no examples for worker 1" in program.explain()
         world.join(1)
         report = program.step()
         assert (report.members, report.joined, report.global_batch) == ((0, 1, 2), (1,), 20)
-        assert report.notes == ("a worker has joined on seat 1.",)
+        assert report.notes == ("a worker has joined on worker slot 1.",)
         assert program.step().joined == ()
 
 
-def test_the_state_is_that_of_those_who_are_there(seats):
-    """The first seat is empty: whatever took the first worker's state would be off."""
+def test_the_state_is_that_of_those_who_are_there(worker_slots):
+    """The first worker slot is empty: whatever took the first worker's state would be off."""
     data = data_of()
-    with build(descend, jnp.zeros(()), data, 16, world=seats) as program:
+    with build(descend, jnp.zeros(()), data, 16, world=worker_slots) as program:
         program.step()
         before = program.state
-        seats.leave(0)
+        worker_slots.leave(0)
         report = program.step()
         assert float(program.state) != float(before)
         seen = float(program.evaluate(lambda s, b: s + 0 * b["x"].mean(), data, batch=5))
@@ -130,13 +135,13 @@ def test_the_state_is_that_of_those_who_are_there(seats):
         kept = program.checkpoint()
         assert float(kept["state"]) == float(program.state)
         assert float(report.metrics["loss"]) > 0
-        seats.join(0)
+        worker_slots.join(0)
         program.step()
         states = program._parts.engine.states
         assert len({np.asarray(leaves[0]).tobytes() for leaves in states}) == 1
 
 
-def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_examples(seats):
+def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_examples(worker_slots):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         own = state["own"] * 0.5 + batch["x"].mean() / ad.batch_size().astype(jnp.float32)  # nothing over nothing
@@ -147,7 +152,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
 
     state = {"all": jnp.zeros(()), "own": jnp.float32(7)}
     options = {"per_worker_state": lambda state: state["own"], "deterministic": True}
-    with build(driver, state, data_of(), 16, world=seats, **options) as program:
+    with build(driver, state, data_of(), 16, world=worker_slots, **options) as program:
         program.step()
         first = own()
         program.rescale(shares=[1, 0, 1, 1])
@@ -155,10 +160,10 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         second = own()
         assert second[1] == first[1]
         assert (second != first).tolist() == [True, False, True, True]
-        seats.leave(2)
-        seats.leave(3)
+        worker_slots.leave(2)
+        worker_slots.leave(3)
         program.step()
-        seats.join(3)
+        worker_slots.join(3)
         program.rescale(shares=[1, 0, 0, 1])
         program._loop.membership_changes.apply(program._parts.progress)
         assert own()[3] == 7
@@ -167,20 +172,26 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         assert np.isfinite(own()).all()
 
 
-def test_slots_of_a_newcomer_are_those_of_the_others(seats):
+def test_slots_of_a_newcomer_are_those_of_the_others(worker_slots):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         return state + mean, {"ema": mon.ema(mean, decay=0.5)}
 
-    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program, alone_with(driver) as alone:
-        for change in (None, lambda: seats.leave(0), None, lambda: seats.join(0), lambda: seats.leave(1)):
+    with build(driver, jnp.zeros(()), data_of(), 16, world=worker_slots) as program, alone_with(driver) as alone:
+        for change in (
+            None,
+            lambda: worker_slots.leave(0),
+            None,
+            lambda: worker_slots.join(0),
+            lambda: worker_slots.leave(1),
+        ):
             if change:
                 change()
             found, expected = program.step().metrics["ema"], alone.step().metrics["ema"]
             assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_policies_forget_the_worker_that_has_left(seats):
+def test_policies_forget_the_worker_that_has_left(worker_slots):
     """And a worker that is not measured yet keeps nobody from deciding once it is."""
     shown = []
 
@@ -195,12 +206,12 @@ def test_policies_forget_the_worker_that_has_left(seats):
         ctrl.hook(policy, every=3)
         return descend(state, batch)
 
-    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program:
+    with build(driver, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
         for step in range(1, 10):
             if step == 3:
-                seats.leave(1)
+                worker_slots.leave(1)
             if step == 5:
-                seats.join(1)
+                worker_slots.join(1)
             program.step()
     assert [joined for _, _, joined, _ in shown] == [(), (), (), (), (1,), (), (), (), ()]
     assert [s for s, *_ in shown] == list(range(1, 10))
@@ -209,7 +220,7 @@ def test_policies_forget_the_worker_that_has_left(seats):
     assert shown[8][3] == [9, 5, 9, 9]
 
 
-def test_functions_are_told_of_all_who_joined_since_they_were_asked(seats):
+def test_functions_are_told_of_all_who_joined_since_they_were_asked(worker_slots):
     told = []
 
     def look(control):
@@ -219,23 +230,23 @@ def test_functions_are_told_of_all_who_joined_since_they_were_asked(seats):
         ctrl.hook(look, every=4)
         return descend(state, batch)
 
-    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program:
+    with build(driver, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
         for step in range(1, 9):
             if step == 6:
-                seats.leave(3)
+                worker_slots.leave(3)
             program.step()
     assert told == [(4, (0, 1, 2, 3)), (8, (0, 1, 2))]
 
 
-def test_a_checkpoint_taken_while_a_seat_is_empty_goes_on_anywhere(seats):
+def test_a_checkpoint_taken_while_a_worker_slot_is_empty_goes_on_anywhere(worker_slots):
     data = data_of()
 
     def program_in(world):
         return build(descend, jnp.zeros(()), data, 15, world=world)
 
-    with program_in(seats) as program:
+    with program_in(worker_slots) as program:
         program.step()
-        seats.leave(2)
+        worker_slots.leave(2)
         program.step()
         kept = program.checkpoint()
         assert kept["members"] == [0, 1, 3]
@@ -254,7 +265,7 @@ def test_a_checkpoint_taken_while_a_seat_is_empty_goes_on_anywhere(seats):
             assert report.joined == ((2,) if world.size == 4 else ())
 
 
-def test_an_absent_clients_data_are_not_used_and_the_report_says_so(seats):
+def test_an_absent_clients_data_are_not_used_and_the_report_says_so(worker_slots):
     shards = ad.Shards([{"x": np.full((12, 2), float(n + 1), np.float32)} for n in range(4)])
 
     def driver(state, batch):
@@ -263,42 +274,42 @@ def test_an_absent_clients_data_are_not_used_and_the_report_says_so(seats):
             "least": comm.all_reduce(batch["x"].min(), op="min"),
         }
 
-    with build(driver, jnp.zeros(()), shards, 12, world=seats) as program:
+    with build(driver, jnp.zeros(()), shards, 12, world=worker_slots) as program:
         assert float(program.step().metrics["least"]) == 1
-        seats.leave(0)
+        worker_slots.leave(0)
         report = program.step()
         assert float(report.metrics["least"]) == 2
         assert "no examples for worker 0, whose data are not used." in report.notes
         assert program._parts.stream.cursors[0] == 3
         assert program.step().notes == ()
-        seats.join(0)
+        worker_slots.join(0)
         assert float(program.step().metrics["least"]) == 1
         assert program._parts.stream.cursors[0] == 6
 
 
-def test_who_broadcasts_must_be_there(seats):
+def test_who_broadcasts_must_be_there(worker_slots):
     def driver(state, batch):
         return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=2)}
 
     with pytest.raises(ad.BatchSizeError, match="worker 2 must take examples"):
-        build(driver, jnp.zeros(()), data_of(), 16, world=seats, shares=[1, 1, 0, 1])
-    with build(driver, jnp.zeros(()), data_of(), 16, world=seats) as program:
+        build(driver, jnp.zeros(()), data_of(), 16, world=worker_slots, shares=[1, 1, 0, 1])
+    with build(driver, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
         program.step()
         with pytest.raises(ad.BatchSizeError, match="worker 2 must take examples"):
             program.rescale(shares=[1, 1, 0, 1])
-        seats.leave(2)
+        worker_slots.leave(2)
         with pytest.raises(ad.BatchSizeError, match="worker 2 must take examples"):
             program.step()
 
 
-def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(seats):
+def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(worker_slots):
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         avg = comm.all_reduce(grads)
         return jax.tree.map(lambda p, g: p - 0.1 * g, state, avg), mon.noise_scale(grads, avg)
 
     options = {"shares": [0, 0, 1, 0], "deterministic": True}
-    with build(driver, adam_state()["params"], make_data(), 16, world=seats, **options) as program:
+    with build(driver, adam_state()["params"], make_data(), 16, world=worker_slots, **options) as program:
         for shares, calls in (([0, 0, 1, 0], [(), (), (8, 8), ()]), ([1, 0, 1, 0], [(8,), (), (8,), ()])):
             program.rescale(shares=shares)
             report = program.step()
@@ -307,76 +318,85 @@ def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(s
             assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
 
 
-def test_seats_are_what_they_are(seats):
-    assert (seats.size, seats.members, seats.joined_in_generation, seats.generation) == (
+def test_worker_slots_are_what_they_are(worker_slots):
+    assert (worker_slots.size, worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation) == (
         4,
         (0, 1, 2, 3),
         (0, 0, 0, 0),
         0,
     )
-    seats.leave(1)
-    seats.join(1)
-    assert (seats.members, seats.joined_in_generation, seats.generation) == ((0, 1, 2, 3), (0, 2, 0, 0), 2)
+    worker_slots.leave(1)
+    worker_slots.join(1)
+    assert (worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation) == (
+        (0, 1, 2, 3),
+        (0, 2, 0, 0),
+        2,
+    )
     with pytest.raises(ValueError, match="worker slot 1 is occupied"):
-        seats.join(1)
+        worker_slots.join(1)
     for none in (4, -1):
         with pytest.raises(ValueError, match=f"no worker slot {none}"):
-            seats.leave(none)
-    for seat in (0, 2, 3):
-        seats.leave(seat)
-    assert seats.members == (1,)
+            worker_slots.leave(none)
+    for worker_slot in (0, 2, 3):
+        worker_slots.leave(worker_slot)
+    assert worker_slots.members == (1,)
     with pytest.raises(ValueError, match="the last one"):
-        seats.leave(1)
+        worker_slots.leave(1)
     with pytest.raises(ValueError, match="already empty"):
-        seats.leave(0)
+        worker_slots.leave(0)
 
 
-def test_seats_come_to_a_number_of_members(seats):
-    assert (seats.least, seats.most, seats.poll_ready()) == (1, 4, 0)
-    seats.change(2)
-    assert (seats.members, seats.generation, seats.most) == ((0, 1), 1, 4)
-    seats.request_workers(3)
-    assert seats.poll_ready() == 1
-    seats.change(3, leaving=[0])
-    assert (seats.members, seats.joined_in_generation, seats.generation, seats.most) == ((1, 2, 3), (0, 2, 2), 2, 3)
-    seats.change(3)
-    assert seats.generation == 2
-    assert [seats.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]
+def test_worker_slots_come_to_a_number_of_members(worker_slots):
+    assert (worker_slots.least, worker_slots.most, worker_slots.poll_ready()) == (1, 4, 0)
+    worker_slots.change(2)
+    assert (worker_slots.members, worker_slots.generation, worker_slots.most) == ((0, 1), 1, 4)
+    worker_slots.request_workers(3)
+    assert worker_slots.poll_ready() == 1
+    worker_slots.change(3, leaving=[0])
+    assert (worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation, worker_slots.most) == (
+        (1, 2, 3),
+        (0, 2, 2),
+        2,
+        3,
+    )
+    worker_slots.change(3)
+    assert worker_slots.generation == 2
+    assert [worker_slots.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]
     for workers, leaving in ((0, ()), (4, ()), (3, (1,)), (1, (0,)), (0, (1, 2, 3))):
         with pytest.raises(ad.WorkerCountError):
-            seats.change(workers, leaving)
-    assert (seats.members, seats.generation) == ((1, 2, 3), 2)
-    seats.join(0)  # another worker
-    assert seats.most == 4
+            worker_slots.change(workers, leaving)
+    assert (worker_slots.members, worker_slots.generation) == ((1, 2, 3), 2)
+    worker_slots.join(0)  # another worker
+    assert worker_slots.most == 4
 
 
-def test_another_worker_on_the_same_seat_is_noticed_though_nobody_is_missing(seats):
-    with build(descend, jnp.zeros(()), data_of(), 16, world=seats) as program:
+def test_another_worker_on_the_same_worker_slot_is_noticed_though_nobody_is_missing(worker_slots):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
         program.step()
-        seats.leave(0)
-        seats.join(0)
+        worker_slots.leave(0)
+        worker_slots.join(0)
         report = program.step()
         assert (report.members, report.joined) == ((0, 1, 2, 3), (0,))
         assert report.compute_seconds[0] > 0
 
 
-def test_a_program_begins_in_a_world_with_an_empty_seat(seats):
-    seats.leave(3)
-    with build(descend, jnp.zeros(()), data_of(), 3, world=seats) as program:
+def test_a_program_begins_in_a_world_with_an_empty_worker_slot(worker_slots):
+    worker_slots.leave(3)
+    with build(descend, jnp.zeros(()), data_of(), 3, world=worker_slots) as program:
         assert program.batch_sizes == (1, 1, 1, 0)
         assert program.step().members == (0, 1, 2)
-    with pytest.raises(ad.BatchSizeError, match="seat 3 alone, and nobody sits there"):
-        build(descend, jnp.zeros(()), data_of(), 3, world=seats, shares=[0, 0, 0, 1])
+    with pytest.raises(ad.BatchSizeError, match="worker slot 3 alone, which has no worker"):
+        build(descend, jnp.zeros(()), data_of(), 3, world=worker_slots, shares=[0, 0, 0, 1])
 
 
-def test_where_all_who_took_examples_have_left_the_others_take_them(seats):
-    with build(descend, jnp.zeros(()), data_of(), 16, world=seats, shares=[1, 0, 0, 0]) as program:
+def test_where_all_who_took_examples_have_left_the_others_take_them(worker_slots):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=worker_slots, shares=[1, 0, 0, 0]) as program:
         program.step()
-        seats.leave(0)
+        worker_slots.leave(0)
         assert program.step().batch_sizes == (0, 6, 5, 5)
 
 
-def test_collectives_outside_a_program_leave_out_empty_seats():
+def test_collectives_outside_a_program_leave_out_empty_worker_slots():
     with comm.DeviceWorld() as world:
         world.leave(2)
         assert float(comm.all_reduce(jnp.float32(2), op="sum")) == 6
@@ -385,20 +405,20 @@ def test_collectives_outside_a_program_leave_out_empty_seats():
         assert int(comm.all_reduce(jnp.int32(2), op="min")) == 2
         assert np.isnan(np.asarray(comm.all_gather(jnp.float32(1)))).tolist() == [False, False, True, False]
         assert comm.all_gather(jnp.int32(1)).tolist() == [1, 1, 0, 1]
-        with pytest.raises(ad.AdaptiveError, match="nobody sits on seat 2"):
+        with pytest.raises(ad.AdaptiveError, match="worker slot 2 has no worker"):
             comm.broadcast(jnp.float32(1), root=2)
 
 
-def test_the_stream_goes_on_where_it_was(seats):
+def test_the_stream_goes_on_where_it_was(worker_slots):
     """No example is lost or taken twice when workers come and go."""
 
     def driver(state, batch):
         return state, {"sum": comm.all_reduce(batch["n"].sum(), op="sum")}
 
     data = {"n": np.arange(48)}
-    with build(driver, jnp.zeros(()), data, 16, world=seats) as program:
+    with build(driver, jnp.zeros(()), data, 16, world=worker_slots) as program:
         sums = []
-        for change in (lambda: None, lambda: seats.leave(1), lambda: seats.leave(0)):
+        for change in (lambda: None, lambda: worker_slots.leave(1), lambda: worker_slots.leave(0)):
             change()
             sums.append(int(program.step().metrics["sum"]))
     rows = stream(48, SEED, 48).reshape(3, 16)

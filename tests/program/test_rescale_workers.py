@@ -24,10 +24,10 @@ SEED = 3
 build = functools.partial(problems.build, resizable=True)  # for those who come
 
 
-def world_of(kind: str, workers: int | None = None, seats: int = 4):
+def world_of(kind: str, workers: int | None = None, worker_slots: int = 4):
     if kind == "local":
-        return LocalWorld(seats, workers=workers)
-    return comm.DeviceWorld(jax.local_devices()[:seats], workers=workers)
+        return LocalWorld(worker_slots, workers=workers)
+    return comm.DeviceWorld(jax.local_devices()[:worker_slots], workers=workers)
 
 
 @pytest.fixture(params=["local", "devices"])
@@ -86,14 +86,14 @@ def test_leaving_and_joining_within_the_capacity_traces_and_compiles_nothing(kin
     assert report.kernels == first.kernels
 
 
-def test_the_highest_seats_leave_and_the_lowest_free_ones_are_taken(kind):
+def test_the_highest_worker_slots_leave_and_the_lowest_free_ones_are_taken(kind):
     with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
         assert program.step().batch_sizes == (6, 6, 0, 0)
         program.rescale(workers=4)
         assert (program.members, program.target_workers) == ((0, 1), 4)
         report = program.step()
         assert (report.members, report.joined, report.batch_sizes) == ((0, 1, 2, 3), (2, 3), (3, 3, 3, 3))
-        assert report.notes == ("a worker has joined on seat 2.", "a worker has joined on seat 3.")
+        assert report.notes == ("a worker has joined on worker slot 2.", "a worker has joined on worker slot 3.")
         program.rescale(workers=1)
         report = program.step()
         assert (report.members, report.joined, report.batch_sizes) == ((0,), (), (12, 0, 0, 0))
@@ -125,7 +125,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
     assert [r.global_batch for r in reports] == [8, 8, 16, 31, 32, 6]
     assert told == [(1, 4, 1, 4), (1, 4, 1, 4), (2, 4, 2, 4), (4, 4, 4, 4), (4, 4, 4, 4), (1, 4, 1, 4)]
     assert reports[2].notes == (
-        "a worker has joined on seat 1.",
+        "a worker has joined on worker slot 1.",
         "hook 'adapt': global batch 31 clipped to 16, the most that workers may hold, until others are there.",
     )
     assert "hook 'adapt': workers 12 clipped to 4, the most available." in reports[3].notes

@@ -15,7 +15,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 
-SEATS = 4
+WORKER_SLOTS = 4
 
 
 def data():
@@ -37,7 +37,7 @@ def counts(state, batch):
         "least": comm.all_reduce(2, op="min"),
         "most": comm.all_reduce(own * 2, op="max"),
         "mean": comm.all_reduce(jnp.asarray(4.0)),
-        "seats": jnp.zeros(ad.capacity()),
+        "worker_slots": jnp.zeros(ad.capacity()),
     }
     return state + comm.all_reduce(x), found
 
@@ -46,24 +46,24 @@ def check_counts(report, there):
     """All of a report's counts are of the workers that are there."""
     n, m = len(there), {name: np.asarray(value).astype(float).tolist() for name, value in report.metrics.items()}
     capacity = len(report.batch_sizes)
-    assert [seat for seat, size in enumerate(report.batch_sizes) if size] == list(there)
+    assert [worker_slot for worker_slot, size in enumerate(report.batch_sizes) if size] == list(there)
     assert [m[name] for name in ("workers", "sum", "own", "least", "most", "mean")] == [n, n, n, 2, 2, 4]
     assert m["half"] == n / 2
-    rows = [7.0 if seat in there else np.nan for seat in range(capacity)]
+    rows = [7.0 if worker_slot in there else np.nan for worker_slot in range(capacity)]
     np.testing.assert_array_equal(m["rows"], rows)
     np.testing.assert_array_equal(m["own_rows"], rows)
-    assert m["numbers"] == m["own_numbers"] == [3.0 * (seat in there) for seat in range(capacity)]
-    assert len(m["seats"]) == capacity
+    assert m["numbers"] == m["own_numbers"] == [3.0 * (worker_slot in there) for worker_slot in range(capacity)]
+    assert len(m["worker_slots"]) == capacity
 
 
 @pytest.fixture(params=["local", "devices"])
 def make_world(request):
     if request.param == "local":
-        return lambda workers=None: LocalWorld(SEATS, workers=workers)
-    return lambda workers=None: comm.DeviceWorld(jax.local_devices()[:SEATS], workers=workers)
+        return lambda workers=None: LocalWorld(WORKER_SLOTS, workers=workers)
+    return lambda workers=None: comm.DeviceWorld(jax.local_devices()[:WORKER_SLOTS], workers=workers)
 
 
-def test_two_members_on_four_seats_are_two(make_world):
+def test_two_members_on_four_worker_slots_are_two(make_world):
     world = make_world(2)
     with ad.Program(counts, 0.0, data(), global_batch=12, world=world) as program:
         check_counts(program.step(), (0, 1))
@@ -92,11 +92,11 @@ def test_who_leaves_and_who_joins_is_counted_at_once_and_nothing_is_compiled(mak
 def test_a_worker_whose_share_is_zero_takes_no_part(make_world, shares):
     with ad.Program(counts, 0.0, data(), global_batch=18, shares=shares, world=make_world()) as program:
         program.warm_up()
-        there = [seat for seat, share in enumerate(shares) if share]
+        there = [worker_slot for worker_slot, share in enumerate(shares) if share]
         check_counts(program.step(), there)
-        program.rescale(shares=[1] * SEATS)
+        program.rescale(shares=[1] * WORKER_SLOTS)
         program.step()
-        check_counts(program.step(), range(SEATS))
+        check_counts(program.step(), range(WORKER_SLOTS))
 
 
 def test_microbatches_are_no_workers():

@@ -71,10 +71,10 @@ def test_it_is_so_among_the_same_workers_too_as_soon_as_others_join(clipped, tmp
         assert program.step().batch_sizes == (10, 10, 10)
 
 
-@pytest.mark.parametrize(("seats", "sizes"), [(2, (10, 10)), (4, (8, 8, 7, 7)), (1, (10,))])
-def test_on_another_number_of_seats_it_is_what_these_can_hold(seats, sizes):
+@pytest.mark.parametrize(("worker_slots", "sizes"), [(2, (10, 10)), (4, (8, 8, 7, 7)), (1, (10,))])
+def test_on_another_number_of_worker_slots_it_is_what_these_can_hold(worker_slots, sizes):
     kept = clipped_by_a_leave()
-    with build(LocalWorld(seats), global_batch=seats) as program:
+    with build(LocalWorld(worker_slots), global_batch=worker_slots) as program:
         program.restore(kept)
         assert program.step().batch_sizes == sizes
         assert program.checkpoint()["global_batch"] == 30

@@ -15,8 +15,8 @@ import numpy as np
 from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
 from adaptive.extend import (
     Loss,
-    Seats,
     TransferPayload,
+    WorkerSlots,
     acknowledge_termination,
     number_of_workers,
     pending_termination,
@@ -45,7 +45,7 @@ class ElasticProcesses:
     Args:
       transport: runs the operations of the working processes.
       everyone: all processes of the job.
-      seats: the worker slots, and which of them are taken.
+      worker_slots: the worker slots, and which of them are taken.
       respawn: whether lost or terminated workers are replaced.
       spawns: whether processes may be spawned.
       abandon: closes the world on this process alone.
@@ -53,7 +53,7 @@ class ElasticProcesses:
 
     Attributes:
       capacity: number of worker slots. Replicated.
-      seats: the worker slots, and which of them are taken. Replicated.
+      worker_slots: the worker slots, and which of them are taken. Replicated.
       generation: how often a worker has left or joined. Replicated.
       losses: the lost processes whose loss the others survived, in order. Replicated.
       workers: the worker slots of this process. Local.
@@ -67,7 +67,7 @@ class ElasticProcesses:
         self,
         transport: MPITransport,
         everyone: ProcessGroup,
-        seats: Seats,
+        worker_slots: WorkerSlots,
         *,
         respawn: bool,
         spawns: bool,
@@ -76,7 +76,7 @@ class ElasticProcesses:
     ):
         self._transport, self._mpi, self._abandon = transport, transport.mpi, abandon
         self.respawn, self.spawns = respawn, spawns
-        self.seats, self.capacity = seats, seats.capacity
+        self.worker_slots, self.capacity = worker_slots, worker_slots.capacity
         self.generation, self.losses = 0, ()
         self._build_digests = build_digests
         self.in_reserve = self.run_under_way = self.needs_state_transfer = False
@@ -84,7 +84,7 @@ class ElasticProcesses:
         whole = everyone.comm.Dup()
         whole.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._job = ProcessGroup(whole, everyone.everyone)
-        self.workers = everyone.everyone[everyone.comm.rank].seats
+        self.workers = everyone.everyone[everyone.comm.rank].worker_slots
         self._messages = ControlMessages(self._mpi, whole)
         self._standby = [process for process in everyone.everyone if not self._works(process)]  # replicated
         self._working_ranks: Sequence[int] = ()  # in the job, as far as this process knows
@@ -105,33 +105,37 @@ class ElasticProcesses:
 
     def _set_group(self, group: ProcessGroup) -> None:
         self._transport.set_group(group)
-        carried = {seat for process in group.everyone for seat in process.seats}
-        self.unowned_slots = tuple(seat for seat in range(self.capacity) if seat not in carried)
+        carried = {worker_slot for process in group.everyone for worker_slot in process.worker_slots}
+        self.unowned_slots = tuple(worker_slot for worker_slot in range(self.capacity) if worker_slot not in carried)
 
     # --- which processes there are ------------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[int, ...]:
         """The worker slots that are taken, in order. Replicated."""
-        return self.seats.members
+        return self.worker_slots.members
 
     @property
     def least(self) -> int:
         """The least number of workers the job continues with. Replicated."""
-        return self.seats.least
+        return self.worker_slots.least
 
     @property
     def most(self) -> int:
         """The largest possible number of workers now, with processes on standby or to be spawned. Replicated."""
-        return len(self.members) + sum(len(seats) for seats in self._available())
+        return len(self.members) + sum(len(worker_slots) for worker_slots in self._available())
 
     def _available(self) -> list[range]:
         """Return the worker slots of each process that could join: of those on standby, then of those to spawn."""
-        taken = {seat for p in (*self._transport.group.everyone, *self._standby) for seat in p.seats}
-        k, vacant = len(self.workers), [seat for seat in range(self.capacity) if seat not in taken]
-        blocks = [range(seats[0], seats[0] + k) for seats in zip(*[iter(vacant)] * k, strict=False)]
+        taken = {
+            worker_slot for p in (*self._transport.group.everyone, *self._standby) for worker_slot in p.worker_slots
+        }
+        k, vacant = len(self.workers), [worker_slot for worker_slot in range(self.capacity) if worker_slot not in taken]
+        blocks = [
+            range(worker_slots[0], worker_slots[0] + k) for worker_slots in zip(*[iter(vacant)] * k, strict=False)
+        ]
         whole = [block for block in blocks if set(block) <= set(vacant)]
-        return [*(process.seats for process in self._standby), *(whole if self.spawns else [])]
+        return [*(process.worker_slots for process in self._standby), *(whole if self.spawns else [])]
 
     def nearest(self, workers: int) -> int:
         """Return the possible number of workers, of whole processes, that is nearest to `workers`. Replicated."""
@@ -139,28 +143,28 @@ class ElasticProcesses:
 
     def _possible_numbers(self) -> list[int]:
         numbers, total = [], 0
-        for seats in (*(process.seats for process in self._working()), *self._available()):
-            total += len(seats)
+        for worker_slots in (*(process.worker_slots for process in self._working()), *self._available()):
+            total += len(worker_slots)
             if total >= self.least:
                 numbers.append(total)
         return numbers or [total]
 
     def _working(self) -> list[Process]:
         working = [process for process in self._transport.group.everyone if self._works(process)]
-        return sorted(working, key=_first_seat)
+        return sorted(working, key=_first_worker_slot)
 
     def _works(self, process: Process) -> bool:
-        return process.seats[0] in self.members
+        return process.worker_slots[0] in self.members
 
     def _continue_with(self, survivors: ProcessGroup, lost: Mapping[int, Process], how: tuple[str, float]) -> None:
         """Continue with the survivors of a loss. Raises WorkerError where too few workers are left."""
         self._set_group(survivors)
         self._standby = [process for process in self._standby if process not in lost.values()]
-        self._set_members(*_without(self.seats, self.losses, lost, how))
+        self._set_members(*_without(self.worker_slots, self.losses, lost, how))
 
-    def _set_members(self, seats: Seats, losses: tuple[Loss, ...]) -> None:
+    def _set_members(self, worker_slots: WorkerSlots, losses: tuple[Loss, ...]) -> None:
         new = losses[len(self.losses) :]
-        self.seats, self.losses, self.generation = seats, losses, seats.generation
+        self.worker_slots, self.losses, self.generation = worker_slots, losses, worker_slots.generation
         left = len(self.members)
         if new and left < self.least:
             self._transport.lifetime.closed = True
@@ -187,8 +191,8 @@ class ElasticProcesses:
         # A dead process counts as ready: all learn of its death at the rendezvous.
         self._ready |= self._messages.dead(ranks) & self._asked
         self._ask(ranks, missing)
-        there = sum(len(self._job.everyone[rank].seats) for rank in self._ready)
-        return there + self._spawn(missing - sum(len(process.seats) for process in self._standby))
+        there = sum(len(self._job.everyone[rank].worker_slots) for rank in self._ready)
+        return there + self._spawn(missing - sum(len(process.worker_slots) for process in self._standby))
 
     def poll_reserve_terminating(self) -> bool:
         """Return whether a process on standby was told to terminate and the job cannot continue without it; False but
@@ -209,7 +213,7 @@ class ElasticProcesses:
     def _ask(self, ranks: Sequence[int], missing: int) -> None:
         """Ask processes on standby to get ready, until as many workers were asked as are missing."""
         for rank in ranks:
-            if sum(len(self._job.everyone[asked].seats) for asked in self._asked) >= missing:
+            if sum(len(self._job.everyone[asked].worker_slots) for asked in self._asked) >= missing:
                 return
             if rank not in self._asked:
                 self._asked.add(rank)
@@ -217,14 +221,14 @@ class ElasticProcesses:
 
     def _spawn(self, missing: int) -> int:
         """Spawn processes for so many workers, and return how many spawned workers are ready."""
-        for seats in self._available()[len(self._standby) :]:
+        for worker_slots in self._available()[len(self._standby) :]:
             if missing <= 0 or self.spawner.failed:
                 break
-            missing -= len(seats)
-            if not self.spawner.has(seats):
+            missing -= len(worker_slots)
+            if not self.spawner.has(worker_slots):
                 hosts = {process.node: process.host for process in self._job.everyone}
-                self.spawner.spawn(SpawnRequest(seats, self.capacity, self.members, hosts))
-        return sum(len(spawned.seats) for spawned in self.spawner.ready(self._build_digests()))
+                self.spawner.spawn(SpawnRequest(worker_slots, self.capacity, self.members, hosts))
+        return sum(len(spawned.worker_slots) for spawned in self.spawner.ready(self._build_digests()))
 
     # --- changes of members -------------------------------------------------------------------------------------------
 
@@ -240,14 +244,14 @@ class ElasticProcesses:
           Preempted: this process leaves for good; the others continue.
         """
         self.begin_run()
-        for_good = [process for process in self._working() if process.seats[0] in leaving]
+        for_good = [process for process in self._working() if process.worker_slots[0] in leaving]
 
         def staying() -> tuple[int, ...]:
-            seats: list[int] = []
+            worker_slots: list[int] = []
             for process in self._working():
-                if process not in for_good and len(seats) + len(process.seats) <= workers:
-                    seats.extend(process.seats)
-            return tuple(seats) or self.members  # where no other process is left, the terminated ones stay
+                if process not in for_good and len(worker_slots) + len(process.worker_slots) <= workers:
+                    worker_slots.extend(process.worker_slots)
+            return tuple(worker_slots) or self.members  # where no other process is left, the terminated ones stay
 
         if len(staying()) < len(self.members):
             self._regroup("a change of members", staying, for_good)
@@ -260,14 +264,14 @@ class ElasticProcesses:
         """Continue with the workers on some slots; the other processes of the group go on standby, or leave."""
         regroup = Regroup(self._mpi, about, lambda: self.workers[0] in staying())
         self._transport.run(regroup)
-        seats, before = staying(), self._transport.group
-        working = [process for process in before.everyone if process.seats[0] in seats]
-        for seat in self.members:
-            if seat not in seats:
-                self.seats.leave(seat)
-        self.generation = self.seats.generation
+        worker_slots, before = staying(), self._transport.group
+        working = [process for process in before.everyone if process.worker_slots[0] in worker_slots]
+        for worker_slot in self.members:
+            if worker_slot not in worker_slots:
+                self.worker_slots.leave(worker_slot)
+        self.generation = self.worker_slots.generation
         new = [p for p in before.everyone if p not in working and p not in self._standby and p not in for_good]
-        self._standby = sorted([*self._standby, *new], key=_first_seat)
+        self._standby = sorted([*self._standby, *new], key=_first_worker_slot)
         self._separate(ProcessGroup(regroup.result, tuple(working)))
         if not self.in_reserve and self._transport.rank == 0:
             ranks = [self._job.everyone.index(process) for process in working]
@@ -313,7 +317,7 @@ class ElasticProcesses:
           The purpose.
         """
         transport, was_on_standby = self._transport, self.in_reserve
-        own = next(p for p in self._job.everyone if p.seats == self.workers)
+        own = next(p for p in self._job.everyone if p.worker_slots == self.workers)
         role = Attendee(own, NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready())
         spawned: list[SpawnedProcess] = []
         if not was_on_standby:
@@ -348,7 +352,7 @@ class ElasticProcesses:
     def _follow(self, plan: RendezvousPlan, comm: Any) -> None:
         """Carry out the plan of a rendezvous."""
         working = ProcessGroup(comm, tuple(self._job.everyone[rank] for rank in plan.ranks))
-        self._set_members(plan.seats, plan.losses)
+        self._set_members(plan.worker_slots, plan.losses)
         self._standby = [process for process in self._job.everyone if not self._works(process)]
         self._separate(working)
         if plan.purpose == END_RUN:
@@ -359,7 +363,7 @@ class ElasticProcesses:
     def _plan(self, purpose: str, workers: int, job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
         """Return what follows a rendezvous. Has no effects."""
         unseen = {r: p for r, p in self._transport.group.lost_in(job).items() if self._works(p)}
-        seats, losses = _without(self.seats, self.losses, unseen, ("a rendezvous of all processes", 0.0))
+        worker_slots, losses = _without(self.worker_slots, self.losses, unseen, ("a rendezvous of all processes", 0.0))
         ranks = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
         others = [r for r, role in enumerate(roles) if role.rank == NO_RANK]
         if purpose == END_RUN:
@@ -367,11 +371,11 @@ class ElasticProcesses:
         if purpose == JOIN:
             for rank in others:
                 process = job.everyone[rank]
-                if roles[rank].ready and len(seats.members) + len(process.seats) <= workers:
+                if roles[rank].ready and len(worker_slots.members) + len(process.worker_slots) <= workers:
                     ranks.append(rank)
-                    for seat in process.seats:
-                        seats.join(seat)
-        return RendezvousPlan(purpose, tuple(ranks), seats, losses)
+                    for worker_slot in process.worker_slots:
+                        worker_slots.join(worker_slot)
+        return RendezvousPlan(purpose, tuple(ranks), worker_slots, losses)
 
     def transfer_state(
         self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
@@ -464,15 +468,19 @@ def started_processes(
     Raises:
       WorkerCountError: there cannot be so many workers, or so few.
     """
-    there = everyone.everyone[-1].seats.stop
+    there = everyone.everyone[-1].worker_slots.stop
     first = there if workers is None else number_of_workers(workers, there)
     most = there
     if max_workers is not None:
         most = number_of_workers(max_workers, MOST_WORKERS, least=there, name="max_workers")
     spawns = max_workers is not None
-    seats = Seats(most, first, min_workers)
+    worker_slots = WorkerSlots(most, first, min_workers)
     processes = ElasticProcesses(
-        *(transport, everyone, seats), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
+        *(transport, everyone, worker_slots),
+        respawn=respawn,
+        spawns=spawns,
+        abandon=abandon,
+        build_digests=build_digests,
     )
     if workers is not None and processes.nearest(workers) != workers:
         raise WorkerCountError(
@@ -501,29 +509,29 @@ def spawned_process(
       pair: its communicator with the process that spawned it.
     """
     alone = ProcessGroup(comm, (as_process(request, platform.node()),))
-    seats = Seats(request.capacity, None, min_workers)
-    for seat in range(request.capacity):
-        if seat not in request.members:
-            seats.leave(seat)
+    worker_slots = WorkerSlots(request.capacity, None, min_workers)
+    for worker_slot in range(request.capacity):
+        if worker_slot not in request.members:
+            worker_slots.leave(worker_slot)
     processes = ElasticProcesses(
-        *(transport, alone, seats), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
+        *(transport, alone, worker_slots), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
     )
     processes.await_admission(pair, request.members)
     return processes
 
 
-def _first_seat(process: Process) -> int:
-    return process.seats[0]
+def _first_worker_slot(process: Process) -> int:
+    return process.worker_slots[0]
 
 
 def _without(
-    seats: Seats, losses: tuple[Loss, ...], lost: Mapping[int, Process], how: tuple[str, float]
-) -> tuple[Seats, tuple[Loss, ...]]:
-    """Return seats and losses after these processes are lost, too. Has no effects."""
-    seats = deepcopy(seats)
-    new = [Loss(tuple(process.seats), f"rank {rank} ({process})", *how) for rank, process in lost.items()]
+    worker_slots: WorkerSlots, losses: tuple[Loss, ...], lost: Mapping[int, Process], how: tuple[str, float]
+) -> tuple[WorkerSlots, tuple[Loss, ...]]:
+    """Return worker slots and losses after these processes are lost, too. Has no effects."""
+    worker_slots = deepcopy(worker_slots)
+    new = [Loss(tuple(process.worker_slots), f"rank {rank} ({process})", *how) for rank, process in lost.items()]
     for loss in new:
-        for seat in loss.workers:
-            if seat in seats.members:
-                seats.empty(seat)
-    return seats, (*losses, *new)
+        for worker_slot in loss.workers:
+            if worker_slot in worker_slots.members:
+                worker_slots.empty(worker_slot)
+    return worker_slots, (*losses, *new)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from adaptive.extend import Loss, Seats
+from adaptive.extend import Loss, WorkerSlots
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from collectives.worlds.transport.repair import all_agree, shrink
 
@@ -34,7 +34,7 @@ class RendezvousPlan(NamedTuple):
 
     purpose: str
     ranks: tuple[int, ...]  # of the working processes, in the job's new communicator, in the order of their new ranks
-    seats: Seats
+    worker_slots: WorkerSlots
     losses: tuple[Loss, ...]
 
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("adaptive")
 class SpawnRequest(NamedTuple):
     """What a spawned process receives when it makes its world."""
 
-    seats: range  # its own worker slots
+    worker_slots: range  # its own worker slots
     capacity: int  # of the world
     members: tuple[int, ...]
     hosts: Mapping[str, int]  # host numbers by host name
@@ -36,8 +36,8 @@ class SpawnRequest(NamedTuple):
 class SpawnedProcess:
     """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`."""
 
-    def __init__(self, mpi: Any, pair: Any, seats: range):
-        self.pair, self.seats = pair, seats
+    def __init__(self, mpi: Any, pair: Any, worker_slots: range):
+        self.pair, self.worker_slots = pair, worker_slots
         self.messages = ControlMessages(mpi, pair)
         self.ready = self.over = False
         self.messages.send([1], ASK)
@@ -79,7 +79,7 @@ class Spawner:
 
     def spawn(self, request: SpawnRequest) -> None:
         """Start to spawn a process for these worker slots, in a thread."""
-        self._taken |= set(request.seats)
+        self._taken |= set(request.worker_slots)
         thread = threading.Thread(target=self._spawn, args=(request,), name="adaptive-spawn", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -94,13 +94,13 @@ class Spawner:
             pair = both.Merge(high=False)
             pair.Set_errhandler(mpi.ERRORS_RETURN)
             pair.send(request, 1, _REQUEST_TAG)
-            self._spawned.append(SpawnedProcess(mpi, pair, request.seats))
+            self._spawned.append(SpawnedProcess(mpi, pair, request.worker_slots))
         except mpi.Exception as error:
             self.failed = True
             _log.error(
                 "no process could be spawned for worker %d: %s. It needs a free slot of the launcher, and cores that "
                 "no rank is bound to:  adaptive run --oversubscribe --bind-to none …",
-                *(request.seats[0], error.Get_error_string()),
+                *(request.worker_slots[0], error.Get_error_string()),
             )
 
     def ready(self, build_digests: Mapping[str, str]) -> list[SpawnedProcess]:
@@ -114,15 +114,15 @@ class Spawner:
         self._spawned = [spawned for spawned in self._spawned if not spawned.over]
         return [spawned for spawned in self._spawned if spawned.ready]
 
-    def has(self, seats: range) -> bool:
+    def has(self, worker_slots: range) -> bool:
         """Return whether a process is being spawned for these worker slots."""
-        return seats[0] in self._taken
+        return worker_slots[0] in self._taken
 
     def admitted(self, spawned: Sequence[SpawnedProcess]) -> None:
         """Forget these processes: they are part of the job."""
         self._spawned = [one for one in self._spawned if one not in spawned]
         for one in spawned:
-            self._taken -= set(one.seats)
+            self._taken -= set(one.worker_slots)
 
     def dismiss(self) -> None:
         """Tell all processes that are not admitted yet that the job is over."""
@@ -168,4 +168,6 @@ def enter(mpi: Any, pair: Any) -> Any:
 
 def as_process(request: SpawnRequest, node: str) -> Process:
     """Return this spawned process as the others will know it."""
-    return Process(request.seats, node, request.hosts.get(node, request.seats[0] + (1 << 20)), os.getpid())
+    return Process(
+        request.worker_slots, node, request.hosts.get(node, request.worker_slots[0] + (1 << 20)), os.getpid()
+    )

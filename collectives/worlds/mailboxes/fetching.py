@@ -151,7 +151,7 @@ class OwnerConnection:
             yield from self._connecting()
         line = self._line
         assert line is not None
-        yield from send(line, QUESTION.pack(self._owner.board, place, round))
+        yield from send(line, QUESTION.pack(self._owner.mailbox, place, round))
         (number,) = ANSWER.unpack((yield from received(line, ANSWER.size)))
         if number:
             self._until += room.size / _SLOWEST

@@ -29,7 +29,7 @@ from .memory import Files, Memory, Windows
 from .seqlock import SlotLayout
 from .serving import MailboxEndpoint, MailboxServer, PublishedCopies
 
-_KIND = crc32(b"board")
+_KIND = crc32(b"mailbox")
 _COMPONENT = "OMPI_MCA_osc"
 
 
@@ -74,7 +74,7 @@ class CreateMailbox(Operation):
         outdated: ProcessMailbox | None,
         mpi: Any = None,
     ):
-        super().__init__(about, "", crc32(repr(tuple(nbytes)).encode(), _KIND), f"a board of {tuple(nbytes)} bytes")
+        super().__init__(about, "", crc32(repr(tuple(nbytes)).encode(), _KIND), f"a mailbox of {tuple(nbytes)} bytes")
         self._nbytes, self._everyone, self._service = nbytes, everyone, service
         self._outdated, self._mpi = outdated, mpi
         self.result: Any = None
@@ -85,7 +85,7 @@ class CreateMailbox(Operation):
             self._outdated.stop()
         layout, own = SlotLayout(self._nbytes), everyone[comm.rank]
         here = [rank for rank, process in enumerate(everyone) if process.host == own.host]
-        size = len(own.seats) * layout.place
+        size = len(own.worker_slots) * layout.place
         memory: Memory
         if self._mpi is not None:
             self._free_outdated(comm, everyone)
@@ -107,7 +107,7 @@ class CreateMailbox(Operation):
 
 
 class ProcessMailbox:
-    """A place for each worker, in memory of its process: see `Board`.
+    """A place for each worker, in memory of its process: see `Mailbox`.
 
     Args:
       everyone: the processes that have created it, by rank.
@@ -116,9 +116,11 @@ class ProcessMailbox:
 
     def __init__(self, layout: SlotLayout, memory: Memory, everyone: Sequence[Process], own: int):
         self._layout, self._memory, self._everyone, self._own = layout, memory, tuple(everyone), own
-        self._where = {seat: (rank, i) for rank, p in enumerate(everyone) for i, seat in enumerate(p.seats)}
-        seats = everyone[own].seats
-        self._rooms = {reader: BufferPool(layout.slot) for reader in seats}
+        self._where = {
+            worker_slot: (rank, i) for rank, p in enumerate(everyone) for i, worker_slot in enumerate(p.worker_slots)
+        }
+        worker_slots = everyone[own].worker_slots
+        self._rooms = {reader: BufferPool(layout.slot) for reader in worker_slots}
         self._current: dict[int, np.ndarray] = {}  # the latest result of each reader
         self._links: dict[tuple[int, int], OwnerConnection] = {}  # by reader and rank
         self._shown: PublishedCopies | None = None
@@ -140,14 +142,14 @@ class ProcessMailbox:
                     self._links[reader, rank] = OwnerConnection(owner, addresses, patience[process.host], rooms)
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
-        """Publish vectors: see `Board.publish`."""
+        """Publish vectors: see `Mailbox.publish`."""
         start = self._where[worker][1] * self._layout.place
         place = self._memory.own[start : start + self._layout.place]
         with self._writing:
             self._layout.write(place, round, vectors, self._memory.fence)
 
     def look(self, worker: int, reader: int, round: int) -> Vectors | None:
-        """Return a consistent copy, or None: see `Board.look`."""
+        """Return a consistent copy, or None: see `Mailbox.look`."""
         rooms, (rank, i) = self._rooms[reader], self._where[worker]
         if reader in self._current:
             rooms.give(self._current.pop(reader))
@@ -209,20 +211,20 @@ class Mailboxes:
         """Return the operation that creates a mailbox: see `CreateMailbox`."""
         return CreateMailbox(about, nbytes, everyone, self._serve, outdated, mpi)
 
-    def keep(self, board: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
+    def keep(self, mailbox: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
         """Keep a mailbox that was created, in place of an outdated one, and return it."""
-        self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), board]
-        return board
+        self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), mailbox]
+        return mailbox
 
     def free_among(self, everyone: Sequence[Process]) -> None:
         """Free all memory: see `ProcessMailbox.free_among`."""
-        for board in self._made:
-            board.free_among(everyone)
+        for mailbox in self._made:
+            mailbox.free_among(everyone)
 
     def stop(self) -> None:
         """Stop copying and answering."""
-        for board in self._made:
-            board.stop()
+        for mailbox in self._made:
+            mailbox.stop()
         self._made = []
         if self._service is not None:
             self._service.stop()

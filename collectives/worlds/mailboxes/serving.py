@@ -26,7 +26,7 @@ from launchers.ending import give_up_after
 from .flows import READ, WRITE, SocketFlow, greet_asker, received, send
 from .seqlock import Copy, SlotLayout
 
-QUESTION = struct.Struct("=QIq")  # a board, one of the owner's workers, and a round
+QUESTION = struct.Struct("=QIq")  # a mailbox, one of the owner's workers, and a round
 ANSWER = struct.Struct("=Q")  # the number of the publication, which follows; 0 for none of this round
 _SECONDS_TO_GREET = 5.0
 _SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
@@ -41,12 +41,12 @@ class MailboxEndpoint(NamedTuple):
 
     Attributes:
       addresses: the first for its own host, the others for other hosts.
-      board: its number of the mailbox.
+      mailbox: its number of the mailbox.
     """
 
     addresses: tuple[Address, ...]
     key: bytes
-    board: int
+    mailbox: int
 
 
 class PublishedCopies:
@@ -91,7 +91,7 @@ class MailboxServer:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._shown: WeakValueDictionary[int, PublishedCopies] = WeakValueDictionary()
-        self._boards = 0
+        self._mailboxes = 0
         self._door = socket.create_server(("", 0), backlog=_BACKLOG)
         self._door.setblocking(False)
         port = self._door.getsockname()[1]
@@ -102,15 +102,15 @@ class MailboxServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._bell, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="adaptive-board", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="adaptive-mailbox", daemon=True)
         self._thread.start()
         self._forget = register_exit_hook(self.stop)
 
     def show(self, shown: PublishedCopies) -> MailboxEndpoint:
         """Answer questions about this, as long as another object keeps it. Returns the endpoint."""
-        self._boards += 1
-        self._shown[self._boards] = shown
-        return MailboxEndpoint(self._addresses, self._key, self._boards)
+        self._mailboxes += 1
+        self._shown[self._mailboxes] = shown
+        return MailboxEndpoint(self._addresses, self._key, self._mailboxes)
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -177,8 +177,8 @@ class MailboxServer:
             question = QUESTION.unpack((yield from received(line, QUESTION.size)))
             yield from self._answer(line, *question)
 
-    def _answer(self, line: socket.socket, board: int, place: int, round: int) -> SocketFlow[None]:
-        shown = self._shown.get(board)
+    def _answer(self, line: socket.socket, mailbox: int, place: int, round: int) -> SocketFlow[None]:
+        shown = self._shown.get(mailbox)
         found = shown.newest(place, round) if shown is not None else None
         del shown  # it may be gone before this reader has taken all
         if found is None:

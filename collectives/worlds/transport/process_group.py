@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 class Process(NamedTuple):
     """One process of a job."""
 
-    seats: range  # the worker slots that it carries
+    worker_slots: range  # the worker slots that it carries
     node: str  # the name of its host, for messages
     host: int  # number of its host: processes with the same number share memory and see each other's pids
     pid: int

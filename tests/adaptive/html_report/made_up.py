@@ -15,7 +15,7 @@ def record(
     """Write a run.
 
     Args:
-      busy: seconds of each worker; shape=(T, n), NaN where nobody sits.
+      busy: seconds of each worker; shape=(T, n), NaN for an empty slot.
       sizes: examples; by default 32 for each who is there.
       input_: of these, seconds of input; by default none.
       parts: seconds of the breakdown by name, scalars or shape=(T,); computing and waiting follow from `busy`.

@@ -138,7 +138,10 @@ def test_who_came_and_who_went(listed):
     lost = "worker 2 lost: rank 2 (pid 7 on node) was gone in message 1 of step 21; 3 ms to repair."
     lines, _ = listed(
         busy,
-        told={11: {"joined": [1], "notes": ["a worker has joined on seat 1."]}, 21: {"lost": [lost], "notes": [lost]}},
+        told={
+            11: {"joined": [1], "notes": ["a worker has joined on worker slot 1."]},
+            21: {"lost": [lost], "notes": [lost]},
+        },
     )
     assert [(step, what) for step, what, _ in lines if "Batch" not in what] == [
         (11, "Worker 1 joined"),

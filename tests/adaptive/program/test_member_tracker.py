@@ -1,4 +1,4 @@
-"""What is said of a seat is what has happened to its present worker."""
+"""What is said of a worker slot is what has happened to its present worker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from adaptive.control.causes import Moved
 from adaptive.program.member_tracker import MemberTracker
 
 
-def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
+def test_a_worker_that_leaves_a_worker_slot_whose_worker_was_once_lost_has_left():
     world = SimpleNamespace(members=(0, 1), joined_in_generation=(0, 0), generation=0, workers=range(1), losses=())
-    ignored = SimpleNamespace(seat=lambda *_: None, workers=SimpleNamespace(seat=lambda *_: None))
+    ignored = SimpleNamespace(change_members=lambda *_: None, workers=SimpleNamespace(change_members=lambda *_: None))
     sizes = BatchSizes(12, None, Limits((1, 1), (20, 20)))
     tracker = MemberTracker(world, ignored, ignored, sizes, Roster.of(world))
 
@@ -34,4 +34,4 @@ def test_a_worker_that_leaves_a_seat_whose_worker_was_once_lost_has_left():
     assert (notes, causes) == ([str(loss)], (Moved((), (), (1,)),))
     then((0, 1), (0, 2), (loss,))
     notes, causes = then((0,), (0,), (loss,))
-    assert (notes, causes) == (["seat 1 is empty: its worker has left."], (Moved((), (1,), ()),))
+    assert (notes, causes) == (["worker slot 1 is empty: its worker has left."], (Moved((), (1,), ()),))

@@ -18,7 +18,7 @@ from adaptive import operators
 from adaptive.base import failure as _failure
 from adaptive.base.cores import n_cores
 from adaptive.base.decision import Decision
-from adaptive.base.seats import Seats
+from adaptive.base.worker_slots import WorkerSlots
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import status_length
@@ -551,7 +551,7 @@ class Twin(LocalWorld):
 
     def __init__(self):
         super().__init__(1)
-        Seats.__init__(self, 2)
+        WorkerSlots.__init__(self, 2)
         self.sent = []
         self.other = lambda status: status  # what becomes of the other worker's status
         self.culprits = []  # what the other process finds, of contributions that are not finite

@@ -12,7 +12,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.base.seats import Seats
+from adaptive.base.worker_slots import WorkerSlots
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 from tests.adaptive.drivers import two_statuses
@@ -211,7 +211,7 @@ class Twin(LocalWorld):
 
     def __init__(self, number):
         super().__init__(1)
-        Seats.__init__(self, 2)
+        WorkerSlots.__init__(self, 2)
         self.rank, self.workers = number, range(number, number + 1)
         self.statuses, self.heard = [], []
 

@@ -26,7 +26,7 @@ NUMBERS = 1000
 
 
 class Meeting:
-    """Processes that are threads of this one: what a board takes of a communicator."""
+    """Processes that are threads of this one: what a mailbox takes of a communicator."""
 
     def __init__(self, n: int):
         self._told, self._all = [None] * n, threading.Barrier(n, timeout=limit(20))
@@ -50,31 +50,33 @@ class Meeting:
 @pytest.fixture
 def services(monkeypatch):
     monkeypatch.setattr(serving, "own_hosts", lambda: ["127.0.0.1"] * 2)
-    made, boards = [MailboxServer() for _ in range(3)], []
-    monkeypatch.setattr(CreateMailbox, "made_for_tests", boards, raising=False)
+    made, mailboxes = [MailboxServer() for _ in range(3)], []
+    monkeypatch.setattr(CreateMailbox, "made_for_tests", mailboxes, raising=False)
     yield made
-    for ends in (*boards, *made):
+    for ends in (*mailboxes, *made):
         ends.stop()
 
 
-def boards_of(services, hosts=(0, 0, 1), numbers=NUMBERS, seats=1) -> list[ProcessMailbox]:
-    """A board of processes on these hosts, as each of them has it."""
-    everyone = [Process(range(seats * i, seats * (i + 1)), f"h{h}", h, os.getpid()) for i, h in enumerate(hosts)]
-    rendezvous, boards = Meeting(len(hosts)), {}
+def mailboxes_of(services, hosts=(0, 0, 1), numbers=NUMBERS, worker_slots=1) -> list[ProcessMailbox]:
+    """A mailbox of processes on these hosts, as each of them has it."""
+    everyone = [
+        Process(range(worker_slots * i, worker_slots * (i + 1)), f"h{h}", h, os.getpid()) for i, h in enumerate(hosts)
+    ]
+    rendezvous, mailboxes = Meeting(len(hosts)), {}
 
     def make(rank):
         rendezvous.come(rank)
         making = CreateMailbox("", (8 * numbers, 4), lambda: everyone, lambda: services[rank], None)
         making.carry_out(rendezvous)
-        boards[rank] = making.result
+        mailboxes[rank] = making.result
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(len(hosts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    CreateMailbox.made_for_tests.extend(boards.values())
-    return [boards[rank] for rank in range(len(hosts))]
+    CreateMailbox.made_for_tests.extend(mailboxes.values())
+    return [mailboxes[rank] for rank in range(len(hosts))]
 
 
 def constant(number, numbers=NUMBERS):
@@ -106,37 +108,37 @@ def link(owner, addresses=None) -> fetching.OwnerConnection:
 
 def shown(service):
     """A process that publishes, and where it is asked."""
-    (board,) = boards_of([service], [0])
-    board.publish(0, 3, constant(7))
-    return board, board.shown_by(service)
+    (mailbox,) = mailboxes_of([service], [0])
+    mailbox.publish(0, 3, constant(7))
+    return mailbox, mailbox.shown_by(service)
 
 
 def test_all_see_all(services):
-    boards = boards_of(services, seats=2)
-    for rank, board in enumerate(boards):
+    mailboxes = mailboxes_of(services, worker_slots=2)
+    for rank, mailbox in enumerate(mailboxes):
         for worker in (2 * rank, 2 * rank + 1):
-            board.publish(worker, 3, constant(worker))
-    for rank, board in enumerate(boards):
+            mailbox.publish(worker, 3, constant(worker))
+    for rank, mailbox in enumerate(mailboxes):
         for worker in range(6):
             for reader in (2 * rank, 2 * rank + 1):
-                assert seen(board.look(worker, reader, 3)) == worker
-                assert board.look(worker, reader, 4) is None
-    boards[0].publish(1, 4, constant(10))
-    assert [seen(board.look(1, 2 * rank, 4)) for rank, board in enumerate(boards)] == [10] * 3
-    assert [board.look(1, 2 * rank, 3) for rank, board in enumerate(boards)] == [None] * 3
-    assert [len(board._links) for board in boards] == [2, 2, 4]  # of two readers each
+                assert seen(mailbox.look(worker, reader, 3)) == worker
+                assert mailbox.look(worker, reader, 4) is None
+    mailboxes[0].publish(1, 4, constant(10))
+    assert [seen(mailbox.look(1, 2 * rank, 4)) for rank, mailbox in enumerate(mailboxes)] == [10] * 3
+    assert [mailbox.look(1, 2 * rank, 3) for rank, mailbox in enumerate(mailboxes)] == [None] * 3
+    assert [len(mailbox._links) for mailbox in mailboxes] == [2, 2, 4]  # of two readers each
 
 
 @pytest.mark.parametrize(("rank", "pause"), [(1, 0.002), (2, 0.0)])
 def test_copies_are_whole_whoever_writes_meanwhile(services, rank, pause):
     """Whose memory is not seen is never written too fast to be read."""
-    boards, over = boards_of(services, numbers=50_000), threading.Event()
+    mailboxes, over = mailboxes_of(services, numbers=50_000), threading.Event()
 
     def write():
         number = 0
         while not over.is_set():
             number += 1
-            boards[0].publish(0, 3, constant(number, 50_000))
+            mailboxes[0].publish(0, 3, constant(number, 50_000))
             time.sleep(pause)
 
     writer = threading.Thread(target=write)
@@ -144,7 +146,7 @@ def test_copies_are_whole_whoever_writes_meanwhile(services, rank, pause):
     try:
         last, times = 0, 0
         while times < 20:
-            found = seen(boards[rank].look(0, rank, 3))
+            found = seen(mailboxes[rank].look(0, rank, 3))
             assert found is None or found >= last
             times, last = times + (found is not None and found > last), found or last
     finally:
@@ -169,17 +171,17 @@ def test_a_late_answer_is_taken_and_then_there_is_another(services, monkeypatch)
     monkeypatch.setattr(
         PublishedCopies, "newest", lambda self, place, round: may.wait(limit(20)) and newest(self, place, round)
     )
-    board, owner = shown(services[0])
+    mailbox, owner = shown(services[0])
     late = link(owner)
     assert late.look(0, 3) is None
-    board.publish(0, 3, constant(8))
+    mailbox.publish(0, 3, constant(8))
     assert late.look(0, 3) is None
     assert late._patience.seconds == fetching._LONGEST / 2
     may.set()
     until(lambda: (found := late.look(0, 3)) is not None and found[:8].view(np.float64)[0] == 8)
     may.clear()
     assert late.look(0, 3) is None
-    board.publish(0, 4, constant(9))
+    mailbox.publish(0, 4, constant(9))
     may.set()
     # What comes is of the round before.
     found = []
@@ -193,10 +195,10 @@ def test_a_late_answer_to_another_question_is_not_taken_for_this_one(services, m
     monkeypatch.setattr(
         PublishedCopies, "newest", lambda self, place, round: may.wait(limit(20)) and newest(self, place, round)
     )
-    (board,) = boards_of(services[:1], [0], seats=2)
+    (mailbox,) = mailboxes_of(services[:1], [0], worker_slots=2)
     for worker in (0, 1):
-        board.publish(worker, 3, constant(7 + worker))
-    late = link(board.shown_by(services[0]))
+        mailbox.publish(worker, 3, constant(7 + worker))
+    late = link(mailbox.shown_by(services[0]))
     assert late.look(0, 3) is None
     may.set()
     found = []
@@ -217,10 +219,10 @@ def test_whoever_has_ended_is_gone(services):
 
 
 def test_a_board_that_is_no_more_has_nothing(services):
-    board, owner = shown(services[0])
+    mailbox, owner = shown(services[0])
     reader = link(owner)
     assert reader.look(0, 3) is not None
-    board.stop()
+    mailbox.stop()
     assert reader.look(0, 3) is None
     assert reader._line is not None
     reader.close()
@@ -256,18 +258,18 @@ def test_strangers_are_neither_answered_nor_believed(services):
 
 def test_a_reader_that_takes_nothing_is_in_nobodys_way(services):
     numbers = 4_000_000  # more than a line holds
-    boards = boards_of(services, (0, 1, 2), numbers)
-    boards[0].publish(0, 3, constant(1, numbers))
-    owner = boards[1]._links[1, 0]._owner
+    mailboxes = mailboxes_of(services, (0, 1, 2), numbers)
+    mailboxes[0].publish(0, 3, constant(1, numbers))
+    owner = mailboxes[1]._links[1, 0]._owner
     with socket.create_connection(owner.addresses[0]) as greedy:
         greedy.setblocking(False)
         for waits in greet_owner(greedy, owner.key):
             select.select([greedy] * (waits == fetching.select.POLLIN), [], [], 0.1)
-        greedy.sendall(QUESTION.pack(owner.board, 0, 3))
-        until(lambda: seen(boards[1].look(0, 1, 3)) == 1)
-        boards[0].publish(0, 3, constant(2, numbers))
-        until(lambda: seen(boards[1].look(0, 1, 3)) == 2)
-        assert seen(boards[2].look(0, 2, 3)) in (None, 2)
+        greedy.sendall(QUESTION.pack(owner.mailbox, 0, 3))
+        until(lambda: seen(mailboxes[1].look(0, 1, 3)) == 1)
+        mailboxes[0].publish(0, 3, constant(2, numbers))
+        until(lambda: seen(mailboxes[1].look(0, 1, 3)) == 2)
+        assert seen(mailboxes[2].look(0, 2, 3)) in (None, 2)
         greedy.setblocking(True)
         got = bytearray()
         while len(got) < 8 + 8 * numbers:
@@ -277,10 +279,10 @@ def test_a_reader_that_takes_nothing_is_in_nobodys_way(services):
 
 def test_memory_that_cannot_be_opened_is_asked_for(services, monkeypatch):
     monkeypatch.delattr("os.memfd_create")
-    boards = boards_of(services, (0, 0))
-    boards[0].publish(0, 3, constant(5))
-    assert seen(boards[1].look(0, 1, 3)) == 5
-    assert len(boards[1]._links) == 1
+    mailboxes = mailboxes_of(services, (0, 0))
+    mailboxes[0].publish(0, 3, constant(5))
+    assert seen(mailboxes[1].look(0, 1, 3)) == 5
+    assert len(mailboxes[1]._links) == 1
 
 
 def test_files_of_others_are_known_by_what_they_begin_with(tmp_path):

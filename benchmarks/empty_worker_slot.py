@@ -1,16 +1,18 @@
-"""What an empty seat costs those who are there: a share of 0, a seat that was left, and no such seat at all.
+"""What an empty worker slot costs those who are there: a share of 0, a worker slot that was left, and no such worker
+slot at all.
 
-    PJRT_NPROC=1 python benchmarks/empty_seat.py
+    PJRT_NPROC=1 python benchmarks/empty_worker_slot.py
 
 Two workers train a conv net on two devices of this process, with the noise scale and balancing: in a world of two
-seats; in one of three, of which one is empty; and in one of three, of which one worker takes no examples but keeps up
-with the state. Blocks of steps are timed in turn, and compared round by round.
+worker slots; in one of three, of which one is empty; and in one of three, of which one worker takes no examples but
+keeps up with the state. Blocks of steps are timed in turn, and compared round by round.
 
 Then workers leave and join, again and again. What is compiled is counted, and the first step of each new membership is
 compared with the others.
 
-The targets: an empty seat costs at most 1 %, and nothing is compiled. Its device takes part in the exchange. A worker
-without examples costs its update, which on machines of its own it does beside the others'; here it shares their cores.
+The targets: an empty worker slot costs at most 1 %, and nothing is compiled. Its device takes part in the exchange. A
+worker without examples costs its update, which on machines of its own it does beside the others'; here it shares their
+cores.
 """
 
 from __future__ import annotations
@@ -71,9 +73,9 @@ def steps(program: ad.Program):
 
 def cost(local_batch: int) -> dict[str, np.ndarray]:
     """Seconds of blocks of steps in the three worlds."""
-    worlds = {"no such seat": comm.DeviceWorld(jax.local_devices()[:2])}
-    worlds |= {name: comm.DeviceWorld() for name in ("an empty seat", "a share of 0")}
-    worlds["an empty seat"].leave(2)
+    worlds = {"no such worker slot": comm.DeviceWorld(jax.local_devices()[:2])}
+    worlds |= {name: comm.DeviceWorld() for name in ("an empty worker slot", "a share of 0")}
+    worlds["an empty worker slot"].leave(2)
     shares = {"a share of 0": {"shares": [1, 1, 0]}}
     programs = {name: program_in(world, local_batch, **shares.get(name, {})) for name, world in worlds.items()}
     samples = alternate({name: steps(program) for name, program in programs.items()}, ROUNDS)
@@ -91,8 +93,8 @@ def changes() -> dict[str, str]:
     kernels, first, others = program.step().kernels, [], []
     del compiled[:]
     for change in range(CHANGES):
-        seat = change // 2 % 3
-        (world.join if change % 2 else world.leave)(seat)
+        worker_slot = change // 2 % 3
+        (world.join if change % 2 else world.leave)(worker_slot)
         for number in range(BLOCK):
             start = time.perf_counter()
             made = program.step().kernels - kernels
@@ -116,7 +118,7 @@ def main() -> None:
     ]
     rows_of_changes = changes()
     notes = [f"Workers that leave and join: {', '.join(f'{k} {v}' for k, v in rows_of_changes.items())}."]
-    report("What an empty seat costs", rows, RESULTS / "empty_seat.md", notes)
+    report("What an empty worker slot costs", rows, RESULTS / "empty_worker_slot.md", notes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Mailboxes: a worker publishes vectors, and others read the latest ones at any time.
 
 A mailbox is no collective: neither publishing nor reading waits for another process. Worlds need not offer mailboxes;
-those that do have the methods of `OffersBoards`.
+those that do have the methods of `OffersMailboxes`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Vectors = Sequence[np.ndarray]  # one-dimensional, of the mailbox's sizes
 
 
 @runtime_checkable
-class Board(Protocol):
+class Mailbox(Protocol):
     """A mailbox for each worker, in which it publishes vectors with their round number."""
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
@@ -40,14 +40,14 @@ class Board(Protocol):
 
 
 @runtime_checkable
-class OffersBoards(Protocol):
+class OffersMailboxes(Protocol):
     """The methods of a world with mailboxes, besides those of `World`."""
 
-    def why_no_board(self) -> str:
+    def why_no_mailbox(self) -> str:
         """Return why this world has no mailboxes; "" if it has. Replicated."""
         ...
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Board | None = None) -> Board:
+    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Mailbox | None = None) -> Mailbox:
         """Create a mailbox for the current members. Collective.
 
         Args:
@@ -58,7 +58,7 @@ class OffersBoards(Protocol):
         ...
 
 
-class LocalBoard:
+class LocalMailbox:
     """The mailboxes of one process's workers. Published arrays are never modified, so readers need no lock."""
 
     def __init__(self) -> None:
@@ -66,24 +66,24 @@ class LocalBoard:
         self._lock = Lock()
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
-        """Publish vectors: the protocol of `Board`."""
+        """Publish vectors: the protocol of `Mailbox`."""
         copies = [np.array(vector) for vector in vectors]
         with self._lock:
             self._published[worker] = round, copies
 
     def look(self, worker: int, reader: int, round: int) -> Vectors | None:
-        """Return a worker's latest vectors: the protocol of `Board`."""
+        """Return a worker's latest vectors: the protocol of `Mailbox`."""
         of, vectors = self._published.get(worker, (round, None))
         return vectors if of == round else None
 
 
-class LocalBoards:
+class LocalMailboxes:
     """Mixin for worlds of one process, which have mailboxes."""
 
-    def why_no_board(self) -> str:
+    def why_no_mailbox(self) -> str:
         """Return ""."""
         return ""
 
-    def board(self, nbytes: Sequence[int], about: str, instead_of: Board | None = None) -> Board:
-        """Create a mailbox: the protocol of `OffersBoards`."""
-        return LocalBoard()
+    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Mailbox | None = None) -> Mailbox:
+        """Create a mailbox: the protocol of `OffersMailboxes`."""
+        return LocalMailbox()

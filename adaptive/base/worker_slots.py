@@ -61,13 +61,13 @@ class FixedMembership:
         """All know what there is to know."""
 
 
-class Seats(FixedMembership):
+class WorkerSlots(FixedMembership):
     """What worlds of one process, whose workers come and go, say of them. Replicated.
 
     Whoever is not there is in reserve, and can be had at once: nothing has to be started.
 
     Args:
-      capacity: how many seats there are.
+      capacity: how many worker slots there are.
       workers: how many of them are taken at first, from the lowest on; all by default.
       min_workers: fewer there cannot be.
 
@@ -82,7 +82,7 @@ class Seats(FixedMembership):
         taken = capacity if workers is None else number_of_workers(workers, capacity, least=self._least)
         self.capacity = capacity
         self._joined_in: list[int | None] = [0] * taken + [None] * (capacity - taken)
-        self._gone: set[int] = set()  # empty seats whose workers have left for good
+        self._gone: set[int] = set()  # empty worker slots whose workers have left for good
         self._called = taken
         self.generation = 0
         self._members: tuple[int, tuple[int, ...]] = (-1, ())  # as of a generation
@@ -91,7 +91,7 @@ class Seats(FixedMembership):
     def members(self) -> tuple[int, ...]:
         """The occupied worker slots."""
         if self._members[0] != self.generation:
-            members = tuple(seat for seat, since in enumerate(self._joined_in) if since is not None)
+            members = tuple(worker_slot for worker_slot, since in enumerate(self._joined_in) if since is not None)
             self._members = (self.generation, members)
         return self._members[1]
 
@@ -102,39 +102,39 @@ class Seats(FixedMembership):
 
     # --- by hand ------------------------------------------------------------------------------------------------------
 
-    def leave(self, seat: int) -> None:
+    def leave(self, worker_slot: int) -> None:
         """Remove the worker of a slot.
 
         Raises:
           ValueError: there is no such slot, it is empty, or its worker is the last one.
         """
-        if self._at(seat) is None:
-            raise ValueError(f"worker slot {seat} is already empty.")
+        if self._at(worker_slot) is None:
+            raise ValueError(f"worker slot {worker_slot} is already empty.")
         if len(self.members) == 1:
-            raise ValueError(f"the worker in slot {seat} is the last one; at least one must remain.")
-        self.empty(seat)
+            raise ValueError(f"the worker in slot {worker_slot} is the last one; at least one must remain.")
+        self.empty(worker_slot)
 
-    def empty(self, seat: int) -> None:
+    def empty(self, worker_slot: int) -> None:
         """Remove the worker of an occupied slot, even the last one."""
-        self._joined_in[seat] = None
+        self._joined_in[worker_slot] = None
         self.generation += 1
 
-    def join(self, seat: int) -> None:
+    def join(self, worker_slot: int) -> None:
         """Add a new worker in an empty slot.
 
         Raises:
           ValueError: there is no such slot, or it is occupied.
         """
-        if self._at(seat) is not None:
-            raise ValueError(f"worker slot {seat} is occupied; a worker joins in an empty one.")
-        self._joined_in[seat] = self.generation + 1
+        if self._at(worker_slot) is not None:
+            raise ValueError(f"worker slot {worker_slot} is occupied; a worker joins in an empty one.")
+        self._joined_in[worker_slot] = self.generation + 1
         self.generation += 1
-        self._gone.discard(seat)
+        self._gone.discard(worker_slot)
 
-    def _at(self, seat: int) -> int | None:
-        if not 0 <= seat < len(self._joined_in):
-            raise ValueError(f"there is no worker slot {seat}; slots are 0 … {len(self._joined_in) - 1}.")
-        return self._joined_in[seat]
+    def _at(self, worker_slot: int) -> int | None:
+        if not 0 <= worker_slot < len(self._joined_in):
+            raise ValueError(f"there is no worker slot {worker_slot}; slots are 0 … {len(self._joined_in) - 1}.")
+        return self._joined_in[worker_slot]
 
     # --- the protocol of World ----------------------------------------------------------------------------------------
 
@@ -166,22 +166,26 @@ class Seats(FixedMembership):
         Raises:
           WorkerCountError: the number is not available, or a leaving slot is empty.
         """
-        for seat in leaving:
-            if self._at(seat) is None:
-                raise WorkerCountError(f"worker slot {seat} is already empty.")
-        stay = [seat for seat in self.members if seat not in leaving]
+        for worker_slot in leaving:
+            if self._at(worker_slot) is None:
+                raise WorkerCountError(f"worker slot {worker_slot} is already empty.")
+        stay = [worker_slot for worker_slot in self.members if worker_slot not in leaving]
         gone = self._gone | set(leaving)
-        free = [seat for seat, since in enumerate(self._joined_in) if since is None and seat not in gone]
+        free = [
+            worker_slot
+            for worker_slot, since in enumerate(self._joined_in)
+            if since is None and worker_slot not in gone
+        ]
         if not 1 <= workers <= len(stay) + len(free):
             raise WorkerCountError(f"{workers} workers are not available: {len(stay)} stay, and {len(free)} can join.")
         joining = free[: max(0, workers - len(stay))]
         if not (leaving or joining or workers < len(stay)):
             return
         self._gone = gone
-        for seat in (*leaving, *stay[workers:]):
-            self._joined_in[seat] = None
-        for seat in joining:
-            self._joined_in[seat] = self.generation + 1
+        for worker_slot in (*leaving, *stay[workers:]):
+            self._joined_in[worker_slot] = None
+        for worker_slot in joining:
+            self._joined_in[worker_slot] = self.generation + 1
         self.generation += 1
 
 
