@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -14,10 +14,12 @@ from adaptive.base.decision import Decision
 from adaptive.base.world import Loss
 from adaptive.runtime.microbatches import Microbatches
 
+Metrics = TypeVar("Metrics")  # what the driver returns beside its state
+
 _SHOWN = 4  # metrics in the line of `repr`
 
 
-def report_of(fields: dict[str, Any]) -> Report:
+def report_of(fields: dict[str, Any]) -> Report[Any]:
     """Return a report with all of its fields given. Faster than `Report(...)`; every step creates one."""
     report = object.__new__(Report)
     object.__setattr__(report, "__dict__", fields)
@@ -25,7 +27,7 @@ def report_of(fields: dict[str, Any]) -> Report:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Generic[Metrics]):
     """One step, as `Program.step` and `Program.run` report it.
 
     Attributes:
@@ -61,7 +63,7 @@ class Report:
     step: int
     epoch: int
     examples: int
-    metrics: Any
+    metrics: Metrics
     batch_sizes: tuple[int, ...]
     global_batch: int
     messages: int

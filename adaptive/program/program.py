@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,10 @@ from adaptive.data.one_example import taken
 from adaptive.data.tables import by_column
 from adaptive.graph.plan import Plan
 from adaptive.observe.events import Listener, Subscription
-from adaptive.observe.report import Report
+from adaptive.observe.report import Metrics, Report
 from adaptive.observe.sinks import Sink
 
-from .arguments import Driver, count, next_name, world_of
+from .arguments import count, next_name, world_of
 from .build import build
 from .membership_changes import AllLeave, RunOver
 from .parts import RunLimit
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
     from .checkpoints import Checkpoints
 
+State = TypeVar("State")
 _log = logging.getLogger("adaptive")
 
 
-class Program:
+class Program(Generic[State, Metrics]):
     """A training program: a driver, its state and its data, on the workers of a world.
 
     The driver is an ordinary JAX function of a local batch, `driver(state, batch) -> (state, metrics)`. It is traced
@@ -124,8 +125,8 @@ class Program:
     @fails_together("in building")
     def __init__(
         self,
-        driver: Driver,
-        state: Any,
+        driver: Callable[[State, Any], tuple[State, Metrics]],
+        state: Any,  # not `State`: numbers and numpy arrays become JAX arrays
         data: Any,
         *,
         global_batch: int,
@@ -171,7 +172,7 @@ class Program:
     # --- properties ---------------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> Any:
+    def state(self) -> State:
         """A copy of the state after the last step; a pytree as given. Replicated, except the per-worker part, which is
         that of this process's first worker.
 
@@ -263,7 +264,7 @@ class Program:
         log: Sequence[Sink] = (),
         record: str | Path | None = None,
         checkpoint: Checkpoints | None = None,
-    ) -> Iterator[Report]:
+    ) -> Iterator[Report[Metrics]]:
         """Run steps, and yield a report of each. Call it on every process.
 
         Args:
@@ -367,7 +368,7 @@ class Program:
             check_writable(Path(path))
         self._parts.tracing.traced = Traced(os.fspath(path), step + steps, step)
 
-    def step(self) -> Report:
+    def step(self) -> Report[Metrics]:
         """Run one step. Call it on every process.
 
         Returns:
@@ -583,7 +584,7 @@ class Program:
         self._parts.engine.close()
         self._parts.stream.close()
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
