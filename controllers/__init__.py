@@ -17,6 +17,8 @@ from ._policy import Policy as Policy
 if TYPE_CHECKING:
     from ._learning_rate import ScaleByBatchState as ScaleByBatchState
     from ._learning_rate import scale_by_batch as scale_by_batch
+    from ._scale_adamw import ScaleAdamWState as ScaleAdamWState
+    from ._scale_adamw import scale_adamw as scale_adamw
     from .policies.balance import balance as balance
     from .policies.efficiency import efficiency as efficiency
     from .policies.efficiency import efficiency_cap as efficiency_cap
@@ -54,6 +56,8 @@ __getattr__, __dir__ = on_use(
     {
         "ScaleByBatchState": "._learning_rate",
         "scale_by_batch": "._learning_rate",
+        "ScaleAdamWState": "._scale_adamw",
+        "scale_adamw": "._scale_adamw",
         "efficiency": ".policies.efficiency",
         "efficiency_cap": ".policies.efficiency",
         "federated": ".policies.federated",
