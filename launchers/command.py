@@ -19,6 +19,7 @@ OURS = {
     "run": "Start a job of several ranks, as mpirun does.",
     "doctor": "Say what there is, what is wrong with it, and what to type.",
     "report": "Make a page of a recorded run.",
+    "goodput": "Say where the time of a recorded run went, restarts included.",
     "replay": "Try policies on a recorded run.",
     "simulate": "Try policies on simulated clusters.",
 }

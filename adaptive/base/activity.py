@@ -38,7 +38,9 @@ class Breakdown(NamedTuple):
 
 
 INPUT, COMPUTING, EXCHANGING, WAITING, HOOKS, COMPILING, OTHER = range(len(Breakdown._fields))
-BETWEEN = len(Breakdown._fields)  # between two steps: the script's own code
+BETWEEN, EVALUATING, SAVING, RESTORING = range(len(Breakdown._fields), len(Breakdown._fields) + 4)  # between two steps
+NAMES = (*Breakdown._fields, "script", "evaluating", "saving", "restoring")
+"""Names of the activities; "script" is the script's own code between two steps."""
 
 Turned = Callable[[int, float, float, float], None]
 """`turned(activity, began, ended, waited)`, called when an activity ends: times of `time.perf_counter`; the first
@@ -90,8 +92,9 @@ class Activity:
         self._world, self.waited_before = world, world.waited
         self.now, self._waited = BETWEEN, world.waited
         self._began = self._since = time.perf_counter()
-        self._seconds = [0.0] * (BETWEEN + 1)  # so far, of all steps
+        self._seconds = [0.0] * len(NAMES)  # so far, of all steps
         self._before = list(self._seconds)  # when the step began
+        self._known = list(self._seconds)  # at the last call of `between`
         self._told = self._by_itself  # when the last status was told
         self.turned: Turned | None = None
         self.message = 0
@@ -153,6 +156,14 @@ class Activity:
         else:
             self.turn(BETWEEN)
         return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))  # in C: every step ends so
+
+    def between(self) -> dict[str, float]:
+        """Return the seconds from the last call of this method to the beginning of the last step, by `NAMES`, without
+        zeros. Call it between two steps.
+        """
+        found = {name: s for name, s in zip(NAMES, map(sub, self._before, self._known), strict=True) if s > 0}
+        self._known = list(self._seconds)
+        return found
 
     def of_workers(self, computing: Sequence[float]) -> tuple[float, list[float], list[float]]:
         """Return this process's part of `WorkerSeconds` for the status, shortly before it is sent.

@@ -9,7 +9,7 @@ from .activity import BETWEEN, EXCHANGING, OTHER, WAITING, Breakdown
 
 STEPS = "steps"  # the track of the thread that runs the steps
 COMPILER = "compiler"
-_ACTIVITIES = (*Breakdown._fields, "between steps")
+_ACTIVITIES = (*Breakdown._fields, "between steps", "evaluating", "saving", "restoring")
 
 
 class Span(NamedTuple):
@@ -53,5 +53,5 @@ class Timeline:
             self.add(STEPS, _ACTIVITIES[WAITING], began, began + waited, **details)
         if activity == EXCHANGING:
             self.arrivals.append(ended)
-        if activity != BETWEEN or ended > self.began:
+        if activity < BETWEEN or ended > self.began:
             self.add(STEPS, _ACTIVITIES[activity], max(began + waited, self.began), ended, **details)

@@ -29,6 +29,7 @@ class HostSurvey:
     Attributes:
       heterogeneous: whether processes compute on hardware of different kinds, or with different software. Replicated.
       hosts: on how many of them the processes are. Replicated.
+      host_names: their names, in the order of their first process. Replicated.
       compile_order: which of how many processes this is, of those on its host that share its compilation cache. Local.
     """
 
@@ -38,7 +39,8 @@ class HostSurvey:
         everyone = [json.loads(theirs) for theirs in told]
         self.heterogeneous = len({kind for kind, _, _ in everyone}) > 1
         caches = [cache for _, cache, _ in everyone]
-        self.hosts = len({host for _, _, host in everyone})
+        hosts = dict.fromkeys(host for _, _, host in everyone)
+        self.hosts, self.host_names = len(hosts), tuple(host.partition(" ")[0] for host in hosts)
         own_cache = caches[world.rank] if world.processes > 1 else None
         self.compile_order = (0, 1)
         if own_cache is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -26,41 +28,51 @@ def report(record: Path, output: Path | None, run: int) -> None:
     RECORD is a file written by `program.run(record="run.jsonl")`. The report is one HTML file that needs no network.
     """
     output = output or record.with_suffix(".html")
-    try:
+    with one_line_errors(record):
         _make(record, output, run)
-    except RecordError as error:
-        raise _Refused(str(error)) from error
 
 
-class _Refused(click.ClickException):
+class Refused(click.ClickException):
     """Invalid input, or a file that cannot be written: one line on stderr, and exit status 2."""
 
     exit_code = 2
 
 
+@contextmanager
+def one_line_errors(record: Path) -> Iterator[None]:
+    """Report a record that cannot be read in one line, within the block.
+
+    Raises:
+      Refused: the file is not a record, or cannot be read.
+    """
+    try:
+        yield
+    except RecordError as error:
+        raise Refused(str(error)) from error
+    except OSError as error:
+        raise Refused(f"{record}: {error.strerror or error}.") from error
+
+
 def _make(record: Path, output: Path, run: int) -> None:
     if record.exists() and output.exists() and output.samefile(record):
-        raise _Refused(f"{output}: the report would overwrite the record. Choose another file:  -o run.html")
+        raise Refused(f"{output}: the report would overwrite the record. Choose another file:  -o run.html")
     if output.is_dir():
-        raise _Refused(f"{output} is a directory. Choose a file:  -o {output / record.with_suffix('.html').name}")
+        raise Refused(f"{output} is a directory. Choose a file:  -o {output / record.with_suffix('.html').name}")
     if not output.resolve().parent.is_dir():
-        raise _Refused(f"{output}: the directory {output.parent} does not exist.")
+        raise Refused(f"{output}: the directory {output.parent} does not exist.")
     from .charts import Missing
     from .columns import read_columns
     from .render import render, write
 
-    try:
-        columns = read_columns(record, run)
-    except OSError as error:
-        raise _Refused(f"{record}: {error.strerror or error}.") from error
+    columns = read_columns(record, run)
     try:
         text = render(columns, record.name, _version())
     except Missing as error:
-        raise _Refused(str(error)) from error
+        raise Refused(str(error)) from error
     try:
         write(text, output)
     except OSError as error:
-        raise _Refused(f"{output}: {error.strerror or error}.") from error
+        raise Refused(f"{output}: {error.strerror or error}.") from error
     click.echo(f"{output}: {len(columns):,} steps, {len(text.encode()) / 1e6:.1f} MB")
 
 

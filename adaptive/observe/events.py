@@ -13,7 +13,7 @@ is disabled, with a warning in the log "adaptive" and a note in this process's r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from adaptive.control.causes import Cause, Request
 from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership, Numbers
 
+from .origin import RunOrigin
 from .report import Report
 
 _log = logging.getLogger("adaptive")
@@ -105,6 +106,10 @@ class StepEvent:
       run_id: identifies the run: `program.run_id`. Replicated.
       restored: whether the program was restored since the previous step. The steps after the restored one run again,
         with an event each time. Replicated.
+      at: when the step ended, in seconds since 1970, by this host's clock; 0 if unknown. Local.
+      between: seconds between this step and the previous event, or the building of the program, by what was done:
+        "script" (the script's own code), "evaluating", "saving", "restoring", and names of the breakdown. Local.
+      origin: where the steps come from; in the first event of a program only. Local.
     """
 
     report: Report
@@ -120,6 +125,9 @@ class StepEvent:
     causes: tuple[Cause, ...] = ()
     run_id: str = ""
     restored: bool = False
+    at: float = 0.0
+    between: Mapping[str, float] = field(default_factory=dict)
+    origin: RunOrigin | None = None
 
     @cached_property
     def scalars(self) -> dict[str, float]:

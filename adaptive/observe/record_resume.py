@@ -42,6 +42,7 @@ class _Cut(NamedTuple):
     part: _Part
     end: int
     removed: list[dict[str, Any]]  # steps
+    kept_at: float | None  # when the last step that is kept ended
 
     @property
     def empty(self) -> bool:
@@ -72,7 +73,8 @@ def hold_back(path: Path, resumption: Resumption) -> HeldBack:
                 for begin, end in [*((p.begin, p.end) for p in others), *((c.part.begin, c.end) for c in ours)]:
                     new.write(data[begin:end])
         header = next((cut.part.header for cut in reversed(ours) if not cut.empty), None)
-        return HeldBack(header, _marks(resumption, [step for cut in ours for step in cut.removed]))
+        kept_at = next((cut.kept_at for cut in reversed(ours) if cut.kept_at is not None), None)
+        return HeldBack(header, _marks(resumption, [step for cut in ours for step in cut.removed], kept_at))
 
 
 def _parts(data: mmap.mmap) -> Iterator[_Part]:
@@ -88,22 +90,50 @@ def _is_of(part: _Part, run_id: str) -> bool:
 
 def _cut(data: mmap.mmap, part: _Part, step: int) -> _Cut:
     """Find the end of the last step that is kept; the beginning of the part if no step is kept."""
-    end, removed = part.begin, []
+    end, removed, last = part.begin, [], None
     for match in _STEP.finditer(data, part.begin, part.end):
         if int(match[1]) > step:
             removed.append(_loaded(match[0]))
         elif not removed and match[0].endswith(b"\n"):
-            end = match.end()
-    return _Cut(part, end, [fields for fields in removed if fields is not None])
+            end, last = match.end(), match[0]
+    kept = (_loaded(last) if last else None) or {}
+    return _Cut(part, end, [fields for fields in removed if fields is not None], kept.get("at"))
 
 
-def _marks(resumption: Resumption, removed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the marks of earlier removals in the removed lines, and a mark with the number and seconds of these."""
+def _marks(resumption: Resumption, removed: list[dict[str, Any]], kept_at: float | None) -> list[dict[str, Any]]:
+    """Return the marks of earlier removals in the removed lines, and a mark with the number and seconds of these.
+
+    Args:
+      resumption: which lines were removed, and why.
+      removed: the fields of the removed lines.
+      kept_at: when the last step that is kept ended, in seconds since 1970.
+    """
     marks = [mark for fields in removed for mark in fields.get("resumed", ())]
     if resumption.restored:
         seconds = sum(fields.get("seconds") or 0.0 for fields in removed)
-        marks.append({"after": resumption.step, "repeated": len(removed), "seconds": round(seconds, 6)})
+        mark = {"after": resumption.step, "repeated": len(removed), "seconds": round(seconds, 6)}
+        marks.append(mark | _wall_clock(removed, kept_at))
     return marks
+
+
+def _wall_clock(removed: list[dict[str, Any]], kept_at: float | None) -> dict[str, Any]:
+    """Return where the time between the last step that is kept and the last removed one went, for a mark: `examples`,
+    `to` (when the last one ended), seconds `between` the steps, and the `origins` of processes that began meanwhile,
+    each with the end of the `last` step before it. Empty if the record has no wall-clock times.
+    """
+    if not removed or "at" not in removed[-1]:
+        return {}
+    between: dict[str, float] = {}
+    origins, last = [], kept_at
+    for fields in removed:
+        if (origin := fields.get("origin")) is not None:
+            times = {name: origin[name] for name in ("process", "build", "built")}
+            origins.append({**times, "last": last})
+        for name, seconds in fields.get("between", {}).items():
+            between[name] = round(between.get(name, 0.0) + seconds, 6)
+        last = fields.get("at")
+    examples = sum(sum(fields["batch_sizes"]) for fields in removed)
+    return {"examples": examples, "to": last, "between": between, "origins": origins}
 
 
 def _loaded(text: bytes) -> dict[str, Any] | None:

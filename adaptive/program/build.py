@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
+from adaptive.observe.origin import RunOrigin, process_started
 from adaptive.observe.run_warnings import RunWarnings
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
@@ -71,6 +73,7 @@ def build(
     Raises:
       DriverError: see `Program`, also for `DataError`, `BatchSizeError` and `DisagreementError`.
     """
+    began = time.time()
     roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
     nonfinite, seed = checked_nonfinite(nonfinite), count("seed", seed)
     max_skipped = count("max_skipped", max_skipped, least=1)
@@ -155,6 +158,10 @@ def build(
         deterministic=deterministic,
         tells=engine.has_status,
     )
+    activity.begin()
+    activity.end()
+    activity.between()  # what follows is after the building
+    origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
     return ProgramParts(
         name=name,
         world=world,
@@ -183,5 +190,5 @@ def build(
         listeners=Listeners(),
         tracing=Tracing(world, name, engine, activity),
         run_warnings=run_warnings,
-        run=RunState(new_run_id(world, name), notes=list(examples.notes)),
+        run=RunState(new_run_id(world, name), notes=list(examples.notes), origin=origin),
     )

@@ -23,6 +23,7 @@ from adaptive.data.shards import Shards
 from adaptive.data.stream import Stream
 from adaptive.graph.plan import Plan
 from adaptive.observe.events import Listeners
+from adaptive.observe.origin import RunOrigin
 from adaptive.observe.run_warnings import RunWarnings
 from adaptive.observe.sinks import SinkThread
 from adaptive.runtime.engine import Engine
@@ -66,6 +67,7 @@ class RunState:
       limit: of the present call of `Program.run`.
       restored: whether a checkpoint was restored since the last step.
       compiled: whether the programs of a first step are compiled.
+      origin: of this process, until an event has it.
       checkpointer, sinks: of the present call of `Program.run`.
       directories: of checkpoints that the program has restored from, or written to.
     """
@@ -76,6 +78,7 @@ class RunState:
     limit: RunLimit = field(default_factory=RunLimit)
     restored: bool = False
     compiled: bool = False
+    origin: RunOrigin | None = None
     checkpointer: RunCheckpointer | None = None
     sinks: tuple[SinkThread, ...] = ()
     directories: set[Path] = field(default_factory=set)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 import jax
 import jax.numpy as jnp
 
+from adaptive.base.activity import EVALUATING, RESTORING, SAVING
 from adaptive.base.ambient import AmbientContext, with_build_settings, without_debug_checks
 from adaptive.base.errors import DataError, Preempted
 from adaptive.base.failure import fails_together
@@ -471,7 +472,8 @@ class Program(Generic[State, Metrics]):
         from .run_checkpointer import snapshot
 
         self._parts.run.flush_logs()
-        return with_same_members(self.world, lambda: snapshot(self._parts))
+        with self._parts.activity.doing(SAVING):
+            return with_same_members(self.world, lambda: snapshot(self._parts))
 
     @with_build_settings
     @fails_together("in restoring")
@@ -499,7 +501,8 @@ class Program(Generic[State, Metrics]):
         """
         from .restore import restore
 
-        restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok)
+        with self._parts.activity.doing(RESTORING):
+            restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok)
 
     # --- evaluation and checks ----------------------------------------------------------------------------------------
 
@@ -538,7 +541,8 @@ class Program(Generic[State, Metrics]):
         p.update.together(step, "evaluate")
         states = [p.state_as_given(leaves) for leaves in p.engine.states]
         about, members = f"evaluate of {self._name} after step {step}", tuple(p.members.joined_in_generation)
-        return evaluate(fn, states, data, self.world, batch, about, members, op, self._means)
+        with p.activity.doing(EVALUATING):
+            return evaluate(fn, states, data, self.world, batch, about, members, op, self._means)
 
     @with_build_settings
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:

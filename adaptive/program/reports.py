@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +88,9 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
         values = hook_values(p.hooks, outcome.hooks)
         decided, requests = p.decisions.last_asked if decision is not None else ((), ())
         details = limits, p.seed, values, asked, decided, p.status.seconds, requests, causes
-        failed = p.listeners.tell(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored))
+        origin, run.origin = run.origin, None
+        clock = time.time(), activity.between(), origin
+        failed = p.listeners.tell(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored, *clock))
         report = replace(report, notes=(*report.notes, *failed)) if failed else report
     run.restored = False
     p.tracing.after(run.step)

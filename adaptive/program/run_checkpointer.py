@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from adaptive.base.activity import SAVING
 from adaptive.base.ambient import with_build_settings
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import fails_together
@@ -88,6 +89,10 @@ class RunCheckpointer:
         Args:
           wait: return when it is on the disk, or has failed; and leave none out because of the one before.
         """
+        with self._parts.activity.doing(SAVING):
+            self._save(wait)
+
+    def _save(self, wait: bool) -> None:
         self._saved = time.monotonic()
 
         def taken() -> tuple[bool, dict[str, Any]]:

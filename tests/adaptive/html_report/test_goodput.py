@@ -1,0 +1,60 @@
+"""`adaptive goodput`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from adaptive.html_report.goodput import goodput_command
+from tests.adaptive.html_report.made_up import record, uneven
+
+PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of 100 steps of a minute, of which the first 20 wait for input half of the time."""
+    path = tmp_path / "run.jsonl"
+    lines = [{"kind": "header", "version": 3, "run_id": "a", "workers": 1, "breakdown": PARTS}]
+    for step in range(1, 101):
+        parts = {"input": 30.0, "computing": 30.0} if step <= 20 else {"computing": 60.0}
+        breakdown = [parts.get(name, 0.0) for name in PARTS]
+        lines.append({"kind": "step", "step": step, "at": 1e9 + 60 * step, "batch_sizes": [4], "breakdown": breakdown})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_it_prints_causes_over_the_run_the_last_hour_and_the_worst(run):
+    done = CliRunner().invoke(goodput_command, [str(run)])
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "run.jsonl: 1 h 40 min, 100 steps, 0 starts"
+    assert lines[2].split("  ")[-1].strip() == "worst 1 h 0 min"
+    row = next(line for line in lines if line.startswith("computing"))
+    assert row.split()[1:8] == ["1", "h", "30", "min", "90", "%", "1"]
+    assert next(line for line in lines if line.startswith("goodput")).split()[1:] == ["90", "%", "100", "%", "83", "%"]
+    assert not any(line.startswith("unaccounted") for line in lines)
+
+
+def test_it_prints_json_for_programs(run):
+    told = json.loads(CliRunner().invoke(goodput_command, [str(run), "--json", "--window", "20"]).output)
+    assert told["wall"] == pytest.approx(6000)
+    assert told["goodput"] == pytest.approx({"run": 0.9, "last 20 min": 1.0, "worst 20 min": 0.5})
+    assert told["seconds"]["run"]["input"] == pytest.approx(600)
+    assert told["steps"] == 100
+
+
+def test_bad_input_is_one_line(run, tmp_path):
+    older = record(tmp_path / "older.jsonl", uneven(5, 2, 0.1))
+    for arguments, said in (
+        [[str(run), "--window", "0"], "x>0"],
+        [[str(run), "--run", "3"], "there is no run 3"],
+        [[str(tmp_path / "none.jsonl")], "No such file"],
+        [[str(older)], "Record the run again"],
+    ):
+        done = CliRunner().invoke(goodput_command, arguments)
+        assert done.exit_code == 2
+        assert said in done.output
+        assert "Traceback" not in done.output

@@ -1,0 +1,202 @@
+"""Every second of a run has a cause, through kills and restarts."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.base.errors import RecordError
+from adaptive.observe import sinks
+from adaptive.observe.ledger import CAUSES, goodput, read_ledger
+from adaptive.observe.record import JSONL
+from adaptive.observe.sinks import Resumption
+
+PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
+T0 = 1_700_000_000.0
+
+
+class Written:
+    """A record that is written line by line, with a clock that is set by hand."""
+
+    def __init__(self, path):
+        self.path, self.now, self.step = path, T0, 0
+        header = {"kind": "header", "version": 3, "run_id": "0123456789ab", "workers": 2, "breakdown": PARTS}
+        path.write_text(json.dumps(header) + "\n")
+
+    def add(self, *, script=0.0, line=None, **parts):
+        """Add a step with these seconds by part."""
+        self.step += 1
+        self.now += script + sum(parts.values())
+        fields = {"kind": "step", "step": self.step, "batch_sizes": [4, 4], "at": self.now, "between": {},
+                  "seconds": sum(parts.values()), "breakdown": [parts.get(name, 0.0) for name in PARTS]}  # fmt: skip
+        fields |= {"between": {"script": script}} if script else {}
+        with self.path.open("a") as file:
+            file.write(json.dumps(fields | (line or {})) + "\n")
+
+    def start(self, *, down, start, build, **parts):
+        """Add the first step of a process, which starts `down` seconds after the last step."""
+        process = self.now + down
+        origin = {"process": process, "build": process + start, "built": process + start + build}
+        self.now = origin["built"]
+        self.add(line={"origin": origin}, **parts)
+
+    def restored(self, step):
+        """Remove the steps after this one, as a restart does, and mark the next line."""
+        from adaptive.observe.record_resume import hold_back
+
+        self.step, held = step, hold_back(self.path, Resumption(step, "0123456789ab", True))
+        return held.resumed
+
+
+def test_each_second_of_a_run_with_kills_has_the_cause_it_was_made_of(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.start(down=0, start=3, build=2, computing=0.5, compiling=4)
+    for _ in range(30):
+        run.add(computing=0.1, exchanging=0.05, input=0.02, script=0.03)
+    run.add(computing=0.1, exchanging=0.05, input=0.02, waiting=0.7, line={"lost": ["rank 1"]})
+    run.add(computing=0.1, exchanging=0.05, input=0.02, other=0.3, line={"joined": [1]})
+    run.add(computing=0.1, line={"skipped": True})
+    ends = run.now
+    first, second = run.step, 10
+    marks = run.restored(second)  # the process is killed, and goes on after step 10
+    assert [mark["repeated"] for mark in marks] == [first - second]
+    process = ends + 5
+    origin = {"process": process, "build": process + 3, "built": process + 5}
+    run.now = origin["built"]
+    run.add(computing=0.1, script=0.5, line={"origin": origin, "resumed": marks})
+    for _ in range(20):
+        run.add(computing=0.1, exchanging=0.05)
+    ledger = read_ledger(run.path)
+    told = ledger.by_cause()
+    assert ledger.wall == pytest.approx(run.now - T0)
+    assert sum(told.values()) == pytest.approx(run.now - T0)
+    assert abs(told["unaccounted"]) < 1e-3
+    assert told["start"] == pytest.approx(6)
+    assert told["down"] == pytest.approx(5)
+    assert told["tracing and compiling"] == pytest.approx(8)
+    assert told["first step"] == pytest.approx(0.4)
+    repeated = 21 * 0.17 + 0.87 + 0.47 + 0.1  # steps 11 to 34
+    assert told["repeated steps"] == pytest.approx(repeated, abs=1e-3)
+    assert told["script"] == pytest.approx(30 * 0.03 + 0.5)
+    assert told["computing"] == pytest.approx(31 * 0.1)
+    assert (ledger.steps, ledger.starts, ledger.restores) == (31, 2, 1)
+    assert (ledger.repeated, ledger.examples_lost) == (24, 24 * 8)
+    assert goodput(told) == pytest.approx((told["computing"] + told["exchanging"]) / ledger.wall)
+
+
+def test_what_a_loss_a_join_and_a_skipped_step_cost_is_theirs(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    for _ in range(30):
+        run.add(computing=0.1, exchanging=0.05)
+    run.add(computing=0.1, exchanging=0.05, waiting=0.7, line={"lost": ["rank 1"]})
+    run.add(computing=0.1, exchanging=0.05, other=0.3, line={"joined": [1]})
+    run.add(computing=0.2, line={"skipped": True})
+    told = read_ledger(run.path).by_cause()
+    assert told["repairs"] == pytest.approx(0.7)
+    assert told["joins"] == pytest.approx(0.3)
+    assert told["skipped steps"] == pytest.approx(0.2)
+    assert told["computing"] == pytest.approx(3.2)
+    assert told["unaccounted"] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_process_that_repeats_steps_and_is_killed_again_before_a_checkpoint_is_in_the_ledger(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.start(down=0, start=1, build=1, computing=1)
+    for _ in range(9):
+        run.add(computing=1)
+    for _ in range(2):  # each time: down 4, start 2, build 1, and steps up to 10 again
+        marks = run.restored(5)
+        process = run.now + 4
+        origin = {"process": process, "build": process + 2, "built": process + 3}
+        run.now = origin["built"]
+        run.add(computing=1, line={"origin": origin, "resumed": marks})
+        for _ in range(4):
+            run.add(computing=1)
+    ledger = read_ledger(run.path)
+    told = ledger.by_cause()
+    assert ledger.wall == pytest.approx(run.now - T0)
+    assert told["repeated steps"] == pytest.approx(10)
+    assert told["computing"] == pytest.approx(10)
+    assert told["down"] == pytest.approx(8)
+    assert told["start"] == pytest.approx(5)
+    assert told["tracing and compiling"] == pytest.approx(3)
+    assert told["unaccounted"] == pytest.approx(0, abs=1e-4)
+    assert (ledger.starts, ledger.restores, ledger.repeated) == (3, 2, 10)
+
+
+def test_time_that_nothing_explains_is_said_and_not_spread(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.add(computing=1)
+    run.now += 3
+    run.add(computing=1)
+    told = read_ledger(run.path).by_cause()
+    assert told["unaccounted"] == pytest.approx(3)
+    assert told["computing"] == pytest.approx(2)
+
+
+def test_a_window_has_the_seconds_of_its_own_time(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    for _ in range(10):
+        run.add(computing=1)
+    for _ in range(10):
+        run.add(computing=0.25, input=0.75)
+    for _ in range(10):
+        run.add(computing=1)
+    ledger = read_ledger(run.path)
+    assert ledger.by_cause(last=5.0)["computing"] == pytest.approx(5)
+    assert ledger.by_cause(last=15.0)["input"] == pytest.approx(5 * 0.75)
+    worst = ledger.worst(10.0)
+    assert worst["computing"] == pytest.approx(2.5)
+    assert worst["input"] == pytest.approx(7.5)
+    assert ledger.worst(100.0) is None
+
+
+def test_an_older_record_is_refused_with_what_to_do(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.add(computing=1)
+    run.path.write_text(run.path.read_text().replace('"at"', '"then"'))
+    with pytest.raises(RecordError, match="Record the run again"):
+        read_ledger(run.path)
+
+
+def test_a_run_in_two_parts_is_accounted_for_within_a_hundredth(tmp_path, monkeypatch):
+    monkeypatch.setattr(sinks, "INTERVAL", 0)
+
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["x"].mean()), {}
+
+    def program():
+        data = {"x": np.arange(64.0, dtype=np.float32)}
+        return ad.Program(driver, jnp.zeros(()), data, global_batch=8, world=comm.SoloWorld(), resizable=False)
+
+    record, kept = tmp_path / "run.jsonl", tmp_path / "kept"
+    with program() as first:
+        log = [JSONL(record)]
+        for report in first.run(steps=12, log=log, checkpoint=ad.Checkpoints(kept, every="5 steps")):
+            time.sleep(0.01)
+            if report.step == 8:
+                break
+        first.evaluate(lambda state, batch: jnp.mean(batch["x"]), {"x": np.ones(16, np.float32)})
+    with program() as second:
+        second.restore(kept)
+        for report in second.run(steps=10, record=record):
+            time.sleep(0.01)
+            assert report.step > 5
+    ledger = read_ledger(record)
+    told = ledger.by_cause()
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    origin, last = next(line["origin"] for line in lines if "origin" in line), lines[-1]["at"]
+    assert ledger.wall == pytest.approx(last - origin["process"], abs=1e-3)
+    assert sum(told.values()) == pytest.approx(ledger.wall)
+    assert abs(told["unaccounted"]) < 0.01 * (last - origin["build"])
+    assert (ledger.steps, ledger.starts, ledger.restores, ledger.repeated) == (15, 2, 1, 3)
+    assert told["restore"] > 0
+    assert told["checkpoints"] > 0
+    assert told["script"] >= 14 * 0.01
+    assert set(told) == set(CAUSES)
