@@ -179,21 +179,20 @@ class Control:
             self._refuse(request, f"the global batch is one number; got {kind}.{advice}")
         request = f"rescale(global_batch={number:g})"
         if np.isinf(number) and isinstance(value, numbers.Integral):
-            self._refuse(f"rescale(global_batch={brief(value)})", "more than can be meant.")
+            self._refuse(f"rescale(global_batch={brief(value)})", "the number is too large.")
         if np.isnan(number):
             self._refuse(
                 request,
-                "not a number. A noise scale is NaN until enough steps have been seen to tell it. "
-                "Ask once it is known:\n"
+                "not a number. A noise scale is NaN until enough steps are measured. Wait until it is known:\n"
                 "    if np.isfinite(noise.scale):\n"
                 "        control.rescale(global_batch=noise.scale)\n"
-                "or leave it to a policy that waits until then:  ctrl.hook(ctrl.noise_batch(), noise)",
+                "or use a policy that waits:  ctrl.hook(ctrl.noise_batch(), noise)",
             )
         if np.isinf(number):
             self._refuse(
                 request,
-                "infinite. A noise scale is infinite where the gradient cannot be told from its noise. Bound it:\n"
-                "    control.rescale(global_batch=min(noise.scale, 4096))\n"
+                "infinite. A noise scale is infinite where the gradient cannot be distinguished from its noise. "
+                "Bound it:\n    control.rescale(global_batch=min(noise.scale, 4096))\n"
                 "or use a policy that has bounds:  ctrl.hook(ctrl.noise_batch(max_batch=4096), noise)",
             )
         if number < 0:
@@ -224,10 +223,10 @@ class Control:
 
 
 def checked_workers(value: ArrayLike) -> int:
-    """A number of workers as it is asked for: rounded, and one at least.
+    """Return a requested number of workers, rounded to an integer of at least 1.
 
     Raises:
-      WorkerCountError: it cannot be meant.
+      WorkerCountError: it is not a finite, positive number.
     """
     number = real(value)
     if number is None:
@@ -236,17 +235,16 @@ def checked_workers(value: ArrayLike) -> int:
     request = f"rescale(workers={number:g})"
     if np.isnan(number):
         raise WorkerCountError(
-            f"{request}: not a number. A noise scale is NaN until enough steps have been seen to tell it. Ask once it "
-            "is known:\n"
+            f"{request}: not a number. A noise scale is NaN until enough steps are measured. Wait until it is known:\n"
             "    if np.isfinite(noise.scale):\n"
             "        control.rescale(workers=noise.scale / batch_per_worker)"
         )
     if np.isinf(number):
         raise WorkerCountError(
-            f"{request}: infinite. A noise scale is infinite where the gradient cannot be told from its noise. "
-            "Bound it:\n"
+            f"{request}: infinite. A noise scale is infinite where the gradient cannot be distinguished from its "
+            "noise. Bound it:\n"
             "    control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))"
         )
     if number <= 0:
-        raise WorkerCountError(f"{request}: there has to be a worker, one at least. To end the run:  control.stop()")
+        raise WorkerCountError(f"{request}: there must be at least one worker. To end the run:  control.stop()")
     return max(1, round(number))

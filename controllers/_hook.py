@@ -99,7 +99,11 @@ class PolicyHandler:
         return self._policy.init(n_workers)
 
     def check(self, values: tuple[Any, ...], n_workers: int) -> None:
-        """Refuse values that the policy cannot read: see `Handler`."""
+        """Check that the policy can read the values: see `Handler`.
+
+        Raises:
+          DriverError: it cannot.
+        """
         if self._policy.check is None:
             return
         try:
@@ -151,8 +155,8 @@ def _check_every(every: int, name: str, where: str) -> int:
 
 
 def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> tuple[str, ...]:
-    """What the function calls the values. One that cannot be called is found when the program is built, not at the
-    first due step.
+    """Return the names of the function's parameters for the values. Checks, when the program is built and not at the
+    first due step, that it can be called with them.
     """
     try:
         signature = inspect.signature(fn)

@@ -14,21 +14,21 @@ from adaptive.extend import GLOBAL_BATCH, read
 
 Rule = Literal["fixed", "linear", "sqrt", "adascale"]
 
-# Outside a program the global batch is not known, and updates are left as they are: 0 stands for that.
+# Outside a program the global batch is not known; 0 stands for that, and updates are not changed.
 _GLOBAL_BATCH = dataclasses.replace(GLOBAL_BATCH, stand_in=0)
 
 
 class ScaleByBatchState(NamedTuple):
     """State of `scale_by_batch`."""
 
-    factor: jax.Array  # shape=(), float32: what updates were last multiplied by
-    progress: jax.Array  # shape=(), float32: the sum of the factors, steps of the base batch that were made
+    factor: jax.Array  # shape=(), float32: the last factor of the updates
+    progress: jax.Array  # shape=(), float32: the sum of the factors: progress in steps of the base batch
 
 
 def scale_by_batch(
     rule: Rule, base: int, *, power: float = 1.0, warmup: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Multiply updates by what a change of the global batch calls for.
+    """Return a gradient transformation that scales updates with the global batch.
 
         tx = optax.chain(optax.sgd(0.1, momentum=0.9), ctrl.scale_by_batch("adascale", base=128))
         updates, opt_state = tx.update(avg_grads, opt_state, params, noise=noise)
@@ -42,22 +42,24 @@ def scale_by_batch(
     | "sqrt"     | sqrt(s)                            | Adam and its like (Hoffer et al. 2017; Malladi et al. 2022)    |
     | "adascale" | (noise/base + 1)/(noise/batch + 1) | SGD at any batch (Johnson et al. 2020); `power=0.5`: for Adam  |
 
-    "adascale" is s far below the noise scale, and bounded far above it; Pollux takes it with `power=0.5` for Adam.
+    "adascale" is s far below the noise scale, and bounded far above it; Pollux uses it with `power=0.5` for Adam.
 
-    The batch is read in the driver while it runs, so a change of it compiles nothing. Outside a program updates are
-    left as they are.
+    The driver reads the batch while it runs, so a change of it compiles nothing. Outside a program, updates are not
+    changed.
 
     Args:
       rule: one of the above.
-      base: the global batch that the learning rate was chosen for.
-      power: the factor is taken to this power.
-      warmup: steps over which the factor goes to a new value, exponentially; it starts at 1.
+      base: the global batch for which the learning rate was chosen.
+      power: exponent of the factor.
+      warmup: steps over which the factor approaches a new value, exponentially; it starts at 1.
 
     Returns:
       A gradient transformation, replicated where its arguments are. "adascale" needs `noise=`, a noise scale in
-      examples or what `monitors.noise_scale` returns; while it is NaN the factor is 1. Its state tells the last
-      `factor`, and the `progress` in steps of the base batch, by which schedules can go:
-      `optax.tree.get(opt_state, "progress")`.
+      examples or what `monitors.noise_scale` returns; while it is NaN the factor is 1. Its state has the last
+      `factor`, and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
     rules: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
         "fixed": lambda s, noise: jnp.ones_like(s),

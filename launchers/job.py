@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from .ending import LAUNCHER, give_up_after
-from .verdict import Process, reason_to_end, remark, verdict
+from .verdict import ProcessState, reason_to_end, remark, verdict
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
 CLEANING_SECONDS = 1.5  # time that mpirun gets to end its ranks and to remove its files
@@ -54,11 +54,11 @@ class Job:
         )
         self._addresses = addresses
         self._token = secrets.token_hex(16)
-        self._processes: list[Process] = []
-        self._lines: dict[asyncio.StreamWriter, Process] = {}  # open connections; a process listens to its last one
+        self._processes: list[ProcessState] = []
+        self._lines: dict[asyncio.StreamWriter, ProcessState] = {}  # open connections; the last one is used
         self._talks: set[asyncio.Task] = set()
-        self._ended: list[Process] = []  # in the order in which they ended
-        self._lost: list[Process] = []  # cut off; the other processes continue without them
+        self._ended: list[ProcessState] = []  # in the order in which they ended
+        self._lost: list[ProcessState] = []  # cut off; the other processes continue without them
         self._told: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
@@ -145,13 +145,13 @@ class Job:
             known.connected = False
             self._look_at(known)
 
-    def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> Process:
+    def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> ProcessState:
         """Return the process of an introduction: a new one, or the known one of a command that has a supervisor."""
         who = said["job"], said["rank"], said["host"], said["spawned"]
         same = (p for p in self._lines.values() if (p.job, p.rank, p.host, p.spawned) == who)
         process = None if said["supervised"] else next(same, None)
         if process is None:
-            process = Process(said["job"], said["rank"], said["size"], said["host"], said["pid"], said["spawned"])
+            process = ProcessState(said["job"], said["rank"], said["size"], said["host"], said["pid"], said["spawned"])
             self._processes.append(process)
         else:
             process.is_command = True
@@ -161,7 +161,7 @@ class Job:
             self._send(writer, "signal", int(self._told))
         return process
 
-    def _take_down(self, process: Process, said: Mapping[str, int]) -> None:
+    def _take_down(self, process: ProcessState, said: Mapping[str, int]) -> None:
         if process.cut_short:  # its reports from now on are consequences of our ending the job
             return
         process.worlds = said.get("world", process.worlds)
@@ -182,7 +182,7 @@ class Job:
             process.connected = False
         self._look_at(process)
 
-    def _look_at(self, process: Process) -> None:
+    def _look_at(self, process: ProcessState) -> None:
         """Record a process's end if it is known now, and check whether the job has to be ended."""
         if process.over and process not in self._ended:
             self._ended.append(process)
@@ -190,7 +190,7 @@ class Job:
                 sys.stderr.write(f"adaptive run: {text}\n")
         self._look_again()
 
-    def _in_order(self) -> list[Process]:
+    def _in_order(self) -> list[ProcessState]:
         """Return the ended processes in the order of their ends, and then the others."""
         return [*self._ended, *(process for process in self._processes if process not in self._ended)]
 
@@ -211,7 +211,7 @@ class Job:
         if not self._forced and self._told is None and (why := reason_to_end(self._in_order())):
             sys.stderr.write(f"adaptive run: {why}\n")
 
-    def _lose(self, process: Process) -> None:
+    def _lose(self, process: ProcessState) -> None:
         """Tell the other processes that one is lost. The lost process kills itself when its own timeout expires."""
         sys.stderr.write(f"adaptive run: {process} is cut off; the others continue without it.\n")
         self._lost.append(process)

@@ -41,7 +41,7 @@ class _Seconds(click.ParamType):
         return seconds
 
 
-class _Run(click.Command):
+class _RunCommand(click.Command):
     """A click command that takes its own options from the words before the program, and leaves the rest to mpirun."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -82,7 +82,9 @@ class _Run(click.Command):
         return ["[OPTIONS]", "[OPTIONS OF MPIRUN]", "PROGRAM [ARGUMENTS]"]
 
 
-@click.command("run", cls=_Run, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.command(
+    "run", cls=_RunCommand, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+)
 @click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks. By default one "
     "per slot of the hosts, task of the Slurm job, GPU, or core.")  # fmt: skip
 @click.option("-H", "--host", "--hosts", "hosts_", multiple=True, metavar="A:2,B:2",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(eq=False)
-class Process:
+class ProcessState:
     """The state of one process, as reported by itself and by its supervisor.
 
     Attributes:
@@ -84,7 +84,7 @@ class Process:
         return "died" if self.killed is None else f"was killed by {_name(self.killed)}"
 
 
-def verdict(processes: Sequence[Process], own: int | None) -> int:
+def verdict(processes: Sequence[ProcessState], own: int | None) -> int:
     """Return the job's exit code.
 
     The first process that failed by its own error decides: by its exit code, or by 128 + the signal that killed it
@@ -107,7 +107,7 @@ def verdict(processes: Sequence[Process], own: int | None) -> int:
     return own if own is not None and not counted else own or 1
 
 
-def reason_to_end(processes: Collection[Process]) -> str | None:
+def reason_to_end(processes: Collection[ProcessState]) -> str | None:
     """Return why the job has to be ended: a sentence, or "" if none is needed. None if the job continues.
 
     Args:
@@ -125,7 +125,7 @@ def reason_to_end(processes: Collection[Process]) -> str | None:
     return "" if all(process.over for process in counted) and _all_were_there(processes) else None
 
 
-def remark(process: Process) -> str:
+def remark(process: ProcessState) -> str:
     """Return what to say of a process that has died while the job goes on, or "" where a world says it."""
     if process.left or not process.over:
         return ""
@@ -139,25 +139,25 @@ def remark(process: Process) -> str:
     return ""
 
 
-def _first_bad(processes: Iterable[Process]) -> Process | None:
+def _first_bad(processes: Iterable[ProcessState]) -> ProcessState | None:
     """Return the first process that failed; one that failed by its own error is preferred. None if none failed."""
     bad = (process for process in processes if process.ended or process.crashed)
     return min(bad, key=lambda process: process.heard, default=None)
 
 
-def _waiting(processes: Iterable[Process], process: Process) -> Process | None:
+def _waiting(processes: Iterable[ProcessState], process: ProcessState) -> ProcessState | None:
     """Return another process of the same job that is making a world and waits for this one; None if there is none."""
     others = (p for p in processes if p is not process and p.job == process.job)
     return next((other for other in others if other.making and not other.over), None)
 
 
-def _all_were_there(processes: Collection[Process]) -> bool:
+def _all_were_there(processes: Collection[ProcessState]) -> bool:
     """Return whether every process of the job has connected; the missing ones may still be starting."""
     ranks = {(process.job, process.rank) for process in processes}
     return all((p.job, rank) in ranks for p in processes if p.counts for rank in range(p.size))
 
 
-def _code(process: Process, own: int | None) -> int:
+def _code(process: ProcessState, own: int | None) -> int:
     if process.ended is not None:
         return process.ended
     return 128 + process.killed if process.killed is not None else own or 1

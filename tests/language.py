@@ -35,8 +35,8 @@ BANNED = [
     r"\w*(neighbour|behaviour|honour|colour)\w*",
 ]
 _BANNED = re.compile("|".join(BANNED), re.IGNORECASE)
-# Names with an underscore that are public: of named tuples, and of Python.
-_NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
+# Names with an underscore that are public: of named tuples, and of C.
+_NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_exit", "_pthread_cleanup_push"}
 _PYTHONS_OWN = {"os", "sys", "threading", "ctypes"}
 
 
@@ -75,6 +75,8 @@ def unnamed_errors(tree: ast.Module, file: str) -> Iterator[str]:
                 yield from visit(node.body, f"{owner}{node.name}.", ast.get_docstring(node) or "")
             elif isinstance(node, ast.FunctionDef) and (not node.name.startswith("_") or node.name == "__init__"):
                 text = about * (node.name == "__init__") + (ast.get_docstring(node) or "")
+                if any("click.command" in ast.unparse(d) for d in node.decorator_list):
+                    continue  # the docstring is the command's help
                 for name in sorted(set(_raised(node)) - {"NotImplementedError", "AssertionError"}):
                     if not re.search(rf"\b{name}\b", text):
                         yield f"{file}:{node.lineno}: {owner}{node.name} raises {name}: not in its docstring"

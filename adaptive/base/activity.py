@@ -143,7 +143,7 @@ class Activity:
             self.turn(before)
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self.turn(OTHER)
         self._before = list(self._seconds)
 

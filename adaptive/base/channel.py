@@ -74,7 +74,7 @@ class Channel(Protocol):
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Begin an exchange and return without waiting for other processes.
+        """Start an exchange, without waiting for other processes.
 
         Several exchanges may be under way, on different channels. The thread that started them waits for them in the
         same order, before any other collective in this world. Arguments and errors are those of `exchange`; errors are

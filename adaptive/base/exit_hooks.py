@@ -1,6 +1,6 @@
 """Functions to call when this process ends, however Python ends it.
 
-Whoever holds data that would be lost (such as unwritten log lines) registers a function. `run_exit_hooks` calls them at
+Objects with data that would be lost (such as unwritten log lines) register a function. `run_exit_hooks` calls them at
 the interpreter's exit, and before `os._exit`, which skips that exit.
 """
 

@@ -70,7 +70,7 @@ def report_failure(world: World, where: str, error: BaseException, *, known: boo
     if world.processes == 1 or (is_known(error) if known is None else known):
         return
     with suppress(AttributeError):
-        error._is_known = True  # type: ignore[attr-defined]
+        error.known_by_all = True  # type: ignore[attr-defined]
     first = str(error).split("\n", maxsplit=1)[0][:200]
     what = f"{where}: {type(error).__name__}{': ' * bool(first)}{first}"
 
@@ -89,5 +89,5 @@ def report_failure(world: World, where: str, error: BaseException, *, known: boo
 
 def is_known(error: BaseException) -> bool:
     """Return whether all processes know of an error: all of them raise it, or it has been reported."""
-    told = getattr(error, "_is_known", False)
+    told = getattr(error, "known_by_all", False)
     return told or isinstance(error, WorkerError | DisagreementError | NonFiniteError)

@@ -1,7 +1,7 @@
-"""JAX's less documented corners, all of them: whoever moves to a newer JAX reads this file, and runs its test.
+"""All uses of undocumented parts of JAX: to support a newer JAX, read this file and run its test.
 
-None of it is private (`jax._src`), and none of it is promised: how equations are bound again, what nests in them, what
-their effects and primitives are called, where they come from, how a compiled program is named.
+None of them is private (`jax._src`), and none has a promise of compatibility: binding equations again, nested jaxprs,
+names of effects and primitives, source information, names of compiled programs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from jax.interpreters import mlir
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
-    """An equation's results on other operands: traced, or computed at once where those are numbers.
+    """Apply an equation to other operands. Traces it, or computes it at once if the operands are numbers.
 
     Args:
-      params: in the place of its own.
+      params: replace the equation's own parameters.
     """
     info = eqn.source_info
     with source_info_util.user_context(info.traceback, name_stack=info.name_stack), eqn.ctx.manager:
@@ -38,13 +38,13 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any], params: Mapping[str, Any] | Non
 
 
 def nested(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    """The jaxprs in an equation's parameters: a loop's body, a jitted function."""
+    """Yield the jaxprs in an equation's parameters, for instance a loop's body or a jitted function."""
     for found in jaxprs_in_params(eqn.params):
         yield found.jaxpr if isinstance(found, ClosedJaxpr) else found
 
 
 def nested_equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-    """The equations within an equation, however deep."""
+    """Yield the equations nested in an equation, at any depth."""
     for jaxpr in nested(eqn):
         for inner in jaxpr.eqns:
             yield inner
@@ -52,14 +52,12 @@ def nested_equations(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 
 def axes_of(eqn: JaxprEqn) -> frozenset[Any]:
-    """Names of axes that the equations nested in this one have from it (`jax.shard_map`), whatever those outside mean
-    by them.
-    """
+    """Return the axis names that an equation binds for the equations nested in it (`jax.shard_map`)."""
     return frozenset(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", ())))
 
 
 def closed_within(params: Mapping[str, Any]) -> Iterator[ClosedJaxpr]:
-    """Jaxprs in parameters with what they close over, however deep."""
+    """Yield the closed jaxprs in an equation's parameters, at any depth."""
     values = [v for param in params.values() for v in (param if isinstance(param, tuple | list) else (param,))]
     for value in values:
         if isinstance(value, ClosedJaxpr):
@@ -87,35 +85,35 @@ _HOLDERS = {
     **dict.fromkeys(_CHECKPOINTS, "jax.checkpoint"),
 }
 
-# What these bring is not computed from their operands: it comes from the host, or from a generator with a state.
+# The results of these don't follow from their operands: they come from the host or from a stateful generator.
 _FROM_OUTSIDE = {"pure_callback", "io_callback", "rng_uniform", "infeed", "read_peer"}
 
 
 def called(eqn: JaxprEqn, *, derivatives: bool = False, checkpoints: bool = False) -> ClosedJaxpr | None:
-    """The function that an equation does nothing but call (`jax.jit`), as a jaxpr; else `None`.
+    """Return the jaxpr of an equation that only calls a function (`jax.jit`); `None` for any other equation.
 
     Args:
-      derivatives, checkpoints: whether what has derivatives of its own, or is computed again in the backward pass, is
-        nothing but called, too.
+      derivatives: include functions with custom derivatives.
+      checkpoints: include functions that are computed again in the backward pass (`jax.checkpoint`).
     """
     names = _CALLS | (_CUSTOM_DERIVATIVES if derivatives else {}) | (_CHECKPOINTS if checkpoints else {})
     found = eqn.params.get(names.get(eqn.primitive.name, ""))
-    # Since JAX 0.11 the two are one class, and an open jaxpr is closed over nothing.
+    # Since JAX 0.11 the two are one class, and an open jaxpr has no constants.
     return found if found is None or isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())
 
 
 def holder(eqn: JaxprEqn) -> str:
-    """What a user calls an equation in which others are nested."""
+    """Return the user's name of an equation that contains others: "jax.lax.while_loop"."""
     return _HOLDERS.get(eqn.primitive.name, eqn.primitive.name)
 
 
 def is_checkpoint(eqn: JaxprEqn) -> bool:
-    """Whether an equation is computed again in the backward pass."""
+    """Return whether an equation is computed again in the backward pass."""
     return eqn.primitive.name in _CHECKPOINTS
 
 
 def asks_the_host(eqn: JaxprEqn) -> bool:
-    """Whether anything in an equation comes from elsewhere than its operands."""
+    """Return whether a result of an equation depends on more than its operands, for instance on the host."""
     return any(e.primitive.name in _FROM_OUTSIDE for e in (eqn, *nested_equations(eqn)))
 
 
@@ -123,23 +121,24 @@ def asks_the_host(eqn: JaxprEqn) -> bool:
 
 
 def has_effects(eqn: JaxprEqn) -> bool:
-    """Whether an equation does something beside its results, such as printing. Writing its own scratch is nothing."""
+    """Return whether an equation has effects, such as printing. Writes to its own scratch memory don't count."""
     return any(type(effect).__name__ != "InternalMutableArrayEffect" for effect in eqn.effects)
 
 
 def has_ordered_effects(eqn: JaxprEqn) -> bool:
-    """Whether what an equation does beside its results must keep its place among its like."""
+    """Return whether an equation has effects that must keep their order."""
     return any("Ordered" in type(effect).__name__ for effect in eqn.effects)
 
 
 def has_references(eqn: JaxprEqn) -> bool:
-    """Whether an equation reads or writes a mutable array."""
+    """Return whether an equation reads or writes a mutable array."""
     return any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars))
 
 
 def lower_to_callback(context: Any, function: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> Any:
-    """A primitive's lowering by which `function` is called with its operands, as views of numpy's that are not to be
-    written and not to be kept; what it returns is copied. (What `jax.pure_callback` does, without its copies.)
+    """Lower a primitive to a call of `function`, like `jax.pure_callback` but without its copies.
+
+    The function receives its operands as numpy views, which it must neither write nor keep. Its results are copied.
     """
     results, _, _ = mlir.emit_python_callback(
         context,
@@ -158,24 +157,24 @@ def lower_to_callback(context: Any, function: Callable[..., Sequence[Any]], oper
 
 
 def frames_of(source_info: Any) -> list[str]:
-    """The lines of Python that an equation stems from, "file.py:15:4 (function)", the innermost last."""
+    """Return the Python lines that an equation stems from, "file.py:15:4 (function)", the innermost last."""
     return source_info_util.summarize(source_info, num_frames=64).splitlines()
 
 
 def current_source() -> Any:
-    """What `source_info` an equation made here and now would have."""
+    """Return the `source_info` that an equation created here would have."""
     return source_info_util.current()
 
 
-# JAX keeps the trace of a nested jax.jit by the shapes that it is called with. What a driver is traced for is no
-# argument, so a helper that makes shapes of it would be given those of another trace; a context makes JAX tell them
-# apart. One per trace, and not per numbers: an operator that JAX leaves out would be missed in the first trace alone.
+# JAX caches the trace of a nested jax.jit by its argument shapes. The microbatch size is not an argument, so a helper
+# that makes shapes of it would get those of another trace: a user context becomes part of JAX's cache key. Its value is
+# new for each trace, not for each size: a cached trace would hide operators from every trace but the first.
 _trace_cache_key = jax.make_user_context(default_value=0)
 _traces = itertools.count(1)
 
 
 def traced_anew() -> AbstractContextManager[Any]:
-    """A context in which no trace that JAX has kept is taken for one of now."""
+    """Return a context in which JAX uses none of its cached traces."""
     return _trace_cache_key(next(_traces))
 
 
@@ -183,18 +182,19 @@ def traced_anew() -> AbstractContextManager[Any]:
 
 
 def text_of(lowered: Any) -> str:
-    """What a lowered program says, but for its name."""
-    return lowered.as_text().split(maxsplit=2)[2]  # behind "module @name"
+    """Return the text of a lowered program, without its name."""
+    return lowered.as_text().split(maxsplit=2)[2]  # after "module @name"
 
 
 def calls_back(text: str) -> bool:
-    """Whether a lowered program calls Python: which function is not said in its text."""
+    """Return whether a lowered program calls Python; its text does not identify the function."""
     return "callback" in text
 
 
 def give_name(lowered: Any, name: str) -> None:
-    """Call a lowered program something else. And keep to this thread: JAX's pool of threads for lowered programs is
-    Python's, which may end before XLA has."""
+    """Rename a lowered program. Also keeps MLIR on this thread: JAX's thread pool for lowered programs belongs to
+    Python, and may end before XLA does.
+    """
     module = lowered.compiler_ir()
     names = module.operation.attributes
     names["sym_name"] = type(names["sym_name"]).get(name, module.context)
@@ -202,29 +202,30 @@ def give_name(lowered: Any, name: str) -> None:
 
 
 def names_of(compiled: Any) -> list[str]:
-    """What a compiled program's modules are called."""
+    """Return the names of a compiled program's modules."""
     return [module.name for module in compiled.runtime_executable().hlo_modules()]
 
 
-_CODE = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # what object files begin with, on Linux and macOS
+_CODE = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # first bytes of object files, on Linux and macOS
 
 
 def loaded_on(compiled: jax.stages.Compiled, device: jax.Device) -> jax.stages.Compiled:
-    """A program that was compiled here for one CPU device, as it is, loaded on another one.
+    """Load a program that was compiled for one CPU device on another one, without compiling it again.
 
     Raises:
-      Exception: of any kind, where it cannot be.
+      ValueError: the program comes from the compilation cache, so XLA has no code of it.
+      Exception: of any kind, if XLA cannot load it.
     """
     payload, in_tree, out_tree = serialize_executable.serialize(compiled)
-    if not any(mark in payload for mark in _CODE):  # XLA would load it, and find its functions missing when it is run
-        raise ValueError("the program comes from the compilation cache; of such XLA does not keep the code")
+    if not any(mark in payload for mark in _CODE):  # XLA would load it, and miss its functions when it runs
+        raise ValueError("the program comes from the compilation cache, and XLA has no code of it")
     executable, arguments, no_keywords = _Loader(io.BytesIO(payload), device).load()
     described = in_tree.unflatten(arguments)
     return jax.stages.Compiled(executable.load(), [], described, out_tree, no_kwargs=no_keywords)
 
 
 class _Loader(pickle.Unpickler):
-    """JAX's own loader takes a program back to the device it was compiled for."""
+    """Unpickler that loads a program on a given device. JAX's own uses the device that it was compiled for."""
 
     def __init__(self, file: io.BytesIO, device: jax.Device):
         super().__init__(file)

@@ -18,7 +18,7 @@ from .world import Loss, TransferPayload
 
 
 class FixedMembership:
-    """Mixin for worlds whose processes never change. Replicated."""
+    """Mixin for worlds whose processes never change; all its answers are replicated."""
 
     losses: tuple[Loss, ...] = ()
     unowned_slots: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class FixedMembership:
         return len(self.members)
 
     def poll_reserve_terminating(self) -> bool:
-        """No process is in reserve."""
+        """Return False: no process is in reserve."""
         return False
 
     def algorithm(self, channel: Hashable) -> str:
@@ -47,43 +47,43 @@ class FixedMembership:
         return ""
 
     def begin_run(self) -> None:
-        """Begin a run; there is no reserve."""
+        """Do nothing: no process is in reserve."""
 
     def end_run(self) -> None:
-        """End a run; there is no reserve."""
+        """Do nothing: no process is in reserve."""
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
-        """No process is in reserve."""
+        """Do nothing: no process is in reserve."""
 
     def transfer_state(
         self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
     ) -> TransferPayload | None:
-        """All know what there is to know."""
+        """Return None: no process joins, so no state is sent."""
 
 
 class WorkerSlots(FixedMembership):
-    """What worlds of one process, whose workers come and go, say of them. Replicated.
+    """Members of a world of one process whose workers can leave and join. Replicated.
 
-    Whoever is not there is in reserve, and can be had at once: nothing has to be started.
+    All workers of empty slots are in reserve, and join at once: no process has to start.
 
     Args:
-      capacity: how many worker slots there are.
-      workers: how many of them are taken at first, from the lowest on; all by default.
-      min_workers: fewer there cannot be.
+      capacity: number of worker slots.
+      workers: number of workers at the start, in the lowest slots; by default, all slots are occupied.
+      min_workers: smallest number of workers.
 
     Raises:
-      WorkerCountError: `workers` is no number from `min_workers` to `capacity`.
+      WorkerCountError: `workers` is not a number from `min_workers` to `capacity`.
     """
 
     respawn = False
 
     def __init__(self, capacity: int, workers: int | None = None, min_workers: int = 1):
         self._least = number_of_workers(min_workers, capacity, name="min_workers")
-        taken = capacity if workers is None else number_of_workers(workers, capacity, least=self._least)
+        first = capacity if workers is None else number_of_workers(workers, capacity, least=self._least)
         self.capacity = capacity
-        self._joined_in: list[int | None] = [0] * taken + [None] * (capacity - taken)
-        self._gone: set[int] = set()  # empty worker slots whose workers have left for good
-        self._called = taken
+        self._joined_in: list[int | None] = [0] * first + [None] * (capacity - first)  # generations; None: empty slot
+        self._gone: set[int] = set()  # empty slots whose workers have left for good
+        self._requested = first
         self.generation = 0
         self._members: tuple[int, tuple[int, ...]] = (-1, ())  # as of a generation
 
@@ -91,7 +91,7 @@ class WorkerSlots(FixedMembership):
     def members(self) -> tuple[int, ...]:
         """The occupied worker slots."""
         if self._members[0] != self.generation:
-            members = tuple(worker_slot for worker_slot, since in enumerate(self._joined_in) if since is not None)
+            members = tuple(slot for slot, since in enumerate(self._joined_in) if since is not None)
             self._members = (self.generation, members)
         return self._members[1]
 
@@ -100,7 +100,7 @@ class WorkerSlots(FixedMembership):
         """For each member, the generation in which it joined; differs between successive workers of a slot."""
         return tuple(since for since in self._joined_in if since is not None)
 
-    # --- by hand ------------------------------------------------------------------------------------------------------
+    # --- called by users ----------------------------------------------------------------------------------------------
 
     def leave(self, worker_slot: int) -> None:
         """Remove the worker of a slot.
@@ -149,8 +149,8 @@ class WorkerSlots(FixedMembership):
         return len(self._joined_in) - len(self._gone)
 
     def poll_ready(self) -> int:
-        """The number of requested workers that are ready to join: all of them."""
-        return max(0, min(self._called, self.most) - len(self.members))
+        """Return the number of requested workers that are ready to join, which is all of them."""
+        return max(0, min(self._requested, self.most) - len(self.members))
 
     def nearest(self, workers: int) -> int:
         """Return the available number of workers nearest to a requested one: the protocol of `World`."""
@@ -158,7 +158,7 @@ class WorkerSlots(FixedMembership):
 
     def request_workers(self, workers: int) -> None:
         """Set the requested number of workers: the protocol of `World`."""
-        self._called = workers
+        self._requested = workers
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
         """Change the number of members: the protocol of `World`.
@@ -166,26 +166,22 @@ class WorkerSlots(FixedMembership):
         Raises:
           WorkerCountError: the number is not available, or a leaving slot is empty.
         """
-        for worker_slot in leaving:
-            if self._at(worker_slot) is None:
-                raise WorkerCountError(f"worker slot {worker_slot} is already empty.")
-        stay = [worker_slot for worker_slot in self.members if worker_slot not in leaving]
+        for slot in leaving:
+            if self._at(slot) is None:
+                raise WorkerCountError(f"worker slot {slot} is already empty.")
+        stay = [slot for slot in self.members if slot not in leaving]
         gone = self._gone | set(leaving)
-        free = [
-            worker_slot
-            for worker_slot, since in enumerate(self._joined_in)
-            if since is None and worker_slot not in gone
-        ]
+        free = [slot for slot, since in enumerate(self._joined_in) if since is None and slot not in gone]
         if not 1 <= workers <= len(stay) + len(free):
             raise WorkerCountError(f"{workers} workers are not available: {len(stay)} stay, and {len(free)} can join.")
         joining = free[: max(0, workers - len(stay))]
         if not (leaving or joining or workers < len(stay)):
             return
         self._gone = gone
-        for worker_slot in (*leaving, *stay[workers:]):
-            self._joined_in[worker_slot] = None
-        for worker_slot in joining:
-            self._joined_in[worker_slot] = self.generation + 1
+        for slot in (*leaving, *stay[workers:]):
+            self._joined_in[slot] = None
+        for slot in joining:
+            self._joined_in[slot] = self.generation + 1
         self.generation += 1
 
 

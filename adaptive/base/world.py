@@ -146,7 +146,7 @@ class World(Protocol):
         ...
 
     def begin_run(self) -> None:
-        """Begin a run: workers continue by themselves, and processes in reserve wait. Collective over all processes."""
+        """Start a run: members return, and processes in reserve wait. Collective over all processes."""
         ...
 
     def end_run(self) -> None:
@@ -294,7 +294,7 @@ class Loss(NamedTuple):
         milliseconds = 1e3 * self.seconds
         took = f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
         repaired = f"; {took} ms to repair" if self.seconds else ""
-        return f"{who} lost: {self.process} was gone in {self.phase}{repaired}."
+        return f"{who} lost: {self.process} disconnected in {self.phase}{repaired}."
 
 
 class MembersChanged(Exception):

@@ -97,7 +97,7 @@ class Influence:
         return self._facts.get(atom, _NOTHING) if isinstance(atom, Var) else _NOTHING
 
     def carried(self, contribution: Contribution) -> Facts:
-        """Of what is sent: the value, whatever it is weighed by."""
+        """Return the facts of a contribution's value, without its weight."""
         return self.of(contribution.value)
 
     def _of_equation(self, eqn: JaxprEqn) -> None:

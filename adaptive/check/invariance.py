@@ -153,9 +153,12 @@ def check_invariance(
 
     Args:
       seed: of the splits.
-      tolerance: relative to what is reduced as a whole; by default 100 units in the last place of each element.
-      step: steps done so far.
-      program_seed: what `step_key` is made of.
+      tolerance: relative to the norm of a reduced value; by default 100 units in the last place of each element.
+      step: number of steps before.
+      program_seed: the program's seed, for `step_key`.
+
+    Raises:
+      BatchSizeError: the batch cannot be split over the workers.
     """
     examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.capacity, engine.plan
     on_purpose = _each_workers_own(plan)
@@ -347,9 +350,7 @@ class _Comparison:
                 _raise_to(self.reductions, self._name(place), found[place])
 
     def _difference(self, k: int, whole: Result, other: Result, floor: np.ndarray | None = None) -> float | None:
-        """By how much an output differs, relative to what has changed it; `None` if by no more than rounding, of that
-        and of what it is.
-        """
+        """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
         a, b = whole.outputs[k], other.outputs[k]
         own, _ = self.precisions.outputs[k]
         change = _changes(whole, k)
@@ -433,11 +434,11 @@ class _Comparison:
             read = more
 
     def _hidden(self) -> list[Place]:
-        """What differs, and something that counts follows it, though it did not show it: for a learning rate of zero,
-        say.
+        """Return the places that differ although the outputs that depend on them do not, for instance because of a
+        learning rate of zero.
 
-        If that does not react to one of them alone, it did not show the difference. If it does react to each, and
-        all that differs makes no difference together, then it is the same by its own arithmetic.
+        If the outputs don't react to one of these places alone, they hide the difference. If they react to each, and
+        all places together make no difference, then the results are equal by the driver's arithmetic.
         """
         followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._unshown(p))}
         for place, outputs in followed.items():
@@ -575,7 +576,7 @@ def _beyond(
 
 
 def _is_noisy(gaps: np.ndarray, value: np.ndarray, allowed: float, floor: np.ndarray) -> bool:
-    """Whether rounding moves an array by so much that a difference cannot be told from it."""
+    """Return whether a difference cannot be distinguished from rounding errors, which are too large."""
     return _norm(gaps) > allowed * _norm(value) and _norm(floor) > _NOISY * _norm(value)
 
 

@@ -342,10 +342,10 @@ class BatchSizes:
         """Return a decision for exactly these sizes, neither clipped nor rounded.
 
         Args:
-          worker_slots: who will be there; by default who is.
+          worker_slots: the future members; by default the present ones.
 
         Raises:
-          BatchSizeError: they cannot be.
+          BatchSizeError: the members cannot have these sizes.
         """
         if shares is not None:
             shares = self.checked(shares)
@@ -355,16 +355,20 @@ class BatchSizes:
         return Decision(global_batch, shares)
 
     def checked(self, shares: Any) -> tuple[float, ...]:
-        """Valid shares, 0 for empty worker slots; or an error that says why they are none."""
+        """Return valid shares, with 0 for empty worker slots.
+
+        Raises:
+          BatchSizeError: no member has a share, or a worker whose value the driver broadcasts has none.
+        """
         weights = check_shares(shares, len(self.limits.lower)).tolist()
-        taken = tuple(w if worker_slot in self.members else 0.0 for worker_slot, w in enumerate(weights))
+        taken = tuple(w if slot in self.members else 0.0 for slot, w in enumerate(weights))
         if not any(taken):
-            worker_slots = ", ".join(str(worker_slot) for worker_slot, w in enumerate(weights) if w)
-            raise BatchSizeError(f"shares give examples to worker slot {worker_slots} alone, which has no worker.")
-        missing = [worker_slot for worker_slot in self.needed if not taken[worker_slot]]
+            slots = ", ".join(str(slot) for slot, w in enumerate(weights) if w)
+            raise BatchSizeError(f"shares give examples to worker slot {slots} alone, which has no worker.")
+        missing = [slot for slot in self.needed if not taken[slot]]
         if missing:
             raise BatchSizeError(
-                f"worker {missing[0]} must take examples, at least a few: the driver broadcasts what that worker has."
+                f"worker {missing[0]} must take examples, at least a few: the driver broadcasts a value of that worker."
             )
         return taken
 
@@ -374,7 +378,10 @@ class BatchSizes:
         """Return a valid global batch, with these shares or the present ones.
 
         Args:
-          worker_slots: who will be there, if others than now.
+          worker_slots: the future members, if they are not the present ones.
+
+        Raises:
+          BatchSizeError: the number is invalid, or not possible for these members.
         """
         limits, number = self.bounds(self._shares_of(worker_slots, shares or self.shares)), whole(global_batch)
         n, unit = len(limits.active), limits.multiple
@@ -404,7 +411,7 @@ class BatchSizes:
         return number
 
     def _shares_of(self, worker_slots: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
-        """Shares with those who will be there; whoever is not there yet will have some."""
+        """Return the shares of the future members; a worker that joins has a share of 1."""
         if worker_slots is None:
             return shares
         return [(s if i in self.members else 1.0) if i in worker_slots else 0.0 for i, s in enumerate(shares)]

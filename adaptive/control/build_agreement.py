@@ -16,7 +16,7 @@ from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DisagreementError
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
-from adaptive.graph.text import Line, as_text
+from adaptive.graph.text import EquationText, as_text
 
 T = TypeVar("T")
 
@@ -101,8 +101,8 @@ _ADVICE = {
     "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
     "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
     "differs between ranks (time, random values). A worker's number is ad.worker().",
-    "data, read twice": "So ranks cannot be told to have the same data. Let data[i] be the same whenever and wherever "
-    "it is read, and augment in the driver, where an example's random numbers are its own on any split:\n"
+    "data, read twice": "So ranks cannot check that they have the same data. Let data[i] be the same whenever and "
+    "wherever it is read, and augment in the driver, where an example's random numbers are its own on any split:\n"
     "    x = jax.vmap(augment)(ad.example_keys(), batch['x'])",
     "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share. To give "
     "each worker data of its own: ad.Shards([data_0, data_1, …]), all of them on every rank.",
@@ -142,7 +142,7 @@ def digests_of_lines(plan: Plan) -> dict[str, str]:
     }  # a line says more, so it comes first
 
 
-def _lines(plan: Plan) -> Iterator[Line]:
+def _lines(plan: Plan) -> Iterator[EquationText]:
     graph = plan.graph
     contents = {var: f"={digest_of_tree(value)}" for var, value in graph.consts.items()}
     return as_text([*graph.invars, *graph.consts], graph.eqns, graph.outvars, contents)

@@ -1,7 +1,7 @@
-"""A digest of all decisions that were taken so far, by which processes see that they take the same.
+"""A digest of all decisions so far, by which processes check that they make the same decisions.
 
-Every process runs the same hooks on the same values, so it takes the same decisions. That it does is compared in every
-step: the digest is part of the status that rides on its last message (`status.py`).
+Every process runs the same hooks on the same values, so it makes the same decisions. Each step checks this: the digest
+is part of the status in its last message (`status.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from adaptive.base.decision import Decision
 from adaptive.base.errors import DisagreementError
 from adaptive.base.source_lines import name_workers
 
-_BITS = 24  # a float32 holds whole numbers of so many exactly
-_REMEMBERED = 4  # requests that were not compared; a program without messages never compares
+_BITS = 24  # a float32 represents integers of so many bits exactly
+_REMEMBERED = 4  # most requests since the last comparison; a program without messages never compares
 _HOOK = "hook"
 
 
 class DecisionDigest:
-    """Of every decision so far, with what is known of those that have not been compared yet.
+    """Digest of all decisions so far, with a description of those that have not been compared yet.
 
     Attributes:
-      value: a positive whole number, which a float32 holds.
-      step: after which the last decision was taken; 0 before the first.
-      asked: in words, who asked for what since processes last compared, or, if nobody has since, before it. At most the
-        last few.
+      value: the digest, a positive integer that a float32 represents exactly.
+      step: the step after which the last decision was made; 0 before the first.
+      asked: descriptions of the last few requests since processes last compared; if there are none, of those before.
     """
 
     def __init__(self) -> None:
@@ -42,10 +41,10 @@ class DecisionDigest:
         return "; then ".join(self.asked)
 
     def enter(self, step: int, who: str, decision: Decision | None) -> None:
-        """Note what was asked for after `step`, even if that is nothing.
+        """Add the requests made after `step`, even if there are none.
 
         Args:
-          who: `hooks_in_words`, or the call of a script: "program.rescale".
+          who: `hooks_in_words`, or the method that the script called: "program.rescale".
         """
         self.step = step
         self._note(f"{who} asked for {_wish(decision)}")
@@ -59,8 +58,8 @@ class DecisionDigest:
         self._compared = False
 
     def restart(self, step: int, digests: Mapping[str, str]) -> None:
-        """Begin anew after a restored step: equal on all processes that restored the same, whatever they did before,
-        and unlike that of one which has not restored.
+        """Reset after `program.restore`: the digest becomes equal on all processes that restored the same checkpoint,
+        and differs from that of a process that did not.
         """
         self.step = step
         self._note(f"program.restore went back to step {step}")
@@ -75,17 +74,17 @@ class DecisionDigest:
         self.value, self.step, self.asked = exported
 
     def compare(self, values: np.ndarray, *, own: range) -> None:
-        """Raise where some worker's digest is another than this one.
+        """Compare the digests of all workers with this one.
 
         Args:
           values: every worker's; shape=(workers,).
           own: the workers of this process.
 
         Raises:
-          DisagreementError: some worker has decided otherwise.
+          DisagreementError: a worker's digest differs.
         """
-        told = values.tolist()
-        if told.count(self.value) == len(told):
+        received = values.tolist()
+        if received.count(self.value) == len(received):
             self._compared = True
             return
         others = np.flatnonzero(values != self.value)
@@ -102,8 +101,8 @@ class DecisionDigest:
             advice.append("A hook must decide from its arguments alone: no rank, clock, random number or file.")
         if not all(by_hook):
             advice.append(
-                "What a script asks of a program between two steps, it must ask on every process alike, with the same "
-                "values: by no rank, clock, random number or file. To take one's values:  comm.broadcast(x)"
+                "A script must make the same requests of a program on every process, with the same values: from no "
+                "rank, clock, random number or file. To use one worker's values:  comm.broadcast(x)"
             )
         return "\n".join(advice)
 

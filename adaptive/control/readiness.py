@@ -1,6 +1,6 @@
-"""When sizes that were asked for can be made: at once, when kernels are compiled, or after some steps.
+"""When requested sizes can be in force: at once, when their kernels are compiled, or after some steps.
 
-And what the kernel calls cost that they are made of.
+Also the cost of the kernel calls that a size consists of.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from adaptive.runtime.kernels import Kernels
 
 
 class Readiness(Protocol):
-    """What steps of some sizes need. Sizes are of all workers; what is told is of this process's. Local."""
+    """Prepares steps of new sizes. Sizes are those of all workers; answers are about this process. Local."""
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
-        """Whether steps of these sizes can be made now."""
+        """Return whether this process can run steps of these sizes now."""
         ...
 
     def ready_for_any(self) -> bool:
-        """Whether steps of any sizes can be made, now and from now on."""
+        """Return whether this process can run steps of any sizes, from now on."""
         ...
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        """Get ready for these sizes, beside the steps, and for what was asked for before no more.
+        """Prepare for these sizes in the background; cancel earlier preparations.
 
         Args:
           current: the sizes of the next step.
@@ -31,7 +31,7 @@ class Readiness(Protocol):
         ...
 
     def wait_for(self, sizes: Sequence[int]) -> None:
-        """Return when steps of these sizes can be made."""
+        """Wait until this process can run steps of these sizes."""
         ...
 
     def call_overhead(self) -> float | None:
@@ -40,7 +40,7 @@ class Readiness(Protocol):
 
 
 class AtOnce:
-    """Any sizes, at any time: of workers that run nothing."""
+    """Readiness of workers that run nothing: for any sizes, at any time."""
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
         return True

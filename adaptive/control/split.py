@@ -13,12 +13,11 @@ from adaptive.base.numbers import brief, reals, whole
 
 
 def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[int, ...]:
-    """Whole batch sizes in proportion to `shares`, that sum to `global_batch` and keep the limits.
+    """Return integer batch sizes in proportion to `shares` that sum to `global_batch` and respect the limits.
 
-    A share of 0 is no examples, whatever the limits; a positive one is `limits.lower` at least. Shares that are such
-    sizes already are returned as they are. Otherwise sizes are rounded to multiples of `limits.quantum` by largest
-    remainder; what of the global batch is no multiple goes to the largest share. They are multiples of
-    `limits.multiple` in any case.
+    A share of 0 gives no examples; a positive one at least `limits.lower`. Shares that already are such sizes are
+    returned unchanged. Otherwise sizes are rounded to multiples of `limits.quantum` by largest remainder; the rest of
+    the global batch goes to the largest share. Sizes are always multiples of `limits.multiple`.
 
     Args:
       global_batch: examples over all workers; a multiple of `limits.multiple`.
@@ -26,7 +25,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
       limits: bounds per worker, and the quantum.
 
     Raises:
-      BatchSizeError: the shares are no shares, or no split keeps the limits.
+      BatchSizeError: the shares are invalid, or no split respects the limits.
     """
     weight = check_shares(shares, len(limits.lower))
     limits = limits.of((weight > 0).tolist())
@@ -49,7 +48,11 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
 
 
 def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
-    """Shares as an array of floats, or a `BatchSizeError` that says what is wrong with them."""
+    """Return shares as an array of floats; shape=(n_workers,).
+
+    Raises:
+      BatchSizeError: they are not one finite number per worker, none negative and not all zero.
+    """
     weight = reals(shares)
     if weight is None:
         raise BatchSizeError(f"shares are numbers, one per worker, {n_workers} of them; got {shares!r}.")
@@ -63,7 +66,7 @@ def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
             )
     if not weight.any():
         raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
-    return weight + 0.0  # no negative zeros: what is asked for is compared between processes as text
+    return weight + 0.0  # no negative zeros: processes compare requests as text
 
 
 def _brief(values: np.ndarray) -> str:
@@ -72,7 +75,14 @@ def _brief(values: np.ndarray) -> str:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return a number of examples, at least 1; a `BatchSizeError` names the argument."""
+    """Return a user's number of examples as an integer.
+
+    Args:
+      name: of the argument, for errors.
+
+    Raises:
+      BatchSizeError: it isn't an integer, or is below 1.
+    """
     number = whole(value)
     if number is None or number < 1:
         raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {brief(value)}.")
@@ -80,7 +90,11 @@ def positive(name: str, value: Any) -> int:
 
 
 def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
-    """Return the most examples that each worker may get, given as one number for all or one for each."""
+    """Return each worker's largest local batch, given as one number for all workers or one for each.
+
+    Raises:
+      BatchSizeError: it is neither.
+    """
     if whole(max_local_batch) is not None:
         return [positive("max_local_batch", max_local_batch)] * n_workers
     array = reals(max_local_batch)
@@ -93,12 +107,12 @@ def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
 
 
 def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Real sizes `clip(level * share, lower, upper)` that sum to `total`."""
+    """Return real sizes `clip(level * share, lower, upper)` that sum to `total`."""
     sizes = total * share
     if (sizes >= lower).all() and (sizes <= upper).all():
         return sizes
-    # The sum is piecewise linear in the level, with kinks where a worker leaves its lower bound or comes to its upper.
-    some = share > 1e-15  # less is nothing, and nothing is not divided by
+    # The sum is piecewise linear in the level, with kinks where a worker leaves its lower bound or reaches its upper.
+    some = share > 1e-15  # smaller shares count as 0, to avoid a division by it
     leaves, comes = lower[some] / share[some], upper[some] / share[some]
     kinks = np.concatenate([leaves, comes])
     order = np.argsort(kinks)
@@ -129,5 +143,5 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:
-    """As equal as whole numbers can be, over those who take part."""
+    """Return sizes as equal as integers can be, over the active workers."""
     return split(global_batch, [1.0] * len(limits.lower), limits._replace(quantum=1))

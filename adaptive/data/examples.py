@@ -20,7 +20,7 @@ from .lists_of_examples import advice_on_lists, stack_list
 from .one_example import narrowing_notes, taken
 from .pool import Pool
 from .read_watch import CurrentRead, checked_timeout, read_in_background
-from .reading import FIRST_PASS, Passes, Reading, Table
+from .reading import FIRST_PASS, ExampleReader, Passes, RowsOfArrays
 from .stored_arrays import StoredArray, is_mapped, is_stored
 
 _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
@@ -137,7 +137,7 @@ class Examples:
     ):
         self.mapped, self._notes, self.num_readers = False, notes, num_readers
         self.read_timeout, self.thread = checked_timeout(read_timeout), FetchThread("adaptive-input")
-        self._reading: Reading | None = None
+        self._reading: ExampleReader | None = None
         if _is_source(data):
             self.length = len(data)
             if self.length == 0:
@@ -148,7 +148,7 @@ class Examples:
                     "goes through the data epoch after epoch. To take them in an order of their own, without end:  "
                     "ad.data.from_iterator(lambda: (data[i] for i in itertools.count()))"
                 )
-            self._reading = Reading(data, transform, augment)
+            self._reading = ExampleReader(data, transform, augment)
         else:
             given, narrowing = stack_list(data)
             arrays = _columns(given)
@@ -157,7 +157,7 @@ class Examples:
             self._columns, self._tree = jax.tree.flatten(arrays)
             self.mapped = any(map(is_mapped, self._columns))
             if transform or augment or num_readers or any(isinstance(c, StoredArray) for c in self._columns):
-                self._reading = Reading(Table(self._columns, self._tree), transform, augment)
+                self._reading = ExampleReader(RowsOfArrays(self._columns, self._tree), transform, augment)
         self._pool = Pool(self._reading, num_readers) if self._reading and num_readers else None
         if self._reading is None:
             self.example = jax.tree.map(lambda a: on_host(a[0]), arrays)

@@ -31,7 +31,7 @@ class CannotCopyError(Exception):
     """A source cannot be copied for other threads; the message is the reason, such as "it holds …"."""
 
 
-class Copies:
+class SourceCopies:
     """A template of a source and its functions, in their state before the first read, from which copies are made.
 
     Args:

@@ -109,7 +109,7 @@ class _Popen(popen_forkserver.Popen):
     _fds: list[int]
 
     def _launch(self, process: Any) -> None:
-        prepared = spawn.get_preparation_data(process._name)
+        prepared = spawn.get_preparation_data(process.name)
         for main in ("init_main_from_name", "init_main_from_path"):
             prepared.pop(main, None)
         sent = io.BytesIO()

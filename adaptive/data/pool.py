@@ -27,7 +27,7 @@ from adaptive.base.errors import DataError
 from adaptive.base.python_stacks import shortened, write_stacks_upon_signal, written_stacks
 
 from .read_watch import STATUS_BYTES, CurrentRead, CurrentReads, read_status, words_of
-from .reading import Passes, Reading, joined
+from .reading import ExampleReader, Passes, joined
 
 _CHUNKS = 4  # chunks of a batch per process, which balances the processes
 _LARGEST_CHUNK = 256
@@ -47,7 +47,7 @@ class Pool:
       num_readers: number of processes.
     """
 
-    def __init__(self, reading: Reading, num_readers: int):
+    def __init__(self, reading: ExampleReader, num_readers: int):
         self._reading, self.num_readers = reading, num_readers
         self._executor: Any = None
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ def result(future: Future[Any]) -> Any:
         ) from error
 
 
-def _started(reading: Reading, num_readers: int) -> Any:
+def _started(reading: ExampleReader, num_readers: int) -> Any:
     import cloudpickle
     import loky
 
@@ -219,7 +219,7 @@ def _file_of(pid: int) -> tuple[int, bytes]:
 
 # --- in a reader process ----------------------------------------------------------------------------------------------
 
-_here: list[Reading | Exception] = []
+_here: list[ExampleReader | Exception] = []
 
 
 def _begin(pickled: bytes, parent: int, wide: bool) -> None:

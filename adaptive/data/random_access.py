@@ -20,7 +20,7 @@ from .reading import Passes, joined
 _STEPS_AHEAD = 2  # steps to prefetch by reader processes; more if batches are too small to keep the processes busy
 
 
-class Span(NamedTuple):
+class PositionSpan(NamedTuple):
     """Positions of a shard that one worker takes in one step."""
 
     shard: int
@@ -43,8 +43,8 @@ class Wanted(NamedTuple):
       end: the cursor of each shard after the step.
     """
 
-    spans: Sequence[Span]
-    ahead: Sequence[Span]
+    spans: Sequence[PositionSpan]
+    ahead: Sequence[PositionSpan]
     committed: Sequence[int]
     end: Sequence[int]
 
@@ -70,7 +70,7 @@ class RandomAccessReader:
         num_readers = self.data.num_readers
         return max(_STEPS_AHEAD, -(-2 * num_readers // max(1, examples))) if num_readers else 0
 
-    def indices(self, span: Span) -> np.ndarray:
+    def indices(self, span: PositionSpan) -> np.ndarray:
         """Return the indices of a span's examples in the whole data set; shape=(span.examples,)."""
         found = self.order.examples(*span)
         start = self._starts[span.shard]
@@ -85,23 +85,23 @@ class RandomAccessReader:
             self._request(span)
         return [self._gather(span) if span.examples else None for span in wanted.spans]
 
-    def _request(self, span: Span) -> None:
+    def _request(self, span: PositionSpan) -> None:
         """Start to read the span's examples that are neither kept nor being read."""
         missing = [p for p in range(span.start, span.stop) if (span.shard, p) not in self._kept]
         size = chunk(span.examples, self.data.num_readers) if self.data.num_readers else span.examples
         first = 0
         for i in range(1, len(missing) + 1):
             if i == len(missing) or missing[i] != missing[i - 1] + 1 or i - first == size:
-                self._submit(Span(span.shard, missing[first], i - first))
+                self._submit(PositionSpan(span.shard, missing[first], i - first))
                 first = i
 
-    def _submit(self, span: Span) -> None:
+    def _submit(self, span: PositionSpan) -> None:
         indices, passes = self.indices(span), Passes(self.order.epochs(*span), self._seed, span.shard)
         piece = self.data.submit(indices, passes)
         for offset in range(span.examples):
             self._kept[span.shard, span.start + offset] = (piece, offset)
 
-    def _gather(self, span: Span) -> Any:
+    def _gather(self, span: PositionSpan) -> Any:
         """Assemble the span's batch from slices of the pieces that were read."""
         parts: list[tuple[Future[Any], int, int]] = []
         for position in range(span.start, span.stop):

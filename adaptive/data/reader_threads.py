@@ -18,7 +18,7 @@ import jax
 from adaptive.base.ambient import AmbientContext
 
 from .fetch_thread import FetchThread
-from .isolated_copies import CannotCopyError, Copies
+from .isolated_copies import CannotCopyError, SourceCopies
 
 try:
     import resource
@@ -54,9 +54,9 @@ class ReaderThreads:
         self._several = False
         self._examples, self._wall, self._waited, self._waits = 0, 0.0, 0.0, 0
         self._decided, self.note, self._tried, self._seconds_of_several = False, "", 0, 0.0
-        self._copies: Copies | None = None
+        self._copies: SourceCopies | None = None
         try:
-            self._copies = Copies(source, functions)
+            self._copies = SourceCopies(source, functions)
         except CannotCopyError as error:
             self._why = str(error)
 

@@ -50,7 +50,7 @@ def random_numbers(index: int, epoch: int, seed: int, shard: int) -> np.random.G
     return np.random.Generator(philox)
 
 
-class Reading:
+class ExampleReader:
     """A source with the functions that are applied to each of its examples.
 
     Args:
@@ -79,7 +79,7 @@ class Reading:
     def first(self) -> Any:
         """Read example 0, which defines the structure, shapes and dtypes of all examples."""
         (example,) = self._items(np.zeros(1, int), FIRST_PASS)
-        whole = isinstance(self.source, Table) and self._transform is None and self._augment is None
+        whole = isinstance(self.source, RowsOfArrays) and self._transform is None and self._augment is None
         self._lists = not whole and has_lists(example)  # lists around whole arrays are pytrees
         example = with_arrays(example, "data[0]") if self._lists else example
         self.narrowing = () if whole else narrowing_notes(example, "data[i]")
@@ -88,7 +88,7 @@ class Reading:
 
     def rows(self, indices: np.ndarray, passes: Passes) -> Any:
         """Return the examples at these indices as a batch; leaves of shape=(len(indices), …)."""
-        if isinstance(self.source, Table) and self._transform is None and self._augment is None:
+        if isinstance(self.source, RowsOfArrays) and self._transform is None and self._augment is None:
             try:
                 self.reads.begin(int(indices[0]) if len(indices) else "no example", len(indices))
                 return self.source.rows(indices)
@@ -161,7 +161,7 @@ def _given(item: Any, number: int) -> Any:
     return item
 
 
-class Table:
+class RowsOfArrays:
     """A source of the rows of arrays."""
 
     def __init__(self, columns: Sequence[np.ndarray | StoredArray], tree: Any):

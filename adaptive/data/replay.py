@@ -23,7 +23,7 @@ from .read_watch import CurrentReads
 _log = logging.getLogger("adaptive")
 
 
-class Mark(NamedTuple):
+class ResumePoint(NamedTuple):
     """A point from which an iterator can resume.
 
     Attributes:
@@ -61,15 +61,15 @@ class ReplayableIterator:
     ):
         self._begin, self._batched, self._length = begin, batched, length
         self._reads = reads or CurrentReads("of the iterator")
-        self._restart(Mark(0, 0, 0, None))
+        self._restart(ResumePoint(0, 0, 0, None))
 
-    def _restart(self, mark: Mark) -> None:
+    def _restart(self, mark: ResumePoint) -> None:
         self.next = self._first = mark.at
         self._epoch, self._began = mark.epoch, mark.began
         self._base, self._ends = mark, list[int]()
         self._kept: deque[Any] = deque()  # from position `_first` on
         self._iterator: Iterator[Any] | None = None
-        self._marks: deque[Mark] = deque()
+        self._marks: deque[ResumePoint] = deque()
         self._mark_is_due = True
         self._error: Exception | None = None
 
@@ -111,7 +111,7 @@ class ReplayableIterator:
                 self._iterator = iter(self._begin(self._epoch))
             if self._mark_is_due or self.next == self._began:
                 state = None if self.next == self._began else state_of(self._iterator)  # `begin` starts an epoch
-                self._marks.append(Mark(self.next, self._epoch, self._began, state))
+                self._marks.append(ResumePoint(self.next, self._epoch, self._began, state))
                 self._mark_is_due = False
             self._reads.begin(self.next)
             item = next(self._iterator)
@@ -170,7 +170,7 @@ class ReplayableIterator:
           place: the result of `place(position)`; "" to start at the beginning.
         """
         self.close()
-        mark = Mark(*json.loads(place)) if place else Mark(0, 0, 0, None)
+        mark = ResumePoint(*json.loads(place)) if place else ResumePoint(0, 0, 0, None)
         self._restart(mark if mark.state is not None else mark._replace(at=mark.began))
         if mark.state is not None:
             try:
@@ -183,7 +183,7 @@ class ReplayableIterator:
             self.release(min(self.next, position))
         self.look_behind(position)
 
-    def _set_state(self, mark: Mark) -> None:
+    def _set_state(self, mark: ResumePoint) -> None:
         self._reads.begin(f"the state, at position {mark.at},")
         iterator: Any = iter(self._begin(mark.epoch))
         set_state(iterator, mark.state)

@@ -27,7 +27,7 @@ from adaptive.base.world import World
 
 from .examples import Rows
 from .iterable import IterableData
-from .random_access import RandomAccessReader, Span, Wanted
+from .random_access import PositionSpan, RandomAccessReader, Wanted
 from .read_watch import ReadWatch
 from .reading import joined
 from .sequential import SequentialReader
@@ -226,10 +226,10 @@ class Stream:
     def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:
         """Return the positions that these workers need in the step at the cursors, and in the steps to prefetch."""
         starts, end = self._deal(cursors, sizes)
-        spans, following, cursors = [Span(self._shard_of(w), starts[w], sizes[w]) for w in workers], [], end
+        spans, following, cursors = [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers], [], end
         for _ in range(self._reader.steps_ahead(sum(sizes[w] for w in workers))):
             starts, cursors = self._deal(cursors, sizes)
-            following += [Span(self._shard_of(w), starts[w], sizes[w]) for w in workers]
+            following += [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers]
         return Wanted(spans, following, committed, end)
 
     def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
@@ -250,7 +250,7 @@ class Stream:
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Return the indices of the examples at `count` positions of a shard, for data with an index."""
         assert isinstance(self._reader, RandomAccessReader)
-        return self._reader.indices(Span(shard, position, count))
+        return self._reader.indices(PositionSpan(shard, position, count))
 
     def place(self) -> str:
         """Return the text that, with the cursors, is needed to resume here; "" for data with an index."""

@@ -97,7 +97,7 @@ class _Node:
         self.parts: dict[_Key, _Node] | None = None
 
     def all_parts(self) -> dict[_Key, _Node]:
-        """Every part; those that were recorded as they were then."""
+        """Return all parts: recorded ones as they were then, and the others as they are now."""
         recorded = self.parts or {}
         return {key: recorded.get(key) or _Node(part) for key, part in _numbered(parts_of(self.thing))}
 

@@ -187,7 +187,7 @@ def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:
 
 
 def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
-    """Whether whoever is behind a hook can read what it is given."""
+    """Let a hook's handler check that it can read the hook's values."""
     hook: Hook = eqn.params["hook"]
     check = getattr(hook.handler, "check", None)
     if check is None:

@@ -242,7 +242,7 @@ class _Stages:
         return sorted(found), sorted(crossing, key=self.producer.__getitem__)
 
     def _part(self, members: Iterable[int], crossing: Sequence[Var], kept: Sequence[Atom]) -> Segment:
-        """All stages are given what the whole segment is given, and what crosses: so it is put together once."""
+        """Return a stage as a segment. All stages have the whole segment's inputs, followed by the crossing values."""
         inputs = *self.segment.inputs, *((var, Origin("crossing", i)) for i, var in enumerate(crossing))
         eqns = tuple(self.eqns[n] for n in members)
         return Segment(self.segment.kind, self.segment.level, eqns, inputs, tuple(kept))

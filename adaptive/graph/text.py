@@ -16,20 +16,20 @@ from adaptive.base.source_lines import line_of
 
 from .trace import Atom
 
-# Where in memory a function lies, and on which device something is placed, are no part of what is computed.
+# A function's address and a value's placement on devices are not part of the computation.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _PLACE = re.compile(r"sharding|device|mesh")
 
 
-class Line(NamedTuple):
-    """One equation and what it says."""
+class EquationText(NamedTuple):
+    """One equation and its text."""
 
     text: str
     eqn: JaxprEqn | None = None
 
     @property
     def where(self) -> str:
-        """Where in the driver it stems from; not cheap, so asked for only where it is told."""
+        """The equation's line in the driver; not cheap, so computed only for messages."""
         return line_of(self.eqn.source_info) if self.eqn else ""
 
 
@@ -38,18 +38,18 @@ def as_text(
     eqns: Iterable[JaxprEqn],
     outputs: Sequence[Atom] = (),
     contents: Mapping[Var, str] = MappingProxyType({}),
-) -> Iterator[Line]:
-    """Equations with their variables numbered, between the shapes of what goes in and the names of what comes out.
+) -> Iterator[EquationText]:
+    """Yield equations as text, with numbered variables, after the inputs' shapes and before the outputs' names.
 
     Args:
-      contents: what is in inputs that are known: told wherever they are used.
+      contents: the contents of known inputs, shown wherever they are used.
     """
     numbers: dict[Var, int] = {var: i for i, var in enumerate(inputs)}
 
     def name(atom: Atom) -> str:
         return f"{atom.val!r}:{atom.aval}" if isinstance(atom, Literal) else f"#{numbers[atom]}{contents.get(atom, '')}"
 
-    yield Line(repr([str(var.aval) for var in inputs]))
+    yield EquationText(repr([str(var.aval) for var in inputs]))
     for eqn in eqns:
         # The weight of a collective of what is replicated already is never used, so a segment does not hold it.
         operands = [name(atom) for atom in eqn.invars if isinstance(atom, Literal) or atom in numbers]
@@ -57,8 +57,8 @@ def as_text(
         for var in eqn.outvars:
             numbers[var] = len(numbers)
         results = [str(var.aval) for var in eqn.outvars]
-        yield Line(f"{eqn.primitive} {operands} {params} -> {results}", eqn)
-    yield Line(repr([name(atom) for atom in outputs]))
+        yield EquationText(f"{eqn.primitive} {operands} {params} -> {results}", eqn)
+    yield EquationText(repr([name(atom) for atom in outputs]))
 
 
 def params_text(eqn: JaxprEqn) -> str:

@@ -35,7 +35,7 @@ from adaptive.operators.axis import (
 )
 from adaptive.operators.batch_key import check_rows
 from adaptive.operators.collectives import collective_p, operands
-from adaptive.operators.context import Minibatches, Tracing, trace_as
+from adaptive.operators.context import DriverTrace, Minibatches, trace_as
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.peer_read import Pairing, PeerMailboxes, numbered, read_peer_p
@@ -148,7 +148,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
 
 def _traced(
     driver: Callable, state: Any, batch: Any, capacity: int, mailboxes: PeerMailboxes
-) -> tuple[Tracing, ClosedJaxpr, tuple[Any, ...]]:
+) -> tuple[DriverTrace, ClosedJaxpr, tuple[Any, ...]]:
     """Return the driver's jaxpr, and what the trace has recorded; traced twice where it calls what has to close over
     numbers of the worker (see `peer_read.py`).
     """
@@ -167,7 +167,7 @@ def _traced(
     return tracing, closed, shapes
 
 
-def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: Tracing) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
+def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: DriverTrace) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     try:
         return jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
     except TypeError as error:  # JAX's own, where a shape or a Python branch needs a number that is not known yet
@@ -285,8 +285,8 @@ class _Flattener:
         return [wide]
 
     def as_variable(self, atom: Atom) -> Atom:
-        """A number that leaves the graph as it stands, as a constant: whether it is one of the batch's shape is a fact
-        of a variable.
+        """Return a variable for an output of the graph: a literal becomes a constant, because only variables can be
+        marked as dependent on the batch's shape.
         """
         if not isinstance(atom, Literal):
             return atom

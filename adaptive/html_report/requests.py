@@ -12,7 +12,7 @@ FEW = 8  # up to this number of workers, each one's numbers are shown
 _MOVES = ("joined", "left", "lost")
 
 
-class Request(NamedTuple):
+class HookRequest(NamedTuple):
     """The request of one hook after a step.
 
     Attributes:
@@ -24,13 +24,13 @@ class Request(NamedTuple):
     wish: Mapping[str, Any]
 
 
-def asked(run: Columns, told: Notice) -> list[Request]:
+def asked(run: Columns, told: Notice) -> list[HookRequest]:
     """Return the request of each hook after a step; for an older record, one request for all hooks."""
     decision = told.decision or {}
     requests = decision.get("requests")
     if requests:
-        return [Request(request["hook"], request) for request in requests]
-    return [Request(hooks_behind(run, told), decision)] if decision else []
+        return [HookRequest(request["hook"], request) for request in requests]
+    return [HookRequest(hooks_behind(run, told), decision)] if decision else []
 
 
 def hooks_behind(run: Columns, told: Notice) -> str:

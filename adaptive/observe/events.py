@@ -242,7 +242,7 @@ class Listeners:
             except Exception as error:
                 self.remove(subscription)
                 expected = isinstance(error, Unsubscribe)
-                why = str(error) if expected else f"{subscription} failed, and is told no more: {error!r}"
+                why = str(error) if expected else f"{subscription} failed, and is disabled: {error!r}"
                 if why:
                     notes.append(why)
                     _log.warning("%s", why, exc_info=not expected)

@@ -37,7 +37,7 @@ _NOTABLE = 0.2  # share of the steps' time from which a cause is shown
 _log = logging.getLogger("adaptive")
 
 
-class Compiles(Protocol):
+class CompileProgress(Protocol):
     """The state of compilation that the progress line shows."""
 
     @property
@@ -92,7 +92,9 @@ class Progress:
       console: a `rich.console.Console`; by default one on stderr.
     """
 
-    def __init__(self, course: Course, world: World, activity: Activity, kernels: Compiles, console: Any | None = None):
+    def __init__(
+        self, course: Course, world: World, activity: Activity, kernels: CompileProgress, console: Any | None = None
+    ):
         self._course, self._world, self._activity, self._kernels = course, world, activity, kernels
         self._console = console
         self._live: Any = None

@@ -224,7 +224,7 @@ class SinkThread:
         if isinstance(error, Unsubscribe):
             return error
         _log.warning("%s failed:", self, exc_info=error)
-        return Unsubscribe(f"{self} failed, and is told no more: {error!r}")
+        return Unsubscribe(f"{self} failed, and is disabled: {error!r}")
 
     def close(self) -> None:
         """Write the queued steps, and close the sink."""

@@ -75,7 +75,11 @@ def _rows() -> Any:
 
 
 def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
-    """Raise for what is drawn from a batch's key and has no row per example."""
+    """Check that all random numbers from a batch's key have one row per example.
+
+    Raises:
+      CollectiveError: some have another shape.
+    """
     for eqn in eqns:
         if not _draws(eqn) or not is_of_batch(eqn.invars[0].aval.dtype):
             continue
@@ -83,13 +87,13 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
         if shape[:1] != (examples,) or eqn.invars[0].aval.shape:
             raise CollectiveError(
                 f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line_of(eqn.source_info))}; "
-                f"of its numbers there is a row for each of the call's {examples} examples. Numbers that all examples "
-                "share are drawn from\n    ad.step_key()"
+                f"it gives one row for each of the call's {examples} examples. For numbers that all examples share, "
+                "write\n    ad.step_key()"
             )
 
 
 def drawn_for_a_call(eqns: Sequence[JaxprEqn], examples: int) -> list[str]:
-    """Lines at which numbers for all examples of a call are drawn from one key."""
+    """Return the lines at which random numbers for all examples of a kernel call are drawn from one key."""
     found = [
         line_of(eqn.source_info)
         for eqn in eqns

@@ -2,7 +2,7 @@
 
 JAX traces a driver more than once, and keeps the traces of nested `jax.jit`s. Two things need care for that: its caches
 do not know what a driver is traced for (see `trace_as`), and its dead code elimination takes operators without a result
-for dead (see `Tracing.must_stay`).
+for dead (see `DriverTrace.must_stay`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from adaptive.base.jaxprs import traced_anew
 from adaptive.base.source_lines import at, current_line
 
 
-class Tracing(NamedTuple):
+class DriverTrace(NamedTuple):
     """What is fixed while a driver is traced: numbers that shapes may be made of.
 
     `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
@@ -47,34 +47,34 @@ class Minibatches(NamedTuple):
     why_whole: str  # with the driver's line
 
 
-class Mark:
+class WriteMark:
     """Tells one write of operator state from others."""
 
 
 def stays(what: str, mark: Any = None) -> Any:
-    """Note that an equation has to be in the graph, by a parameter of it; a new `Mark` if there is none."""
-    mark, trace = mark or Mark(), tracing()
+    """Note that an equation has to be in the graph, by a parameter of it; a new `WriteMark` if there is none."""
+    mark, trace = mark or WriteMark(), tracing()
     if trace is not None:
         trace.must_stay.append((mark, what + at(current_line())))
     return mark
 
 
-_tracing: ContextVar[Tracing | None] = ContextVar("adaptive_tracing", default=None)
+_tracing: ContextVar[DriverTrace | None] = ContextVar("adaptive_tracing", default=None)
 
 
-def tracing() -> Tracing | None:
+def tracing() -> DriverTrace | None:
     """Return the trace in progress, or None if the driver runs eagerly."""
     return _tracing.get()
 
 
 @contextmanager
-def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[Tracing]:
+def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[DriverTrace]:
     """Trace a driver for that many worker slots, and examples in a call.
 
     Args:
       mailboxes: of the program, on which the driver may publish.
     """
-    trace = Tracing(capacity, examples, [], [], mailboxes, [], [], [])
+    trace = DriverTrace(capacity, examples, [], [], mailboxes, [], [], [])
     token = _tracing.set(trace)
     try:
         with traced_anew():

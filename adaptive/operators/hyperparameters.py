@@ -1,8 +1,7 @@
-"""`ad.hyperparameter("lr", 0.1)`: a number of a driver that hooks may change while it runs.
+"""`ad.hyperparameter("lr", 0.1)`: a number in a driver that hooks may change while it runs.
 
-It is an operator state that nothing in the driver writes: so it is kept in checkpoints, told to newcomers, and equal on
-all workers, as any operator state is, and another value needs no other program. Who writes it is the program, between
-two steps.
+It is an operator state that the driver does not write. So, like any operator state, it is saved in checkpoints, sent to
+joining workers, and equal on all workers, and a new value compiles nothing. The program writes it, between two steps.
 """
 
 from __future__ import annotations

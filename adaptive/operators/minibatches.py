@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class NotEqualPartsError(BatchSizeError):
-    """A batch cannot be cut so: it would have to be a multiple of `multiple` examples."""
+    """The batch cannot be cut into equal minibatches: it must be a multiple of `multiple` examples."""
 
     def __init__(self, multiple: int, message: str):
         super().__init__(message)
@@ -31,15 +31,15 @@ def minibatches(batch: T, steps: int | None = None, *, size: int | None = None) 
             params, losses = jax.lax.scan(local_step, state["params"], ad.minibatches(batch, 8))
             return {"params": comm.all_reduce(params)}, {"loss": comm.all_reduce(losses.mean())}
 
-    With `steps=` all workers take as many local steps, on minibatches as large as their local batches make them. With
-    `size=` all minibatches are of that size, and a worker takes as many steps as its local batch has of them: where
-    batches follow speeds (`ctrl.federated()`), a fast worker takes more steps in a round, and none waits for a slow
-    one.
+    With `steps=`, all workers take that many local steps, and their minibatches are as large as their local batches
+    permit. With `size=`, all minibatches have that size, and each worker takes as many steps as its local batch has
+    minibatches. So where batches follow speeds (`ctrl.federated()`), a fast worker takes more steps in a round, and
+    does not wait for a slow one.
 
-    A driver that calls this is run on whole local batches. Rule 4, by which a batch may run as several kernel calls as
-    if each were a worker, would be wrong here: two calls would be two clients, that take their steps on half of the
-    examples, each from the same model. So every new batch size is compiled (behind the steps, the old size going on
-    meanwhile), and batch sizes, and so the global batch, are multiples of `steps`, or of `size`.
+    A driver that calls this runs on whole local batches. Splitting a batch into microbatches would be wrong here: each
+    would act as a client of its own, which takes its steps on a part of the examples, from the same model. So every new
+    batch size is compiled (in the background; the old size stays in force meanwhile), and batch sizes, and so the
+    global batch, are multiples of `steps`, or of `size`.
 
     Args:
       batch: the driver's batch, or parts of it: a pytree of arrays with the examples on the leading axis.

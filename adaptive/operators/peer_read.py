@@ -1,7 +1,7 @@
 """Reading another worker's latest published vectors inside a kernel, without waiting for it.
 
 This is the only operator that may stand in a loop: it is no collective. Sources are read outside of loops, so a driver
-that calls it is traced with the worker's number, the round and the seed at hand (`Tracing.numbers`), and the loop
+that calls it is traced with the worker's number, the round and the seed at hand (`DriverTrace.numbers`), and the loop
 closes over them.
 
 *Rounds*: a program step is one round. Only vectors published in the same round are read. So a replica from before the

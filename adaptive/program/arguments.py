@@ -29,15 +29,19 @@ NonFinite = Literal["raise", "skip", "allow"]
 
 
 def world_of(world: World | None) -> World:
-    """Return the given world; by default the current one, or this process alone if there are no others."""
+    """Return the given world; by default the current one, or this process alone if there are no others.
+
+    Raises:
+      DriverError: no world is given, and this process is one of several.
+    """
     alone = None if world is not None else why_not_alone()
     if alone:
         raise DriverError(
-            f"ad.Program{at(current_line())} was given no world: {alone}. It would train a model of this process's "
-            "own. Write\n"
+            f"ad.Program{at(current_line())} has no world: {alone}. Each process would train a model of its own. "
+            "Write\n"
             "    with comm.world() as world:\n"
             "        program = ad.Program(..., world=world)\n"
-            "or, if a model of each process's own is what you want,  world=comm.SoloWorld()"
+            "or, to train separate models,  world=comm.SoloWorld()"
         )
     return world or current_world.get() or LocalWorld()
 
@@ -64,7 +68,14 @@ def new_run_id(world: World, name: str) -> str:
 
 
 def count(name: str, value: Any, *, least: int | None = None) -> int:
-    """Return `value` as a whole number; raise a DriverError that names the argument if it is none."""
+    """Return a user's number as an integer.
+
+    Args:
+      name: of the argument, for errors.
+
+    Raises:
+      DriverError: it isn't an integer, or is below `least`.
+    """
     number = whole(value)
     if number is None:
         raise DriverError(f"{name} must be a whole number; got {value!r}.")
@@ -74,7 +85,11 @@ def count(name: str, value: Any, *, least: int | None = None) -> int:
 
 
 def checked_nonfinite(value: Any) -> NonFinite:
-    """Return the argument `nonfinite`, checked."""
+    """Return the argument `nonfinite`, checked.
+
+    Raises:
+      DriverError: it is none of the three values.
+    """
     if value not in ("raise", "skip", "allow"):
         raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {value!r}.')
     return value

@@ -40,7 +40,7 @@ from .overlap import checked as checked_overlap
 from .overlap import overlapped
 from .parts import ProgramParts, RunState
 from .step_checks import SkippedSteps, StepClock, UpdateCheck
-from .tracing import Tracing
+from .tracing import TraceRecorder
 
 
 def build(
@@ -188,7 +188,7 @@ def build(
         skipped=SkippedSteps(nonfinite, max_skipped),
         update=UpdateCheck(engine, name),
         listeners=Listeners(),
-        tracing=Tracing(world, name, engine, activity),
+        tracing=TraceRecorder(world, name, engine, activity),
         run_warnings=run_warnings,
         run=RunState(new_run_id(world, name), notes=list(examples.notes), origin=origin),
     )

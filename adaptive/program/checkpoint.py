@@ -196,17 +196,17 @@ def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) ->
 
 @dataclass(frozen=True)
 class Parsed:
-    """A checkpoint that was checked, and can be restored by this program.
+    """A checked checkpoint, which this program can restore.
 
     Attributes:
       run_id: of the run; "" in a checkpoint of an earlier version.
-      place: where an iterator stood; nothing, of data that have an index.
+      place: the position of an iterator; "" for data with an index.
       batch_sizes, shares: for the workers of this world.
-      wanted: the global batch that was asked for; the workers of then may not have been able to hold it.
-      members: the worker slots that had a worker. Whoever is there besides, joins; whoever is not, has left.
-      workers: how many there were to be; `None` if nobody had asked, or on another number of worker slots.
-      state, slots: arrays by their labels, in the order of the program; of what is local, a row per worker.
-      hooks: the hooks' states, built as they build them.
+      wanted: the requested global batch, which the checkpoint's workers may not have been able to hold.
+      members: the occupied worker slots. Present workers in other slots join; members without a worker have left.
+      workers: the requested number; `None` if none was requested, or with another number of worker slots.
+      state, slots: arrays by their labels, in the order of the program; with a row per worker if not replicated.
+      hooks: the hooks' states, in the hooks' own structure.
     """
 
     step: int
@@ -406,14 +406,18 @@ def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: BatchSi
 
 
 def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
-    """Return the hooks' states, in the structure that the hooks have here."""
+    """Return the hooks' states, in the structure of this program's hooks.
+
+    Raises:
+      CheckpointError: the checkpoint's hooks have other states.
+    """
     first = dict(zip(hooks.names, hooks.first_states, strict=True))
     likes = by_name(first, "hooks")
     try:
         arrays = _arrays(fields, "hooks", {name: _wanted(leaf) for name, leaf in likes.items()})
     except CheckpointError as error:
         raise CheckpointError(
-            f'{error}\nTo begin the hooks anew:  checkpoint["hooks"] = program.checkpoint()["hooks"]  '
+            f'{error}\nTo start the hooks afresh:  checkpoint["hooks"] = program.checkpoint()["hooks"]  '
             "(of one on disk:  checkpoint = ad.Checkpoints(directory).read())"
         ) from None
     leaves = [_like(array, leaf.value) for array, leaf in zip(arrays.values(), likes.values(), strict=True)]

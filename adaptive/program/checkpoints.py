@@ -46,19 +46,19 @@ class Every(NamedTuple):
 class Checkpoints:
     """Checkpoints of a run on disk, for `program.run(checkpoint=…)` and `program.restore(…)`.
 
-    The process with `world.rank == 0` writes them, behind the steps; nobody waits for the disk. One that is due while
-    the one before is still being written is left out, with a note. What cannot be written (a full disk) is noted in
-    that process's report, and the run goes on. At the end of `run` the last state is kept, and waited for.
+    The process with `world.rank == 0` writes them in the background; no step waits for the disk. A checkpoint that is
+    due while the previous one is still being written is skipped, with a note. If one cannot be written (a full disk),
+    that process's report has a note, and the run continues. `run` returns after the last state is written.
 
     Args:
-      directory: where; made if it is not there. To be restored on several hosts it must be one that all of them see. It
-        belongs to one run, and to those that go on from it.
-      every: how often: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps. Minutes are
-        those of rank 0, which tells the others with a step's last message.
-      keep: so many of the newest are kept; older ones are deleted.
+      directory: created if missing. To restore on several hosts, it must be visible on all of them. It belongs to one
+        run, and to the runs that continue it.
+      every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps. Minutes
+        are measured by rank 0, which announces a due checkpoint in a step's last message.
+      keep: number of checkpoints to keep; older ones are deleted.
 
     Raises:
-      CheckpointError: they cannot be.
+      CheckpointError: an argument is invalid.
 
     Example:
       >>> ad.Checkpoints("run/", every="0.5 epochs", keep=2).keep
@@ -75,18 +75,22 @@ class Checkpoints:
         keep = whole(self.keep)
         if keep is None or keep < 1:
             raise CheckpointError(
-                f"keep={self.keep!r}: so many of the newest checkpoints are kept, so it must be a whole number, and at "
-                "least 1. For a run without checkpoints:  program.run(…) without checkpoint="
+                f"keep={self.keep!r}: must be a whole number of checkpoints, at least 1. For a run without "
+                "checkpoints:  program.run(…) without checkpoint="
             )
 
     @property
     def interval(self) -> Every:
-        """The interval, as a number and its unit."""
+        """The interval, as a number and its unit.
+
+        Raises:
+          CheckpointError: `every` is not an interval.
+        """
         steps = whole(self.every)
         match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
         every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")
         if every.number <= 0 or (every.unit == "step" and every.number.denominator > 1):
-            raise CheckpointError(f"every={self.every!r} says not how often to keep a checkpoint. Write {_TAKES}.")
+            raise CheckpointError(f"every={self.every!r} is not an interval of checkpoints. Write {_TAKES}.")
         return every
 
     @property
@@ -97,11 +101,11 @@ class Checkpoints:
     def read(self) -> dict[str, Any]:
         """Return the newest complete checkpoint, as `program.checkpoint()` returns it.
 
-        Containers are dicts by then: leaves keep their names, and arrays their dtypes. Local: it is this process that
-        reads. What is passed over is not told of.
+        Containers become dicts: leaves keep their names, and arrays their dtypes. Only this process reads. Incomplete
+        checkpoints are skipped without a note.
 
         Raises:
-          CheckpointError: there is none, or none that is whole.
+          CheckpointError: there is no complete checkpoint.
         """
         while True:
             try:

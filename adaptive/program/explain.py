@@ -25,8 +25,8 @@ def explain(
     Args:
       shards: examples in each worker's own data; empty where all share one data set.
       resizable: whether batch sizes change while the program runs.
-      ways: for each message which way it goes, of several; nothing where there is one.
-      overlap: whether messages travel while later stages are computed, and why; "" where that is not to be told.
+      ways: the algorithm of each message, if there are several; else empty.
+      overlap: whether messages travel while later stages are computed, and why; "" to omit that line.
     """
     graph = plan.graph
     lines = [
@@ -125,7 +125,7 @@ def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
             "status",
             str(layout.status),
             layout.status * itemsize,
-            "of workers, new sizes, a call's cost, and newcomers",
+            "of workers, new sizes, a call's cost, and joining workers",
         )
 
 

@@ -41,11 +41,11 @@ def first_plan(
 ) -> tuple[BatchSizes, Plan]:
     """Return the sizes of the first step, and a plan for the largest of them. Arguments as for `Program`.
 
-    `members` are the worker slots that are taken. The caller reads them once for all parts of the program, because
-    processes may be lost while it is built.
+    `members` are the occupied worker slots. The caller reads them once for all parts of the program, because processes
+    may be lost while it is built.
 
-    What sizes have to be multiples of is told by the driver's trace, which is made for a size: if that was none, both
-    are made again.
+    The driver's trace determines the multiple of batch sizes. The trace itself needs a size: if that isn't a multiple,
+    both are created again.
     """
     multiple = 1
     while True:

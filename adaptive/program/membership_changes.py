@@ -24,7 +24,7 @@ class RunOver(RunEnds):
 
 
 class AllLeave(RunEnds):
-    """Processes were told to terminate, and no others can continue the run. The message says why."""
+    """Processes received a termination signal, and no others can continue the run. The message says why."""
 
 
 class MembershipChanges:
@@ -44,14 +44,14 @@ class MembershipChanges:
         return not (parts.membership.due or world.in_reserve or world.needs_state_transfer or parts.members.changed)
 
     def apply(self, progress: RunProgress) -> RunProgress:
-        """Let workers leave and join, and take notice of lost ones. A process in reserve waits here until it joins.
+        """Let workers leave and join, and account for lost ones. A process in reserve waits here until it joins.
         Communicates.
 
         Returns:
           The run's progress: as given, or, on a joining process, that of the other workers.
 
         Raises:
-          RunEnds: the run has no next step.
+          RunEnds: the run has no next step; `RunOver` on a process in reserve when the run has ended.
         """
         self._change(progress.step)
         while self._world.in_reserve:

@@ -43,14 +43,18 @@ class Overlap(NamedTuple):
 
 
 def checked(overlap: Any) -> Wanted:
-    """Return the argument `overlap`, checked."""
+    """Return the argument `overlap`, checked.
+
+    Raises:
+      DriverError: it is neither "auto", a bool, nor a number of stages.
+    """
     if overlap == "auto" or isinstance(overlap, bool):
         return overlap
     if isinstance(overlap, int | np.integer) and overlap >= 2:
         return int(overlap)
     raise DriverError(
-        f'overlap={overlap!r} must be "auto", True, False, or a number of stages, 2 or more: into how many programs '
-        "the backward pass is cut, so that gradients are sent while others are computed."
+        f'overlap={overlap!r} must be "auto", True, False, or a number of stages, 2 or more: the number of programs '
+        "into which the backward pass is cut, so that gradients are sent while others are computed."
     )
 
 

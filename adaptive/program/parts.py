@@ -33,7 +33,7 @@ from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .overlap import Overlap
 from .step_checks import SkippedSteps, StepClock, UpdateCheck
-from .tracing import Traced, Tracing
+from .tracing import Traced, TraceRecorder
 
 if TYPE_CHECKING:  # imported on use
     from .run_checkpointer import RunCheckpointer
@@ -124,7 +124,7 @@ class ProgramParts:
     skipped: SkippedSteps
     update: UpdateCheck
     listeners: Listeners
-    tracing: Tracing
+    tracing: TraceRecorder
     run_warnings: RunWarnings
     run: RunState
 

@@ -27,7 +27,7 @@ _FORMAT = 1
 _TREES = ("state", "slots", "hooks")
 
 
-class Table:
+class CheckpointTable:
     """A checkpoint as a table of numbers and arrays by name.
 
     Args:

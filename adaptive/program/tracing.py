@@ -39,7 +39,7 @@ def check_writable(path: Path) -> None:
         path.unlink()
 
 
-class Tracing:
+class TraceRecorder:
     """The trace that is being recorded, if any. Every process has one.
 
     Args:

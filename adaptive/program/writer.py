@@ -18,12 +18,12 @@ from adaptive.disk.directory import checkpoints, commit, prune, record_owner, sw
 from adaptive.disk.lock import HeldError, Lock
 
 from .checkpoints import Checkpoints
-from .stored import Table
+from .stored import CheckpointTable
 
 _log = logging.getLogger("adaptive")
 
 
-class Copies:
+class HostCopies:
     """Copies of arrays on the host, in the memory of earlier copies: new memory is several times slower.
 
     What it has given is valid until it begins again.
@@ -33,7 +33,7 @@ class Copies:
         self._kept: list[np.ndarray] = []
         self._next = 0
 
-    def restart(self) -> Copies:
+    def restart(self) -> HostCopies:
         """Start a new checkpoint: the memory of the last one may be reused."""
         self._next = 0
         return self
@@ -76,7 +76,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
         self.newest: int | None = None
-        self.copies = Copies()
+        self.copies = HostCopies()
 
     def open(self, known: bool, run_id: str) -> None:
         """Lock the directory, before the first step.
@@ -126,7 +126,7 @@ class Writer:
           CheckpointError: a leaf of it cannot be stored.
         """
         self.wait()
-        table, self.newest = Table(checkpoint), None
+        table, self.newest = CheckpointTable(checkpoint), None
         # No daemon: a process that ends waits for it.
         self._thread = threading.Thread(target=self._write, args=(table,), name="adaptive-checkpoint")
         self._thread.start()
@@ -152,7 +152,7 @@ class Writer:
         self.wait()
         self._lock.release()
 
-    def _write(self, table: Table) -> None:
+    def _write(self, table: CheckpointTable) -> None:
         try:
             if not self._lock.held:  # whoever has it may have died, and this process may have taken his place
                 self._path.mkdir(parents=True, exist_ok=True)

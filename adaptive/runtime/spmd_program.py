@@ -66,9 +66,9 @@ class Results(NamedTuple):
     """The program's results.
 
     Attributes:
-      state, slots: those that it was given first, as the step leaves them.
+      state, slots: the new state and operator states.
       step: as given, for the next step.
-      flags: whether the step is committed; then those of `UpdateNaNs`. `None` where nothing is looked at.
+      flags: whether the step is committed; then those of `UpdateNaNs`. `None` without NaN checks.
       shown: hook values and metrics.
     """
 
@@ -159,7 +159,7 @@ class SPMDProgram:
     # --- traced -------------------------------------------------------------------------------------------------------
 
     def _step(self, changed: list[Any], slots: list[Any], given: Given) -> Results:
-        """One worker's step."""
+        """Compute one worker's step."""
         run = _OneWorker(self, changed, slots, given)
         for level in range(self._steps.plan.levels + 1):
             run.segments(level)

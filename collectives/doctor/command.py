@@ -59,8 +59,8 @@ def _json(found: Examination) -> str:
 
 
 def _give_up(seconds: float, doing: list[str]) -> None:
-    """Whoever waits in MPI does not come back by itself."""
+    """End this process with an error: a process that waits in MPI would wait forever."""
     own = f"{os.uname().nodename} (pid {os.getpid()})"
-    sys.stderr.write(f"adaptive doctor: {own} has not come any further than {doing[-1]} in {seconds:g} s.\n")
+    sys.stderr.write(f"adaptive doctor: {own} is still {doing[-1]} after {seconds:g} s.\n")
     sys.stderr.flush()
     os._exit(1)

@@ -86,7 +86,7 @@ def of_this_job(path: Path | None, doing: list[str]) -> Examination:
     """Examine the job of this rank. Rank 0, and ranks that MPI finds alone, return the whole examination.
 
     Args:
-      doing: what is being done is appended, for whoever waits.
+      doing: receives a description of each activity as it starts, for the thread that watches the time.
     """
     doing.append("asking JAX for its devices")
     own = facts()

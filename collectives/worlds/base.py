@@ -69,7 +69,7 @@ class WorldBase:
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
 
     def _abandon(self, why: str) -> None:
-        """Close the world on this process alone; `why`: what the others are told, if anything."""
+        """Close the world on this process alone; `why`: the reason that others receive, if any."""
         self.lifetime.closed = True
 
     def close(self) -> None:

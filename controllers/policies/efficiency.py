@@ -1,4 +1,4 @@
-"""What policies read of a noise scale, and what they make of it."""
+"""Noise scales as policies read them, and the statistical efficiency that follows from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controllers.timing.seconds import shape_of
 
 
 class Bounds(NamedTuple):
-    """A noise scale in examples, and between which values it is. NaN where it is not known yet."""
+    """A noise scale in examples, with its confidence bounds; NaN while not known."""
 
     scale: float
     lower: float
@@ -24,7 +24,9 @@ class Bounds(NamedTuple):
 
 
 def read_noise(value: Any, policy: str) -> Bounds:
-    """The bounds of anything that has fields `scale`, `lower` and `upper`, or of one number, which bounds itself."""
+    """Return a hook's value as a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, whose
+    bounds are equal to it.
+    """
     try:
         if hasattr(value, "scale"):
             scale = float(value.scale)
@@ -35,7 +37,7 @@ def read_noise(value: Any, policy: str) -> Bounds:
 
 
 def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Raise unless the hook's first value can be a noise scale: for policies' `check`."""
+    """Check that the hook's first value can be a noise scale; used as policies' `check`."""
     del n_workers
     value = values[0] if values else None
     numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
@@ -46,14 +48,14 @@ def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
 def _no_noise(value: Any, policy: str) -> DriverError:
     got = f"a {type(value).__name__}" if shape_of(value) == () else f"an array of shape {shape_of(value)}"
     return DriverError(
-        f"{policy} reads a noise scale; it was given {'nothing' if value is None else got}. Write:\n"
+        f"{policy} reads a noise scale; it received {'nothing' if value is None else got}. Write:\n"
         f"    noise = mon.noise_scale(grads, avg_grads)\n"
         f"    ctrl.hook(ctrl.{policy}(), noise)"
     )
 
 
 def efficiency(noise_scale: float, batch: float, base: float = 1.0) -> float:
-    """How much an example teaches in a batch of this size, relative to a batch of size `base`.
+    """Return the statistical efficiency of a batch size: an example's contribution, relative to a batch of size `base`.
 
         (noise + base) / (noise + batch)
 
@@ -66,14 +68,14 @@ def efficiency(noise_scale: float, batch: float, base: float = 1.0) -> float:
 
 
 def efficiency_cap(noise_scale: float, base: float, least: float) -> float:
-    """The largest batch in which an example teaches at least `least` (0 … 1) of what it does in one of size `base`."""
+    """Return the largest batch whose statistical efficiency relative to `base` is at least `least` (0 … 1)."""
     if math.isinf(noise_scale):
         return math.inf
     return (noise_scale + base) / least - noise_scale
 
 
 def round_batch(target: float, multiple: int, least: int, most: int) -> int:
-    """The multiple nearest to `target` between two bounds, or the nearest integer where there is no multiple."""
+    """Return the multiple between two bounds nearest to `target`; the nearest integer if there is no such multiple."""
     first, last = -(-least // multiple), most // multiple
     if first > last:
         return int(min(max(target, least), most))

@@ -150,6 +150,9 @@ def momentum_of_batch(hyperparameter: str, momentum: float, base: int) -> Policy
 
     Returns:
       A policy for a hook without values.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
     if not 0 <= momentum < 1 or base < 1:
         raise ValueError(f"momentum_of_batch: momentum is from 0 to 1, base 1 or more; got {momentum} and {base}.")

@@ -21,27 +21,30 @@ def noise_batch(
     least_efficiency: float | None = None,
     base_batch: int | None = None,
 ) -> Policy:
-    """Let the global batch follow the noise scale, at which examples and steps are about equally well spent.
+    """Let the global batch follow the noise scale, a compromise between the cost of examples and that of steps.
 
-    The batch grows to the scale's *lower* confidence bound and shrinks to its upper one; in between there is no
-    evidence for either, and it stays. It waits as long as the scale is not known (NaN).
+    The batch grows to the scale's *lower* confidence bound and shrinks to its upper bound; between the two there is no
+    evidence for either, and it does not change. Requests nothing while the scale is not known (NaN).
 
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
 
     Args:
-      min_batch, max_batch: bounds; by default what the workers can hold.
-      growth: how many times larger or smaller the batch may get at one decision.
-      dead_band: relative changes smaller than this are not worth making.
+      min_batch, max_batch: bounds; by default those of the workers.
+      growth: the largest factor by which one decision changes the batch.
+      dead_band: smaller relative changes are not made.
       monotone: never shrink.
       confident: use the confidence bounds; else the scale itself, as KungFu does.
-      factor: what to multiply the scale by.
-      multiple: batches are multiples of this; by default of the program's quantum on every worker.
-      least_efficiency: between 0 and 1: never grow so far that an example teaches less than this fraction of …
-      base_batch: … what it does in a batch of this size.
+      factor: the scale is multiplied by this.
+      multiple: batches are multiples of this; by default of the program's quantum times the active workers.
+      least_efficiency: between 0 and 1: lower bound of the statistical efficiency, relative to `base_batch`.
+      base_batch: the batch with an efficiency of 1.
 
     Returns:
-      A policy for a hook that is given a noise scale: anything with fields `scale`, `lower` and `upper`, or one number.
+      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower` and `upper`, or a number.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     References:
       Mai et al. 2019, Listing 1; McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.4.
@@ -86,10 +89,10 @@ def noise_batch(
 
 
 def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:
-    """What there is evidence for: `current`, or as far as it has to go to be between the noise scale's bounds.
+    """Clip `current` to the confidence bounds of the noise scale times `factor`.
 
     Args:
-      factor: what to multiply the scale by.
+      factor: the scale is multiplied by this.
       confident: use the confidence bounds instead of the scale itself.
     """
     lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
@@ -97,12 +100,12 @@ def between(current: float, noise: Bounds, factor: float, *, confident: bool) ->
 
 
 def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int | None) -> tuple[int, int]:
-    """The least and the most examples that a policy may ask for; what the workers can hold goes first."""
+    """Return a policy's bounds of the global batch, clipped to those of the workers."""
     least, most = sum(observation.limits.lower), sum(observation.limits.upper)
     low = min(max(least, min_batch or least), most)
     return low, max(min(most, max_batch or most), low)
 
 
 def batch_multiple(observation: Observation) -> int:
-    """A batch of which every worker that takes examples may have the same number of whole quanta."""
+    """Return the global batch that is one quantum for each active worker."""
     return observation.limits.quantum * len(observation.limits.active)

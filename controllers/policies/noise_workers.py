@@ -1,4 +1,4 @@
-"""`noise_workers`: a number of workers that follows the gradient noise scale, as KungFu's Listing 1 has it."""
+"""`noise_workers`: a number of workers that follows the gradient noise scale, as in KungFu's Listing 1."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ def noise_workers(
     confident: bool = True,
     factor: float = 1.0,
 ) -> Policy:
-    """Let the number of workers follow the noise scale: each has as many examples as keep it busy, and there are as
-    many workers as the batch has use for.
+    """Let the number of workers follow the noise scale, at a constant batch per worker.
 
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_workers(64), noise, every=20)
 
-    It asks for `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. Workers are
-    added by the scale's *lower* confidence bound and let go by its upper one; in between there is no evidence for
-    either. It waits as long as the scale is not known (NaN). When a worker is lost, the batch shrinks with it.
+    Requests `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. The scale's
+    *lower* confidence bound adds workers, and its upper bound removes them; between the two there is no evidence for
+    either. Requests nothing while the scale is not known (NaN). When a worker is lost, the batch shrinks with it.
 
     Args:
-      examples_per_worker: the batch of each.
-      min_workers, max_workers: bounds; by default what can be had.
-      growth: how many times more or fewer workers there may be after one decision; one more or less in any case.
-      dead_band: changes smaller than this part of the workers are not worth making, beside the half worker that
-        rounding takes.
-      monotone: never let anybody go.
+      examples_per_worker: the local batch.
+      min_workers, max_workers: bounds; by default the available numbers.
+      growth: the largest factor by which one decision changes the number of workers; a change by one is always allowed.
+      dead_band: smaller changes, relative to the number of workers, are not made; added to the half worker of rounding.
+      monotone: never remove workers.
       confident: use the confidence bounds; else the scale itself, as KungFu does.
-      factor: what to multiply the scale by.
+      factor: the scale is multiplied by this.
 
     Returns:
-      A policy for a hook that is given a noise scale: anything with fields `scale`, `lower` and `upper`, or one number.
+      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower` and `upper`, or a number.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     References:
       Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
@@ -84,21 +85,26 @@ def noise_workers(
 
 
 def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:
-    """Raise unless there can be numbers of workers between two bounds."""
+    """Check a policy's bounds of the number of workers.
+
+    Raises:
+      ValueError: no number of workers is between them.
+    """
     low = 1 if min_workers is None else min_workers
     if not 1 <= low <= (low if max_workers is None else max_workers):
         raise ValueError(f"{policy}: 1 <= min_workers <= max_workers must hold; got {min_workers} and {max_workers}.")
 
 
 def worker_bounds(observation: Observation, min_workers: int | None, max_workers: int | None) -> tuple[int, int]:
-    """The least and the most workers that a policy may ask for; what can be had goes first."""
+    """Return a policy's bounds of the number of workers, clipped to the available numbers."""
     least, most = observation.least_workers, observation.most_workers
     low = min(max(least, min_workers or least), most)
     return low, max(min(most, max_workers or most), low)
 
 
 def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
-    """A number of workers that may come after `there`: so many times more or fewer, one more or less in any case, and
-    whatever was asked for already."""
+    """Clip a wanted number of workers to `growth` times more or fewer than `there` are now, or one more or fewer, or
+    the number `current` that is requested already.
+    """
     fewest = min(current, math.floor(there / growth), there - 1)
     return min(max(wanted, fewest), max(current, math.ceil(there * growth), there + 1))

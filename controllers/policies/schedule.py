@@ -25,6 +25,9 @@ def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal
 
     Returns:
       A policy for a hook without values.
+
+    Raises:
+      ValueError: `by` is something else.
     """
     if by not in ("step", "epoch"):
         raise ValueError(f"schedule: by= is 'step' or 'epoch', got {by!r}.")
@@ -33,7 +36,7 @@ def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal
     def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
         batch = of(observation.step if by == "step" else observation.epoch)
         number = real(batch)
-        if number is not None and np.isfinite(number):  # what is none is refused where the hook asks for it
+        if number is not None and np.isfinite(number):  # other values are refused by the request
             batch = round(number)
         if not observation.due or batch == observation.global_batch:
             return None, state
@@ -45,5 +48,5 @@ def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal
 def _stairs(batches: Mapping[float, int]) -> Callable[[float], int]:
     starts = sorted(batches)
     if not starts or starts[0] > 0:
-        raise ValueError(f"schedule: say from 0 on which batch to use; the first entry is {starts[:1] or 'missing'}.")
+        raise ValueError(f"schedule: the first entry must be for 0; it is {starts[:1] or 'missing'}.")
     return lambda at: batches[starts[bisect_right(starts, at) - 1]]

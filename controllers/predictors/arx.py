@@ -18,8 +18,8 @@ class ArxState(NamedTuple):
     lags: Lags
     weights: np.ndarray  # shape=(n, p)
     covariance: np.ndarray  # shape=(n, p, p)
-    records: np.ndarray  # shape=(n,), int64: how many it has learnt from
-    fallback: np.ndarray  # shape=(n,), examples per second: what is said until there are enough
+    records: np.ndarray  # shape=(n,), int64: number of records so far
+    fallback: np.ndarray  # shape=(n,), examples per second: the prediction until there are enough records
 
 
 def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
@@ -31,8 +31,11 @@ def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
 
     Args:
       lags: L.
-      memory: over how many records it learns.
-      records: a moving average speaks until it has learnt from as many.
+      memory: number of records after which one is forgotten.
+      records: number of records before the first prediction by regression; before, it is a moving average.
+
+    Raises:
+      ValueError: an argument is out of range.
     """
     if lags < 1 or memory < 2 or records < 0:
         raise ValueError(f"arx: lags >= 1, memory >= 2 and records >= 0 must hold; got {lags}, {memory}, {records}.")

@@ -1,8 +1,8 @@
 """Predictors of each worker's speed in the next step, for `lb_bsp`.
 
-A predictor is a pair of pure functions over arrays with one row per worker. `update(state, speed, inputs)` is told the
-speed of the latest step that is known, and what is measured of the machine now: its free processor share, its memory.
-Inputs lead: what has changed on the machine shows in them one step before it shows in a speed.
+A predictor is a pair of pure functions over arrays with one row per worker. `update(state, speed, inputs)` receives the
+speed of the latest measured step, and current measurements of the machine: its free processor share, its free memory.
+A change of the machine shows in the inputs one step before it shows in the speed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Predictor(NamedTuple):
 
     Attributes:
       init: `init(n_workers, n_inputs) -> state`.
-      update: `update(state, speed, inputs) -> (prediction, state)`, with `speed` the examples per second of the step
-        before, shape=(n,), and `inputs` what is measured now, shape=(n, n_inputs); NaN where not known. Predicts the
-        examples per second of this step, shape=(n,); NaN for workers that were never measured.
-      name: what errors call it.
+      update: `update(state, speed, inputs) -> (prediction, state)`, with `speed` the examples per second of the
+        previous step, shape=(n,), and `inputs` the current measurements, shape=(n, n_inputs); NaN where not known.
+        Predicts the examples per second of this step, shape=(n,); NaN for workers that were never measured.
+      name: its name in errors.
     """
 
     init: Callable[[int, int], PredictorState]
@@ -62,16 +62,20 @@ class BestOfState(NamedTuple):
     """State of `best_of`."""
 
     states: tuple[PredictorState, ...]
-    predictions: np.ndarray  # shape=(predictors, n): the last ones, to be judged when the speed is known
-    errors: np.ndarray  # shape=(predictors, n): running means of the squared relative error; NaN before there is one
+    predictions: np.ndarray  # shape=(predictors, n): the last ones, to compare with the next known speed
+    errors: np.ndarray  # shape=(predictors, n): running means of the squared relative error; NaN before the first
 
 
 def best_of(*predictors: Predictor, memory: float = 50.0) -> Predictor:
-    """Return a predictor that uses, for each worker, the predictor with the least recent error, at first the first one.
+    """Return a predictor that uses, for each worker, the predictor with the smallest recent error; at the start, the
+    first one.
 
     Args:
-      *predictors: run side by side.
-      memory: over how many steps errors are averaged.
+      *predictors: all are updated in each step.
+      memory: number of steps over which errors are averaged.
+
+    Raises:
+      ValueError: no predictor is given, or `memory` is below 1.
     """
     if not predictors or memory < 1:
         raise ValueError("best_of: give at least one predictor, and a memory of at least 1 step.")
@@ -94,5 +98,5 @@ def best_of(*predictors: Predictor, memory: float = 50.0) -> Predictor:
 
 
 def known(speed: np.ndarray) -> np.ndarray:
-    """Return where a speed is known: finite and positive."""
+    """Return a mask of the known speeds, which are finite and positive; of the shape of `speed`."""
     return (speed > 0) & (speed < np.inf)

@@ -1,7 +1,7 @@
-"""`narx`: speed from a small neural network of past speeds and of past and present inputs, learned online.
+"""`narx`: predicts speeds with a small neural network of past speeds and of past and present inputs, trained online.
 
-The networks of all workers are trained side by side, as one network with an axis of workers, on the host's processor.
-A prediction is made with what was learnt before, so that it never waits for training.
+The networks of all workers are trained together, as one network with an axis of workers, on the host's processor. A
+prediction uses the parameters from before the current training step, so that it never waits for training.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ import optax
 from .base import Predictor, best_of, known, memoryless, moving_average
 from .lags import Lags
 
-BUFFER = 400  # records that a network learns from
+BUFFER = 400  # records that a network is trained on
 BATCH = 32  # records in one step of training
-FIRST = 50  # records before it says anything
+FIRST = 50  # records before the first prediction
 
 
 class Network(NamedTuple):
-    """From a row of p lags the change of speed, by one hidden layer; with an axis of workers in front of all."""
+    """Parameters of a network with one hidden layer, from a row of p lags to a change of speed. All have a leading axis
+    of workers.
+    """
 
     hidden: Any  # shape=(p, width)
     bias: Any  # shape=(width,)
-    out: Any  # shape=(width,): zeros at first, so that there is no change
+    out: Any  # shape=(width,): initially zeros, which predict no change
     offset: Any  # shape=()
 
 
 class Learner(NamedTuple):
-    """What n networks learn from, and what they have learnt: arrays of the host's device, or still being computed.
+    """Records, parameters and optimizer states of n networks: JAX arrays on the host, which may still be computed.
     p = lags + (lags + 1) n_inputs.
     """
 
-    rows: Any  # shape=(BUFFER, n, p), float32: a ring of records
-    changes: Any  # shape=(BUFFER, n), float32: of speed, in the steps that the rows are about
-    usable: Any  # shape=(BUFFER, n), bool: where there is a record; elsewhere zeros
+    rows: Any  # shape=(BUFFER, n, p), float32: a ring buffer of records
+    changes: Any  # shape=(BUFFER, n), float32: changes of speed in the steps of the rows
+    usable: Any  # shape=(BUFFER, n), bool: where there is a record; elsewhere the row is zero
     mean: Any  # shape=(n, p), float32: of the rows
     scale: Any  # shape=(n, p), float32: standard deviation of the rows
     params: Network  # every leaf of shape=(n, …)
@@ -56,20 +58,23 @@ class NarxState(NamedTuple):
 
 
 def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 3e-3, seed: int = 0) -> Predictor:
-    """Nonlinear autoregression with exogenous inputs: the speed predictor of LB-BSP.
+    """Return a predictor by nonlinear autoregression with exogenous inputs: the speed predictor of LB-BSP.
 
         v[k] = F(v[k-1], …, v[k-L]; u[k], u[k-1], …, u[k-L])
 
-    with F a network of one hidden tanh layer. Series-parallel: it is fed true past speeds. After every prediction it
-    takes a few steps of Adam on records of the latest 400 steps, so that the prediction does not wait for them. It
-    speaks for a worker only while it has lately been better than a moving average and than the last speed.
+    with F a network of one hidden tanh layer, applied to true past speeds (series-parallel). After each prediction it
+    takes a few steps of Adam on records of the last 400 steps. For each worker, it is used only while its recent
+    errors are smaller than those of a moving average and of the last speed.
 
     Args:
       lags: L.
       width: of the hidden layer.
       steps: of Adam per step of the program.
       learning_rate: of Adam.
-      seed: of first weights, and of the records that training draws.
+      seed: of the initial parameters, and of the records that training draws.
+
+    Raises:
+      ValueError: an argument is out of range.
 
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), section 3.2, which leaves sizes and schedules open;
@@ -85,7 +90,7 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
         shape = n_workers, lags + (lags + 1) * n_inputs
         with _on_host():
             learner = _first(width, *shape, seed)
-            # Compiled here, before the program's first step, and not by the step that would be the first to need it.
+            # Compile both functions here, and not in the program's first step that needs them.
             _predict(learner, np.zeros(shape, np.float32))
             nothing = np.zeros(shape, np.float32), np.zeros(n_workers, np.float32), np.zeros(n_workers, bool)
             _learn(learning_rate, learner, nothing, np.int32(0), np.zeros((steps, BATCH), np.int32))
@@ -103,7 +108,7 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
                 draw = np.random.default_rng((seed, seen)).integers(0, min(seen + 1, BUFFER), (steps, BATCH))
                 learner = _learn(learning_rate, learner, record, np.int32(seen), draw.astype(np.int32))
                 seen += 1
-            # By what was learnt before this step, so as not to wait for what is being learnt now.
+            # With the parameters from before this step, so as not to wait for the training.
             change, ready = map(np.asarray, _predict(state.learner, _float32(now, np.isfinite(now))))
         last = now[:, 0]
         prediction = np.where(ready, np.clip(last + change, last / 3, last * 3), np.nan) * history.speed_unit
@@ -117,9 +122,7 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Where controllers compute, whatever the program's steps compute on; and with the dtypes that optax expects,
-    which multiplies integers by floats.
-    """
+    """Compute on the host, on any device of the program, and with JAX's standard dtype promotion, which optax needs."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -130,7 +133,7 @@ def _float32(values: np.ndarray, where: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _first(width: int, n: int, p: int, seed: int) -> Learner:
-    """All networks begin alike."""
+    """Return the initial learner, with the same parameters for all workers."""
     hidden = jax.nn.initializers.lecun_normal()(jax.random.key(seed), (p, width), jnp.float32)
     one = Network(hidden, *(jnp.zeros(shape, jnp.float32) for shape in ((width,), (width,), ())))
     params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), one)
@@ -146,7 +149,7 @@ def _first(width: int, n: int, p: int, seed: int) -> Learner:
 
 
 def _outputs(learner: Learner, rows: jax.Array) -> jax.Array:
-    """What the networks make of a row each, shape=(n, p), in units in which rows are around 0 and of size 1."""
+    """Apply each worker's network to its normalized row; rows of shape=(n, p). Returns shape=(n,)."""
 
     def output(network: Network, row: jax.Array) -> jax.Array:
         return jnp.tanh(row @ network.hidden + network.bias) @ network.out + network.offset
@@ -156,7 +159,7 @@ def _outputs(learner: Learner, rows: jax.Array) -> jax.Array:
 
 @jax.jit
 def _predict(learner: Learner, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The change of speed, and whether there are records enough to say so; each shape=(n,)."""
+    """Return the predicted changes of speed, and whether there are enough records for them; each shape=(n,)."""
     return _outputs(learner, rows), learner.usable.sum(axis=0) >= FIRST
 
 
@@ -168,12 +171,12 @@ def _learn(
     seen: jax.Array,
     draw: jax.Array,
 ) -> Learner:
-    """Put a record into the ring, and make steps of Adam on records that are drawn from it.
+    """Add a record to the ring buffer, and take steps of Adam on drawn records.
 
     Args:
       record: rows, changes, and where they are usable; shape=(n, p), (n,) and (n,).
-      seen: how many records there are already.
-      draw: places in the ring; shape=(steps, BATCH).
+      seen: number of previous records.
+      draw: indices of records; shape=(steps, BATCH).
     """
     learner = _record(learner, *record, seen)
 
@@ -193,7 +196,11 @@ def _learn(
 
 
 def _record(learner: Learner, rows: jax.Array, changes: jax.Array, usable: jax.Array, seen: jax.Array) -> Learner:
-    """Training must not see its inputs' units move under it: they are of all records at first, later of BUFFER."""
+    """Add a record to the ring buffer, and update mean and scale of the rows.
+
+    Both average over all records at first, and over about BUFFER later: slowly, because they scale the inputs of
+    training.
+    """
     place = seen % BUFFER
     weight = jnp.where(usable, 1.0 / jnp.minimum(seen + 1, BUFFER), 0.0)[:, None]
     off = jnp.where(usable[:, None], rows - learner.mean, 0.0)

@@ -14,30 +14,31 @@ Trace = Callable[[int, float], np.ndarray]
 """`trace(step, clock) -> shape=(n,)`: a number per worker, in the step that begins at `clock` seconds."""
 
 Noise = Callable[[np.random.Generator, int, int], np.ndarray]
-"""`noise(rng, steps, n) -> shape=(steps, n)`: what step times are multiplied by, that nobody can know beforehand."""
+"""`noise(rng, steps, n) -> shape=(steps, n)`: unpredictable factors of the step times."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """n modelled workers. Worker i's step on b examples takes `times_i(b) * slowdown_i * noise_i` seconds.
+    """Model of n workers. Worker i's step on b examples takes `times_i(b) * slowdown_i * noise_i` seconds.
 
     Attributes:
-      times: seconds at normal speed; each part of shape=(n,).
-      slowdown: by what the times are multiplied, step by step: changes of speed. By default 1.
-      noise: multiplies them too. What the best possible split is, is said without it.
-      lower, upper: bounds on the workers' batches, shape=(n,) or one for all: memory, for instance.
-      quantum: sizes are best multiples of this; `None` for one that follows the global batch, as a program's own does.
-      overhead: seconds of a step in which nobody computes, the exchange; or a function of how many workers are there.
-      present: which workers can be had, `present(step) -> bool, shape=(n,)`: losses, and who comes back. By default
-        all. Where there is no reserve, whoever can be had is there.
-      first: how many of the workers are there at first. The others are in reserve, and join when a policy asks for more
-        workers. By default all, and no reserve.
+      times: seconds at normal speed; each part has shape=(n,).
+      slowdown: factors of the times, step by step: changes of speed. Default: 1.
+      noise: further factors of the times. The best possible split is computed without them.
+      lower, upper: bounds of the local batches, for instance by memory; shape=(n,) or one number for all.
+      quantum: sizes are preferably multiples of this; `None`: it follows the global batch, as in a program.
+      overhead: seconds of a step in which no worker computes, for instance in the exchange; or a function of the number
+        of workers.
+      present: available workers, `present(step) -> bool, shape=(n,)`, for losses and returns. Default: all. Without a
+        reserve, every available worker is a member.
+      first: number of members at the start. The other workers are in reserve, and join when a policy requests more
+        workers. Default: all workers are members, and there is no reserve.
       join_after: steps from that request until they join.
-      respawn: whether a worker that is lost is replaced from the reserve, by itself.
+      respawn: whether the reserve replaces lost workers automatically.
       noise_scale: the gradient noise scale after a number of examples, `noise_scale(examples) -> examples`.
-      cpu: free processor share of each worker, a trace. By default what explains the slowdown, `1 / slowdown`.
-      memory: free bytes of each worker, a trace. By default 1 GB.
-      sensor_noise: relative standard deviation of what is said of processor share and memory.
+      cpu: free processor share of each worker, a trace. Default: the share that explains the slowdown, `1 / slowdown`.
+      memory: free bytes of each worker, a trace. Default: 1 GB.
+      sensor_noise: relative standard deviation of the measured processor share and memory.
     """
 
     times: BatchTime
@@ -62,23 +63,27 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """How many workers there are, those included that join later, and the reserve."""
+        """Number of workers, including the reserve and workers that join later."""
         return max(np.size(part) for part in self.times)
 
     @property
     def capacities(self) -> np.ndarray:
-        """Examples per second at normal speed and on a large batch: what a data sheet would say; shape=(n,)."""
+        """Examples per second at normal speed and on a large batch, as in a data sheet; shape=(n,)."""
         return 1e4 / np.broadcast_to(self.times(1e4), self.workers)
 
 
-# --- what happens to speeds -------------------------------------------------------------------------------------------
+# --- changes of speed -------------------------------------------------------------------------------------------------
 
 
 def stages(factors: Mapping[int, ArrayLike], n: int) -> Trace:
-    """Return slowdowns that hold from a step on: `{0: 1.0, 100: (1, 1, 3, 1)}`."""
+    """Return slowdowns that are constant from each given step to the next: `{0: 1.0, 100: (1, 1, 3, 1)}`.
+
+    Raises:
+      ValueError: no entry is for step 0 or 1.
+    """
     starts = np.array(sorted(factors))
     if not len(starts) or starts[0] > 1:
-        raise ValueError(f"stages: say from step 0 on what holds; the first entry is at step {starts[:1]}.")
+        raise ValueError(f"stages: the first entry must be for step 0; it is for step {starts[:1]}.")
     rows = np.stack([np.broadcast_to(np.asarray(factors[int(s)], np.float64), n) for s in starts])
     return lambda step, clock: rows[np.searchsorted(starts, step, side="right") - 1]
 
@@ -90,19 +95,19 @@ def by_step(rows: np.ndarray) -> Trace:
 
 
 def waves(amplitude: ArrayLike, period: float, phase: ArrayLike) -> Trace:
-    """Speeds that drift to and fro over `period` steps: `exp(amplitude * sin(2 pi (step / period + phase)))`."""
+    """Return slowdowns that oscillate: `exp(amplitude * sin(2 pi (step / period + phase)))`; `period` in steps."""
     size, offset = np.asarray(amplitude, np.float64), np.asarray(phase, np.float64)
     return lambda step, clock: np.exp(size * np.sin(2 * np.pi * (step / period + offset)))
 
 
 def neighbors(factor: ArrayLike, period: ArrayLike, busy: ArrayLike, phase: ArrayLike) -> Trace:
-    """Return slowdowns by periodic neighbors: `factor` for a share `busy` of every `period` seconds."""
+    """Return slowdowns by periodic jobs of others: `factor` for a share `busy` of every `period` seconds."""
     slow, every, share, offset = (np.asarray(x, np.float64) for x in (factor, period, busy, phase))
     return lambda step, clock: np.where((clock / every + offset) % 1.0 < share, slow, 1.0)
 
 
 def together(*traces: Trace) -> Trace:
-    """The product of several."""
+    """Return the product of several traces."""
 
     def trace(step: int, clock: float) -> np.ndarray:
         product = traces[0](step, clock)
@@ -113,7 +118,7 @@ def together(*traces: Trace) -> Trace:
     return trace
 
 
-# --- what nobody can know ---------------------------------------------------------------------------------------------
+# --- noise ------------------------------------------------------------------------------------------------------------
 
 
 def jitter(deviation: float) -> Noise:
@@ -122,7 +127,9 @@ def jitter(deviation: float) -> Noise:
 
 
 def stragglers(rate: float, factor: float) -> Noise:
-    """A step of a worker takes, with probability `rate`, longer by up to `factor` times (log-uniform)."""
+    """Return noise by which each step of a worker takes, with probability `rate`, up to `factor` times as long
+    (log-uniform).
+    """
 
     def noise(rng: np.random.Generator, steps: int, n: int) -> np.ndarray:
         hit = rng.random((steps, n)) < rate
@@ -132,5 +139,5 @@ def stragglers(rate: float, factor: float) -> Noise:
 
 
 def noises(parts: Sequence[Noise]) -> Noise:
-    """The product of several."""
+    """Return the product of several noises."""
     return lambda rng, steps, n: np.prod([part(rng, steps, n) for part in parts], axis=0)

@@ -47,12 +47,12 @@ _FILE = click.Path(path_type=Path)
 
 
 def _policy_options(default: str) -> Callable[[Callable], Callable]:
-    """What says which policies are compared, and what they are given."""
+    """Return a decorator that adds the options --policy and --reads to a command."""
 
     def add(command: Callable) -> Callable:
-        text = f"Which to compare; may be repeated. Default: {default}."
-        command = click.option("--reads", metavar="VALUES", help="What MODULE:FUNCTION policies are given. "
-            "Default: seconds.")(command)  # fmt: skip
+        text = f"A policy to compare; may be repeated. Default: {default}."
+        command = click.option("--reads", metavar="VALUES", help="Values that MODULE:FUNCTION policies read, "
+            "separated by commas. Default: seconds.")(command)  # fmt: skip
         return click.option("--policy", "policies", multiple=True, metavar="POLICY", help=text)(command)
 
     return add
@@ -61,11 +61,11 @@ def _policy_options(default: str) -> Callable[[Callable], Callable]:
 @click.command("simulate", context_settings=_SETTINGS, epilog=POLICY)
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @_policy_options(", ".join(SIMULATED))
-@click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="How many.")
-@click.option("--steps", type=click.IntRange(2), default=600, show_default=True, help="How many.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
-@click.option("--png", type=_FILE, metavar="FILE", help="Draw seconds per step, sizes and the best split.")
-@click.option("--list", "listing", is_flag=True, help="Say what scenarios and policies there are.")
+@click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="Number of workers.")
+@click.option("--steps", type=click.IntRange(2), default=600, show_default=True, help="Number of steps.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
+@click.option("--png", type=_FILE, metavar="FILE", help="Plot seconds per step, batch sizes and the best split.")
+@click.option("--list", "listing", is_flag=True, help="List the scenarios and the policies.")
 def simulate(
     scenarios: Sequence[str],
     policies: Sequence[str],
@@ -76,7 +76,7 @@ def simulate(
     png: Path | None,
     listing: bool,
 ) -> None:
-    """Try policies on simulated clusters, under a virtual clock.
+    """Compare policies on simulated clusters, under a virtual clock.
 
     \b
     adaptive simulate step_change --workers 16 --png step_change.png
@@ -86,14 +86,14 @@ def simulate(
     adaptive simulate scaling --policy equal --policy noise_workers --policy goodput_workers
     adaptive simulate listing_1 spot --policy equal --policy balance
 
-    SCENARIO is one or more of --list, or all.
+    SCENARIO is a name that --list prints, or all.
     """
     if listing:
         return click.echo(_listing())
     if not scenarios:
-        raise click.UsageError("name a scenario (see --list); a recorded run is tried by:  adaptive replay TRACE")
+        raise click.UsageError("name a scenario (see --list). To use a recorded run:  adaptive replay TRACE")
     if png and (len(scenarios) > 1 or scenarios[0] == "all"):
-        raise click.UsageError("--png draws one scenario")
+        raise click.UsageError("--png takes one scenario")
     with _complaints():
         compared = _hooks(policies or SIMULATED, reads)
         for number, name in enumerate(_scenarios.names() if list(scenarios) == ["all"] else scenarios):
@@ -109,21 +109,21 @@ def simulate(
 @click.command("replay", context_settings=_SETTINGS, epilog=POLICY)
 @click.argument("trace", type=_FILE)
 @_policy_options(f"{', '.join(REPLAYED)}; with --exact {', '.join(EXACT)}")
-@click.option("--run", "number", type=int, default=-1, metavar="N", help="Which run, if TRACE holds several. "
+@click.option("--run", "number", type=int, default=-1, metavar="N", help="Index of the run, if TRACE has several. "
     "Default: the last.")  # fmt: skip
-@click.option("--exact", metavar="HOOK", help="Show the policies what HOOK of TRACE was shown, and list decisions.")
-@click.option("--png", type=_FILE, metavar="FILE", help="Draw seconds per step, sizes and the best split.")
+@click.option("--exact", metavar="HOOK", help="Run the policies on the recorded values of HOOK; list decisions.")
+@click.option("--png", type=_FILE, metavar="FILE", help="Plot seconds per step, batch sizes and the best split.")
 def replay(
     trace: Path, policies: Sequence[str], reads: str | None, number: int, exact: str | None, png: Path | None
 ) -> None:
-    """Try policies on a run that `program.run(record=TRACE)` wrote down.
+    """Compare policies on a run that was recorded by `program.run(record=TRACE)`.
 
     \b
     adaptive replay trace.jsonl --policy balance --policy proportional
     adaptive replay trace.jsonl --exact 0/balance --policy proportional
     """
     if exact and png:
-        raise click.UsageError("--exact lists decisions; there is nothing to draw")
+        raise click.UsageError("--exact lists decisions, and cannot be plotted with --png")
     with _complaints():
         recording = read_trace(trace, number)
         if exact:
@@ -134,7 +134,7 @@ def replay(
 
 @contextmanager
 def _complaints() -> Iterator[None]:
-    """What cannot be done ends the command, with what is wrong."""
+    """Turn errors of the block into usage errors of the command."""
     try:
         yield
     except BrokenPipeError:  # `… | head`
@@ -147,16 +147,16 @@ def _complaints() -> Iterator[None]:
 
 
 def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int = 0) -> dict[str, Simulation]:
-    """Run policies on one scenario, under the same noise.
+    """Run policies on one scenario, all under the same noise.
 
     Args:
       case: the scenario.
       policies: by name.
-      steps: how many.
+      steps: number of steps.
       seed: of the noise.
 
     Returns:
-      What happened, by policy.
+      The simulations, by policy.
     """
     return {
         name: simulated([*case.before, hook], case.cluster, case.global_batch, steps, seed=seed)
@@ -165,11 +165,11 @@ def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int =
 
 
 def table(runs: dict[str, Simulation]) -> str:
-    """The runs of one scenario, as a table in Markdown. Times are compared up to as many examples as all have done.
+    """Format the runs of one scenario as a Markdown table. Compares times up to the examples that all runs processed.
 
     Args:
-      runs: by policy; the others are compared with the first. Where workers are in reserve, it says how many were there
-        on average, what they have spent in all, and how much they have learned per second (`Simulation.goodput`).
+      runs: by policy; the first is the baseline. With a reserve, the table has columns for the mean number of workers,
+        the worker-seconds and the goodput (`Simulation.goodput`).
     """
     examples = min(int(run.global_batch.sum()) for run in runs.values())
     base = next(iter(runs))
@@ -198,28 +198,28 @@ def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[st
         for read in () if callable(hook.reads) else hook.reads:
             if read not in _known(fitted.cluster):
                 raise TraceError(
-                    f"{name} reads {read}, and this trace does not tell what that would have been with other sizes. "
-                    f"Leave the policy out, or show it the very observations of a hook that was given it:  --exact HOOK"
+                    f"{name} reads {read}, which this trace does not determine for other sizes. Omit the policy, or "
+                    f"run it on the recorded values of a hook that received {read}:  --exact HOOK"
                 )
     runs = {"as recorded": _as_recorded(recording, fitted.cluster), **compare(case, policies, steps)}
     click.echo(f"{trace}: {recording.workers} workers, {steps} steps\n\n{table(runs)}")
     guessed = int((~fitted.certain).sum())
     if guessed:
         click.echo(
-            f"\nThe batch of {guessed} workers hardly changed in this run: how their time goes with it is guessed."
+            f"\nThe batch of {guessed} workers hardly changed in this run: how their time depends on it is a guess."
         )
     if png:
         draw(runs, png, f"{trace.name}, replayed")
 
 
 def _known(cluster: Cluster) -> list[str]:
-    """What the cluster of a recorded run can say to a policy."""
+    """Return the names of the values that a fitted cluster can provide."""
     seen = {"cpu_available": cluster.cpu, "memory_available": cluster.memory}
     return ["seconds", "iteration_seconds", "capacities", *(name for name, trace in seen.items() if trace)]
 
 
 def _decisions(recording: Recording, exact: str, policies: dict[str, Hooked], reads: str | None) -> str:
-    """What policies ask for where they are shown what a recorded hook was shown, beside what was asked for then."""
+    """Format policies' decisions on the recorded values of a hook, beside the recorded decisions, as a table."""
     recorded = [(step.step, step.decision) for step in recording.steps if step.decision]
     lines = [("step", "policy", "workers", "global batch", "shares")]
     lines += [(str(step), "as recorded", *_asked(decision)) for step, decision in recorded]
@@ -241,8 +241,7 @@ def _asked(decision: Decision) -> tuple[str, str, str]:
 
 
 def _followed(batches: np.ndarray) -> Hooked:
-    """The global batch goes as it did in the run."""
-
+    """Return a hook that repeats the run's global batch sizes."""
     return Hooked(schedule(lambda step: batches[min(step, len(batches) - 1)]), ())
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from adaptive.extend import Decision, Limits, RecordError, read_run
 from controllers.policies.efficiency import Bounds
 
-_NAME = re.compile(r"(\w+)\.?(.*)")  # of a leaf: the value's, and what it is in it
+_NAME = re.compile(r"(\w+)\.?(.*)")  # of a leaf: the value's name, and the path in it
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
 
 
-TraceError = RecordError  # as it is called here: also a record that does not hold what a replay asks of it
+TraceError = RecordError  # also for a valid record that lacks something that a replay needs
 
 
 class RecordedHook(NamedTuple):
@@ -28,7 +28,7 @@ class RecordedHook(NamedTuple):
     leaves: tuple[str, ...]  # names: "noise.scale"
 
 
-class Asked(NamedTuple):
+class RecordedRequests(NamedTuple):
     """Requests in force before the hooks of a step ran."""
 
     global_batch: int
@@ -43,13 +43,13 @@ class RecordedStep(NamedTuple):
     epoch: float
     batch_sizes: tuple[int, ...]
     previous_batch_sizes: tuple[int, ...]
-    seconds: float  # of the whole step, as rank 0 saw it
-    hooks: dict[str, list[Any]]  # the leaves that each was given; empty for a step that was skipped
+    seconds: float  # of the whole step, measured by rank 0
+    hooks: dict[str, list[Any]]  # the leaves that each received; empty for a skipped step
     decision: Decision | None
-    members: tuple[int, ...]  # the worker slots with a worker on them
-    joined: tuple[int, ...]  # those with another worker than in the step before
-    call: float  # what one more kernel call cost, in examples
-    asked: Asked | None  # `None` in records of before there was a number of workers
+    members: tuple[int, ...]  # the occupied worker slots
+    joined: tuple[int, ...]  # those with another worker than in the previous step
+    call: float  # the cost of one more kernel call, in examples
+    asked: RecordedRequests | None  # `None` in old records, which have no number of workers
     hyperparameters: dict[str, Any]  # by name
 
 
@@ -70,19 +70,27 @@ class Recording:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Compute seconds, each in the row of the step that took them; shape=(steps, n), NaN where not known."""
-        told = self.series("seconds")
-        if told is None:
+        """Compute seconds, each in the row of the step that took them; shape=(steps, n), NaN where not known.
+
+        Raises:
+          TraceError: no hook of the run received them.
+        """
+        reported = self.series("seconds")
+        if reported is None:
             raise TraceError(
-                "no hook of this run was given the workers' compute seconds under the name of `seconds`, so nothing is "
-                "known of their speed. Record one with\n"
+                "no hook of this run received the workers' compute seconds under the name `seconds`, so their speed is "
+                "not known. Record a run with\n"
                 "    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
             )
-        rows = np.concatenate([told[1:], np.full((1, self.workers), np.nan)])  # told behind the next step
+        rows = np.concatenate([reported[1:], np.full((1, self.workers), np.nan)])  # reported one step later
         return np.where(rows > 0, rows, np.nan)
 
     def series(self, signal: str) -> np.ndarray | None:
-        """One number per worker and step that some hook was given; shape=(steps, n), NaN where not known."""
+        """Return a hook's value of one number per worker, by its name; shape=(steps, n), NaN where not known.
+
+        Returns:
+          `None` if no hook received such a value.
+        """
         rows = np.full((len(self.steps), self.workers), np.nan)
         for name in self.hooks:
             found = [self._of_workers(name, step).get(signal) for step in self.steps]
@@ -100,8 +108,8 @@ class Recording:
         """Return a hook's values of a step, by name.
 
         Returns:
-          Arrays; of a value of several leaves, a dict of them. What has the fields of a noise scale, or its name, is
-          `noise_scale`, whatever else it is called.
+          Arrays; for a value of several leaves, a dict of arrays. A value with the fields of a noise scale is called
+          `noise_scale`.
         """
         values: dict[str, dict[str, np.ndarray]] = {}
         for label, leaf in zip(self.hooks[name].leaves, step.hooks[name], strict=True):
@@ -121,14 +129,14 @@ class Recording:
 def read_trace(path: str | Path, run: int = -1) -> Recording:
     """Read a recorded run from its file.
 
-    Args:
-      path: what `Program.run(record=…)` was given.
-      run: which one, if several were added to the file; by default the last.
+    Skips incomplete lines, of a run that was killed or of a full disk, with a warning in the log "adaptive".
 
-    A line that was cut, where a run was killed or a disk was full, is passed over with a warning in the log "adaptive".
+    Args:
+      path: the file, as passed to `Program.run(record=…)`.
+      run: index of the run, if the file has several; by default the last.
 
     Raises:
-      TraceError: it is no trace, or one of another version.
+      TraceError: the file is not a trace, has another version, or its run has no steps.
     """
     header, lines = read_run(path, run)
     steps = tuple(_step(line, f"{path}:{number}") for number, line in lines)
@@ -165,11 +173,11 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
         raise TraceError(f"{where}: a step without {error}.") from error
 
 
-def _asked(fields: dict[str, Any] | None) -> Asked | None:
+def _asked(fields: dict[str, Any] | None) -> RecordedRequests | None:
     if fields is None:
         return None
     target, least, most = fields["workers"]
-    return Asked(fields["global_batch"], tuple(fields["active"]), (target, least, most))
+    return RecordedRequests(fields["global_batch"], tuple(fields["active"]), (target, least, most))
 
 
 def array_of(leaf: Any) -> np.ndarray:

@@ -12,33 +12,36 @@ from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster, Trace, by_step
-from ._recording import Asked, RecordedStep, Recording, TraceError
+from ._recording import RecordedRequests, RecordedStep, Recording, TraceError
 
 WINDOW = 10  # steps over which a worker's speed is taken to be constant
 FLOOR_GAIN = 0.15  # a floor must explain this fraction more than the line alone
 _UNKNOWN = (1.0, 0.0, 0.0)  # slope, intercept and floor of a worker that never had examples
 
 
-# --- the very observations --------------------------------------------------------------------------------------------
+# --- on the recorded observations -------------------------------------------------------------------------------------
 
 
 def replay(
     policy: Policy, recording: Recording, hook: str, reads: Sequence[str] | None = None, every: int | None = None
 ) -> list[tuple[int, Decision]]:
-    """Show a policy what a hook of the run was shown, and list what it asks for; nothing of it is carried out.
+    """Run a policy on the recorded observations of a hook. Its decisions have no effect.
 
     Args:
       policy: the policy.
       recording: the run.
       hook: the hook's name in the trace.
-      reads: which of the hook's values it is given; by default all, as they are.
-      every: when it decides; by default as often as that hook did.
+      reads: names of the hook's values that the policy receives; by default all, unchanged.
+      every: it decides after each step whose number is a multiple of this; by default as that hook did.
 
     Returns:
-      (step, decision) where it asked for anything.
+      (step, decision) of each decision.
+
+    Raises:
+      TraceError: the run has no such hook, or the hook not all of these values.
     """
     if hook not in recording.hooks:
-        raise TraceError(f"no hook of this run is called {hook!r}; there are {', '.join(recording.hooks) or 'none'}.")
+        raise TraceError(f"this run has no hook {hook!r}; it has {', '.join(recording.hooks) or 'none'}.")
     every = every or recording.hooks[hook].every
     state, asked = policy.init(recording.workers), []
     following = [*recording.steps[1:], recording.steps[-1]]
@@ -57,11 +60,11 @@ def replay(
 def _observation(
     recording: Recording, step: RecordedStep, then: RecordedStep, values: tuple[Any, ...], due: bool
 ) -> Observation:
-    """What a hook saw; in records that do not say what had been asked for, that is what the next step had."""
+    """Return a hook's recorded observation. Old records lack the requests; they are taken from the next step."""
     asked = step.asked
     if asked is None:
         active = tuple(worker for worker, size in enumerate(then.batch_sizes) if size > 0)
-        asked = Asked(sum(then.batch_sizes), active, (len(step.members),) * 3)
+        asked = RecordedRequests(sum(then.batch_sizes), active, (len(step.members),) * 3)
     target, least, most = asked.workers
     takes_part = [worker in asked.active for worker in range(recording.workers)]
     return Observation(
@@ -89,33 +92,36 @@ def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence
     missing = [name for name in reads if name not in signals]
     if missing:
         known = ", ".join(signals) or "nothing"
-        raise TraceError(f"the policy reads {', '.join(missing)}, and hook {hook!r} was given {known}.")
+        raise TraceError(f"the policy reads {', '.join(missing)}, but hook {hook!r} received {known}.")
     return tuple(signals[name] for name in reads)
 
 
-# --- a cluster that would have behaved so -----------------------------------------------------------------------------
+# --- on a cluster fitted to the run -----------------------------------------------------------------------------------
 
 
 class Fit(NamedTuple):
     """The workers' properties as fitted to a run."""
 
     cluster: Cluster
-    certain: np.ndarray  # shape=(n,), bool: whose sizes have changed enough to tell how time goes with them
+    certain: np.ndarray  # shape=(n,), bool: whether sizes changed enough to determine how time depends on them
     global_batch: np.ndarray  # shape=(steps,)
 
 
 def fit(recording: Recording) -> Fit:
-    """The cluster of a run: each worker's time curve, its speed from window to window, and what noise is left.
+    """Fit a cluster to a run: each worker's time as a function of its batch, its speed over time, and its noise.
 
-    With the sizes of the run it takes exactly the seconds that were measured; with others, those of the curves at the
-    speed and with the noise of that step. Curves are those under which speeds changed least when sizes did.
+    With the run's sizes, the cluster takes exactly the measured seconds. With other sizes, it takes the fitted time at
+    the speed and with the noise of that step. The fit minimizes changes of speed at changes of size.
+
+    Raises:
+      TraceError: the run has no compute seconds of a worker.
     """
     seconds, sizes = recording.seconds, recording.sizes
     busy = sizes > 0
     unknown = busy.any(axis=0) & np.isnan(seconds).all(axis=0)
     if unknown.any():
         missing = ", ".join(map(str, np.flatnonzero(unknown)))
-        raise TraceError(f"the run holds no compute seconds of worker {missing}.")
+        raise TraceError(f"the run has no compute seconds of worker {missing}.")
     seconds = np.stack([_filled(column) for column in np.where(busy, seconds, np.nan).T], axis=1)
     curves = [
         _shape(b[on], t[on]) if on.any() else _UNKNOWN for b, t, on in zip(sizes.T, seconds.T, busy.T, strict=True)
@@ -143,7 +149,7 @@ def fit(recording: Recording) -> Fit:
 
 
 def _trace(rows: np.ndarray | None) -> Trace | None:
-    """What others took of the machine does not depend on the batches, so it is as it was."""
+    """Return a recorded sensor as a trace, unchanged: the load by other jobs does not depend on batch sizes."""
     return None if rows is None else by_step(np.stack([_filled(column) for column in rows.T], axis=1))
 
 
@@ -159,8 +165,8 @@ def _filled(column: np.ndarray) -> np.ndarray:
 def _shape(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float, float]:
     """Fit slope, intercept and floor of a worker's relative time by a search over candidates.
 
-    Each is judged by what it leaves unexplained, where the size changes, of the ratio of the times behind and before.
-    The sum of absolute values lets speed change by much at a few of these places. Without any, time is proportional.
+    Compares the ratio of times after and before each change of size with a candidate's. Minimizes the sum of absolute
+    errors, which tolerates large changes of speed at a few of these steps. Without any change, time is proportional.
     """
     small, large, ratio, weight = _steps_in_size(sizes, np.log(seconds))
     middle = float(np.median(sizes))
@@ -177,9 +183,9 @@ def _shape(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float, float]
 
 
 def _steps_in_size(sizes: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where sizes change: from what, to what, by how much the median time changes with it, and how sure that is.
+    """Return the changes of size as columns: old size, new size, change of the median time, and its weight.
 
-    Medians are over up to `WINDOW` steps at the one size and at the other.
+    Medians are over up to `WINDOW` steps before and after the change.
     """
     starts = np.concatenate([[0], 1 + np.flatnonzero(np.diff(sizes)), [len(sizes)]])
     rows = []

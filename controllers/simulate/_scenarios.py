@@ -1,4 +1,4 @@
-"""Clusters to try policies on: each shows one thing that real ones do, and some are those of published experiments."""
+"""Scenarios to try policies on: each models one property of real clusters, or the cluster of a published experiment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from controllers.timing.batch_time import BatchTime
 from ._cluster import Cluster, Noise, Trace, by_step, jitter, neighbors, noises, stages, stragglers, together, waves
 from ._simulation import Hooked
 
-BATCH = 128  # examples per worker and step, where nothing is said
+BATCH = 128  # examples per worker and step, by default
 OVERHEAD = 0.005  # seconds
 LBB = BatchTime(  # milliseconds of one Tesla M40, two GTX 1070s and a GTX 750, through the points of LBB's table 2
     np.array([0.5931, 0.5808, 0.6023, 2.6714]), np.array([5.896, 7.152, 8.291, 50.982])
@@ -27,7 +27,7 @@ H_LEVELS = {"h1": (13, 13, 13), "h2": (9, 12, 18), "h4": (3, 5, 12), "h6": (4, 1
 
 @dataclass(frozen=True)
 class Scenario:
-    """A cluster, what it trains with, and hooks that come before the one under test."""
+    """A cluster, its first global batch, and hooks that come before the one under test."""
 
     name: str
     about: str
@@ -55,17 +55,17 @@ def scenario(name: str, workers: int = 8, steps: int = 600, seed: int = 0) -> Sc
 
     Args:
       name: see `names`.
-      workers: how many; those of published experiments are repeated up to that number.
-      steps: over which what happens in it is spread.
-      seed: for speeds, and for who is hit when.
+      workers: number of workers; those of published experiments are repeated up to that number.
+      steps: number of steps; events are at fractions of it.
+      seed: of speeds and events.
 
     Raises:
-      ValueError: there is no such scenario, or not for so few workers.
+      ValueError: there is no such scenario, or there are fewer than 2 workers.
     """
     if name not in _makers:
         raise ValueError(f"no scenario is called {name!r}; there are {', '.join(_makers)}.")
     if workers < 2 or steps < 1:
-        raise ValueError(f"a scenario takes at least 2 workers and 1 step; got {workers} and {steps}.")
+        raise ValueError(f"a scenario needs at least 2 workers and 1 step; got {workers} and {steps}.")
     cluster, batch, *before = _makers[name](workers, steps, np.random.default_rng([seed, 7]))
     return Scenario(name, about(name), cluster, batch, before[0] if before else ())
 
@@ -76,13 +76,13 @@ def _named(make: Make) -> Make:
 
 
 def _speeds(rng: np.random.Generator, n: int, spread: float = 4.0) -> np.ndarray:
-    """Examples per second, log-uniform; the slowest and the fastest are `spread` apart."""
+    """Draw examples per second, log-uniform; the fastest is `spread` times as fast as the slowest."""
     exponent = rng.permutation(np.linspace(0, 1, n))
     return 1000.0 * spread**exponent
 
 
 def _affine(rng: np.random.Generator, n: int, fixed: float = 0.3, spread: float = 4.0) -> BatchTime:
-    """About `fixed` of a step at the first batch does not depend on it."""
+    """Draw affine step times, of which about a part `fixed` at the first batch size is constant."""
     slope = 1 / _speeds(rng, n, spread)
     return BatchTime(slope, BATCH * slope * fixed / (1 - fixed) * rng.uniform(0.5, 1.5, n))
 
@@ -91,30 +91,31 @@ def _cluster(times: BatchTime, slowdown: Trace | None = None, noise: Noise | Non
     return Cluster(times, slowdown, noise or jitter(0.05), overhead=OVERHEAD, **more)  # type: ignore[arg-type]
 
 
-# --- standing differences ---------------------------------------------------------------------------------------------
+# --- constant speeds --------------------------------------------------------------------------------------------------
+# The first line of each docstring is the scenario's description in `adaptive simulate --list`.
 
 
 @_named
 def equal(n, steps, rng):
-    """Workers that are alike: nothing to gain, and all to lose by acting on noise."""
+    """Equal workers: there is nothing to gain, and acting on noise costs time."""
     return _cluster(BatchTime(np.full(n, 1e-3), np.full(n, 0.03))), BATCH * n
 
 
 @_named
 def proportional(n, steps, rng):
-    """Speeds up to four times apart, time in proportion to the batch."""
+    """Speeds up to four times apart; time is proportional to the batch."""
     return _cluster(BatchTime(1 / _speeds(rng, n))), BATCH * n
 
 
 @_named
 def affine(n, steps, rng):
-    """Speeds up to four times apart, and a third of a step is fixed cost."""
+    """Speeds up to four times apart; a third of a step is constant."""
     return _cluster(_affine(rng, n)), BATCH * n
 
 
 @_named
 def flat(n, steps, rng):
-    """A quarter of the workers take 200 ms whatever the batch: launch-bound accelerators, or a slow disk."""
+    """Constant times: a quarter of the workers take 200 ms for any batch (launch-bound accelerators, slow disks)."""
     slope, few = 1 / _speeds(rng, n), max(1, n // 4)
     slow = np.arange(n) < few
     return _cluster(BatchTime(np.where(slow, 0.0005, slope), np.zeros(n), np.where(slow, 0.2, 0.0))), BATCH * n
@@ -122,7 +123,7 @@ def flat(n, steps, rng):
 
 @_named
 def knees(n, steps, rng):
-    """Accelerators: flat up to a size between 32 and 256, then a line; speeds up to six times apart."""
+    """Accelerators: constant time up to a batch between 32 and 256, linear above; speeds up to six times apart."""
     slope = 1 / _speeds(rng, n, 6.0)
     knee = 32 * 8 ** rng.random(n)
     return _cluster(BatchTime(slope, 0.2 * slope * knee, 1.2 * slope * knee)), BATCH * n
@@ -130,7 +131,7 @@ def knees(n, steps, rng):
 
 @_named
 def memory(n, steps, rng):
-    """Speeds up to four times apart, and no worker can hold more than 1.3 times its equal share."""
+    """Speeds up to four times apart; no worker has memory for more than 1.3 times an equal share."""
     return _cluster(_affine(rng, n, 0.1), upper=int(1.3 * BATCH)), BATCH * n
 
 
@@ -139,7 +140,7 @@ def memory(n, steps, rng):
 
 @_named
 def step_change(n, steps, rng):
-    """One worker takes three times as long from a third of the run on, and is well again at two thirds."""
+    """Temporary slowdown: one worker takes three times as long in the second third of the run."""
     hit = np.where(np.arange(n) == rng.integers(n), 3.0, 1.0)
     trace = stages({0: 1.0, steps // 3: hit, 2 * steps // 3: 1.0}, n)
     return _cluster(_affine(rng, n, 0.1, 2.0), trace), BATCH * n
@@ -147,7 +148,7 @@ def step_change(n, steps, rng):
 
 @_named
 def cascade(n, steps, rng):
-    """Every eighth of the run another worker takes up to four times as long."""
+    """Changing slowdown: after every eighth of the run, another worker takes up to four times as long."""
     rows = {0: np.ones(n)}
     for start in range(steps // 8, steps, max(steps // 8, 1)):
         rows[start] = np.where(np.arange(n) == rng.integers(n), 1 + 3 * rng.random(), 1.0)
@@ -156,20 +157,20 @@ def cascade(n, steps, rng):
 
 @_named
 def drift(n, steps, rng):
-    """Speeds drift to and fro by 40 %, each in its own time: clocks that follow temperature."""
+    """Speeds oscillate by 40 %, each with its own phase, like clocks that follow temperature."""
     return _cluster(_affine(rng, n, 0.1, 2.0), waves(0.4, steps / 3, rng.random(n))), BATCH * n
 
 
 @_named
 def periodic(n, steps, rng):
-    """Half of the workers have neighbors who come and go, for 20 to 40 s; meanwhile they get half the processor."""
+    """Periodic jobs of others, 20 to 40 s apart, take half of the processor of half of the workers."""
     factor = np.where(rng.permutation(n) < n // 2, 2.0, 1.0)
     return _cluster(_affine(rng, n, 0.1, 2.0), neighbors(factor, rng.uniform(20, 40, n), 0.5, rng.random(n))), BATCH * n
 
 
 @_named
 def contention(n, steps, rng):
-    """Processor and memory left by others jump every 25 steps, and can be seen: speed goes with share^0.8."""
+    """Free processor share and memory, which are measured, jump every 25 steps; speed follows share^0.8."""
     share, left = (_jumping(rng, steps, n, low, 0.04) for low in (0.25, 0.2))
     slow = 1 / (share**0.8 * np.minimum(1.0, 0.5 + left))
     times = BatchTime(1 / _speeds(rng, n, 2.0))
@@ -178,7 +179,7 @@ def contention(n, steps, rng):
 
 
 def _jumping(rng: np.random.Generator, steps: int, n: int, low: float, rate: float) -> np.ndarray:
-    """Levels between `low` and 1, each kept until a jump; shape=(steps, n)."""
+    """Draw levels between `low` and 1, each constant until a jump; shape=(steps, n)."""
     levels, jump = rng.uniform(low, 1, (steps, n)), rng.random((steps, n)) < rate
     jump[0] = True
     last = np.maximum.accumulate(np.where(jump, np.arange(steps)[:, None], 0), axis=0)
@@ -190,13 +191,13 @@ def _jumping(rng: np.random.Generator, steps: int, n: int, low: float, rate: flo
 
 @_named
 def noisy(n, steps, rng):
-    """Speeds up to twice apart under a jitter of 20 %."""
+    """Speeds up to two times apart, with noise of 20 %."""
     return _cluster(_affine(rng, n, 0.1, 2.0), noise=jitter(0.2)), BATCH * n
 
 
 @_named
 def random_stragglers(n, steps, rng):
-    """In 2 % of its steps a worker takes up to eight times as long, which nobody can foresee."""
+    """Unpredictable stragglers: in 2 % of its steps, a worker takes up to eight times as long."""
     return _cluster(_affine(rng, n, 0.1, 2.0), noise=noises([jitter(0.05), stragglers(0.02, 8.0)])), BATCH * n
 
 
@@ -205,7 +206,7 @@ def random_stragglers(n, steps, rng):
 
 @_named
 def elastic(n, steps, rng):
-    """A worker is lost at a third of the run and two join at two thirds, of whom nothing is known."""
+    """Losses and joins: a worker is lost at a third of the run; two of unknown speed join at two thirds."""
     late, lost = min(2, n - 1), n - 1
 
     def present(step: int) -> np.ndarray:
@@ -219,14 +220,14 @@ def elastic(n, steps, rng):
 
 @_named
 def growing(n, steps, rng):
-    """The global batch is scheduled to double three times."""
+    """Growing batch: a schedule doubles the global batch three times."""
     batches = {k * steps // 4: 32 * n * 2**k for k in range(4)}
     return _cluster(_affine(rng, n, 0.1)), 32 * n, (Hooked(schedule(batches), ()),)
 
 
 @_named
 def noise_scale(n, steps, rng):
-    """The global batch follows a noise scale that grows forty times: both loops at one barrier."""
+    """Both control loops: the global batch follows a noise scale that grows forty times."""
     first, total = 32.0 * n, 128.0 * n * steps
 
     def scale(examples: float) -> float:
@@ -249,22 +250,22 @@ def _one(n: int, factor: float) -> np.ndarray:
 
 @_named
 def spot(n, steps, rng):
-    """Workers vanish at random and come back to a reserve, which replaces them some steps later: spot instances."""
-    worker_slots = n + max(1, n // 2)
-    there = np.ones((steps + 1, worker_slots), bool)
-    for worker_slot in range(1, worker_slots):  # the first one is paid for
+    """Spot instances: workers are lost at random and return to a reserve, which replaces losses some steps later."""
+    slots = n + max(1, n // 2)
+    there = np.ones((steps + 1, slots), bool)
+    for slot in range(1, slots):  # the first worker is never lost
         start = 1 + int(rng.exponential(steps / 2))
         while start <= steps:
             back = start + 1 + int(rng.exponential(steps / 10))
-            there[start:back, worker_slot] = False
+            there[start:back, slot] = False
             start = back + 1 + int(rng.exponential(steps / 2))
     reserve = {"present": lambda step: there[min(step, steps)], "first": n, "respawn": True}
-    return _cluster(_affine(rng, worker_slots, 0.1), join_after=max(1, steps // 60), **reserve), BATCH * n
+    return _cluster(_affine(rng, slots, 0.1), join_after=max(1, steps // 60), **reserve), BATCH * n
 
 
 @_named
 def listing_1(n, steps, rng):
-    """The noise scale grows as many times as there are workers, and their number follows it: KungFu's Listing 1."""
+    """KungFu's Listing 1: the number of workers follows the noise scale, which grows `workers` times."""
     total = BATCH * steps * n / 4
 
     def scale(examples: float) -> float:
@@ -277,7 +278,7 @@ def listing_1(n, steps, rng):
 
 @_named
 def scaling(n, steps, rng):
-    """Two workers, the others in reserve; the more they are, the longer they exchange: how many are worth it?"""
+    """Two members, and a reserve; the exchange takes longer with more workers: how many are worth their cost?"""
     times = BatchTime(np.full(n, 1e-3), np.full(n, 0.02))
     cluster = Cluster(
         times,
@@ -307,7 +308,7 @@ def _cores(levels: tuple[int, ...], n: int) -> np.ndarray:
 
 def _h(level: str) -> Make:
     def make(n, steps, rng):
-        # 10 ms of a step with b0 = 64 on 13 cores (200 ms) do not depend on the batch.
+        # 10 ms of a step with b0 = 64 on 13 cores (200 ms) are constant.
         per_example = 0.19 * 13 / 64 / _cores(H_LEVELS[level], n)
         return Cluster(BatchTime(per_example, np.full(n, 0.01)), noise=jitter(0.05)), 64 * n
 
@@ -322,7 +323,7 @@ for _level in H_LEVELS:
 
 @_named
 def omnilearn(n, steps, rng):
-    """OmniLearn's schedule: 48 cores, parted ever more and again ever less unevenly (HL1, 2, 4, 8, 8, 4, 2, 1)."""
+    """OmniLearn's schedule: 48 cores, split more unevenly and then less (HL1, 2, 4, 8, 8, 4, 2, 1)."""
     length = -(-steps // len(HL_STAGES))
     trace = stages({k * length + (k > 0): 12 / _cores(HL_CORES[level], n) for k, level in enumerate(HL_STAGES)}, n)
     return Cluster(BatchTime(np.full(n, 0.19 / 32), np.full(n, 0.01)), trace, jitter(0.05)), 32 * n
@@ -330,7 +331,7 @@ def omnilearn(n, steps, rng):
 
 @_named
 def mixed(n, steps, rng):
-    """Everything at once: knees, drift, a step change, stragglers, and a batch that doubles."""
+    """Several of the above: knees, drift, a step change, stragglers, and a batch that doubles."""
     slope, knee = 1 / _speeds(rng, n), 32 * 4 ** rng.random(n)
     trace = together(waves(0.2, steps / 2, rng.random(n)), stages({0: 1.0, steps // 3: _one(n, 2.5)}, n))
     noise = noises([jitter(0.05), stragglers(0.005, 5.0)])

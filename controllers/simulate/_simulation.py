@@ -35,11 +35,11 @@ SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", 
 
 
 Reader = Callable[[int, np.ndarray], tuple[Any, ...]]
-"""`reader(step, seconds) -> values`: what a policy is given after a step, from the seconds of the step before."""
+"""`reader(step, seconds) -> values`: the policy's values after a step, from the seconds of the previous step."""
 
 
 class Hooked(NamedTuple):
-    """A policy and what it is given, as `ctrl.hook(policy, *values, every=…)` says in a driver."""
+    """A policy and its values, as in `ctrl.hook(policy, *values, every=…)`."""
 
     policy: Policy
     reads: tuple[str, ...] | Reader = ("seconds",)  # names from SIGNALS, or a function
@@ -48,21 +48,21 @@ class Hooked(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """The course of a simulation, step by step. An absent worker has size 0 and takes no time."""
+    """The result of a simulation, step by step. An absent worker has size 0 and takes no time."""
 
     sizes: np.ndarray  # shape=(steps, n), examples per worker
     seconds: np.ndarray  # shape=(steps, n), compute seconds per worker
-    decisions: list[tuple[int, Decision]]  # (step, what was asked for behind it)
+    decisions: list[tuple[int, Decision]]  # (step, the decision made after it)
     starts: np.ndarray  # shape=(steps,), seconds on the virtual clock when each step began
     cluster: Cluster | None  # None if the times were a function
-    slowdown: np.ndarray  # shape=(steps, n), as it was in each step
+    slowdown: np.ndarray  # shape=(steps, n), in each step
     noise: np.ndarray  # shape=(steps, n)
     limits: Limits
-    members: np.ndarray  # shape=(steps, n), bool: who was there
+    members: np.ndarray  # shape=(steps, n), bool: the members of each step
 
     @property
     def step_seconds(self) -> np.ndarray:
-        """Seconds of each step: the slowest worker's, and the cluster's overhead; shape=(steps,)."""
+        """Seconds of each step: those of the slowest worker plus the cluster's overhead; shape=(steps,)."""
         return self.seconds.max(axis=1) + self._overhead
 
     @property
@@ -72,12 +72,12 @@ class Simulation:
 
     @property
     def workers(self) -> np.ndarray:
-        """How many workers were there; shape=(steps,)."""
+        """Number of members in each step; shape=(steps,)."""
         return self.members.sum(axis=1)
 
     @property
     def changes(self) -> np.ndarray:
-        """The steps before which sizes changed, for whatever reason."""
+        """The steps before which sizes changed, for any reason."""
         return 1 + np.flatnonzero((np.diff(self.sizes, axis=0) != 0).any(axis=1))
 
     @property
@@ -88,13 +88,13 @@ class Simulation:
 
     @property
     def worker_seconds(self) -> float:
-        """What all workers that were there have spent: what a cluster is paid for."""
+        """Worker-seconds of all members, waiting included: the cost of the run."""
         return float(self.step_seconds @ self.workers)
 
     @property
     def goodput(self) -> float:
-        """Examples per second, each counted for what it teaches in a batch of its size, relative to a batch of one
-        example; NaN where the cluster has no noise scale.
+        """Examples per second times their statistical efficiency, relative to batches of one example; NaN without a
+        noise scale of the cluster.
         """
         scale = None if self.cluster is None else self.cluster.noise_scale
         if scale is None:
@@ -106,11 +106,13 @@ class Simulation:
 
     @property
     def total_seconds(self) -> float:
-        """On the virtual clock, at the end."""
+        """Seconds of the whole simulation, on the virtual clock."""
         return float(self.step_seconds.sum())
 
     def seconds_to(self, examples: float) -> float:
-        """When so many examples had been processed; within a step as if at a steady rate. NaN if never."""
+        """Return the virtual time at which so many examples had been processed, interpolated within a step; NaN if
+        there were fewer.
+        """
         done = np.concatenate([[0], np.cumsum(self.global_batch)])
         if examples > done[-1]:
             return float("nan")
@@ -119,7 +121,7 @@ class Simulation:
 
     @cached_property
     def ideal_sizes(self) -> np.ndarray:
-        """The best split of each step's batch, for the true curves at their speed in that step; shape=(steps, n)."""
+        """The best split of each step's batch, for the true times and slowdowns of that step; shape=(steps, n)."""
         times, rows = self._true_times, np.zeros_like(self.sizes)
         known: dict[bytes, np.ndarray] = {}
         for k, (sizes, slow) in enumerate(zip(self.sizes, self.slowdown, strict=True)):
@@ -132,15 +134,15 @@ class Simulation:
 
     @cached_property
     def ideal_seconds(self) -> np.ndarray:
-        """What steps would have taken with `ideal_sizes`, under the same noise; shape=(steps,).
+        """Seconds of the steps with `ideal_sizes`, under the same noise; shape=(steps,).
 
-        Whoever knows all speeds beforehand, and noise not, does no better on average.
+        A policy that knows all speeds in advance, but not the noise, is no faster on average.
         """
         return self._seconds_of(self.ideal_sizes, self.noise)
 
     @cached_property
     def over_ideal(self) -> np.ndarray:
-        """How much longer than with the best split steps take, noise apart; shape=(steps,), 1 is best."""
+        """Seconds of each step relative to the best split, without noise; shape=(steps,), 1 is best."""
         return self._seconds_of(self.sizes, 1.0) / self._seconds_of(self.ideal_sizes, 1.0)
 
     def _seconds_of(self, sizes: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
@@ -150,7 +152,7 @@ class Simulation:
     @property
     def _true_times(self) -> BatchTime:
         if self.cluster is None:
-            raise ValueError("the best split is known only of a Cluster: simulate() was given a function of times.")
+            raise ValueError("the best split is known only for a Cluster; simulate() was given a function of times.")
         return self.cluster.times
 
     @cached_property
@@ -175,33 +177,35 @@ def simulate(
     examples: int = EXAMPLES,
     ready_after: int = 0,
 ) -> Simulation:
-    """Run policies as a program would, on workers whose step times are given.
+    """Run policies as a program would, on workers with given step times.
 
-    Decisions are taken, merged, clipped, rounded and applied by the program's own code (`adaptive/control`); only steps
-    are made up. As in a program, the seconds that a policy is given are those of the step before the one that it
-    follows.
+    The program's own code (`adaptive/control`) merges, clips, rounds and applies the decisions; only the steps are
+    simulated. As in a program, a policy receives the seconds of the previous step.
 
     Args:
-      policy: decides from the workers' seconds; or several, each with what it reads, in their order in the driver.
+      policy: one policy, which reads the workers' seconds; or several with what they read, in the driver's order.
       times: the cluster; or a function `times(step, sizes) -> seconds`, shape=(n,).
-      sizes: examples per worker in the first step; or over all workers that are there, to be split equally.
-      steps: how many.
+      sizes: examples per worker in the first step; or of all members, split equally.
+      steps: number of steps.
       every: as for `hook`.
-      jitter: relative standard deviation of the times, beside what noise the cluster has.
-      seed: for all that is random. What is drawn does not depend on the policy.
-      limits: by default the cluster's; of a function, at least one example and any number of them.
-      global_batch: another hook's rule, which comes first: `global_batch(step) -> examples` in the step behind it.
-      values: `values(step, seconds)`: what the policy is given instead of the seconds.
-      examples: in the data set, by which epochs are counted.
-      ready_after: how many steps go on with the sizes there are while new ones are made ready, as a program's do while
-        kernels are compiled. 0: the next step has what was asked for.
+      jitter: relative standard deviation of the times, in addition to the cluster's noise.
+      seed: of all random numbers, which do not depend on the policy.
+      limits: by default the cluster's; for a function, at least one example per worker, without an upper bound.
+      global_batch: rule of a further hook, which comes first: `global_batch(step) -> examples` in the next step.
+      values: `values(step, seconds)`: the policy's values, instead of the seconds.
+      examples: in the data set, to count epochs.
+      ready_after: number of steps until requested sizes are in force, as in a program that compiles kernels. 0: they
+        are in force in the next step.
 
     Returns:
-      What happened: sizes, seconds, decisions, and what would have been best.
+      Sizes, seconds and decisions of all steps, and the best possible ones.
+
+    Raises:
+      ValueError: the number of workers is not given, or is another in `sizes` than in the cluster.
     """
     cluster = times if isinstance(times, Cluster) else None
     if cluster is None and not isinstance(sizes, Sequence):
-        raise ValueError("simulate: say how many workers there are: give each one's first size, or a Cluster.")
+        raise ValueError("simulate: the number of workers is not known: give a first size per worker, or a Cluster.")
     n = cluster.workers if cluster else np.size(sizes)
     if isinstance(sizes, Sequence) and len(sizes) != n:
         raise ValueError(f"simulate: {len(sizes)} first sizes for {n} workers.")
@@ -253,7 +257,7 @@ class _Run:
         slowdown, starts, there = np.ones((steps, n)), np.empty(steps), np.zeros((steps, n), bool)
         decisions: list[tuple[int, Decision]] = []
         for k in range(steps):
-            self._worker_slot(k + 1, first if k == 0 else None)
+            self._change_members(k + 1, first if k == 0 else None)
             there[k, list(self._sizes.members)] = True
             starts[k], sizes[k] = self._clock, self._sizes.current
             busy = sizes[k] > 0
@@ -261,7 +265,7 @@ class _Run:
                 slowdown[k] = self._slowdown = cluster.slowdown(k + 1, self._clock)
             took = self._function(k + 1, sizes[k]) if self._function else cluster.times(sizes[k]) * slowdown[k]
             seconds[k] = np.where(busy, took * self._noise[k], 0.0)
-            decision = self._behind(k + 1)
+            decision = self._run_hooks(k + 1)
             if decision:
                 decisions.append((k + 1, decision))
             self._measured = np.where(busy, seconds[k], np.nan)
@@ -270,8 +274,8 @@ class _Run:
         known = None if self._function else cluster
         return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there)
 
-    def _worker_slot(self, step: int, first: Sequence[int] | int | None) -> None:
-        """Who is lost, leaves and joins before a step; in the first one, with the sizes that they begin with."""
+    def _change_members(self, step: int, first: Sequence[int] | int | None) -> None:
+        """Apply losses, leaves and joins before a step; before the first one, set the `first` sizes."""
         self._workers.begin(step)
         self._membership.change()
         before, members = self._joined_in, self._workers.members
@@ -284,13 +288,13 @@ class _Run:
             if self._ready_after:
                 self._sizes.take_effect(_AfterSteps(self._ready_after))
         elif self._joined_in != before:
-            joined = [worker_slot for worker_slot, since in self._joined_in.items() if before.get(worker_slot) != since]
-            assert self._states is not None, "they are there after the first step"
+            joined = [slot for slot, since in self._joined_in.items() if before.get(slot) != since]
+            assert self._states is not None, "created after the first step"
             self._states.change_members(joined, self._sizes)
             self._sizes.change_members(members, joined)
 
-    def _behind(self, step: int) -> Decision | None:
-        """What happens after a step: hooks are shown what was measured, and their decision is made the next sizes."""
+    def _run_hooks(self, step: int) -> Decision | None:
+        """Run the hooks after a step, and apply their decision to the next sizes and members."""
         sizes = self._sizes
         ran = sizes.current, sizes.previous
         self._consumed += sum(sizes.current)
@@ -316,7 +320,7 @@ class _Run:
         return tuple(self._signal(name, step) for name in reads)
 
     def _signal(self, name: str, step: int) -> Any:
-        """What a driver could read in this step: times of the step before, the machine's state now."""
+        """Return a value that a driver could read in this step: times of the previous step, the machine's state now."""
         cluster, n = self._cluster, len(self._measured)
         match name:
             case "seconds":
@@ -334,7 +338,7 @@ class _Run:
                 return Bounds(scale, 0.9 * scale, 1.1 * scale)
             case "capacities":
                 return cluster.capacities
-        raise ValueError(f"simulate: no value is called {name!r}; there are {', '.join(SIGNALS)}.")
+        raise ValueError(f"simulate: unknown value {name!r}; the known ones are {', '.join(SIGNALS)}.")
 
     def _sensed(self, values: np.ndarray) -> np.ndarray:
         there = np.isin(np.arange(len(values)), self._sizes.members)
@@ -345,14 +349,14 @@ class _Run:
 
 
 class _AfterSteps:
-    """Sizes can be made so many steps after they were asked for: the `Readiness` of workers that run nothing."""
+    """Readiness by a number of steps after the request, for simulated workers."""
 
     def __init__(self, steps: int):
         self._steps, self._left = steps, 0
         self._asked: Sequence[int] = ()
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
-        self._left -= 1  # it is asked once in each step
+        self._left -= 1  # called once per step
         return self._left <= 0
 
     def ready_for_any(self) -> bool:

@@ -111,7 +111,10 @@ def tabulated(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
 
     Args:
       sizes: ascending.
-      seconds: measured; where they fall, which more examples cannot make them do, the larger one before is taken.
+      seconds: measured. Where a larger size took less time, the longer time before is used: that is noise.
+
+    Raises:
+      ValueError: the sizes don't ascend, or there isn't one finite time for each.
     """
     xs = [int(b) for b in sizes]
     ys = np.maximum.accumulate(np.asarray(seconds, np.float64)).tolist()

@@ -16,16 +16,19 @@ def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
 
     Args:
       values: shapes while a program is built, see `Policy.check`; or the values of a step.
+
+    Raises:
+      DriverError: there is no such value.
     """
     if not values or shape_of(values[0]) != (n_workers,):
         got = f"shape {shape_of(values[0])}" if values else "nothing"
         raise DriverError(
-            f"{policy} reads one time per worker, shape ({n_workers},); it was given {got}. Gather them:\n"
+            f"{policy} reads one time per worker, shape ({n_workers},); it received {got}. Gather them:\n"
             + _what_to_write(policy)
         )
     if getattr(values[0], "sources", frozenset()) == {"iteration_seconds"}:
         raise DriverError(
-            f"{policy} reads the seconds that each worker computed; it was given those of the whole step "
+            f"{policy} reads the seconds that each worker computed; it received those of the whole step "
             "(iteration_seconds), which are the same on all workers, since all wait for the slowest. Write:\n"
             + _what_to_write(policy)
         )
@@ -59,17 +62,22 @@ def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[fl
 
 
 def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: int | None = None) -> None:
-    """Check that each further value of the hook is a number per worker, and their number if `expected` is given."""
+    """Check that each further value of the hook is a number per worker, and their number if `expected` is given.
+
+    Raises:
+      DriverError: a value has another shape.
+      ValueError: there are fewer or more values than `expected`.
+    """
     further = values[1:]
     if expected is not None and len(further) != expected:
         raise ValueError(
-            f"{policy} was made for {expected} inputs behind the times, and was given {len(further)}. Make it with "
+            f"{policy} was created for {expected} inputs after the times, and received {len(further)}. Create it with "
             f"n_inputs={len(further)}, and a predictor that reads them, such as arx()."
         )
     for value in further:
         if shape_of(value) != (n_workers,):
             raise DriverError(
-                f"{policy} reads one number per worker, shape ({n_workers},), behind the times; it was given shape "
+                f"{policy} reads one number per worker, shape ({n_workers},), after the times; it received shape "
                 f"{shape_of(value)}. Gather them:  comm.all_gather(mon.cpu_available())"
             )
 

@@ -1,12 +1,12 @@
 """Model of a worker's step time on any batch size, learned from its steps.
 
-Two things are learnt of each worker, and kept apart because they change in different ways. Its *shape*, how time goes
-with the batch size, hardly ever changes; it is seen only when the size does. Its *level*, how fast the machine is just
-now, may change at any step, for all sizes alike. So a surprise at a size that is known is the level's; one at a new
-size is the shape's, as far as shapes reach (from flat to proportional, less what is known already), and in between each
-has its part, in proportion to how little it is known. What is more than both and noise can explain is the level's: it
-jumps, and the shape stays. While a level drifts, a controller makes sizes follow, so that times stay as they are:
-whoever learnt shapes from that would find them flat, so nothing is learnt of them then. All workers are in arrays.
+The model has two parts for each worker, which change in different ways. The *shape*, how time depends on the batch
+size, hardly ever changes, and is observable only when the size changes. The *level*, the machine's current speed, may
+change at any step, and affects all sizes equally. So an unexpected time at a known size updates the level. One at a new
+size updates the shape, within the possible shapes (from constant to proportional). Between known and new sizes, each
+part is updated in proportion to its uncertainty. An error that neither part nor noise explains makes the level jump,
+and leaves the shape. While a level drifts, a controller changes sizes so that times stay constant: shapes learned from
+such steps would be flat, so shapes are not updated then. All workers are in arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .batch_time import BatchTime
 from .level import AHEAD, Level
 from .time_shape import MISFIT, Shape
 
-ARRIVAL = 15  # steps at a new size that tell of the size: what comes later tells of the machine
+ARRIVAL = 15  # steps at a new size that update the shape; later steps update the level
 
 
 class TimeModel(NamedTuple):

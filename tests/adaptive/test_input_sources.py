@@ -14,7 +14,7 @@ import pytest
 import adaptive as ad
 from adaptive.data.adapters import examples_of
 from adaptive.data.examples import Examples
-from adaptive.data.reading import Passes, Table
+from adaptive.data.reading import Passes, RowsOfArrays
 from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
 from adaptive.data.stream import Stream
 
@@ -101,7 +101,7 @@ def test_mapped_files_are_opened_anew_by_those_who_read_them(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(4000.0, dtype=np.float32).reshape(1000, 4))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     leaves, tree = jax.tree.flatten({"a": mapped[10:, 1:3], "b": np.arange(990)})
-    pickled = pickle.dumps(Table(leaves, tree))
+    pickled = pickle.dumps(RowsOfArrays(leaves, tree))
     assert len(pickled) < 10_000
     row = pickle.loads(pickled)[5]
     assert (row["a"].tolist(), int(row["b"])) == ([61, 62], 5)

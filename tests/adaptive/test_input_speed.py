@@ -20,8 +20,8 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.data import reader_threads
-from adaptive.data.isolated_copies import CannotCopyError, Copies
-from adaptive.data.reading import Passes, Reading
+from adaptive.data.isolated_copies import CannotCopyError, SourceCopies
+from adaptive.data.reading import ExampleReader, Passes
 from tests.speed import limit
 
 WAIT = 2e-3
@@ -80,7 +80,7 @@ class Record(threading.local):
 
 
 def reading(source, transform=None, augment=None):
-    made = Reading(source, transform, augment)
+    made = ExampleReader(source, transform, augment)
     made.first()
     return made
 
@@ -528,7 +528,7 @@ def test_copies_share_what_is_large():
     source = Large()
     tracemalloc.start()
     try:
-        copies = Copies(source, (None, None))
+        copies = SourceCopies(source, (None, None))
         before, _ = tracemalloc.get_traced_memory()
         made = [copies.make() for _ in range(15)]
         after, _ = tracemalloc.get_traced_memory()
@@ -543,7 +543,7 @@ def test_copies_share_what_is_large():
 
 def test_copies_are_made_of_what_was_not_read_yet(path):
     source = OpenedLate(path)
-    copies = Copies(source, (None, None))
+    copies = SourceCopies(source, (None, None))
     source[3]
     copy, _ = copies.make()
     assert source.file is not None
@@ -553,7 +553,7 @@ def test_copies_are_made_of_what_was_not_read_yet(path):
 def test_what_is_filled_in_by_reads_is_not_shared():
     cache, small = [None] * 5000, {"at": 0}
     source = Cached(cache, small)
-    copy, _ = Copies(source, (None, None)).make()
+    copy, _ = SourceCopies(source, (None, None)).make()
     assert copy.cache is not cache
     assert copy.small is not small
 
@@ -568,7 +568,7 @@ def test_what_refers_to_itself_by_a_closure_cannot_be_copied():
         return again(example, deep)
 
     with pytest.raises(CannotCopyError):
-        Copies(Waits(), (again,))
+        SourceCopies(Waits(), (again,))
 
 
 # --- in programs ------------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_without_a_deadline_the_next_wait_after_a_loss_has_one(hangs):
     raises(
         lambda: stream.take((40,)),
         "for example 13 of the data",
-        r"Before, worker 2 lost: rank 2 \(pid 1 on a\) was gone in message 1 of step 2",
+        r"Before, worker 2 lost: rank 2 \(pid 1 on a\) disconnected in message 1 of step 2",
     )
 
 

@@ -13,4 +13,4 @@ from adaptive.base.world import Loss
 )
 def test_the_time_of_a_repair_is_no_zero(seconds, repaired):
     text = str(Loss((1, 2), "rank 1 (pid 7 on node)", "message 1 of step 14", seconds))
-    assert text == f"workers 1, 2 lost: rank 1 (pid 7 on node) was gone in message 1 of step 14{repaired}"
+    assert text == f"workers 1, 2 lost: rank 1 (pid 7 on node) disconnected in message 1 of step 14{repaired}"

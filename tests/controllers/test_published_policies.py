@@ -195,7 +195,7 @@ def test_lb_bsp_says_when_inputs_are_not_what_it_was_made_for():
     policy = ctrl.lb_bsp(n_inputs=1)
     with pytest.raises(ValueError, match="n_inputs=2"):
         policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
-    with pytest.raises(DriverError, match="behind the times"):
+    with pytest.raises(DriverError, match="after the times"):
         policy.update(observe(np.ones(2), np.ones(3)), policy.init(2))
 
 

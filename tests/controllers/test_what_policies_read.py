@@ -44,7 +44,7 @@ REFUSED = {
         f"{policy.__name__}, {what}": (policy(), read, says)
         for policy in BY_SECONDS
         for what, read, says in (
-            ("one time", lambda g, a: (iteration(),), r"one time per worker, shape \(2,\); it was given shape \(\)"),
+            ("one time", lambda g, a: (iteration(),), r"one time per worker, shape \(2,\); it received shape \(\)"),
             ("times of the step", lambda g, a: (comm.all_gather(mon.iteration_seconds()),), "those of the whole step"),
         )
     },
@@ -55,13 +55,13 @@ REFUSED = {
         "those of the whole step",
     ),
     "as many inputs": (ctrl.balance(), lambda g, a: (seconds(), seconds()), "n_inputs=1"),
-    "one input": (ctrl.federated(), lambda g, a: (seconds(), iteration()), r"shape \(2,\), behind the times"),
+    "one input": (ctrl.federated(), lambda g, a: (seconds(), iteration()), r"shape \(2,\), after the times"),
     "gradients": (
         ctrl.noise_batch(),
         lambda g, a: (a,),
         r"an array of shape \(2,\)(?s:.*)mon.noise_scale",
     ),
-    "no noise": (ctrl.noise_workers(64), lambda g, a: (), "it was given nothing"),
+    "no noise": (ctrl.noise_workers(64), lambda g, a: (), "it received nothing"),
     "goodput of times": (ctrl.goodput_batch(), lambda g, a: (iteration(), seconds(), a, a), "got 4 values of shapes"),
     "goodput of gradients": (ctrl.goodput_workers(), lambda g, a: (a, seconds(), iteration()), "reads a noise scale"),
     "one core": (

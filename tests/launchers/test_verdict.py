@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.verdict import Process, reason_to_end, remark, verdict
+from launchers.verdict import ProcessState, reason_to_end, remark, verdict
 
 
-def process(rank: int = 0, **known) -> Process:
-    return Process("job", rank, 3, "here", 1, **{"connected": False, **known})
+def process(rank: int = 0, **known) -> ProcessState:
+    return ProcessState("job", rank, 3, "here", 1, **{"connected": False, **known})
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_whether_a_job_ended_well(processes, own, code):
     assert verdict(processes, own) == code
 
 
-def alive(rank: int, **known) -> Process:
+def alive(rank: int, **known) -> ProcessState:
     return process(rank, connected=True, **known)
 
 

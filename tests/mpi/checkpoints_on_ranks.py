@@ -18,7 +18,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.disk.directory import checkpoints, commit
-from adaptive.program.stored import Table
+from adaptive.program.stored import CheckpointTable
 from adaptive.program.writer import Writer
 from tests.program.problems import build, descend, make_data, same_everywhere
 
@@ -175,7 +175,7 @@ def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_
         list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
         if odd(world):
             own_path.mkdir()
-            commit(own_path, 1, Table({**program.checkpoint(), "cursor": 5}).write, lambda: None)
+            commit(own_path, 1, CheckpointTable({**program.checkpoint(), "cursor": 5}).write, lambda: None)
         world.barrier()
         with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError, match="cannot read") as caught:
             program.restore(own_path if odd(world) else directory)

@@ -498,7 +498,7 @@ def test_numbers_of_any_kind_and_size_are_taken_alike(world):
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (lambda control: control.rescale(10**400), "rescale(global_batch=1e400 or so): more than can be meant"),
+        (lambda control: control.rescale(10**400), "rescale(global_batch=1e400 or so): the number is too large"),
         (lambda control: control.rescale("64"), "the global batch is one number; got '64'"),
         (lambda control: control.rescale(np.bytes_(b"64")), "the global batch is one number; got "),
         (lambda control: control.rescale(12 + 0j), "the global batch is one number; got (12+0j)"),
@@ -528,7 +528,7 @@ class Noise(NamedTuple):
 @pytest.mark.parametrize(
     ("scale", "says"),
     [
-        (math.nan, "not a number. A noise scale is NaN until enough steps have been seen"),
+        (math.nan, "not a number. A noise scale is NaN until enough steps are measured"),
         (math.inf, "infinite. A noise scale is infinite where"),
         (-5.0, "rescale(global_batch=-5): a global batch cannot be negative"),
     ],

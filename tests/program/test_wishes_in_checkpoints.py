@@ -8,7 +8,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.program.stored import Table, load
+from adaptive.program.stored import CheckpointTable, load
 from adaptive.runtime.local_world import LocalWorld
 
 
@@ -23,7 +23,7 @@ def build(world, global_batch=30):
 
 def stored(kept, tmp_path):
     """The checkpoint as it comes back from the disk."""
-    Table(kept).write(tmp_path)
+    CheckpointTable(kept).write(tmp_path)
     return load(tmp_path)
 
 

@@ -22,7 +22,7 @@ _TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds between freed memory is returned; t
 _FIRST_PAUSE = 1.0  # seconds that the first pause lasts at most; a later one lasts as long as the compile before it
 
 
-class Compiles(Protocol):
+class KernelOwner(Protocol):
     """The owner of a `BackgroundCompiler`, which compiles its items."""
 
     def compile(self, local: int, size: int) -> None:
@@ -30,7 +30,7 @@ class Compiles(Protocol):
 
 
 class BackgroundCompiler:
-    """Compiles in one thread, so that the steps lose one core at most.
+    """KernelOwner in one thread, so that the steps lose one core at most.
 
     Holds its owner weakly and ends with it. Nobody waits for it: not who closes it, nor, where that can be done safely
     (see `background_threads`), the end of the process.
@@ -45,7 +45,7 @@ class BackgroundCompiler:
       pauses: whether to let steps pass between two compiles.
     """
 
-    def __init__(self, owner: Compiles, *, pauses: bool = False):
+    def __init__(self, owner: KernelOwner, *, pauses: bool = False):
         self.error: BaseException | None = None
         self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
         self._beside_step = False  # whether something has been compiled since the last step ended

@@ -90,7 +90,7 @@ class ElasticProcesses:
         self._working_ranks: Sequence[int] = ()  # in the job, as far as this process knows
         self._has_state = True  # of the run
         self.spawner = Spawner(self._mpi)
-        self._called_in = len(self.members)
+        self._requested = len(self.members)
         self._asked: set[int] = set()  # ranks in the job that were asked to get ready; rank 0 knows
         self._ready: set[int] = set()
         self._standby_terminated = False  # a process on standby has received a termination signal; rank 0 knows
@@ -174,16 +174,16 @@ class ElasticProcesses:
     # --- asking for more workers --------------------------------------------------------------------------------------
 
     def request_workers(self, workers: int) -> None:
-        """Begin to get processes ready so that there can be `workers` members: see `World.request_workers`."""
-        self._called_in = workers
+        """Start to prepare processes for `workers` members: see `World.request_workers`."""
+        self._requested = workers
         self._asked, self._ready = set(), set()
 
     def poll_ready(self) -> int:
-        """Return how many of the workers that were called in are ready to join; 0 but on rank 0.
+        """Return how many of the requested workers are ready to join; 0 on ranks other than 0.
 
         Receives control messages, asks as many processes on standby as are missing, and spawns processes for the rest.
         """
-        missing = self._called_in - len(self.members)
+        missing = self._requested - len(self.members)
         if self._transport.rank or missing <= 0:
             return 0
         self._receive()
@@ -195,8 +195,8 @@ class ElasticProcesses:
         return there + self._spawn(missing - sum(len(process.worker_slots) for process in self._standby))
 
     def poll_reserve_terminating(self) -> bool:
-        """Return whether a process on standby was told to terminate and the job cannot continue without it; False but
-        on rank 0. Receives control messages.
+        """Return whether a process on standby received a termination signal and the job cannot continue without it;
+        False on ranks other than 0. Receives control messages.
         """
         if self._standby and not (self._transport.survives or self._transport.rank):
             self._receive()
@@ -422,7 +422,7 @@ class ElasticProcesses:
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
 
     def await_admission(self, pair: Any, members: Sequence[int]) -> None:
-        """Begin on standby, as a spawned process; `pair`: its communicator with the process that spawned it."""
+        """Start on standby, as a spawned process; `pair`: its communicator with the process that spawned it."""
         self.run_under_way = self.in_reserve = True
         self._transport.rank = len(members) + 1
         self._pair, self._working_ranks = pair, [0]

@@ -1,4 +1,4 @@
-"""Processes on standby: they wait, at next to no cost, until they are called in or the run is over.
+"""Processes on standby: they wait, at next to no cost, until they are asked to join or the run is over.
 
 They share a communicator with the workers, the job's, whose only collective is `rendezvous`. Between two rendezvous
 they receive control messages:

@@ -25,7 +25,11 @@ class StrangerError(OSError):
 
 
 def receive(line: socket.socket, room: memoryview) -> SocketFlow[None]:
-    """Receive until the buffer is full."""
+    """Receive until the buffer is full.
+
+    Raises:
+      ConnectionResetError: the other end has closed the connection.
+    """
     got = 0
     while got < len(room):
         try:
@@ -56,7 +60,11 @@ def send(line: socket.socket, what: bytes | bytearray | memoryview) -> SocketFlo
 
 
 def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
-    """Greet a process that asks; this process owns the key."""
+    """Greet a process that asks; this process owns the key.
+
+    Raises:
+      StrangerError: the other process does not have the key.
+    """
     own = secrets.token_bytes(_NONCE)
     yield from send(line, own)
     said = yield from received(line, _NONCE + _SEAL)
@@ -67,7 +75,11 @@ def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
 
 
 def greet_owner(line: socket.socket, key: bytes) -> SocketFlow[None]:
-    """Greet the owner of the key; this process asks."""
+    """Greet the owner of the key; this process asks.
+
+    Raises:
+      StrangerError: the other process does not have the key.
+    """
     own = secrets.token_bytes(_NONCE)
     theirs = bytes((yield from received(line, _NONCE)))
     yield from send(line, own + _seal(key, b"asks", theirs, own))

@@ -111,7 +111,11 @@ class MPITransport(Transport):
 
     @thread_status("in a collective", exchanges=True)
     def perform(self, operation: Operation) -> None:
-        """Complete an operation on all processes that survive it: see `Transport.perform` and `operations.py`."""
+        """Complete an operation on all processes that survive it: see `Transport.perform` and `operations.py`.
+
+        Raises:
+          MembersChanged: processes were lost, and the operation is not repeated without them.
+        """
         completed = False
         while not completed:
             if self.survivors is not None:

@@ -133,10 +133,15 @@ class StateTransfer(Operation):
         self.result: TransferPayload | None = None
 
     def carry_out(self, comm: Any) -> None:
+        """Send the state to all processes that lack it.
+
+        Raises:
+          WorkerError: no process has it.
+        """
         has_state = comm.allgather(self._has_state)
         senders, receivers = ([rank for rank, has in enumerate(has_state) if has is wanted] for wanted in (True, False))
         if not senders:
-            raise WorkerError("all workers are lost, and with them the state of the run: only joining ones are left.")
+            raise WorkerError("all workers with the state of the run are lost; only joining ones remain.")
         sender_of = {rank: senders[i % len(senders)] for i, rank in enumerate(receivers)}
         first, own_receivers = senders[0], [rank for rank in receivers if sender_of[rank] == comm.rank]
         small, arrays = self._make() if own_receivers or comm.rank == first else (None, [])

@@ -78,15 +78,14 @@ class Watchdog:
     def catch_up(self) -> None:
         """Return when this rank has handled what the others had sent to it by now.
 
-        Called by the world's thread before it declares others lost: a process that was stopped for long may find
-        that the
-        others have given up on it, and does not return from here then.
+        Called by the world's thread before it declares others lost: after a long stop, this process may find that the
+        others have given up on it; then this does not return.
         """
         if not self._closed and threading.current_thread() is not self._thread:
             self.probe.catch_up(_SECONDS_TO_ANSWER)
 
     def close(self, why: str = "") -> None:
-        """Stop the thread. If this rank leaves the others, they are told `why`: what it does instead of coming."""
+        """Stop the thread. If this rank leaves the others, send them the reason `why`."""
         if self._closed or os.getpid() != self._pid:  # a forked child shares the socket
             return
         self._closed = True

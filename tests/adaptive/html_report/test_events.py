@@ -61,7 +61,7 @@ def test_a_loss_before_a_request_is_carried_out_does_not_hide_it(listed):
     busy = np.full((40, 2), 0.02)
     busy[12:, 1] = np.nan
     sizes = np.repeat([[32, 32], [112, 0]], [12, 28], axis=0)
-    lost = {"lost": ["worker 1 lost: rank 1 was gone"]}
+    lost = {"lost": ["worker 1 lost: rank 1 disconnected"]}
     lines, _ = listed(busy, sizes=sizes, told={10: asked(global_batch=112), 13: caused(GROW, {"lost": [1]}, **lost)})
     assert lines[-1][2] == "adapt, after step 10: a global batch of 112; worker 1 lost"
 
@@ -122,7 +122,7 @@ def test_an_older_record_has_a_decision_carried_out_once(listed):
 
 
 def test_an_older_record_leaves_open_whether_a_loss_or_a_hook_changed_sizes(listed):
-    lost = {"lost": ["worker 1 lost: rank 1 was gone"]}
+    lost = {"lost": ["worker 1 lost: rank 1 disconnected"]}
     lines, _ = listed(sizes=GROWN, told={10: asked(global_batch=112), 13: lost})
     assert lines[-1][2] == "worker 1 lost; perhaps adapt, after step 10: a global batch of 112"
 
@@ -135,7 +135,7 @@ def test_a_change_that_no_hook_asked_for(listed):
 def test_who_came_and_who_went(listed):
     busy = np.full((40, 3), 0.02)
     busy[:10, 1], busy[20:, 2], busy[30:, 1] = np.nan, np.nan, np.nan
-    lost = "worker 2 lost: rank 2 (pid 7 on node) was gone in message 1 of step 21; 3 ms to repair."
+    lost = "worker 2 lost: rank 2 (pid 7 on node) disconnected in message 1 of step 21; 3 ms to repair."
     lines, _ = listed(
         busy,
         told={
@@ -233,7 +233,7 @@ def test_a_hook_that_never_asked_is_named_with_what_it_lacked(listed):
 def test_a_loss_is_told_with_what_its_step_cost(listed):
     busy = np.full((40, 2), 0.02)
     busy[20] = 1.45
-    lost = "worker 1 lost: rank 1 was gone in message 1 of step 21; 0.4 ms to repair."
+    lost = "worker 1 lost: rank 1 disconnected in message 1 of step 21; 0.4 ms to repair."
     lines, _ = listed(busy, told={21: {"lost": [lost]}})
     ((row, what, why),) = lines
     assert (row, what) == (21, "W" + lost[1:])

@@ -189,7 +189,7 @@ def test_compiling_is_told_with_its_steps(told):
 def test_single_long_steps_are_told_with_their_occasion(told):
     other = np.zeros(300)
     other[[120, 200]] = 1.0, 0.5
-    lost = "worker 1 lost: rank 1 was gone in message 1 of step 121; 1 ms to repair."
+    lost = "worker 1 lost: rank 1 disconnected in message 1 of step 121; 1 ms to repair."
     (text,) = told(uneven(300, 2, 0.03), parts={"other": other}, told={121: {"lost": [lost]}})
     assert re.match(
         r"2 steps took more than 5 times as long .*: step 121 \(1\.0\d s, in which a worker was lost\)", text

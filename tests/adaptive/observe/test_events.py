@@ -168,7 +168,7 @@ def test_a_listener_that_fails_is_told_no_more_and_the_run_goes_on(caplog):
         for listener in (failing, leaving, well):
             program.subscribe(listener)
         notes = [report.notes for report in program.run(steps=3)]
-    why = "listener 'failing' failed, and is told no more: ZeroDivisionError('by zero')"
+    why = "listener 'failing' failed, and is disabled: ZeroDivisionError('by zero')"
     assert told == {"failing": 1, "leaving": 1, "well": 3}
     assert [[note for note in of_step if "listener" in note] for of_step in notes] == [[why], [], []]
     assert [record.message for record in caplog.records if "listener" in record.message] == [why]

@@ -138,7 +138,7 @@ def test_a_sink_that_fails_is_told_no_more(program, monkeypatch, caplog):
         notes = [r.notes for r in program.run(steps=4, log=[failing, well])]
     assert (len(failing.steps), len(well.steps), failing.closed) == (2, 4, 1)
     said = [[note for note in of_step if "sink" in note] for of_step in notes]
-    assert said == [[], ["sink Failing failed, and is told no more: ZeroDivisionError('no')"], [], []]
+    assert said == [[], ["sink Failing failed, and is disabled: ZeroDivisionError('no')"], [], []]
     assert "sink Failing failed" in caplog.text
 
 
@@ -160,7 +160,7 @@ def test_one_that_fails_where_no_step_follows_is_in_the_log(program, monkeypatch
         for number, _ in enumerate(program.run(steps=2, log=[sink])):
             while number and len(sink.steps) < 2:
                 threading.Event().wait(0.001)
-    assert "sink Failing failed, and is told no more" in caplog.text
+    assert "sink Failing failed, and is disabled" in caplog.text
 
 
 def test_one_that_hangs_holds_nobody_up(program, monkeypatch, caplog):

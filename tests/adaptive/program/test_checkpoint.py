@@ -387,7 +387,7 @@ DAMAGED = {
     "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and here not"),
     "no word on what is local": (edited("local", to={}), "does not say"),
     "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
-    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To begin the hooks anew"),
+    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To start the hooks afresh"),
     "a hook of other workers": (edited("hooks", "0/grow", "losses", to=np.zeros(3)), r"\['losses'\] has shape \(3,\)"),
     "a hook that counts in halves": (edited("hooks", "0/grow", "steps", to=0.5), r"\['steps'\] is float64 for int64"),
 }

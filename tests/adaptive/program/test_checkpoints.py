@@ -28,7 +28,7 @@ import collectives as comm
 from adaptive.disk import arrays
 from adaptive.disk.directory import checkpoints
 from adaptive.disk.lock import LOCK
-from adaptive.program.stored import Table
+from adaptive.program.stored import CheckpointTable
 from adaptive.program.writer import Writer
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed, relaxed_tx
@@ -296,13 +296,13 @@ def test_the_newest_are_kept(tmp_path, patient):
 @contextmanager
 def slow_disk(monkeypatch):
     """A disk that is written when the test says so."""
-    ready, write = threading.Event(), Table.write
+    ready, write = threading.Event(), CheckpointTable.write
 
     def waits(table, folder):
         assert ready.wait(limit(60))
         write(table, folder)
 
-    monkeypatch.setattr(Table, "write", waits)
+    monkeypatch.setattr(CheckpointTable, "write", waits)
     try:
         yield ready
     finally:
@@ -417,7 +417,7 @@ NOT_HOW_OFTEN += ["1e3 steps", "every epoch", [1], float("nan"), float("inf"), "
 
 @pytest.mark.parametrize("every", NOT_HOW_OFTEN)
 def test_how_often_that_says_nothing(every):
-    with pytest.raises(ad.CheckpointError, match=r'says not how often.*"1 epoch"'):
+    with pytest.raises(ad.CheckpointError, match=r'is not an interval.*"1 epoch"'):
         ad.Checkpoints("run/", every=every)
 
 
@@ -512,10 +512,10 @@ def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path):
 def test_a_state_of_a_hook_that_is_not_stored_is_named():
     table = {"state": [], "slots": {}, "hooks": {"0/own": {"rng": np.random.default_rng(0)}}, "step": 1}
     with pytest.raises(ad.CheckpointError, match=r"hooks\['0/own'\]\['rng'\] is a Generator, which is not stored"):
-        Table(table)
+        CheckpointTable(table)
     table["hooks"] = {"0/own": np.array(["a"])}
     with pytest.raises(ad.CheckpointError, match="is an array of <U1, which is not stored"):
-        Table(table)
+        CheckpointTable(table)
 
 
 # --- the disk fails ---------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_whoever_waits_for_ever_is_ended(monkeypatch, capsys):
     monkeypatch.setattr(os, "_exit", codes.append)
     command._give_up(5.0, ["loading MPI", "measuring"])
     assert codes == [1]
-    assert "not come any further than measuring in 5 s" in capsys.readouterr().err
+    assert "is still measuring after 5 s" in capsys.readouterr().err
 
 
 # --- a job ------------------------------------------------------------------------------------------------------------

@@ -108,8 +108,8 @@ def test_policies_of_the_user(tmp_path, monkeypatch):
         (["equal", "--exact", "0/balance"], "No such option"),
         (["replay"], "Missing argument 'TRACE'"),
         (["replay", "there-is-no-such-file"], "No such file"),
-        (["replay", "trace", "--exact", "0/balance", "--png", "x.png"], "nothing to draw"),
-        (["all", "--png", "x.png"], "draws one scenario"),
+        (["replay", "trace", "--exact", "0/balance", "--png", "x.png"], "cannot be plotted"),
+        (["all", "--png", "x.png"], "takes one scenario"),
     ],
 )
 def test_mistakes_are_named(arguments, complaint):

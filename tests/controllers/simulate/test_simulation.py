@@ -383,5 +383,5 @@ def test_what_there_is_not_is_refused_with_what_there_is():
         hooked("best")
     with pytest.raises(ValueError, match="behind @"):
         hooked("balance@often")
-    with pytest.raises(ValueError, match="no value is called 'heat'"):
+    with pytest.raises(ValueError, match="unknown value 'heat'"):
         hooked("balance", ["heat"])
