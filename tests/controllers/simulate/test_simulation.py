@@ -199,7 +199,7 @@ def test_traces():
     assert [two(step, 0.0).tolist() for step in (1, 2, 3, 9)] == [[1, 1], [1, 1], [1, 5], [1, 5]]
     assert together(two, two)(3, 0.0).tolist() == [1, 25]
     np.testing.assert_allclose(waves(0.4, 8, np.array([0.0, 0.5]))(2, 0.0), np.exp([0.4, -0.4]))
-    with pytest.raises(ValueError, match="from step 0"):
+    with pytest.raises(ValueError, match="for step 0"):
         stages({5: 1.0}, 2)
 
 
