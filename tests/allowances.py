@@ -1,13 +1,10 @@
 """How many complaints of `tests/language.py` there may be. Only shrinks: `python -m tests.language`."""
 
-TYPES_OF_ONE_NAME = {
-}
+TYPES_OF_ONE_NAME: dict[str, int] = {}
 
-RAISES_WITHOUT_A_WORD = {
-}
+RAISES_WITHOUT_A_WORD: dict[str, int] = {}
 
-BANNED_PHRASES = {
-}
+BANNED_PHRASES: dict[str, int] = {}
 
 PRIVATE_REACH = {
     "adaptive/data/pool.py": 1,

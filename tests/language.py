@@ -195,7 +195,7 @@ def write(allowances: dict[str, dict[str, int]]) -> None:
     text = '"""How many complaints of `tests/language.py` there may be. Only shrinks: `python -m tests.language`."""\n'
     for name, entries in allowances.items():
         lines = "".join(f'    "{key}": {count},\n' for key, count in sorted(entries.items()))
-        text += f"\n{name} = {{\n{lines}}}\n"
+        text += f"\n{name} = {{\n{lines}}}\n" if lines else f"\n{name}: dict[str, int] = {{}}\n"
     (ROOT / "tests" / "allowances.py").write_text(text)
 
 
