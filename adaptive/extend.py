@@ -84,10 +84,12 @@ from adaptive.base.worker_mesh import WorkerMesh as WorkerMesh
 from adaptive.base.worker_slots import FixedMembership as FixedMembership
 from adaptive.base.worker_slots import WorkerSlots as WorkerSlots
 from adaptive.base.worker_slots import number_of_workers as number_of_workers
-from adaptive.base.world import Loss as Loss
-from adaptive.base.world import MembersChanged as MembersChanged
-from adaptive.base.world import TransferPayload as TransferPayload
 from adaptive.base.world import World as World
+from adaptive.base.world_members import Loss as Loss
+from adaptive.base.world_members import TransferPayload as TransferPayload
+from adaptive.base.world_members import WorldMembers as WorldMembers
+from adaptive.base.world_messages import MembersChanged as MembersChanged
+from adaptive.base.world_messages import WorldMessages as WorldMessages
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.decisions import apply_decision as apply_decision
 from adaptive.control.hooks import Hooks as Hooks

@@ -22,7 +22,8 @@ import adaptive as ad
 from adaptive.base.channel import Arrived, Blocking, LookAtPiece, Parts
 from adaptive.base.reductions import Reduction, combine_calls
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.base.world import Loss, MembersChanged
+from adaptive.base.world_members import Loss
+from adaptive.base.world_messages import MembersChanged
 
 _SECONDS = 10.0  # for all processes to come to an operation; only a test that fails takes them
 

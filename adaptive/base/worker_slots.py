@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import WorkerCountError
 from .numbers import brief, whole
-from .world import Loss, TransferPayload
+from .world_members import Loss, TransferPayload
 
 
 class FixedMembership:

@@ -28,7 +28,7 @@ from adaptive.base.numbers import brief
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import number_of_workers
-from adaptive.base.world import Loss
+from adaptive.base.world_members import Loss
 
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
 

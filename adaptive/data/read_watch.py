@@ -33,7 +33,8 @@ from adaptive.base.errors import DataError
 from adaptive.base.numbers import brief, real
 from adaptive.base.python_stacks import stack_of_thread
 from adaptive.base.waits import waiting
-from adaptive.base.world import Loss, World
+from adaptive.base.world import World
+from adaptive.base.world_members import Loss
 
 from .fetch_thread import FetchThread
 

@@ -19,7 +19,8 @@ from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.source_lines import at, current_line
-from adaptive.base.world import World, retry_on_members_changed
+from adaptive.base.world import World
+from adaptive.base.world_messages import retry_on_members_changed
 
 from .sources import ALONE
 

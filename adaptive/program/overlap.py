@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.world import World, retry_on_members_changed
+from adaptive.base.world import World
+from adaptive.base.world_messages import retry_on_members_changed
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.stages import Groups, always_sent, choose

@@ -12,7 +12,7 @@ from adaptive.base.activity import COMPILING, INPUT
 from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import report_failure
 from adaptive.base.thread_status import thread_status
-from adaptive.base.world import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from adaptive.base.failure import report_failure
-from adaptive.base.world import World
+from adaptive.base.world_messages import WorldMessages
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
 from adaptive.runtime.nan_updates import made_nans, share_found
@@ -24,7 +24,7 @@ class StepClock:
       beside_compiler: steps in a row, up to now, whose seconds are not known because a compiler ran beside them.
     """
 
-    def __init__(self, world: World):
+    def __init__(self, world: WorldMessages):
         self.compute_seconds = [_NAN] * len(world.workers)
         self.beside_compiler = 0
         self.began = _NAN

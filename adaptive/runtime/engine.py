@@ -15,7 +15,8 @@ from adaptive.base.activity import COMPUTING, Activity
 from adaptive.base.channel import Arrived, PartSpec
 from adaptive.base.cores import n_cores
 from adaptive.base.worker_mesh import OffersMesh
-from adaptive.base.world import World, retry_on_members_changed
+from adaptive.base.world import World
+from adaptive.base.world_messages import retry_on_members_changed
 from adaptive.data.stream import Share
 from adaptive.operators.sources import CALLS, Reading
 

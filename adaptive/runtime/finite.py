@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from adaptive.base.channel import LookAtPiece
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.reductions import Sliced
 from adaptive.base.source_lines import at, name_workers
-from adaptive.base.world import LookAtPiece, World
+from adaptive.base.world_messages import WorldMessages
 from adaptive.graph.plan import Contribution
 from adaptive.operators.eager import least_weight, mean_of_nothing
 
@@ -321,7 +322,9 @@ class Trouble:
         return " and ".join(texts)
 
 
-def find_together(world: World, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]) -> Trouble:
+def find_together(
+    world: WorldMessages, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]
+) -> Trouble:
     """Combine what all processes have found. Communicates; all processes call it, because all saw the same message."""
     told = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
     everyone = world.all_gather_bytes(told, "whose contributions are not finite")

@@ -22,7 +22,7 @@ from jax.extend.core import Literal, Var
 
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.source_lines import at, line_of, name_workers
-from adaptive.base.world import World
+from adaptive.base.world_messages import WorldMessages
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.eager import wire_dtype
@@ -147,7 +147,7 @@ class UpdateNaNs:
         return made
 
 
-def share_found(world: World, found: Found, about: str) -> Found:
+def share_found(world: WorldMessages, found: Found, about: str) -> Found:
     """Return what was found on any process. Communicates; all processes call it."""
     own = json.dumps(list(found.local.items())).encode()
     everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(own, about)]

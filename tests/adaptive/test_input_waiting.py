@@ -22,7 +22,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.waits import wait_of
-from adaptive.base.world import Loss
+from adaptive.base.world_members import Loss
 from adaptive.data import read_watch
 from adaptive.data.background_rows import in_background
 from adaptive.data.fetch_thread import FetchThread

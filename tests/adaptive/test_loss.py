@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptive.base.world import Loss
+from adaptive.base.world_members import Loss
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import adaptive as ad
 from adaptive.base.roster import Roster
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.base.world import Loss
+from adaptive.base.world_members import Loss
 from adaptive.control.membership import Membership
 
 
