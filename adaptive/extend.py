@@ -44,6 +44,8 @@ from adaptive.base.exit_hooks import register_exit_hook as register_exit_hook
 from adaptive.base.exit_hooks import run_exit_hooks as run_exit_hooks
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import report_failure as report_failure
+from adaptive.base.jaxprs import bind as bind
+from adaptive.base.jaxprs import called as called
 from adaptive.base.launcher import launcher as launcher
 from adaptive.base.launcher import tasks_not_started as tasks_not_started
 from adaptive.base.mailbox import LocalMailboxes as LocalMailboxes
@@ -71,6 +73,7 @@ from adaptive.base.signals import acknowledge_termination as acknowledge_termina
 from adaptive.base.signals import pending_termination as pending_termination
 from adaptive.base.source_lines import at as at
 from adaptive.base.source_lines import current_line as current_line
+from adaptive.base.source_lines import line_of as line_of
 from adaptive.base.thread_status import ThreadStatus as ThreadStatus
 from adaptive.base.thread_status import thread_status as thread_status
 from adaptive.base.thread_status import thread_status_of as thread_status_of

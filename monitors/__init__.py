@@ -3,6 +3,7 @@
 from ._anova import noise_estimate as noise_estimate
 from ._divergence import divergence as divergence
 from ._ema import ema as ema
+from ._example_norms import example_norms as example_norms
 from ._gradients import gradient_norm as gradient_norm
 from ._gradients import gradient_variance as gradient_variance
 from ._machine import cpu_available as cpu_available

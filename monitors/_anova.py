@@ -37,7 +37,7 @@ _UNKNOWN = -(2.0**20)  # a number of groups that makes the sum negative, whateve
 
 
 class Totals(NamedTuple):
-    """Sums over all groups."""
+    """Sums over all groups. Scalars, or an array with an element for each set of layers."""
 
     squares: jax.Array  # sum_i b_i |g_i|^2
     examples: jax.Array  # B
@@ -45,7 +45,7 @@ class Totals(NamedTuple):
 
 
 def totals(grads: Any, what: str) -> Totals:
-    """Sum over all workers and micro-batches; adds 12 bytes to the gradients' message.
+    """Sum over all workers and microbatches; adds 12 bytes to the gradients' message.
 
     Args:
       grads: pytree; the mean gradient over this worker's examples. Local; replicated gradients are an error, since
@@ -56,15 +56,25 @@ def totals(grads: Any, what: str) -> Totals:
       Scalars. Replicated.
     """
     grads = assert_scope("local", grads, what)
-    examples = read(EXAMPLES)
-    squares = squared_norm(grads)
-    examples, calls = examples.astype(squares.dtype), read(CALLS).astype(squares.dtype)
+    return summed(squared_norm(grads), of_examples=False)
+
+
+def summed(squares: jax.Array, *, of_examples: bool) -> Totals:
+    """Sum over all workers and microbatches, in one message.
+
+    Args:
+      squares: `|g|^2` of this microbatch's mean gradient, or `sum_i |g_i|^2` over its examples. Local. An array has an
+        element for each set of layers.
+      of_examples: whether groups are examples.
+    """
+    examples = read(EXAMPLES).astype(squares.dtype)
+    groups = examples if of_examples else read(CALLS).astype(squares.dtype)
     # A sum that is not finite would skip the step, even if the driver drops such gradients or only the square
     # overflows. So the number of groups marks the sums as unknown.
-    weighed = examples * squares
+    weighed = squares if of_examples else examples * squares
     known = jnp.isfinite(weighed)
     return all_reduce(
-        Totals(jnp.where(known, weighed, 0), examples, jnp.where(known, calls, jnp.asarray(_UNKNOWN, calls.dtype))),
+        Totals(jnp.where(known, weighed, 0), examples, jnp.where(known, groups, jnp.asarray(_UNKNOWN, groups.dtype))),
         op="sum",
     )
 

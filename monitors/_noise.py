@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import numpy as np
 from adaptive import CollectiveError
 from adaptive.extend import assert_scope, at, current_line, operator_state
 
-from ._anova import estimate, totals
+from ._anova import estimate, summed
 from ._averages import Averages, add_sample, no_samples, ratio_bounds
-from ._squares import check_alike, squared_norm
+from ._layer_sets import By, layer_sets
+from ._squares import at_least_single, check_alike, check_norms, squared_norm
 
 
 class NoiseScale(NamedTuple):
@@ -26,14 +28,42 @@ class NoiseScale(NamedTuple):
     upper: jax.Array  # in examples: upper bound of the noise scale; infinite if unknown
 
 
+@overload
 def noise_scale(
     grads: Any,
     avg_grads: Any,
     *,
+    per_example: Any = None,
+    by: None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
     dataset_size: int | None = None,
-) -> NoiseScale:
+) -> NoiseScale: ...
+
+
+@overload
+def noise_scale(
+    grads: Any,
+    avg_grads: Any,
+    *,
+    per_example: Any = None,
+    by: By,
+    decay: float = 0.95,
+    confidence: float = 0.95,
+    dataset_size: int | None = None,
+) -> dict[str, NoiseScale]: ...
+
+
+def noise_scale(
+    grads: Any,
+    avg_grads: Any,
+    *,
+    per_example: Any = None,
+    by: By | None = None,
+    decay: float = 0.95,
+    confidence: float = 0.95,
+    dataset_size: int | None = None,
+) -> NoiseScale | dict[str, NoiseScale]:
     """Estimate the gradient noise scale, `tr Sigma / |G|^2`: the batch size at which noise and signal are equal.
 
     Far below the noise scale, doubling the batch is worth almost twice the step; far above, almost nothing. The
@@ -42,10 +72,11 @@ def noise_scale(
         trace  S = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)
         signal Q = |gbar|^2 - S / B
 
-    over n groups of `b_i` examples with mean gradients `g_i`. A group is one micro-batch of one worker, so one worker
-    with two micro-batches is enough. Both estimates are unbiased for any sizes and have the least variance
-    (`_anova.py`). S and Q are averaged over steps, each by itself, with weights `decay^age` that need no bias
-    correction; the noise scale is the ratio of the averages:
+    over n groups of `b_i` examples with mean gradients `g_i`. A group is one microbatch of one worker, so one worker
+    with two microbatches is enough. Both estimates are unbiased for any sizes and have the least variance for these
+    groups (`_anova.py`). With `per_example=`, each group is one example: n = B, and the variance of S is smaller by a
+    factor of (B - 1) / (n - 1). S and Q are averaged over steps, each by itself, with weights `decay^age` that need no
+    bias correction; the noise scale is the ratio of the averages:
 
         scale = <S> / <Q>
 
@@ -57,12 +88,16 @@ def noise_scale(
     The averages survive changes of batch sizes, since S and Q are per example at any batch size. A step with fewer than
     two groups, or with a gradient that is not finite, leaves them unchanged.
 
-    Adds 12 bytes to the gradients' message and no message of its own, and costs one pass each over the gradient and its
-    mean.
+    Adds 12 bytes to the gradients' message (8 for each set of `by`, and 4) and no message of its own, and costs one
+    pass each over the gradient and its mean; with `per_example`, over the mean only.
 
     Args:
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
       avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated.
+      per_example: the norms that `mon.example_norms` returns beside `grads`: a pytree of the structure of `grads`, each
+        leaf of shape=(examples,), in gradient units squared. Local.
+      by: a function from a leaf's path, as a tuple of text, to the name of the set of leaves (the layer) that it is in,
+        or None to leave the leaf out: `by=lambda path: path[0]`. The result is then a noise scale for each set.
       decay: factor of the weights from one step to the next, at least 0 and below 1; the averages are over effectively
         (1 + decay) / (1 - decay) steps.
       confidence: probability that the bounds enclose the noise scale, between 0 and 1.
@@ -72,31 +107,65 @@ def noise_scale(
     Returns:
       `NoiseScale(scale, trace, signal, lower, upper)`: scalars; float32 (float64 if gradients are). Replicated. `scale`
       and its bounds are in examples, `trace` and `signal` in gradient units squared. NaN until a step has two groups.
+      With `by`, a dict of these by the names of the sets.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, options out of
-        range, or, when the program is built, `grads` that are replicated or `avg_grads` that are not.
+      CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, norms that do not
+        belong to the gradients or to all examples, options out of range, a function `by` that fails or cannot tell
+        layers apart, or, when the program is built, `grads` that are replicated or `avg_grads` that are not.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
       >>> noise = mon.noise_scale(grads, avg_grads)                               # doctest: +SKIP
       >>> ctrl.hook(lambda control, noise: control.rescale(global_batch=noise.lower), noise)   # doctest: +SKIP
+      >>> layers = mon.noise_scale(grads, avg_grads, by=lambda path: path[0])     # doctest: +SKIP
 
     References:
       McCandlish et al. 2018, "An empirical model of large-batch training", section 2.2 and appendix A.1.
       Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
+      Gray et al. 2024, "Normalization layer per-example gradients are sufficient to predict gradient noise scale in
+      transformers", section 2.
     """
     check_alike("noise_scale", grads, avg_grads)
     avg_grads = assert_scope("reduced", avg_grads, "noise_scale")
     _check_options(decay, confidence, dataset_size)
-    trace, signal = estimate(totals(grads, "noise_scale"), squared_norm(avg_grads, averaged=True), dataset_size)
-    sample = jnp.stack([trace, signal])
+    if per_example is not None:
+        check_norms("noise_scale", grads, per_example)
+    sets = None if by is None else layer_sets(grads, by, "noise_scale")
+    grads = assert_scope("local", grads, "noise_scale")
+    if per_example is None:
+        sums = summed(_over(sets, grads, squared_norm), of_examples=False)
+    else:
+        sums = summed(_over(sets, per_example, _sum), of_examples=True)
+    mean = _over(sets, avg_grads, lambda tree: squared_norm(tree, averaged=True))
+    sample = jnp.stack(estimate(sums, mean, dataset_size), axis=-1)
 
-    def update(packed: jax.Array) -> tuple[jax.Array, NoiseScale]:
+    def update(packed: jax.Array, sample: jax.Array = sample) -> tuple[jax.Array, NoiseScale]:
         averages = add_sample(_averages_of(packed), sample, decay)
         return _packed(averages), summary(averages, confidence)
 
-    return operator_state("noise_scale", np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)]), update)
+    init = np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)])
+    if sets is None:
+        return operator_state("noise_scale", init, update)
+    of_sets = np.tile(init, (len(sets), 1))
+    noise = operator_state("noise_scale", of_sets, lambda packed: jax.vmap(update)(packed, sample))
+    return {name: NoiseScale(*(field[i] for field in noise)) for i, name in enumerate(sets)}
+
+
+def _over(sets: dict[str, list[int]] | None, tree: Any, norm: Callable[[Any], jax.Array]) -> jax.Array:
+    """Return the norm of a tree, a scalar; or the norms of its sets of leaves, shape=(sets,)."""
+    if sets is None:
+        return norm(tree)
+    leaves = jax.tree.leaves(tree)
+    norms = [norm([leaves[index] for index in indices]) for indices in sets.values()]
+    return jnp.stack([n.astype(at_least_single(*(n.dtype for n in norms))) for n in norms])
+
+
+def _sum(norms: Any) -> jax.Array:
+    """Return the sum of squared norms over examples and leaves."""
+    leaves = jax.tree.leaves(norms)
+    dtype = at_least_single(*(leaf.dtype for leaf in leaves))
+    return sum((jnp.sum(leaf.astype(dtype)) for leaf in leaves), jnp.zeros((), dtype))
 
 
 def _packed(averages: Averages) -> jax.Array:

@@ -68,3 +68,22 @@ def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
                 f"{second}. Give this worker's gradient and its mean over all workers:\n"
                 f"    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
             )
+
+
+def check_norms(what: str, grads: Any, norms: Any) -> None:
+    """Check that norms are those of `example_norms`, for these gradients and for all examples.
+
+    Raises:
+      CollectiveError: the norms have another structure than the gradients, or are not one per example.
+    """
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(norms)]
+    trace = tracing()
+    examples = (trace.examples,) if trace is not None else (shapes or [()])[0]
+    if jax.tree.structure(norms) == jax.tree.structure(grads) and set(shapes) <= {examples} and len(examples) == 1:
+        return
+    raise CollectiveError(
+        f"{what}{at(current_line())}: per_example must hold the squared gradient norm of each example, for each leaf "
+        "of the gradients. Write\n"
+        "    loss, grads, norms = mon.example_norms(loss_fn)(params, batch)\n"
+        f"    mon.{what}(grads, comm.all_reduce(grads), per_example=norms)"
+    )

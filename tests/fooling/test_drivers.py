@@ -14,6 +14,7 @@ from tests.program.problems import difference, stream
 
 from . import (
     cases_closures,  # noqa: F401 (registers its cases)
+    cases_noise,  # noqa: F401
     cases_numerics,  # noqa: F401
     cases_splits,  # noqa: F401
     cases_workers,  # noqa: F401

@@ -177,6 +177,64 @@ def test_outside_a_program_it_is_undefined():
     assert np.isnan(mon.noise_scale(grads, comm.all_reduce(grads))).all()
 
 
+# --- groups of one example, and layers --------------------------------------------------------------------------------
+
+
+def test_groups_of_one_example_have_the_least_variance():
+    """On gradients whose covariance is known: w - x, for x ~ N(0, diag(spread)^2); 8 and 24 examples on two workers."""
+    sizes, draws, spread = (8, 24), 4000, np.linspace(0.5, 1.5, 20).astype(np.float32)
+    x = np.random.default_rng(5).standard_normal((draws, sum(sizes), len(spread)), np.float32) * spread
+
+    def loss(w, batch):
+        return jnp.mean(jnp.sum((w[None] - batch["x"]) ** 2, 1)) / 2
+
+    def one(rows):
+        parts = [mon.example_norms(loss)(jnp.ones(len(spread)), {"x": part}) for part in (rows[:8], rows[8:])]
+        means = jnp.stack([grads for _, grads, _ in parts])
+        total = jnp.float32(sizes) @ means / sum(sizes)
+        of_groups = mon.noise_estimate(jnp.float32(sizes), jnp.sum(means**2, 1), total @ total)
+        examples = jnp.concatenate([norms for _, _, norms in parts])
+        return jnp.stack(of_groups), jnp.stack(mon.noise_estimate(jnp.ones(sum(sizes)), examples, total @ total))
+
+    groups, examples = (np.asarray(found, np.float64) for found in jax.jit(jax.vmap(one))(x))
+    trace, signal = float(np.sum(spread**2)), len(spread)
+    for found in (groups, examples):
+        error = found.std(0) / np.sqrt(draws)
+        assert np.all(np.abs(found.mean(0) - [trace, signal]) < 4 * error)
+    ratio = groups[:, 0].var() / examples[:, 0].var()
+    assert ratio == pytest.approx((sum(sizes) - 1) / (len(sizes) - 1), rel=0.1)
+
+
+def by_leaf(path):
+    return path[0]
+
+
+def test_layers_have_noise_scales_of_their_own():
+    sizes = (3, 9)
+    steps = random_steps(sizes)
+    program = Lockstep(lambda g: both(g, by=by_leaf))
+    alone = {name: Lockstep(both) for name in ("b", "w")}
+    for rows in steps:
+        noise = program.step(rows, readings(sizes))[1]
+        for name in ("b", "w"):
+            own = alone[name].step([({name: g[name]},) for (g,) in rows], readings(sizes))[1]
+            np.testing.assert_allclose(noise[name], own, rtol=1e-5)
+    assert list(noise) == ["b", "w"]
+
+
+def test_a_layer_that_is_left_out_and_one_that_is_not_finite():
+    sizes = (3, 9)
+    steps = random_steps(sizes, steps=3)
+    program = Lockstep(lambda g: both({**g, "c": g["w"][0]}, by=lambda path: None if path == ("c",) else path[0]))
+    for rows in steps:
+        before = program.step(rows, readings(sizes))[0]
+    broken = [({**g, "b": np.float32(np.inf)},) for (g,) in steps[0]]
+    after = program.step(broken, readings(sizes))[0]
+    assert list(after) == ["b", "w"]
+    np.testing.assert_array_equal(after["b"], before["b"])
+    assert after["w"].trace != before["w"].trace
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 

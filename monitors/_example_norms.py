@@ -1,0 +1,147 @@
+"""Squared gradient norms of single examples, beside the gradient itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from adaptive import CollectiveError
+from adaptive.extend import at, current_line
+
+from ._example_axes import SAME, Mixed
+from ._example_squares import example_squares
+from ._example_trace import MixedExamples, differentiate
+from ._squares import at_least_single
+
+Method = Literal["layers", "vmap"]
+
+
+def example_norms(
+    loss_fn: Callable[..., Any], *, has_aux: bool = False, method: Method = "layers"
+) -> Callable[..., tuple[Any, Any, Any]]:
+    """Return a function that computes loss, gradient and each example's squared gradient norm.
+
+    Takes the place of `jax.value_and_grad`, for `loss_fn(params, batch, *others)` that returns the mean loss over the
+    examples of `batch`. The loss may be written in plain JAX, with flax (linen, or nnx split into a graph definition
+    and parameters) or equinox; the model needs no change.
+
+    `method="layers"`: the norms follow from each layer's inputs and the derivatives by its outputs, which the backward
+    pass computes anyway (Goodfellow 2015; Gray et al. 2024). Matrix products, convolutions, lookups, biases and scales
+    of norm layers are exact. The loss is evaluated equation by equation, with jitted and checkpointed functions in
+    place. Loops (`scan`, `while`, `cond`) that use parameters are refused, and so is every loss whose examples are not
+    known to be independent, such as one with batch normalization.
+
+    `method="vmap"`: the norms come from `jax.vmap(jax.grad(loss_fn))` over batches of one example. Works for any loss
+    that is a mean over independent examples, which is not verified; needs memory for a gradient per example.
+
+    Args:
+      loss_fn: a function `loss_fn(params, batch, *others)` that returns the loss, a scalar. The arrays of `batch` have
+        the examples along their first axis; `others` are equal for all examples, such as statistics or random keys.
+      has_aux: whether `loss_fn` returns `(loss, aux)`. `aux` may be anything, also a mean over the batch.
+      method: "layers" or "vmap".
+
+    Returns:
+      A function of the same arguments that returns `(loss, grads, norms)` or `((loss, aux), grads, norms)`. `norms` has
+      the structure of `params`; each leaf has shape=(examples,), float32 or better, in gradient units squared: the
+      squared norm of an example's gradient by that leaf. The mean of the examples' gradients is `grads`. All local.
+
+    Raises:
+      CollectiveError: when called: `params` has a leaf that is not a float, the batch's arrays differ in length, or
+        `loss_fn` is not a mean over examples that depend on parameters in a known way.
+
+    Example:
+      >>> loss, grads, norms = mon.example_norms(loss_fn)(params, batch)          # doctest: +SKIP
+      >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
+      >>> noise = mon.noise_scale(grads, avg_grads, per_example=norms)            # doctest: +SKIP
+
+    References:
+      Goodfellow 2015, "Efficient per-example gradient computations".
+      Gray et al. 2024, "Normalization layer per-example gradients are sufficient to predict gradient noise scale in
+      transformers", sections 2 and 3.
+    """
+    if method not in ("layers", "vmap"):
+        raise CollectiveError(f'example_norms{at(current_line())}: method={method!r} must be "layers" or "vmap".')
+    compute = _by_layers if method == "layers" else _by_vmap
+
+    def loss_grads_and_norms(params: Any, batch: Any, *others: Any) -> tuple[Any, Any, Any]:
+        start = f"example_norms{at(current_line())}: "
+        _check_parameters(params, start)
+        examples = _number_of_examples(batch, start)
+
+        def whole(params: Any, batch: Any) -> tuple[jax.Array, Any]:
+            returned = loss_fn(params, batch, *others)
+            loss, aux = returned if has_aux else (returned, None)
+            if jnp.shape(loss) != ():
+                raise CollectiveError(
+                    f"{start}the loss must be a scalar, the mean over the batch, and has shape {jnp.shape(loss)}."
+                )
+            return loss, aux
+
+        try:
+            (loss, aux), grads, norms = compute(whole, params, batch, examples)
+        except MixedExamples as error:
+            raise CollectiveError(start + _refusal(error)) from None
+        return (loss, aux) if has_aux else loss, grads, norms
+
+    return loss_grads_and_norms
+
+
+def _by_layers(loss_fn: Callable[..., Any], params: Any, batch: Any, examples: int) -> tuple[Any, Any, Any]:
+    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, params))
+    rows, batch_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, batch))
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+    def flat(leaves: list[Any], rows: list[Any]) -> Any:
+        return loss_fn(jax.tree.unflatten(tree, leaves), jax.tree.unflatten(batch_tree, rows))
+
+    traced = differentiate(flat, leaves, rows, examples)
+    squares = example_squares(traced, leaves, names, examples)
+    return traced.outputs, jax.tree.unflatten(tree, traced.grads), jax.tree.unflatten(tree, squares)
+
+
+def _by_vmap(loss_fn: Callable[..., Any], params: Any, batch: Any, examples: int) -> tuple[Any, Any, Any]:
+    def one(row: Any) -> Any:
+        alone = jax.tree.map(lambda x: x[None], row)
+        grads = jax.grad(loss_fn, has_aux=True)(params, alone)[0]
+        return jax.tree.map(lambda g: jnp.sum(jnp.square(g.astype(at_least_single(g.dtype)))), grads)
+
+    outputs, grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch)
+    return outputs, grads, jax.vmap(one)(jax.tree.map(jnp.asarray, batch))
+
+
+def _refusal(error: MixedExamples) -> str:
+    if isinstance(error.layout, Mixed):
+        return (
+            f"the loss has no gradient of each example that is known from its layers: {error.layout.reason}. "
+            "If the examples are independent of each other, write\n"
+            '    mon.example_norms(loss_fn, method="vmap")\n'
+            "Else, as with batch normalization, there is no such gradient: leave out `per_example`."
+        )
+    what = "does not depend on the batch" if error.layout == SAME else "is not a sum over examples"
+    return f"the loss {what}. Give the batch as second argument, loss_fn(params, batch), and return the mean loss."
+
+
+def _check_parameters(params: Any, start: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            name = jax.tree_util.keystr(path) or "params"
+            raise CollectiveError(
+                f"{start}parameter {name} is of dtype {jnp.result_type(leaf)}, and gradients are of floats. Keep "
+                "counters, keys and other arrays that are not trained out of the first argument."
+            )
+
+
+def _number_of_examples(batch: Any, start: str) -> int:
+    lengths = {jax.tree_util.keystr(p): jnp.shape(x)[:1] for p, x in jax.tree_util.tree_leaves_with_path(batch)}
+    if len(set(lengths.values())) != 1 or () in lengths.values():
+        found = [f"{name or 'batch'}: {length[0] if length else 'a scalar'}" for name, length in lengths.items()]
+        raise CollectiveError(
+            f"{start}the arrays of the batch must have the examples along their first axis, and have lengths "
+            f"{', '.join(found) or '(there are no arrays)'}. "
+            "Give what is equal for all examples as further arguments: loss_fn(params, batch, *others)."
+        )
+    ((examples,),) = set(lengths.values())
+    return int(examples)

@@ -1,0 +1,276 @@
+"""Squared norms of single examples' gradients, against `jax.vmap(jax.grad)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import adaptive as ad
+import monitors as mon
+
+KEY = jax.random.key(0)
+
+
+def images(n=6, size=8):
+    rng = np.random.default_rng(1)
+    return {
+        "x": rng.standard_normal((n, size, size, 3)).astype(np.float32),
+        "y": rng.integers(0, 5, n).astype(np.int32),
+    }
+
+
+def rows(n=6, width=7):
+    rng = np.random.default_rng(1)
+    return {"x": rng.standard_normal((n, width)).astype(np.float32), "y": rng.integers(0, 5, n).astype(np.int32)}
+
+
+def tokens(n=6, length=9):
+    return {"codes": np.random.default_rng(2).integers(0, 11, (n, length + 1)).astype(np.uint8)}
+
+
+def cross_entropy(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def by_vmap(loss_fn, params, batch):
+    """The truth: a gradient for each example alone."""
+
+    def one(row):
+        grads = jax.grad(loss_fn)(params, jax.tree.map(lambda x: x[None], row))
+        return jax.tree.map(lambda g: jnp.sum(jnp.square(g.astype(jnp.float32))), grads)
+
+    return jax.vmap(one)(jax.tree.map(jnp.asarray, batch))
+
+
+def verify(loss_fn, params, batch, rtol=1e-5):
+    loss, grads, norms = jax.jit(lambda p, b: mon.example_norms(loss_fn)(p, b))(params, batch)
+    expected, expected_grads = jax.value_and_grad(loss_fn)(params, batch)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    truth = by_vmap(loss_fn, params, batch)
+    assert jax.tree.structure(norms) == jax.tree.structure(params) == jax.tree.structure(grads)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), grads, expected_grads)
+    for (path, got), want in zip(jax.tree_util.tree_leaves_with_path(norms), jax.tree.leaves(truth), strict=True):
+        smallest = 1e-9 * float(np.max(want)) + 1e-12
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=smallest, err_msg=jax.tree_util.keystr(path))
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def plain_mlp() -> tuple[Any, Any]:
+    params = {
+        "w": [jax.random.normal(KEY, (7, 8)), jax.random.normal(KEY, (8, 5))],
+        "b": [jnp.ones(8), jnp.zeros(5)],
+        "temperature": jnp.float32(1.3),
+        "unused": jnp.ones(3),
+    }
+
+    def loss(p, batch):
+        hidden = jax.nn.gelu(batch["x"] @ p["w"][0] + p["b"][0][None])
+        return cross_entropy(p["temperature"] * (hidden @ p["w"][1] + p["b"][1][None]), batch["y"])
+
+    return loss, params
+
+
+class LinenConv(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(6, (3, 3))(x))
+        x = nn.max_pool(x, (2, 2), (2, 2))
+        x = nn.relu(nn.Conv(8, (3, 3), strides=2, feature_group_count=2)(x))
+        x = nn.GroupNorm(num_groups=2)(x)
+        x = nn.ConvTranspose(4, (2, 2))(x)
+        return nn.Dense(5)(x.reshape(len(x), -1))
+
+
+class LinenAttention(nn.Module):
+    @nn.compact
+    def __call__(self, codes):
+        embed = nn.Embed(11, 8)
+        x = embed(codes) + self.param("places", nn.initializers.normal(0.1), (9, 8))[None]
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x), mask=nn.make_causal_mask(codes))
+        x = x + nn.Dense(8)(nn.gelu(nn.Dense(16)(nn.RMSNorm()(x))))
+        return embed.attend(nn.LayerNorm()(x))
+
+
+def linen(module, x):
+    params = module.init(KEY, x)
+    noisy = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(KEY, p.shape), params)
+
+    def loss(params, batch):
+        if "codes" in batch:
+            codes = batch["codes"].astype(jnp.int32)
+            return cross_entropy(module.apply(params, codes[:, :-1]), codes[:, 1:])
+        return cross_entropy(module.apply(params, batch["x"]), batch["y"])
+
+    return loss, noisy
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.LayerNorm(4, rngs=rngs)
+        self.dense = nnx.Linear(4 * 64, 5, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.conv(x)))
+        return self.dense(x.reshape(len(x), -1))
+
+
+def nnx_net():
+    graph, params = nnx.split(NNXNet(nnx.Rngs(0)))
+    return lambda p, batch: cross_entropy(nnx.merge(graph, p)(batch["x"]), batch["y"]), params
+
+
+class EqxNet(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    mlp: eqx.nn.MLP
+
+    def __init__(self):
+        self.first, self.norm = eqx.nn.Linear(7, 8, key=KEY), eqx.nn.LayerNorm(8)
+        self.mlp = eqx.nn.MLP(8, 5, width_size=6, depth=2, key=KEY)
+
+    def __call__(self, x):
+        return self.mlp(self.norm(jax.nn.silu(self.first(x))))
+
+
+def eqx_net():
+    params, static = eqx.partition(EqxNet(), eqx.is_array)
+
+    def loss(params, batch):
+        return cross_entropy(jax.vmap(eqx.combine(params, static))(batch["x"]), batch["y"])
+
+    return loss, params
+
+
+MODELS = {
+    "plain": (plain_mlp, rows),
+    "linen convolutions": (lambda: linen(LinenConv(), images()["x"]), images),
+    "attention with tied embeddings": (lambda: linen(LinenAttention(), tokens()["codes"][:, :-1]), tokens),
+    "nnx": (nnx_net, images),
+    "equinox": (eqx_net, rows),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_norms_are_those_of_gradients_of_each_example_alone(model):
+    (make, data) = MODELS[model]
+    verify(*make(), data())
+
+
+@pytest.mark.parametrize("model", ["plain", "equinox"])
+def test_a_batch_of_one(model):
+    (make, data) = MODELS[model]
+    verify(*make(), data(1))
+
+
+def test_an_axis_as_long_as_the_batch_is_no_axis_of_examples():
+    def loss(p, batch):
+        return cross_entropy(batch["x"] @ p["w"] + p["b"][None], batch["y"])
+
+    verify(loss, {"w": jnp.ones((7, 5)), "b": jnp.ones(5)}, rows(5))
+    verify(lambda p, b: jnp.mean((b["x"] @ p["w"]) ** 2), {"w": jnp.ones((7, 7))}, rows(7))
+
+
+def test_a_weight_that_is_too_large_for_all_gradients_at_once(monkeypatch):
+    monkeypatch.setattr("monitors._example_squares._AT_ONCE", 1)
+
+    def loss(w, batch):
+        return jnp.mean(jnp.tanh(jnp.tanh(batch["x"] @ w) @ w) ** 2)  # used twice: norms need the gradients
+
+    verify(loss, jax.random.normal(KEY, (7, 7)), rows())
+
+
+def test_half_precision_norms_are_float32():
+    loss_fn, params = plain_mlp()
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    _, grads, norms = mon.example_norms(loss_fn)(half, {**rows(), "x": rows()["x"].astype(jnp.bfloat16)})
+    assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.bfloat16.dtype}
+    assert {n.dtype for n in jax.tree.leaves(norms)} == {np.dtype(np.float32)}
+
+
+def test_dropout_masks_belong_to_examples():
+    x, keep = rows()["x"], np.random.default_rng(3).random((6, 7)) < 0.5
+
+    def loss(w, batch):
+        return jnp.mean((jnp.where(jnp.asarray(keep), batch["x"], 0) @ w) ** 2)
+
+    _, _, norms = mon.example_norms(loss)(jnp.ones(7), {"x": x})
+    rowwise = np.where(keep, x, 0)
+    np.testing.assert_allclose(norms, np.sum((2 * rowwise.sum(1, keepdims=True) * rowwise) ** 2, 1), rtol=1e-5)
+
+
+def test_aux_may_mix_examples_and_others_are_no_examples():
+    def loss(w, batch, shift):
+        guess = batch["x"] @ w - shift
+        return jnp.mean(guess**2), {"spread": jnp.std(guess), "median": jnp.median(guess)}
+
+    batch = {"x": rows()["x"]}
+    (value, aux), grads, norms = mon.example_norms(loss, has_aux=True)(jnp.ones(7), batch, 0.5)
+    (expected, expected_aux), expected_grads = jax.value_and_grad(loss, has_aux=True)(jnp.ones(7), batch, 0.5)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    jax.tree.map(np.testing.assert_allclose, aux, expected_aux)
+    np.testing.assert_allclose(grads, expected_grads, rtol=1e-5)
+    truth = by_vmap(lambda w, b: loss(w, b, 0.5)[0], jnp.ones(7), batch)
+    np.testing.assert_allclose(norms, truth, rtol=1e-5)
+
+
+def recurrent(w, batch):
+    def cell(h, x):
+        return jnp.tanh(h * w + x), None
+
+    return jnp.mean(jax.lax.scan(cell, jnp.zeros(len(batch["x"])), batch["x"].T)[0] ** 2)
+
+
+def test_loops_have_norms_by_vmap():
+    w, batch = jnp.float32(0.5), {"x": rows()["x"]}
+    with pytest.raises(ad.CollectiveError, match=r'`scan` \(test_example_norms.py:\d+\).*(?s:.)*method="vmap"'):
+        mon.example_norms(recurrent)(w, batch)
+    _, _, norms = mon.example_norms(recurrent, method="vmap")(w, batch)
+    np.testing.assert_allclose(norms, by_vmap(recurrent, w, batch), rtol=1e-5)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def normalized(w, batch):
+    x = batch["x"] @ w
+    return jnp.mean(jnp.square((x - x.mean()) / (x.std() + 1)))
+
+
+REFUSED = {
+    "batch normalization": (normalized, "uses a sum over examples"),
+    "contrast": (lambda w, b: jnp.mean((b["x"] * w[None]) @ (b["x"] * w[None]).T), "mixes examples"),
+    "a sort": (lambda w, b: jnp.sort(b["x"] @ w)[0], "mixes examples"),
+    "a reversal": (lambda w, b: jnp.mean((b["x"] @ w) * (b["x"] @ w)[::-1]), "mixes examples"),
+    "a penalty": (lambda w, b: jnp.mean(b["x"] @ w) + jnp.sum(w**2), "such as a penalty"),
+    "a square of the mean": (lambda w, b: jnp.square(jnp.mean(b["x"] @ w)), "uses a sum over examples"),
+    "no batch": (lambda w, b: jnp.sum(w**2), "does not depend on the batch"),
+    "one example": (lambda w, b: b["x"][0] @ w, "mixes examples"),
+    "rows": (lambda w, b: b["x"] @ w, "must be a scalar"),
+}
+
+
+@pytest.mark.parametrize("loss", REFUSED)
+def test_a_loss_without_gradients_of_each_example_is_refused(loss):
+    function, text = REFUSED[loss]
+    with pytest.raises(ad.CollectiveError, match=rf"^example_norms \(test_example_norms.py:\d+\): .*{text}"):
+        mon.example_norms(function)(jnp.ones(7), {"x": rows()["x"]})
+
+
+def test_arguments_are_verified():
+    with pytest.raises(ad.CollectiveError, match=r"parameter \['steps'\] is of dtype int32"):
+        mon.example_norms(recurrent)({"w": jnp.ones(2), "steps": jnp.int32(0)}, rows())
+    with pytest.raises(ad.CollectiveError, match=r"\['x'\]: 6, \['y'\]: 3"):
+        mon.example_norms(recurrent)(jnp.ones(2), {"x": np.ones((6, 2)), "y": np.ones(3)})
+    with pytest.raises(ad.CollectiveError, match="method='rows'"):
+        mon.example_norms(recurrent, method="rows")  # type: ignore[arg-type]
