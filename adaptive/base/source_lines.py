@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 from .jaxprs import current_source, frames_of
 
@@ -21,7 +22,7 @@ def library_folders() -> tuple[str, ...]:
     return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
 
 
-def line_of(source_info) -> str:
+def line_of(source_info: Any) -> str:
     """Return `driver.py:15` for an equation's `source_info`, or "" if no line of a user's file is known."""
     frames = frames_of(source_info)
     for frame in reversed(frames):  # the innermost comes last
