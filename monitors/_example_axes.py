@@ -23,7 +23,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PerExample:
     """A value whose `axis` has `examples * k` entries, k for each example in turn."""
 
     axis: int
@@ -35,13 +35,13 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Interacting:
     """A value in which an example's part depends on other examples, or may do so."""
 
     reason: str
 
 
-Layout = Same | Rows | Total | Mixed
+Layout = Same | PerExample | Total | Interacting
 
 SAME, TOTAL = Same(), Total()
 
@@ -73,10 +73,10 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _NAMES_OF_ELEMENTWISE
 
 
-def mixed(eqn: JaxprEqn, why: str) -> Mixed:
+def mixed(eqn: JaxprEqn, why: str) -> Interacting:
     """Return the layout of a value that may mix examples; `why` follows the name of the operation."""
     line = line_of(eqn.source_info)
-    return Mixed(f"`{eqn.primitive.name}`{f' ({line})' if line else ''} {why}")
+    return Interacting(f"`{eqn.primitive.name}`{f' ({line})' if line else ''} {why}")
 
 
 def layouts_of(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> list[Layout]:
@@ -84,13 +84,13 @@ def layouts_of(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> list
     inner = called(eqn, derivatives=True, checkpoints=True)
     if inner is not None:
         return _of_jaxpr(inner, operands, examples)
-    bad = next((layout for layout in operands if isinstance(layout, Mixed)), None)
+    bad = next((layout for layout in operands if isinstance(layout, Interacting)), None)
     if bad is None and all(layout == SAME for layout in operands):
         return [SAME] * len(eqn.outvars)
     if eqn.primitive.name == "optimization_barrier":
         return list(operands)
     if examples == 1:  # one example cannot be mixed with others, and any axis is a multiple of one
-        return [Rows(0) if v.aval.shape else TOTAL for v in eqn.outvars]
+        return [PerExample(0) if v.aval.shape else TOTAL for v in eqn.outvars]
     found: Layout = bad or _of_results(eqn, operands, examples)
     return [found] * len(eqn.outvars)
 
@@ -121,14 +121,14 @@ def _of_jaxpr(closed: ClosedJaxpr, operands: Sequence[Layout], examples: int) ->
 def _of_totals(eqn: JaxprEqn, operands: Sequence[Layout]) -> Layout:
     """Only what is linear in a sum over examples leaves it one."""
     name, totals = eqn.primitive.name, sum(layout == TOTAL for layout in operands)
-    rows = any(isinstance(layout, Rows) for layout in operands)
+    rows = any(isinstance(layout, PerExample) for layout in operands)
     linear = name in _LINEAR or name in ("add", "sub", "add_any")
     linear |= totals == 1 and (name == "mul" or (name == "div" and operands[0] == TOTAL))
     return TOTAL if linear and not rows else mixed(eqn, "uses a sum over examples")
 
 
 def _agreed(eqn: JaxprEqn, operands: Sequence[Layout]) -> Layout:
-    axes = {layout for layout in operands if isinstance(layout, Rows)}
+    axes = {layout for layout in operands if isinstance(layout, PerExample)}
     return axes.pop() if len(axes) == 1 else mixed(eqn, "combines each example with others")
 
 
@@ -137,12 +137,12 @@ def _agreed(eqn: JaxprEqn, operands: Sequence[Layout]) -> Layout:
 
 def _axis(operands: Sequence[Layout], index: int = 0) -> int:
     layout = operands[index]
-    return layout.axis if isinstance(layout, Rows) else -1
+    return layout.axis if isinstance(layout, PerExample) else -1
 
 
 def _broadcast(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     axis, to = _axis(operands), int(eqn.params["broadcast_dimensions"][_axis(operands)])
-    return Rows(to) if eqn.outvars[0].aval.shape[to] == eqn.invars[0].aval.shape[axis] else None
+    return PerExample(to) if eqn.outvars[0].aval.shape[to] == eqn.invars[0].aval.shape[axis] else None
 
 
 def _reshape(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
@@ -152,24 +152,24 @@ def _reshape(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout
     before = math.prod(old[:axis])
     for to, size in enumerate(new):
         if math.prod(new[:to]) == before and size % examples == 0 and size >= examples:
-            return Rows(to)
+            return PerExample(to)
     return None
 
 
 def _squeeze(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     axis = _axis(operands)
-    return Rows(axis - sum(d < axis for d in eqn.params["dimensions"]))
+    return PerExample(axis - sum(d < axis for d in eqn.params["dimensions"]))
 
 
 def _transpose(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
-    return Rows(list(eqn.params["permutation"]).index(_axis(operands)))
+    return PerExample(list(eqn.params["permutation"]).index(_axis(operands)))
 
 
 def _reduce(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     axis, axes = _axis(operands), eqn.params["axes"]
     if axis in axes:
         return TOTAL if eqn.primitive.name == "reduce_sum" else None
-    return Rows(axis - sum(a < axis for a in axes))
+    return PerExample(axis - sum(a < axis for a in axes))
 
 
 def _elsewhere(param: str) -> Callable[..., Layout | None]:
@@ -178,7 +178,7 @@ def _elsewhere(param: str) -> Callable[..., Layout | None]:
     def rule(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
         along = eqn.params[param]
         found = _agreed(eqn, operands)
-        return found if isinstance(found, Rows) and found.axis not in _as_tuple(along) else None
+        return found if isinstance(found, PerExample) and found.axis not in _as_tuple(along) else None
 
     return rule
 
@@ -191,18 +191,18 @@ def _slice(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout |
     axis = _axis(operands)
     whole = eqn.outvars[0].aval.shape[axis] == eqn.invars[0].aval.shape[axis]
     only_first = all(layout == SAME for layout in operands[1:])  # starts and padding
-    return Rows(axis) if axis >= 0 and whole and only_first else None
+    return PerExample(axis) if axis >= 0 and whole and only_first else None
 
 
 def _window(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     axis, p = _axis(operands), eqn.params
     alone = p["window_dimensions"][axis] == 1 and p["window_strides"][axis] == 1 and not any(p["padding"][axis])
-    return Rows(axis) if alone and p["base_dilation"][axis] == 1 else None
+    return PerExample(axis) if alone and p["base_dilation"][axis] == 1 else None
 
 
 def _top_k(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     along = eqn.params.get("axis", -1) % len(eqn.invars[0].aval.shape)
-    return Rows(_axis(operands)) if along != _axis(operands) else None
+    return PerExample(_axis(operands)) if along != _axis(operands) else None
 
 
 def _dot(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
@@ -214,23 +214,23 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | N
             if axes[0] in dims[0] and axes[1] in dims[1]:
                 place = list(dims[0]).index(axes[0])
                 matched = place == list(dims[1]).index(axes[1])
-                return (result or Rows(place)) if matched else None
+                return (result or PerExample(place)) if matched else None
         return None
     side = 0 if axes[0] >= 0 else 1
     axis = axes[side]
     if axis in contract[side]:
         return TOTAL
     if axis in batch[side]:
-        return Rows(list(batch[side]).index(axis))
+        return PerExample(list(batch[side]).index(axis))
     free = [d for d in range(len(shapes[side])) if d not in contract[side] and d not in batch[side]]
     before = len(shapes[0]) - len(contract[0]) if side else len(batch[0])
-    return Rows(before + free.index(axis))
+    return PerExample(before + free.index(axis))
 
 
 def _conv(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     numbers = eqn.params["dimension_numbers"]
     apart = operands[1] == SAME and _axis(operands) == numbers.lhs_spec[0] and eqn.params["batch_group_count"] == 1
-    return Rows(numbers.out_spec[0]) if apart else None
+    return PerExample(numbers.out_spec[0]) if apart else None
 
 
 def _gather(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
@@ -240,13 +240,13 @@ def _gather(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout 
         taken = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
         kept = [d for d in range(len(shape)) if d not in taken]
         whole = own in kept and eqn.params["slice_sizes"][own] == shape[own]
-        return Rows(numbers.offset_dims[kept.index(own)]) if whole else None
+        return PerExample(numbers.offset_dims[kept.index(own)]) if whole else None
     if own >= 0:
         pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
         if (own, index) not in pairs:
             return None
     counting = [d for d in range(len(eqn.outvars[0].aval.shape)) if d not in numbers.offset_dims]
-    return Rows(counting[index]) if index < len(counting) else None
+    return PerExample(counting[index]) if index < len(counting) else None
 
 
 def _random(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from adaptive import CollectiveError
 from adaptive.extend import at, current_line
 
-from ._example_axes import SAME, Mixed
+from ._example_axes import SAME, Interacting
 from ._example_squares import example_squares
 from ._example_trace import MixedExamples, differentiate
 from ._squares import at_least_single
@@ -113,7 +113,7 @@ def _by_vmap(loss_fn: Callable[..., Any], params: Any, batch: Any, examples: int
 
 
 def _refusal(error: MixedExamples) -> str:
-    if isinstance(error.layout, Mixed):
+    if isinstance(error.layout, Interacting):
         return (
             f"the loss has no gradient of each example that is known from its layers: {error.layout.reason}. "
             "If the examples are independent of each other, write\n"

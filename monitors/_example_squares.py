@@ -24,14 +24,14 @@ from adaptive import CollectiveError
 from adaptive.extend import bind
 
 from ._example_axes import is_elementwise
-from ._example_trace import Node, Traced, Tracked, Use
+from ._example_trace import DifferentiatedLoss, Node, TrackedValue, Use
 from ._squares import at_least_single
 
 _AT_ONCE = 1 << 24  # elements: gradients of a leaf that take more are computed one example after another
 _SAME_NORM = frozenset(("reshape", "transpose", "squeeze", "convert_element_type", "copy", "copy_p"))
 
 
-class Contribution(NamedTuple):
+class GradientPart(NamedTuple):
     """What one use adds to the examples' gradients by `node`."""
 
     node: Node
@@ -40,7 +40,9 @@ class Contribution(NamedTuple):
     squares: Callable[[], jax.Array] | None  # of all examples' gradients, where that is cheap; shape=(examples,)
 
 
-def example_squares(traced: Traced, leaves: Sequence[Any], names: Sequence[str], examples: int) -> list[jax.Array]:
+def example_squares(
+    traced: DifferentiatedLoss, leaves: Sequence[Any], names: Sequence[str], examples: int
+) -> list[jax.Array]:
     """Return the squared norms of the examples' gradients, by the leaves of the parameters; shape=(examples,).
 
     An example's gradient is scaled so that the mean over examples is the gradient.
@@ -48,7 +50,7 @@ def example_squares(traced: Traced, leaves: Sequence[Any], names: Sequence[str],
     Raises:
       CollectiveError: a parameter is combined with the batch in a way that is not known.
     """
-    found: list[list[Contribution]] = [[] for _ in leaves]
+    found: list[list[GradientPart]] = [[] for _ in leaves]
     for use, derivative in zip(traced.uses, traced.derivatives, strict=True):
         for place, operand in enumerate(use.operands):
             if operand.node is not None:
@@ -61,7 +63,7 @@ def example_squares(traced: Traced, leaves: Sequence[Any], names: Sequence[str],
 
 
 def _of_leaf(
-    index: int, leaf: Any, contributions: Sequence[Contribution], leaves: Sequence[Any], examples: int
+    index: int, leaf: Any, contributions: Sequence[GradientPart], leaves: Sequence[Any], examples: int
 ) -> jax.Array:
     dtype = at_least_single(leaf.dtype)
     if not contributions:
@@ -70,7 +72,7 @@ def _of_leaf(
     if len(contributions) == 1 and first.squares is not None and _keeps_norm(first.node):
         return first.squares().astype(dtype)
 
-    def pulled(contribution: Contribution, arrays: Sequence[jax.Array]) -> jax.Array:
+    def pulled(contribution: GradientPart, arrays: Sequence[jax.Array]) -> jax.Array:
         """Return one example's gradient by the leaf, as far as it comes from this use."""
 
         def value(this: Any) -> Any:
@@ -98,7 +100,7 @@ def _keeps_norm(node: Node) -> bool:
     return True
 
 
-def _contribution(use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str) -> Contribution:
+def _contribution(use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str) -> GradientPart:
     if is_elementwise(use.eqn):
         return _of_elements(use, place, node, derivative, examples, name)
     if use.eqn.primitive.name == "concatenate":
@@ -116,7 +118,7 @@ def _by_example(array: jax.Array, axis: int, examples: int) -> jax.Array:
 # --- parameters that are added to or multiplied by rows ---------------------------------------------------------------
 
 
-def _of_elements(use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str) -> Contribution:
+def _of_elements(use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str) -> GradientPart:
     own = use.operands[place]
     full = jnp.broadcast_to(own.value, derivative.shape)
     (gradient,) = _pull(use.eqn, [o.value for o in use.operands], place, full)(derivative)
@@ -128,7 +130,7 @@ def _of_elements(use: Use, place: int, node: Node, derivative: jax.Array, exampl
 
 def _of_concatenation(
     use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str
-) -> Contribution:
+) -> GradientPart:
     (gradient,) = _pull(use.eqn, [o.value for o in use.operands], place)(derivative)
     rows = _by_example(gradient, use.axis, examples)
     return _without_copies(node, rows, gradient.shape, use, examples, name)
@@ -145,7 +147,7 @@ def _pull(eqn: JaxprEqn, operands: list[Any], place: int, at: Any = None) -> Cal
 
 def _without_copies(
     node: Node, rows: jax.Array, shape: tuple[int, ...], use: Use, examples: int, name: str
-) -> Contribution:
+) -> GradientPart:
     """Sum what belongs to copies of one element of the node, whose value has this shape.
 
     The elements must be copied along the axis of the examples: by the equation itself, or before.
@@ -171,18 +173,18 @@ def _summed(rows: jax.Array, shape: tuple[int, ...], kept: list[int]) -> jax.Arr
     return jnp.sum(jnp.sum(rows, copied, keepdims=True), new)
 
 
-def _plain(node: Node, gradients: jax.Array) -> Contribution:
+def _plain(node: Node, gradients: jax.Array) -> GradientPart:
     def squares() -> jax.Array:
         wide = gradients.astype(at_least_single(gradients.dtype))
         return jnp.sum(jnp.square(wide.reshape(len(wide), -1)), 1)
 
-    return Contribution(node, (gradients,), lambda gradient: gradient, squares)
+    return GradientPart(node, (gradients,), lambda gradient: gradient, squares)
 
 
 # --- products, convolutions and lookups -------------------------------------------------------------------------------
 
 
-def _of_product(use: Use, place: int, node: Node, derivative: jax.Array, examples: int) -> Contribution:
+def _of_product(use: Use, place: int, node: Node, derivative: jax.Array, examples: int) -> GradientPart:
     other = use.operands[1 - place]
     axis = other.layout.axis  # type: ignore[union-attr]
     rows, derivatives = _by_example(other.value, axis, examples), _by_example(derivative, use.axis, examples)
@@ -199,7 +201,7 @@ def _of_product(use: Use, place: int, node: Node, derivative: jax.Array, example
             squares = _squares_of_conv(use, other, derivatives, examples)
         case _:
             squares = _squares_of_lookup(use, own, rows, derivatives)
-    return Contribution(node, (rows, derivatives), gradient, squares)
+    return GradientPart(node, (rows, derivatives), gradient, squares)
 
 
 def _squares_of_dot(
@@ -218,7 +220,9 @@ def _squares_of_dot(
     return lambda: _squares_of_factors(inputs, columns)
 
 
-def _squares_of_conv(use: Use, other: Tracked, derivatives: jax.Array, examples: int) -> Callable[[], jax.Array] | None:
+def _squares_of_conv(
+    use: Use, other: TrackedValue, derivatives: jax.Array, examples: int
+) -> Callable[[], jax.Array] | None:
     params, kernel = use.eqn.params, use.operands[1].value
     numbers = params["dimension_numbers"]
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
@@ -258,7 +262,7 @@ def _squares_of_factors(inputs: jax.Array, columns: jax.Array) -> jax.Array:
 def _squares_of_lookup(
     use: Use, table: jax.Array, rows: jax.Array, derivatives: jax.Array
 ) -> Callable[[], jax.Array] | None:
-    """Rows of a table that are taken whole, by one index each."""
+    """PerExample of a table that are taken whole, by one index each."""
     numbers, sizes = use.eqn.params["dimension_numbers"], use.eqn.params["slice_sizes"]
     simple = numbers.start_index_map == numbers.collapsed_slice_dims == (0,) and not numbers.operand_batching_dims
     if not simple or tuple(sizes) != (1, *table.shape[1:]) or rows.shape[-1] != 1:

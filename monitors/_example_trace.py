@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from adaptive.extend import bind, called
 
-from ._example_axes import SAME, TOTAL, Layout, Mixed, Rows, is_elementwise, layouts_of, mixed
+from ._example_axes import SAME, TOTAL, Interacting, Layout, PerExample, is_elementwise, layouts_of, mixed
 
 _KNOWN = frozenset(("dot_general", "conv_general_dilated", "gather", "concatenate"))
 
@@ -45,7 +45,7 @@ class Node:
         return bind(self.eqn, operands)[self.result]
 
 
-class Tracked(NamedTuple):
+class TrackedValue(NamedTuple):
     """A value of the loss, with what is known of it."""
 
     value: Any
@@ -57,7 +57,7 @@ class Use(NamedTuple):
     """An equation in which parameters meet examples."""
 
     eqn: JaxprEqn
-    operands: tuple[Tracked, ...]
+    operands: tuple[TrackedValue, ...]
     axis: int  # of the examples, in the result
 
 
@@ -72,13 +72,13 @@ class Interpreter:
         self._examples, self._zeros = examples, zeros
         self.uses: list[Use] = []
 
-    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Tracked]) -> list[Tracked]:
+    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[TrackedValue]) -> list[TrackedValue]:
         """Return the results of a jaxpr. Jitted and checkpointed functions are evaluated in place."""
-        known = dict(zip(jaxpr.constvars, map(Tracked, consts), strict=True))
+        known = dict(zip(jaxpr.constvars, map(TrackedValue, consts), strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
 
-        def look_up(atoms: Sequence[Any]) -> list[Tracked]:
-            return [Tracked(atom.val) if isinstance(atom, Literal) else known[atom] for atom in atoms]
+        def look_up(atoms: Sequence[Any]) -> list[TrackedValue]:
+            return [TrackedValue(atom.val) if isinstance(atom, Literal) else known[atom] for atom in atoms]
 
         for eqn in jaxpr.eqns:
             operands = look_up(eqn.invars)
@@ -87,33 +87,33 @@ class Interpreter:
             known.update(zip(eqn.outvars, results, strict=True))
         return look_up(jaxpr.outvars)
 
-    def _one(self, eqn: JaxprEqn, operands: list[Tracked]) -> list[Tracked]:
+    def _one(self, eqn: JaxprEqn, operands: list[TrackedValue]) -> list[TrackedValue]:
         values = bind(eqn, [operand.value for operand in operands])
         layouts = layouts_of(eqn, [operand.layout for operand in operands], self._examples)
         if all(operand.node is None for operand in operands):
-            return list(map(Tracked, values, layouts))
+            return list(map(TrackedValue, values, layouts))
         if all(operand.layout == SAME for operand in operands):
             inputs = tuple(operand.value if operand.node is None else operand.node for operand in operands)
-            return [Tracked(value, SAME, Node(-1, eqn, inputs, i)) for i, value in enumerate(values)]
+            return [TrackedValue(value, SAME, Node(-1, eqn, inputs, i)) for i, value in enumerate(values)]
         (layout, *_), (value, *rest) = layouts, values
-        if isinstance(layout, Rows) and not rest and (is_elementwise(eqn) or eqn.primitive.name in _KNOWN):
+        if isinstance(layout, PerExample) and not rest and (is_elementwise(eqn) or eqn.primitive.name in _KNOWN):
             if not jnp.issubdtype(value.dtype, jnp.inexact):  # a comparison, without derivatives
-                return [Tracked(value, layout)]
+                return [TrackedValue(value, layout)]
             value = value + (jnp.zeros_like(value) if self._zeros is None else self._zeros[len(self.uses)])
             self.uses.append(Use(eqn, tuple(operands), layout.axis))
-            return [Tracked(value, layout)]
-        return [Tracked(v, _refused(eqn, operands, layout)) for v in values]
+            return [TrackedValue(value, layout)]
+        return [TrackedValue(v, _refused(eqn, operands, layout)) for v in values]
 
 
-def _refused(eqn: JaxprEqn, operands: Sequence[Tracked], layout: Layout) -> Mixed:
-    if isinstance(layout, Mixed):
+def _refused(eqn: JaxprEqn, operands: Sequence[TrackedValue], layout: Layout) -> Interacting:
+    if isinstance(layout, Interacting):
         return layout
     if any(operand.layout == TOTAL for operand in operands):
         return mixed(eqn, "joins parameters and a sum over examples, such as a penalty on weights")
     return mixed(eqn, "uses parameters in a way whose gradient per example is not known")
 
 
-class Traced(NamedTuple):
+class DifferentiatedLoss(NamedTuple):
     """A loss that was differentiated, with what per-example gradients follow from."""
 
     outputs: Any  # what the loss function returns
@@ -122,7 +122,9 @@ class Traced(NamedTuple):
     derivatives: list[jax.Array]  # of the loss, by each use's result
 
 
-def differentiate(function: Callable[..., Any], leaves: Sequence[Any], batch: Sequence[Any], examples: int) -> Traced:
+def differentiate(
+    function: Callable[..., Any], leaves: Sequence[Any], batch: Sequence[Any], examples: int
+) -> DifferentiatedLoss:
     """Differentiate `function(leaves, batch) -> (loss, aux)` by the leaves, and by the result of each use.
 
     Raises:
@@ -131,10 +133,10 @@ def differentiate(function: Callable[..., Any], leaves: Sequence[Any], batch: Se
     closed, shape = jax.make_jaxpr(function, return_shape=True)(list(leaves), list(batch))
     out_tree = jax.tree.structure(shape)
 
-    def run(leaves: Sequence[Any], zeros: Sequence[Any] | None) -> tuple[list[Tracked], list[Use]]:
+    def run(leaves: Sequence[Any], zeros: Sequence[Any] | None) -> tuple[list[TrackedValue], list[Use]]:
         interpreter = Interpreter(examples, zeros)
-        arguments = [Tracked(leaf, SAME, Node(i)) for i, leaf in enumerate(leaves)]
-        arguments += [Tracked(rows, Rows(0)) for rows in batch]
+        arguments = [TrackedValue(leaf, SAME, Node(i)) for i, leaf in enumerate(leaves)]
+        arguments += [TrackedValue(rows, PerExample(0)) for rows in batch]
         return interpreter.run(closed.jaxpr, closed.consts, arguments), interpreter.uses
 
     def shapes(leaves: Sequence[Any]) -> list[Any]:
@@ -159,7 +161,7 @@ def differentiate(function: Callable[..., Any], leaves: Sequence[Any], batch: Se
         use._replace(operands=tuple(o._replace(value=v) for o, v in zip(use.operands, row, strict=True)))
         for use, row in zip(nodes, values, strict=True)
     ]
-    return Traced(jax.tree.unflatten(out_tree, flat), grads, uses, derivatives)
+    return DifferentiatedLoss(jax.tree.unflatten(out_tree, flat), grads, uses, derivatives)
 
 
 class MixedExamples(ValueError):

@@ -37,7 +37,7 @@ def current_line() -> str:
     return line_of(current_source())
 
 
-def line_search_of(source_info) -> str:
+def line_search_of(source_info: Any) -> str:
     """Return advice on optax's line searches if the equation stems from one, else ""."""
     if not any("linesearch.py:" in frame for frame in frames_of(source_info)):
         return ""
