@@ -37,7 +37,7 @@ class Facts:
       decided: those among them from which a way leads here on which more is asked than whether a value is finite.
       steadily: those among `decided` from which a way leads here without a decision (a comparison, an argmax), so that
         a small difference there makes a difference here.
-      slots: the slots that it is computed from, a bit for each.
+      op_states: the operator states that it is computed from, a bit for each.
       of_data: whether it depends on examples, on their number in a call as the batch's shape tells it, or on local
         state, which has seen some.
       sources: names of those call sources that it is computed from, other than as a mean's weight.
@@ -47,7 +47,7 @@ class Facts:
     through: int = 0
     decided: int = 0
     steadily: int = 0
-    slots: int = 0
+    op_states: int = 0
     of_data: bool = False
     sources: frozenset[str] = frozenset()
     eps: float = 0.0
@@ -59,12 +59,14 @@ _NOTHING = Facts()
 def _joined(facts: Sequence[Facts]) -> Facts:
     if len(facts) < 2:
         return facts[0] if facts else _NOTHING
-    through = decided = steadily = slots = 0
+    through = decided = steadily = op_states = 0
     for f in facts:
         through, decided = through | f.through, decided | f.decided
-        steadily, slots = steadily | f.steadily, slots | f.slots
+        steadily, op_states = steadily | f.steadily, op_states | f.op_states
     sources = frozenset().union(*(f.sources for f in facts))
-    return Facts(through, decided, steadily, slots, any(f.of_data for f in facts), sources, max(f.eps for f in facts))
+    return Facts(
+        through, decided, steadily, op_states, any(f.of_data for f in facts), sources, max(f.eps for f in facts)
+    )
 
 
 class Influence:
@@ -79,8 +81,8 @@ class Influence:
         self._facts: dict[Var, Facts] = {v: Facts(of_data=True) for v in graph.batch_vars}
         self._facts.update((graph.state_vars[i], Facts(of_data=True)) for i in plan.local_state)
         self._facts.update((v, Facts(of_data=True)) for v in graph.consts if v in plan.sized)
-        for k, slot in enumerate(plan.slots):
-            self._facts.update((v, Facts(slots=1 << k, of_data=slot.scope > Scope.ALL)) for v in slot.values)
+        for k, s in enumerate(plan.op_states):
+            self._facts.update((v, Facts(op_states=1 << k, of_data=s.scope > Scope.ALL)) for v in s.values)
         for eqn in graph.eqns:
             if eqn.primitive is collective_p:
                 self._of_collective(eqn)

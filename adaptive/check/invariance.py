@@ -69,7 +69,7 @@ class Invariance:
 
     Attributes:
       differences: state leaves that come out differently, by name, with the largest difference found, relative to the
-        step's change of that leaf; slots that the state is computed from too.
+        step's change of that leaf; operator states that the state is computed from too.
       reports: metrics and hook values that do, relative to their value.
       reductions: where they come from: "grads['kernel'] (driver.py:15)", with the largest difference relative to
         the value.
@@ -404,7 +404,8 @@ class _Comparison:
     def _counts(self, place: Place, output: Output) -> bool:
         """Whether an output may not follow a contribution that depends on the split."""
         of = self.influence.of(output.atom)
-        if not of.through & self.influence.bit[place] or (output.kind == "slot" and not self._slot_is_read(output)):
+        unread = output.kind == "op_state" and not self._op_state_is_read(output)
+        if unread or not of.through & self.influence.bit[place]:
             return False
         sent, c = self._facts(place), self._contribution(place)
         as_it_is = c.how.shows_workers and output.atom is c.result
@@ -412,23 +413,24 @@ class _Comparison:
         return self._is_state(output) or (sent.of_data and not as_it_is and not over_calls)
 
     def _is_state(self, output: Output) -> bool:
-        return output.kind == "state" or (output.kind == "slot" and bool(self._slots_of_state & 1 << output.number))
+        of_state = output.kind == "op_state" and bool(self._op_states_of_state & 1 << output.number)
+        return output.kind == "state" or of_state
 
-    def _slot_is_read(self, output: Output) -> bool:
+    def _op_state_is_read(self, output: Output) -> bool:
         bit = 1 << output.number
-        return any(self.influence.of(o.atom).slots & bit for o in self.outputs if o != output)
+        return any(self.influence.of(o.atom).op_states & bit for o in self.outputs if o != output)
 
     @cached_property
-    def _slots_of_state(self) -> int:
-        """The slots that some state is computed from, in the next step or later: a bit for each."""
+    def _op_states_of_state(self) -> int:
+        """The operator states that some state is computed from, in the next step or later: a bit for each."""
         read = 0
         for o in self.outputs:
-            read |= self.influence.of(o.atom).slots if o.kind == "state" else 0
+            read |= self.influence.of(o.atom).op_states if o.kind == "state" else 0
         while True:
             more = read
             for o in self.outputs:
-                if o.kind == "slot" and read & 1 << o.number:
-                    more |= self.influence.of(o.atom).slots
+                if o.kind == "op_state" and read & 1 << o.number:
+                    more |= self.influence.of(o.atom).op_states
             if more == read:
                 return read
             read = more

@@ -122,9 +122,9 @@ def _cut(size: int, most: int) -> Microbatches:
 class Output:
     """A value that is kept after the step and is equal on all workers."""
 
-    kind: str  # state | slot | hook | metric
+    kind: str  # state | op_state | hook | metric
     name: str
-    number: int  # of the state leaf or slot
+    number: int  # of the state leaf or operator state
     atom: Atom
 
 
@@ -132,7 +132,7 @@ def outputs_of(plan: Plan) -> list[Output]:
     """Return all replicated outputs, in the order of `Result.outputs`."""
     graph = plan.graph
     state = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in _compared(plan)]
-    slots = [Output("slot", f"operator state {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
+    op_states = [Output("op_state", f"operator state {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
     hooks = []
     for n, h in enumerate(plan.hooks):
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))
@@ -140,7 +140,7 @@ def outputs_of(plan: Plan) -> list[Output]:
         hooks += [Output("hook", name, n, a) for name, a in zip(names, h.values, strict=True)]
     names = [f"metric {name}" if name else "the metric" for name in graph.metric_names]
     metrics = [Output("metric", name, n, a) for n, (name, a) in enumerate(zip(names, graph.metrics, strict=True))]
-    return [*state, *slots, *hooks, *metrics]
+    return [*state, *op_states, *hooks, *metrics]
 
 
 def _compared(plan: Plan) -> list[int]:
@@ -148,7 +148,7 @@ def _compared(plan: Plan) -> list[int]:
 
 
 def _shared(plan: Plan) -> list[tuple[int, Any]]:
-    return [(k, s) for k, s in enumerate(plan.slots) if s.scope == Scope.ALL]
+    return [(k, s) for k, s in enumerate(plan.op_states) if s.scope == Scope.ALL]
 
 
 # --- trials -----------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Start:
     """The start of a step: state and operator states of every worker."""
 
     states: list[list[Any]]
-    slots: list[list[list[Any]]]
+    op_states: list[list[list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Bench:
 
     Args:
       plans: of the driver.
-      engine: whose state and slots the first trial starts from. Not changed.
+      engine: its state and operator states are those of the first trial. Not changed.
       batch: the examples, as one batch.
       seed: the program's.
       width: of `plans`, if it is not the driver's own precision.
@@ -225,7 +225,7 @@ class Bench:
         of = [there[w % len(there)] for w in range(n)]  # where other processes have workers, this one's stand in
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
-            [[[wide(a) for a in slot] for slot in engine.slots[i]] for i in of],
+            [[[wide(a) for a in s] for s in engine.op_states[i]] for i in of],
         )
         self._trial = Engine(
             plans,
@@ -258,7 +258,7 @@ class Bench:
         trial, device = self._trial, self._wire.devices[0]
         trial.workers.replace(
             [[copied(leaf, device) for leaf in leaves] for leaves in start.states],
-            [[[copied(a, device) for a in slot] for slot in slots] for slots in start.slots],
+            [[[copied(a, device) for a in s] for s in op_states] for op_states in start.op_states],
         )
         sizes = [sum(microbatches) for microbatches in split]
         trial.compile(sizes, microbatches=split)  # what is there already is not compiled again
@@ -282,7 +282,8 @@ class Bench:
             for level, layout in enumerate(trial.layouts):
                 values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)), worker=0)
                 contributions.update({(level, i): value for i, value in enumerate(values)})
-        after = Start([list(leaves) for leaves in trial.states], [[list(s) for s in slots] for slots in trial.slots])
+        op_states = [[list(s) for s in of_worker] for of_worker in trial.op_states]
+        after = Start([list(leaves) for leaves in trial.states], op_states)
         new, old = self._kept(after), self._kept(start)
         reported = [*(a for h in outcome.hooks for a in h), *outcome.metrics]
         return Result(
@@ -295,7 +296,7 @@ class Bench:
 
     def _kept(self, start: Start) -> list[Any]:
         state = [start.states[0][i] for i in _compared(self.plan)]
-        return [*state, *(a for k, _ in _shared(self.plan) for a in start.slots[0][k])]
+        return [*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k])]
 
     def taking(self, other: Result, place: Place) -> Callable[[int, list[np.ndarray]], list[np.ndarray]]:
         """Messages in which one contribution is as another trial had it."""
@@ -317,7 +318,7 @@ class Bench:
         first = [_nudged(leaf, rng, whole=whole) for leaf in start.states[0]]
         local = self.plan.local_state  # is each worker's own; the rest stays equal on all
         states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
-        return Start(states, start.slots), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
+        return Start(states, start.op_states), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
 
     def reordered(self, split: Split, rng: np.random.Generator) -> Any:
         """Permute the examples within each microbatch."""

@@ -23,9 +23,9 @@ class Hyperparameters:
     """Those of one program. Replicated.
 
     Args:
-      slots: the plan's.
-      write: has slot number `k` hold a value from the next step on.
-      read: what slot number `k` holds.
+      op_states: the plan's.
+      write: sets operator state number `k` from the next step on.
+      read: returns operator state number `k`.
 
     Raises:
       DriverError: one has two first values, or two types.
@@ -33,25 +33,25 @@ class Hyperparameters:
 
     def __init__(
         self,
-        slots: Iterable[OperatorState],
+        op_states: Iterable[OperatorState],
         write: Callable[[int, np.ndarray], None],
         read: Callable[[int], np.ndarray],
     ):
         self._write, self._read = write, read
-        self._slots: dict[str, list[int]] = {}
+        self._op_states: dict[str, list[int]] = {}
         self._values: dict[str, np.ndarray] = {}
-        for k, slot in enumerate(slots):
-            name = name_of(slot.name)
+        for k, op_state in enumerate(op_states):
+            name = name_of(op_state.name)
             if name is None:
                 continue
-            (first,) = slot.init
+            (first,) = op_state.init
             before = self._values.setdefault(name, first)
             if (before.dtype, before.tolist()) != (first.dtype, first.tolist()):
                 raise DriverError(
-                    f"hyperparameter {name!r} ({slot.line}) is {_shown(before)} elsewhere, and {_shown(first)} here: "
-                    "under one name there is one. Read it once, and hand it on."
+                    f"hyperparameter {name!r} ({op_state.line}) is {_shown(before)} elsewhere, and {_shown(first)} "
+                    "here: under one name there is one. Read it once, and hand it on."
                 )
-            self._slots.setdefault(name, []).append(k)
+            self._op_states.setdefault(name, []).append(k)
 
     @property
     def values(self) -> Values:
@@ -67,12 +67,12 @@ class Hyperparameters:
         """Have these values from the next step on; they are as `checked_hyperparameters` has returned them."""
         for name, value in values.items():
             self._values[name] = np.asarray(value, self._values[name].dtype)
-            for k in self._slots[name]:
+            for k in self._op_states[name]:
                 self._write(k, self._values[name])
 
     def restart(self) -> None:
         """Take over the values in the operator state, after a restore or a state transfer."""
-        for name, (k, *_) in self._slots.items():
+        for name, (k, *_) in self._op_states.items():
             self._values[name] = self._read(k)
 
 

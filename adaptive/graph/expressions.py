@@ -6,8 +6,8 @@ the driver's inputs and from what its collectives bring. A value whose expressio
 function of the same inputs there; one that the other trace has not is *sized*: it belongs to the number of examples
 that the driver was traced for, which is that of one kernel call.
 
-*Ends* are where values leave the graph: into collectives, hooks and slots, to the host, as the new state and as
-metrics. Two traces have them in the same order, so they are compared one by one.
+*Ends* are where values leave the graph: into collectives, hooks and operator states, to the host, as the new state and
+as metrics. Two traces have them in the same order, so they are compared one by one.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _digest(*parts: Any) -> bytes:
 
 
 def check_same_operators(ours: Expressions, theirs: Expressions) -> None:
-    """Raise unless two traces of a driver have the same collectives, hooks, slots and effects, in the same order."""
+    """Check that two traces of a driver have the same collectives, hooks, operator states and effects, in order."""
     for one, other in zip_longest(ours.ends(), theirs.ends()):
         if one is None or other is None or (one.what, len(one.atoms)) != (other.what, len(other.atoms)):
             there = next(end for end in (other, one) if end is not None and end.eqn is not None)

@@ -40,7 +40,7 @@ _SOURCE_SCOPE = {"all": Scope.ALL, "worker": Scope.WORKER, "call": Scope.CALL}
 class Origin(NamedTuple):
     """Where a segment's input comes from: `kind` and its indices.
 
-    ("state", i), ("batch", i), ("source", name), ("slot", k, leaf), ("const", i), ("message", level, contribution),
+    ("state", i), ("batch", i), ("source", name), ("op_state", k, leaf), ("const", i), ("message", level, contribution),
     ("prologue", level, i) and ("call", level, i): the i-th kept value of that segment. ("crossing", i): the i-th value
     that one stage of a segment takes from earlier ones.
     """
@@ -66,14 +66,14 @@ class Flow:
         for number, eqn in enumerate(graph.eqns):
             self.producer.update((v, number) for v in eqn.outvars if not isinstance(v, DropVar))
         self.origin = self._origins()
-        self.slots = self._find_slots()
-        self.local_slots: set[int] = set()
-        while True:  # a slot is as narrow as what is written to it, which may be computed from the slot
+        self.op_states = self._find_op_states()
+        self.local_op_states: set[int] = set()
+        while True:  # an operator state is as narrow as what is written to it, which may be computed from it
             self._propagate()
-            narrowed = {k for k, (_, _, new) in enumerate(self.slots) if self.scope_of(new) > Scope.ALL}
-            if narrowed <= self.local_slots:
+            narrowed = {k for k, (_, _, new) in enumerate(self.op_states) if self.scope_of(new) > Scope.ALL}
+            if narrowed <= self.local_op_states:
                 break
-            self.local_slots |= narrowed
+            self.local_op_states |= narrowed
 
     def _origins(self) -> dict[Var, Origin]:
         graph = self.graph
@@ -85,16 +85,16 @@ class Flow:
                 origin[eqn.outvars[0]] = Origin("source", eqn.params["source"].name)
         return origin
 
-    def _find_slots(self) -> list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]]:
+    def _find_op_states(self) -> list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]]:
         writes = {e.invars[0]: tuple(e.invars[1:]) for e in self.graph.eqns if e.primitive is state_write_p}
-        slots: list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]] = []
+        op_states: list[tuple[JaxprEqn, tuple[Var, ...], tuple[Atom, ...]]] = []
         for eqn in self.graph.eqns:
             if eqn.primitive is state_read_p and eqn.outvars[0] in writes:
                 values = tuple(eqn.outvars[1:])
                 for leaf, var in enumerate(values):
-                    self.origin[var] = Origin("slot", len(slots), leaf)
-                slots.append((eqn, values, writes[eqn.outvars[0]]))
-        return slots
+                    self.origin[var] = Origin("op_state", len(op_states), leaf)
+                op_states.append((eqn, values, writes[eqn.outvars[0]]))
+        return op_states
 
     def scope_of(self, atoms: Sequence[Atom]) -> Scope:
         return max((self.scope.get(a, Scope.ALL) for a in atoms if isinstance(a, Var)), default=Scope.ALL)
@@ -110,8 +110,8 @@ class Flow:
         self.scope.update((graph.state_vars[i], Scope.WORKER) for i in self.local_state)
         self.scope.update((v, Scope.CALL) for v in graph.batch_vars)
         self.scope.update((v, Scope.CALL) for v in graph.consts if v in self.sized)
-        for k in self.local_slots:
-            self.scope.update((v, Scope.WORKER) for v in self.slots[k][1])
+        for k in self.local_op_states:
+            self.scope.update((v, Scope.WORKER) for v in self.op_states[k][1])
         for number, eqn in enumerate(graph.eqns):
             if eqn.primitive is state_read_p:
                 continue

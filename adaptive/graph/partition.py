@@ -5,7 +5,7 @@ At each level there can be three segments, each a slice of the graph and a progr
     once   what is computed once per worker from the messages before, and is wanted by the calls of this level
     call   what touches the batch: run for every kernel call, compiled for every size; its results that go into the
            message are accumulated over the calls
-    final  (behind the last message) the new state, slots, hook values and metrics; compiled once, whatever the sizes
+    final  (after the last message) the new state, operator states, hook values and metrics; compiled once for all sizes
 
 A value of an earlier segment is either kept for a later one (all that touches the batch, and whatever was computed from
 a message), or computed again there (what comes from state and sources alone: a learning rate is cheaper than its way
@@ -97,8 +97,8 @@ class Partitioner:
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.homes: dict[int, _Draft] = {}  # of equations that are carried out once, in one place
         self.results: dict[Var, Origin] = {}  # of the messages
-        self.hooks, self.slots = self._ends()
-        self.outputs = [*flow.graph.new_state, *(a for s in self.slots for a in s.new)]
+        self.hooks, self.op_states = self._ends()
+        self.outputs = [*flow.graph.new_state, *(a for s in self.op_states for a in s.new)]
         self.outputs += [*(a for h in self.hooks for a in h.values), *flow.graph.metrics]
         self.messages = self._find_messages()
         self.levels = 1 + max((m.level for m in self.messages), default=-1)
@@ -113,15 +113,16 @@ class Partitioner:
             for e in flow.graph.eqns
             if e.primitive is hook_p
         ]
-        slots: list[OperatorState] = []
+        op_states: list[OperatorState] = []
         count: dict[str, int] = {}
-        for k, (eqn, values, new) in enumerate(flow.slots):
+        for k, (eqn, values, new) in enumerate(flow.op_states):
             label = eqn.params["label"]
             count[label] = count.get(label, -1) + 1
-            scope = Scope.WORKER if k in flow.local_slots else Scope.ALL
+            scope = Scope.WORKER if k in flow.local_op_states else Scope.ALL
             init = tuple(eqn.params["init"].leaves)
-            slots.append(OperatorState(f"{label}/{count[label]}", init, values, new, scope, line_of(eqn.source_info)))
-        return hooks, slots
+            name, line = f"{label}/{count[label]}", line_of(eqn.source_info)
+            op_states.append(OperatorState(name, init, values, new, scope, line))
+        return hooks, op_states
 
     def _find_messages(self) -> list[Message]:
         """Return the collectives that anything depends on, by level, and record what is `wanted` for them."""
@@ -280,7 +281,7 @@ class Partitioner:
             prologues={level: s for (kind, level), s in sorted(segments.items()) if kind == "prologue"},
             final=segments["final", self.levels],
             sources=tuple(s for name, s in found.items() if name in read),
-            slots=tuple(self.slots),
+            op_states=tuple(self.op_states),
             hooks=tuple(self.hooks),
             local_state=self.flow.local_state,
             unsplittable=(*self.whole, *self._reasons(segments)),

@@ -1,4 +1,4 @@
-"""What a step does, as plain data: segments, messages, slots and hooks. `cut` makes it."""
+"""The plan of a step, as plain data: segments, messages, operator states and hooks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Segment:
         """Where the inputs of each kind come from, in order."""
         kinds: dict[str, list[tuple[Any, int]]] = {
             kind: []
-            for kind in ("state", "slot", "const", "batch", "prologue", "call", "source", "message", "crossing")
+            for kind in ("state", "op_state", "const", "batch", "prologue", "call", "source", "message", "crossing")
         }
         for _, origin in self.inputs:
             kinds[origin.kind].append((origin.index, origin.item))
@@ -148,7 +148,7 @@ class Plan:
     prologues: dict[int, Segment]
     final: Segment
     sources: tuple[Source, ...]
-    slots: tuple[OperatorState, ...]
+    op_states: tuple[OperatorState, ...]
     hooks: tuple[HookPlan, ...]
     local_state: frozenset[int]
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
@@ -194,11 +194,11 @@ class Plan:
 
     @cached_property
     def final_outputs(self) -> tuple[Atom, ...]:
-        """What the final segment returns: changed state, slots, hook values, metrics, in this order."""
+        """The outputs of the final segment: changed state, operator states, hook values, metrics, in this order."""
         state = [self.graph.new_state[i] for i in self.changed_state]
-        slots = [a for s in self.slots for a in s.new]
+        op_states = [a for s in self.op_states for a in s.new]
         hooks = [a for h in self.hooks for a in h.values]
-        return (*state, *slots, *hooks, *self.graph.metrics)
+        return (*state, *op_states, *hooks, *self.graph.metrics)
 
     @cached_property
     def signature(self) -> tuple:
@@ -212,7 +212,7 @@ class Plan:
             tuple(sorted(s.name for s in self.sources)),
             tuple(
                 (s.name, tuple((a.shape, str(a.dtype), hash_of(a.tobytes())) for a in s.init), s.scope)
-                for s in self.slots
+                for s in self.op_states
             ),
             tuple((h.hook.name, h.hook.every, tuple(a.aval.shape for a in h.values)) for h in self.hooks),
             tuple((a.aval.shape, str(a.aval.dtype)) for a in self.graph.metrics),

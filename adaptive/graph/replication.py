@@ -44,7 +44,7 @@ def check_replication(flow: Flow) -> None:
                 "A report has one value for all. "
                 + (trail.advice or "Reduce it first:\n    comm.all_reduce(x)      comm.all_reduce(x, op='max')")
             )
-    for eqn, _, new in flow.slots:
+    for eqn, _, new in flow.op_states:
         if flow.scope_of(new) == Scope.CALL:
             trail = Trail(flow, _narrowest(flow, new))
             raise ReplicationError(
@@ -230,7 +230,7 @@ def _narrowest(flow: Flow, atoms: Sequence[Atom]) -> Atom:
 
 _ORIGINS = {
     "batch": "this worker's examples",
-    "slot": "a moving average of local values",
+    "op_state": "a moving average of local values",
     "state": "state marked as local",
 }
 

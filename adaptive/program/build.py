@@ -148,7 +148,7 @@ def build(
     expect = partial(Engine.expect, proxy(engine))  # the engine's status has the sizes, so these refer to it weakly
     readiness = KernelsOf(engine.kernels, world.workers, expect)
     sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable)
-    hyperparameters = Hyperparameters(plan.slots, engine.workers.set_slot, engine.workers.slot)
+    hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
     hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters)
     decisions = Decisions(
         *(world, name, hooks, sizes, membership, hyperparameters, digest), heterogeneous=machines.heterogeneous

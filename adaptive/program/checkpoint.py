@@ -1,7 +1,7 @@
 """Checkpoints: the state of a program between two steps as one pytree of host arrays and numbers, and back.
 
-What is equal on all workers is kept once; what belongs to a worker (state marked as local, slots of local values) is
-kept for each, on a leading axis. Any library that stores pytrees can store it: orbax, or pickle.
+Replicated values are saved once. Values per worker (local state, and operator states of local values) have a leading
+axis of workers. Any library that stores pytrees can store a checkpoint: orbax, or pickle.
 
 Coming back, a checkpoint is not trusted. It is *parsed*: every leaf is found by its name and must have the dtype and
 shape that it has in this program, every number must be one that can be. Only then is anything replaced, and that
@@ -70,7 +70,7 @@ def save(
     plan, copy = engine.plan, copy or _host
     about = f"a checkpoint of {engine.name} after step {step}"
     hooks.catch_up(sizes)
-    wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
+    wanted_state, wanted_op_states = _of_state(engine, like), _of_op_states(engine)
     one = engine.workers.some_present
     state = [
         _of_all(engine, [s[i] for s in engine.states], engine.workers.initial(i), about)
@@ -78,20 +78,20 @@ def save(
         else copy(engine.states[one][i])
         for i, wanted in enumerate(wanted_state.values())
     ]
-    slots = {
-        slot.name: [
-            copy(engine.slots[one][k][leaf])
-            if slot.scope == Scope.ALL
-            else _of_all(engine, [s[k][leaf] for s in engine.slots], slot.init[leaf], about)
-            for leaf in range(len(slot.init))
+    op_states = {
+        op_state.name: [
+            copy(engine.op_states[one][k][leaf])
+            if op_state.scope == Scope.ALL
+            else _of_all(engine, [s[k][leaf] for s in engine.op_states], op_state.init[leaf], about)
+            for leaf in range(len(op_state.init))
         ]
-        for k, slot in enumerate(plan.slots)
+        for k, op_state in enumerate(plan.op_states)
     }
     return {
         "version": VERSION,
         "state": jax.tree.unflatten(jax.tree.structure(like), state),
-        "slots": slots,
-        "local": {"state": _which_local(wanted_state), "slots": _which_local(wanted_slots)},
+        "slots": op_states,
+        "local": {"state": _which_local(wanted_state), "slots": _which_local(wanted_op_states)},
         "hooks": hooks_to_keep(hooks),
         "step": step,
         "run_id": [int(run_id[:_HALF], 16), int(run_id[_HALF:], 16)],  # some libraries store no text, or only int32
@@ -109,7 +109,7 @@ def save(
 
 def has_local(engine: Engine) -> bool:
     """Return whether any state is local to a worker, so that a checkpoint communicates. Replicated."""
-    return bool(engine.plan.local_state) or any(slot.scope != Scope.ALL for slot in engine.plan.slots)
+    return bool(engine.plan.local_state) or any(op_state.scope != Scope.ALL for op_state in engine.plan.op_states)
 
 
 class _Wanted(NamedTuple):
@@ -127,11 +127,11 @@ def _of_state(engine: Engine, like: Any) -> dict[Name, _Wanted]:
     return {name: _wanted(leaf, n if i in local else None) for i, (name, leaf) in leaves}
 
 
-def _of_slots(engine: Engine) -> dict[Name, _Wanted]:
-    slots, n = engine.plan.slots, engine.world.capacity
-    rows = {slot.name: None if slot.scope == Scope.ALL else n for slot in slots}
-    leaves = by_name({slot.name: list(slot.init) for slot in slots}, "slots")
-    ordered = [(slot.name, str(k)) for slot in slots for k in range(len(slot.init))]  # a dict's leaves are sorted
+def _of_op_states(engine: Engine) -> dict[Name, _Wanted]:
+    op_states, n = engine.plan.op_states, engine.world.capacity
+    rows = {op_state.name: None if op_state.scope == Scope.ALL else n for op_state in op_states}
+    leaves = by_name({op_state.name: list(op_state.init) for op_state in op_states}, "slots")
+    ordered = [(s.name, str(k)) for s in op_states for k in range(len(s.init))]  # a dict's leaves are sorted
     return {name: _wanted(leaves[name], rows[name[0]]) for name in ordered}
 
 
@@ -205,7 +205,7 @@ class Parsed:
       wanted: the requested global batch, which the checkpoint's workers may not have been able to hold.
       members: the occupied worker slots. Present workers in other slots join; members without a worker have left.
       workers: the requested number; `None` if none was requested, or with another number of worker slots.
-      state, slots: arrays by their labels, in the order of the program; with a row per worker if not replicated.
+      state, op_states: arrays by their labels, in the order of the program; with a row per worker if not replicated.
       hooks: the hooks' states, in the hooks' own structure.
     """
 
@@ -219,12 +219,12 @@ class Parsed:
     members: tuple[int, ...]
     workers: int | None
     state: dict[str, np.ndarray]
-    slots: dict[str, np.ndarray]
+    op_states: dict[str, np.ndarray]
     hooks: dict[str, Any]
 
     def digests(self) -> dict[str, str]:
         """Return digests of what must be equal on all processes, by what it is called in errors."""
-        leaves = {**self.state, **self.slots}
+        leaves = {**self.state, **self.op_states}
         return {
             "step": str(self.step),
             "run_id": self.run_id,
@@ -258,7 +258,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     # A checkpoint of an earlier version knows of no other global batch than that of its sizes.
     wanted = _whole(fields.get("global_batch", sum(batch_sizes)), "global_batch", least=1)
     before, here = len(batch_sizes), engine.world.capacity
-    wanted_state, wanted_slots = _of_state(engine, like), _of_slots(engine)
+    wanted_state, wanted_op_states = _of_state(engine, like), _of_op_states(engine)
     if before != here and has_local(engine):
         raise CheckpointError(
             f"the checkpoint holds local state of {before} workers; here are {here}. What each worker has of its own "
@@ -286,41 +286,41 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         members=members,
         workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
         state=_arrays(fields, "state", wanted_state),
-        slots=_checked_hyperparameters(_arrays(fields, "slots", wanted_slots), engine),
+        op_states=_checked_hyperparameters(_arrays(fields, "slots", wanted_op_states), engine),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
     )
 
 
-def _checked_hyperparameters(slots: dict[str, np.ndarray], engine: Engine) -> dict[str, np.ndarray]:
+def _checked_hyperparameters(op_states: dict[str, np.ndarray], engine: Engine) -> dict[str, np.ndarray]:
     """Raise a CheckpointError if a hyperparameter is not finite; `set` would not have accepted it."""
-    leaves = iter(slots.values())
-    for slot in engine.plan.slots:
-        for value in itertools.islice(leaves, len(slot.init)):
-            name = name_of(slot.name)
+    leaves = iter(op_states.values())
+    for op_state in engine.plan.op_states:
+        for value in itertools.islice(leaves, len(op_state.init)):
+            name = name_of(op_state.name)
             if name is not None and value.dtype != np.bool_ and not np.isfinite(value).all():
                 raise CheckpointError(
                     f"the checkpoint's hyperparameter {name!r} is {value.tolist()}, which is not finite. Restore an "
                     "earlier one, or give the hyperparameter another value in the checkpoint."
                 )
-    return slots
+    return op_states
 
 
 def placed(parsed: Parsed, engine: Engine) -> tuple[list[list[jax.Array]], list[list[list[jax.Array]]]]:
     """Return state and operator states on the device of each worker of this process."""
-    states, slots, plan = [], [], engine.plan
-    for worker, device, old, old_slots in zip(
-        engine.world.workers, engine.world.devices, engine.states, engine.slots, strict=True
+    states, op_states, plan = [], [], engine.plan
+    for worker, device, old, old_op_states in zip(
+        engine.world.workers, engine.world.devices, engine.states, engine.op_states, strict=True
     ):
         mine = [leaf[worker] if i in plan.local_state else leaf for i, leaf in enumerate(parsed.state.values())]
         states.append([_placed(leaf, device, like) for leaf, like in zip(mine, old, strict=True)])
-        leaves = iter(parsed.slots.values())
-        slots.append(
+        leaves = iter(parsed.op_states.values())
+        op_states.append(
             [
-                [_placed(next(leaves)[() if slot.scope == Scope.ALL else worker], device, like) for like in likes]
-                for slot, likes in zip(plan.slots, old_slots, strict=True)
+                [_placed(next(leaves)[() if op_state.scope == Scope.ALL else worker], device, like) for like in likes]
+                for op_state, likes in zip(plan.op_states, old_op_states, strict=True)
             ]
         )
-    return states, slots
+    return states, op_states
 
 
 def _placed(value: np.ndarray, device: jax.Device, like: jax.Array) -> jax.Array:

@@ -55,7 +55,7 @@ def explain(
     lines += [
         f"state    {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"
         + ("" if s.scope == Scope.ALL else ", of each worker its own")
-        for s in plan.slots
+        for s in plan.op_states
     ]
     measured = [s.name for s in plan.sources if s.scope != "call"]
     if measured:
@@ -87,7 +87,8 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 def _work(segment: Segment) -> str:
     reads = []
-    for kind, label in (("state", "state"), ("batch", "batch"), ("slot", "slots"), ("message", "message")):
+    labels = {"state": "state", "batch": "batch", "op_state": "operator states", "message": "message"}
+    for kind, label in labels.items():
         found = {o.index for _, o in segment.inputs if o.kind == kind}
         if found:
             reads.append(label if kind != "message" else ", ".join(f"message {i + 1}" for i in sorted(found)))

@@ -37,7 +37,7 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
     one = engine.workers.some_present
     state = engine.states[one]
     local = [state[i] for i in plan.local_state]
-    slots = [a for values in engine.slots[one] for a in values]
+    op_states = [a for values in engine.op_states[one] for a in values]
     sent, largest = bytes_per_execution(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
     several = any(engine.kernels.may_split(i, batch_sizes[worker]) for i, worker in enumerate(world.workers))
     steady = engine.steady_step(batch_sizes)
@@ -49,7 +49,7 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
     found = [
         Needed("state", _bytes_of(state), f"{len(state)} leaves"),
         Needed("initial values", _bytes_of(local), "of local leaves, for workers that join"),
-        Needed("slots", _bytes_of(slots), "of monitors and other operators"),
+        Needed("operator states", _bytes_of(op_states), "of monitors and other operators"),
         Needed("constants", _bytes_of(_constants(engine)), "that the driver closes over"),
         Needed(
             "parts of messages",

@@ -110,8 +110,8 @@ def _given_values(
     known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
     leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(failed.share.batches[local_index])]
     known.update(zip(graph.batch_vars, leaves, strict=True))
-    for slot, values in zip(plan.slots, ctx.workers.slots[local_index], strict=True):
-        known.update(zip(slot.values, values, strict=True))
+    for op_state, values in zip(plan.op_states, ctx.workers.op_states[local_index], strict=True):
+        known.update(zip(op_state.values, values, strict=True))
     for eqn in graph.eqns:
         if eqn.primitive is source_p and eqn.params["source"].name in scalars:
             known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)

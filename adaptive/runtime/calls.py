@@ -79,7 +79,7 @@ class Calls:
 
 def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> dict[str, Any]:
     """Return the shapes of a segment's inputs, in the structure of its argument."""
-    shapes: dict[str, Any] = {kind: [] for kind in ("state", "slot", "const", "batch", "prologue", "call")}
+    shapes: dict[str, Any] = {kind: [] for kind in ("state", "op_state", "const", "batch", "prologue", "call")}
     for var, origin in segment.inputs:
         if origin.kind in shapes:
             shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))

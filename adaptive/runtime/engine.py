@@ -33,7 +33,7 @@ from .spmd_program import why_not
 from .spmd_step import SPMDStep
 from .steady_step import SteadyStep, is_flat
 from .step_plan import Meanwhile, NoStatus, StatusLike, StepContext, StepPlan
-from .worker_state import Slots, States, WorkerState
+from .worker_state import OpStates, States, WorkerState
 
 
 class Engine:
@@ -129,9 +129,9 @@ class Engine:
         return self.workers.states
 
     @property
-    def slots(self) -> Slots:
+    def op_states(self) -> OpStates:
         """The leaves of each worker's operator states, by local index, after the last step."""
-        return self.workers.slots
+        return self.workers.op_states
 
     @property
     def lost_state(self) -> bool:

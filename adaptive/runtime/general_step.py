@@ -116,7 +116,7 @@ class GeneralStep:
     def _given(self, local_index: int, segment: Segment, microbatch: int = 0) -> dict[str, Any]:
         """Return a segment's inputs, except the vectors of sources, the constants and the batch."""
         workers, inputs = self._ctx.workers, self._steps.inputs[segment.kind, segment.level]
-        given = inputs.of_state(workers.states[local_index], workers.slots[local_index])
+        given = inputs.of_state(workers.states[local_index], workers.op_states[local_index])
         if inputs.in_step:
             given["prologue"] = [self._once_outputs[level][local_index][i] for level, i in inputs.once]
             given["call"] = [self._kernel_outputs[level][local_index][microbatch][i] for level, i in inputs.call]
@@ -357,14 +357,14 @@ class GeneralStep:
         return give_up(self._ctx, failed, number, reduced, search=search)
 
     def _own(self, local_index: int) -> tuple[dict[int, jax.Array], dict[int, list[jax.Array]]]:
-        """Return copies of a worker's local leaves, by number, of state and slots. They stay where it takes no
+        """Return copies of a worker's local leaves of state and operator states, by number. They stay where it takes no
         examples.
         """
         workers, plan = self._ctx.workers, self._plan
-        state, slots = workers.states[local_index], workers.slots[local_index]
+        state, op_states = workers.states[local_index], workers.op_states[local_index]
         return (
             {i: jnp.copy(state[i]) for i in plan.changed_state if i in plan.local_state},
-            {k: list(map(jnp.copy, slots[k])) for k, slot in enumerate(plan.slots) if slot.scope != Scope.ALL},
+            {k: list(map(jnp.copy, op_states[k])) for k, s in enumerate(plan.op_states) if s.scope != Scope.ALL},
         )
 
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
@@ -379,23 +379,23 @@ class GeneralStep:
         results = []
         for local_index in workers.present:
             given, state = self._whole(local_index, final), workers.states[local_index]
-            given_up = [state[i] for i in found.overwritten], given["slot"]
-            given["state"], given["slot"] = [state[i] for i in found.read_only], []
+            given_up = [state[i] for i in found.overwritten], given["op_state"]
+            given["state"], given["op_state"] = [state[i] for i in found.read_only], []
             began = time.perf_counter()
             results.append(ctx.programs["final", 0, local_index](given_up, given))
             self._trace(local_index, "final", began, results[-1])
         workers.committed = [outputs[0] for outputs in results if outputs]
         for local_index, outputs in zip(workers.present, results, strict=True):
-            state, slots = workers.states[local_index], [outputs[place] for place in found.slots]
+            state, op_states = workers.states[local_index], [outputs[place] for place in found.op_states]
             for i, new in zip(self._plan.changed_state, outputs, strict=False):  # first come the state's
                 state[i] = new
-            workers.slots[local_index] = slots
+            workers.op_states[local_index] = op_states
             if local_index in own:
-                own_leaves, own_slots = own[local_index]
+                own_leaves, own_op_states = own[local_index]
                 for i, leaf in own_leaves.items():
                     state[i] = leaf
-                for k, values in own_slots.items():
-                    slots[k] = values
+                for k, values in own_op_states.items():
+                    op_states[k] = values
         if workers.update_nans is not None:
             workers.update_nans.committed([outputs[-1] for outputs in results])
         first = results[0]

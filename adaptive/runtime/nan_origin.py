@@ -40,8 +40,7 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
 
     Args:
       plan: of the kernel call.
-      known: values of all that the graph is given: state, batch, constants, slots, sources, what earlier messages
-        brought.
+      known: values of all inputs of the graph: state, batch, constants, operator states, sources, earlier messages.
       atoms: values of the graph.
       taking_part: whether each worker takes part in the step; boolean, shape=(capacity,).
 

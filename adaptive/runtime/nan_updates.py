@@ -178,7 +178,7 @@ def made_nans(plan: Plan, found: Found, step: int) -> NonFiniteError:
 def _carriers(plan: Plan, leaves: Sequence[Atom]) -> list[Var]:
     """Return the final segment's inputs that may hold NaNs by design, and from which a leaf is computed."""
     free = {c.result for message in plan.messages for c in message if not must_be_finite(c)}
-    free |= {var for slot in plan.slots for var in slot.values}
+    free |= {var for op_state in plan.op_states for var in op_state.values}
     sources = {eqn.outvars[0] for eqn in plan.graph.eqns if eqn.primitive is source_p}
     taken = _upstream(plan, leaves)
     return [

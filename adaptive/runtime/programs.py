@@ -130,7 +130,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
             old, kept = iter(given_up[0]), iter(given["state"])
             state = [next(old if g else kept) for g in gone]
-            outputs = function({**given, "state": state, "slot": given_up[1]})["outputs"]
+            outputs = function({**given, "state": state, "op_state": given_up[1]})["outputs"]
             return outputs if update_nans is None else [*outputs[:n], update_nans.flags(outputs, outputs[n:])]
 
         # Only what the step replaces may be overwritten: the first argument, in the order of the results. JAX pairs
@@ -138,5 +138,5 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         # operand that is still to be read, and XLA would copy that first.
         old = [shape for shape, g in zip(shapes["state"], gone, strict=True) if g]
         kept = [shape for shape, g in zip(shapes["state"], gone, strict=True) if not g]
-        split = (old, shapes["slot"]), {**shapes, "state": kept, "slot": []}
+        split = (old, shapes["op_state"]), {**shapes, "state": kept, "op_state": []}
         return _Compilable(run, split, donate=True)

@@ -100,7 +100,7 @@ def segment_function(
     taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
     as_one: Set[Var] = frozenset(),
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a segment as a JAX function of one dict: lists by kind of input ("state", "slot", "const", "batch",
+    """Return a segment as a JAX function of one dict: lists by kind of input ("state", "op_state", "const", "batch",
     "message", "prologue", "call"), each in the order of the segment's inputs, and the vectors "floats" and "ints".
     "message" holds the parts of the messages that the segment reads (`Segment.read_messages`).
 

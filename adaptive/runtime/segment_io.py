@@ -25,16 +25,16 @@ class SegmentInputs:
     """
 
     def __init__(self, segment: Segment):
-        self._state, self._slots = segment.reads("state"), segment.wiring["slot"]
+        self._state, self._op_states = segment.reads("state"), segment.wiring["op_state"]
         self.batch, self.messages = segment.reads("batch"), segment.read_messages
         self.once, self.call = segment.wiring["prologue"], segment.wiring["call"]
         self.in_step = bool(self.once or self.call or self.messages)
 
-    def of_state(self, state: Sequence[jax.Array], slots: Sequence[Sequence[jax.Array]]) -> dict[str, Any]:
+    def of_state(self, state: Sequence[jax.Array], op_states: Sequence[Sequence[jax.Array]]) -> dict[str, Any]:
         """Return the segment's inputs from a worker's state; those from earlier in the step are left empty."""
         return {
             "state": [state[i] for i in self._state],
-            "slot": [slots[k][leaf] for k, leaf in self._slots],
+            "op_state": [op_states[k][leaf] for k, leaf in self._op_states],
             "prologue": [],
             "call": [],
             "message": [],
@@ -46,7 +46,7 @@ class FinalResults:
 
     Attributes:
       overwritten, read_only: of the state that it reads, in order.
-      slots, hooks: a slice for each.
+      op_states, hooks: a slice for each.
       metrics: a slice.
     """
 
@@ -54,11 +54,11 @@ class FinalResults:
         read, changed = plan.final.reads("state"), set(plan.changed_state)
         self.overwritten = [i for i in read if i in changed]
         self.read_only = [i for i in read if i not in changed]
-        counts = [len(plan.changed_state), *(len(s.new) for s in plan.slots), *(len(h.values) for h in plan.hooks)]
+        counts = [len(plan.changed_state), *(len(s.new) for s in plan.op_states), *(len(h.values) for h in plan.hooks)]
         ends = list(accumulate([*counts, len(plan.graph.metrics)]))
         _, *found = [slice(0, ends[0]), *(slice(start, end) for start, end in pairwise(ends))]
-        n = len(plan.slots)
-        self.slots, self.hooks, self.metrics = found[:n], found[n:-1], found[-1]
+        n = len(plan.op_states)
+        self.op_states, self.hooks, self.metrics = found[:n], found[n:-1], found[-1]
 
 
 def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:

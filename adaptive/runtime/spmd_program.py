@@ -66,14 +66,14 @@ class Results(NamedTuple):
     """The program's results.
 
     Attributes:
-      state, slots: the new state and operator states.
+      state, op_states: the new state and operator states.
       step: as given, for the next step.
       flags: whether the step is committed; then those of `UpdateNaNs`. `None` without NaN checks.
       shown: hook values and metrics.
     """
 
     state: list[jax.Array]
-    slots: list[jax.Array]
+    op_states: list[jax.Array]
     step: jax.Array
     flags: jax.Array | None
     shown: list[jax.Array]
@@ -107,7 +107,7 @@ class SPMDProgram:
     Attributes:
       size: as given.
       consts: what the program's segments close over, on the mesh.
-      run: `run(changed state, slots, Given) -> Results`; the memory of the first two is given up.
+      run: `run(changed state, op_states, Given) -> Results`; the memory of the first two is given up.
     """
 
     def __init__(self, ctx: StepContext, mesh: WorkerMesh, size: int):
@@ -116,14 +116,14 @@ class SPMDProgram:
         self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
         self._segments = [*self._steps.plan.prologues.values(), *self._sized.calls.values(), self._steps.plan.final]
         self.consts = [self._consts_of(segment) for segment in self._segments]
-        state, slots, given = self._shapes()
+        state, op_states, given = self._shapes()
         specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
         over_mesh = jax.shard_map(
             self._step, mesh=mesh.mesh, in_specs=(P(), P(), specs), out_specs=P(), check_vma=False
         )
         name = f"{self._steps.label}step_{size}"
         devices = tuple(mesh.mesh.devices.flat)
-        self.run = compile_over(over_mesh, (state, slots, given), devices, name=name, donate=(0, 1))
+        self.run = compile_over(over_mesh, (state, op_states, given), devices, name=name, donate=(0, 1))
 
     def _consts_of(self, segment: Segment) -> list[jax.Array]:
         ctx, plan = self._ctx, self._sized if segment.kind == "call" else self._steps.plan
@@ -154,13 +154,13 @@ class SPMDProgram:
             [split(v.aval.shape, v.aval.dtype) for v in self._sized.graph.batch_vars],
         )
         state = [everywhere(variables[i].aval) for i in plan.changed_state]
-        return state, [everywhere(v.aval) for slot in plan.slots for v in slot.values], given
+        return state, [everywhere(v.aval) for op_state in plan.op_states for v in op_state.values], given
 
     # --- traced -------------------------------------------------------------------------------------------------------
 
-    def _step(self, changed: list[Any], slots: list[Any], given: Given) -> Results:
+    def _step(self, changed: list[Any], op_states: list[Any], given: Given) -> Results:
         """Compute one worker's step."""
-        run = _OneWorker(self, changed, slots, given)
+        run = _OneWorker(self, changed, op_states, given)
         for level in range(self._steps.plan.levels + 1):
             run.segments(level)
             if level < self._steps.plan.levels:
@@ -171,15 +171,15 @@ class SPMDProgram:
 class _OneWorker:
     """One worker's step while it is traced; compare `general_step.GeneralStep`."""
 
-    def __init__(self, program: SPMDProgram, changed: list[Any], slots: list[Any], given: Given):
+    def __init__(self, program: SPMDProgram, changed: list[Any], op_states: list[Any], given: Given):
         ctx, steps, plan = program._ctx, program._steps, program._steps.plan
         self._ctx, self._steps, self._plan, self._mesh = ctx, steps, plan, program._mesh
         self._sized, self._size, self._given = program._sized, program.size, given
-        self._changed, self._old_slots = changed, slots
+        self._changed, self._old_op_states = changed, op_states
         places, kept = {i: n for n, i in enumerate(plan.changed_state)}, iter(given.state)
         self._state = [changed[places[i]] if i in places else next(kept) for i in range(len(plan.graph.state_vars))]
-        of_slots = iter(slots)
-        self._slots = [[next(of_slots) for _ in slot.values] for slot in plan.slots]
+        of_op_states = iter(op_states)
+        self._op_states = [[next(of_op_states) for _ in op_state.values] for op_state in plan.op_states]
         self._consts = {(s.kind, s.level): c for s, c in zip(program._segments, given.consts, strict=True)}
         self._floats, self._ints = given.floats[0], self._with_step()
         status = sum(layout.status for layout in steps.layouts)
@@ -213,7 +213,7 @@ class _OneWorker:
         wiring = segment.wiring
         given = {
             "state": [self._state[i] for i in segment.reads("state")],
-            "slot": [self._slots[k][leaf] for k, leaf in wiring["slot"]],
+            "op_state": [self._op_states[k][leaf] for k, leaf in wiring["op_state"]],
             "floats": self._floats,
             "ints": self._ints,
             "const": self._consts[segment.kind, segment.level],
@@ -269,18 +269,18 @@ class _OneWorker:
         n, carriers = len(plan.final_outputs), () if update_nans is None else update_nans.carriers
         wanted, chosen = (*plan.final_outputs, *carriers), _Chosen(self._ok)
         if update_nans is not None:
-            of_slots = [a for slot in plan.slots for a in slot.new]
-            new = [*(plan.graph.new_state[i] for i in plan.changed_state), *of_slots]
-            chosen.replace(new, [*self._changed, *self._old_slots])
+            of_op_states = [a for op_state in plan.op_states for a in op_state.new]
+            new = [*(plan.graph.new_state[i] for i in plan.changed_state), *of_op_states]
+            chosen.replace(new, [*self._changed, *self._old_op_states])
         out = self._run(plan.final, wanted, None, chosen)["outputs"]
-        kept = len(plan.changed_state) + len(self._old_slots)
+        kept = len(plan.changed_state) + len(self._old_op_states)
         flags, replaced = None, out[:kept]
         if update_nans is not None:
-            replaced = chosen.all_of(replaced, [*self._changed, *self._old_slots])
+            replaced = chosen.all_of(replaced, [*self._changed, *self._old_op_states])
             flags = jnp.concatenate([chosen.ok[None], update_nans.flags([*replaced, *out[kept:]], out[n:])])
-        state, slots = replaced[: len(plan.changed_state)], replaced[len(plan.changed_state) :]
+        state, op_states = replaced[: len(plan.changed_state)], replaced[len(plan.changed_state) :]
         shown = [*(x for place in found.hooks for x in out[place]), *out[found.metrics]]
-        return Results(state, slots, self._given.step + 1, flags, shown)
+        return Results(state, op_states, self._given.step + 1, flags, shown)
 
 
 class _Chosen:

@@ -78,12 +78,12 @@ class SPMDStep:
         self._program: SPMDProgram | None = None  # of the current size
         self._size, self._failed = 0, False
         self._errors: dict[int, str] = {}  # by size: why its program could not be compiled on this process
-        self._held: tuple[list[jax.Array], list[jax.Array]] | None = None  # changed leaves, and slots
+        self._held: tuple[list[jax.Array], list[jax.Array]] | None = None  # changed leaves, and operator states
         self._lost = False  # the state, whose memory was given to a program that has failed
         self._kept: list[jax.Array] = []  # leaves that no step changes
         self._changed = plan.changed_state
         self._read_only = [i for i in range(len(plan.graph.state_vars)) if i not in set(self._changed)]
-        self._slot_places = [(k, leaf) for k, slot in enumerate(plan.slots) for leaf in range(len(slot.values))]
+        self._op_state_places = [(k, leaf) for k, s in enumerate(plan.op_states) for leaf in range(len(s.values))]
         found = steps.results
         counts = [len(hook.values) for hook in plan.hooks]
         ends = np.cumsum([0, *counts]).tolist()
@@ -229,14 +229,14 @@ class SPMDStep:
 
     def _join(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return the workers' state and operator states as arrays over the mesh."""
-        states, slots, joined = self._ctx.workers.states, self._ctx.workers.slots, self._arrays.joined
+        states, op_states, joined = self._ctx.workers.states, self._ctx.workers.op_states, self._arrays.joined
         self._kept = [joined([state[i] for state in states]) for i in self._read_only]
         return (
             [joined([state[i] for state in states]) for i in self._changed],
-            [joined([of_worker[k][leaf] for of_worker in slots]) for k, leaf in self._slot_places],
+            [joined([of_worker[k][leaf] for of_worker in op_states]) for k, leaf in self._op_state_places],
         )
 
-    def give_back(self, states: list[list[jax.Array]], slots: list[list[list[jax.Array]]]) -> None:
+    def give_back(self, states: list[list[jax.Array]], op_states: list[list[list[jax.Array]]]) -> None:
         """Write the state into these lists, if it is held here.
 
         Raises:
@@ -249,12 +249,12 @@ class SPMDStep:
             )
         if self._held is None:
             return
-        (changed, of_slots), self._held = self._held, None
+        (changed, of_op_states), self._held = self._held, None
         for i, array in zip(self._changed, changed, strict=True):
             for state, leaf in zip(states, self._arrays.apart(array), strict=True):
                 state[i] = leaf
-        for (k, number), array in zip(self._slot_places, of_slots, strict=True):
-            for of_worker, leaf in zip(slots, self._arrays.apart(array), strict=True):
+        for (k, number), array in zip(self._op_state_places, of_op_states, strict=True):
+            for of_worker, leaf in zip(op_states, self._arrays.apart(array), strict=True):
                 of_worker[k][number] = leaf
 
     def forget(self) -> None:
@@ -325,7 +325,7 @@ class SPMDStep:
         ctx.workers.committed = []  # what they were is overwritten, and what they are now is waited for here
         try:
             results: Results = program.run(*held, given)
-            self._held, self._step, self._next = (results.state, results.slots), results.step, self._next + 1
+            self._held, self._step, self._next = (results.state, results.op_states), results.step, self._next + 1
             jax.block_until_ready(results.step if results.flags is None else results.flags)
         except Exception:
             self._held, self._lost = None, True

@@ -62,7 +62,7 @@ class _Ahead(NamedTuple):
     sizes: Microbatches
     batch: Any
     state: list[jax.Array]
-    slots: list[list[jax.Array]]
+    op_states: list[list[jax.Array]]
     packed: list[jax.Array]
     kept: list[jax.Array]
     dispatched: float
@@ -88,11 +88,11 @@ class SteadyStep:
         steps, plan, found = ctx.step_plan, ctx.step_plan.plan, ctx.step_plan.results
         call, final = plan.calls[0], plan.final
         self._ctx, self._steps = ctx, steps
-        self._call_state, self._call_slots = call.reads("state"), call.wiring["slot"]
+        self._call_state, self._call_op_states = call.reads("state"), call.wiring["op_state"]
         self._batch = call.reads("batch")
         self._changed = plan.changed_state
         self._overwritten, self._read_only = found.overwritten, found.read_only
-        self._final_slots, self._final_kept = final.wiring["slot"], [i for _, i in final.wiring["call"]]
+        self._final_op_states, self._final_kept = final.wiring["op_state"], [i for _, i in final.wiring["call"]]
         self._final_messages = final.read_messages
         self._final_consts = ctx.consts["final", final.level, 0]
         # One message is sent in every step, or none: what is ready at one level travels together.
@@ -215,8 +215,8 @@ class SteadyStep:
         packed, kept = self._compute(
             sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
         )
-        state, slots = list(workers.local_states[0]), list(workers.local_slots[0])
-        self._ahead = _Ahead(reading.step, sizes, batch, state, slots, packed, kept, dispatched)
+        state, op_states = list(workers.local_states[0]), list(workers.local_op_states[0])
+        self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, dispatched)
 
     def forget_ahead(self) -> None:
         """Drop what was dispatched ahead."""
@@ -227,8 +227,8 @@ class SteadyStep:
         ahead, self._ahead = self._ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
-        state, slots = self._ctx.workers.local_states[0], self._ctx.workers.local_slots[0]
-        same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.slots, slots))
+        state, op_states = self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
+        same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.op_states, op_states))
         return ahead if same else None
 
     def _exchange(
@@ -285,12 +285,12 @@ class SteadyStep:
         """Dispatch the kernels. Returns the parts of all messages, summed over microbatches, and the last kernel's
         outputs.
         """
-        ctx, state, slots = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_slots[0]
+        ctx, state, op_states = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
         calls = self._calls[1] if self._calls[0] is sizes else self._planned(sizes)
         batch = list(map(leaves.__getitem__, self._batch))
         given: dict[str, Any] = {
             "state": list(map(state.__getitem__, self._call_state)),
-            "slot": self._call_slots and [slots[k][leaf] for k, leaf in self._call_slots],
+            "op_state": self._call_op_states and [op_states[k][leaf] for k, leaf in self._call_op_states],
             "prologue": [],
             "call": [],
             "message": [],
@@ -313,12 +313,12 @@ class SteadyStep:
     def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment, and make its results the worker's state. Returns them."""
         ctx, workers = self._ctx, self._ctx.workers
-        state, slots, received = workers.local_states[0], workers.local_slots[0], []
+        state, op_states, received = workers.local_states[0], workers.local_op_states[0], []
         for number in self._final_messages:
             received.append(messages[number][0])
         given_up = (
             list(map(state.__getitem__, self._overwritten)),
-            self._final_slots and [slots[k][leaf] for k, leaf in self._final_slots],
+            self._final_op_states and [op_states[k][leaf] for k, leaf in self._final_op_states],
         )
         given: dict[str, Any] = {
             "state": list(map(state.__getitem__, self._read_only)),
@@ -328,15 +328,15 @@ class SteadyStep:
             "floats": vectors[0],
             "ints": vectors[1],
             "prologue": [],
-            "slot": [],
+            "op_state": [],
             "batch": [],
         }
         outputs = ctx.programs["final", 0, 0](given_up, given)
         workers.committed = outputs[:1]
         for i, new in zip(self._changed, outputs, strict=False):  # first come the state's
             state[i] = new
-        new_slots = self._steps.results.slots
-        workers.local_slots[0] = [outputs[place] for place in new_slots] if new_slots else []
+        new_op_states = self._steps.results.op_states
+        workers.local_op_states[0] = [outputs[place] for place in new_op_states] if new_op_states else []
         if workers.update_nans is not None:
             workers.update_nans.committed(outputs[-1:])
         return outputs

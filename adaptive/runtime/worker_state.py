@@ -18,13 +18,13 @@ from .memory import memory_of
 from .nan_updates import NONE_FOUND, Found, UpdateNaNs
 
 States = list[list[jax.Array]]  # by local index: the leaves of the state
-Slots = list[list[list[jax.Array]]]  # by local index: the leaves of each operator state
+OpStates = list[list[list[jax.Array]]]  # by local index: the leaves of each operator state
 
 
 class HoldsState(Protocol):
     """Something that keeps the state in another form between its own steps: see `SPMDStep`."""
 
-    def give_back(self, states: States, slots: Slots) -> None:
+    def give_back(self, states: States, op_states: OpStates) -> None:
         """Write the state into these lists, if it is held.
 
         Raises:
@@ -36,7 +36,7 @@ class HoldsState(Protocol):
 
 
 class WorkerState:
-    """State and operator states ("slots") of this process's workers.
+    """State and operator states of this process's workers.
 
     Args:
       state: leaves of the initial state, on the host or any device. Copied, and removed from the list one by one, so
@@ -46,8 +46,8 @@ class WorkerState:
     Attributes:
       present: local indices of the workers that are members.
       update_nans: finds NaNs made by updates; `None` without `check_updates`.
-      local_states, local_slots: the lists themselves. Up to date unless `held_by` has the state; `states` and `slots`
-        always are.
+      local_states, local_op_states: the lists themselves. Up to date unless `held_by` has the state; `states` and
+        `op_states` always are.
       held_by: what may hold the state in another form.
       committed: one result of the last step's final segment per worker; once it is ready, the memory that the step has
         received into may be written again.
@@ -63,7 +63,8 @@ class WorkerState:
             for own, copy in zip(self.local_states, copies, strict=True):
                 own.append(copy)
             del leaf, copies, copy
-        self.local_slots: Slots = [[[copied(a, d) for a in s.init] for s in plan.slots] for d in world.devices]
+        initial = [s.init for s in plan.op_states]
+        self.local_op_states: OpStates = [[[copied(a, d) for a in init] for init in initial] for d in world.devices]
         self.held_by: HoldsState | None = None
         self.present = list(range(len(world.devices)))
         self.committed: list[jax.Array] = []
@@ -73,15 +74,15 @@ class WorkerState:
     def states(self) -> States:
         """The leaves of each worker's state, after the last step."""
         if self.held_by is not None:
-            self.held_by.give_back(self.local_states, self.local_slots)
+            self.held_by.give_back(self.local_states, self.local_op_states)
         return self.local_states
 
     @property
-    def slots(self) -> Slots:
+    def op_states(self) -> OpStates:
         """The leaves of each worker's operator states, after the last step."""
         if self.held_by is not None:
-            self.held_by.give_back(self.local_states, self.local_slots)
-        return self.local_slots
+            self.held_by.give_back(self.local_states, self.local_op_states)
+        return self.local_op_states
 
     @property
     def some_present(self) -> int:
@@ -92,11 +93,11 @@ class WorkerState:
         """Return the initial value of leaf `i` of the state, which is local."""
         return self._initial[i]
 
-    def replace(self, states: States, slots: Slots) -> None:
+    def replace(self, states: States, op_states: OpStates) -> None:
         """Continue from another state. NaNs that it holds count as intended. `present` is that of the new state."""
         if self.held_by is not None:
             self.held_by.forget()
-        self.local_states, self.local_slots = states, slots
+        self.local_states, self.local_op_states = states, op_states
         self._accept_nans()
 
     def _accept_nans(self) -> None:
@@ -134,22 +135,22 @@ class WorkerState:
             copied(self._initial[i], device) if i in plan.local_state else placed(old)
             for i, old in enumerate(self.states[local_index])
         ]
-        self.slots[local_index] = [
+        self.op_states[local_index] = [
             [
-                placed(old) if slot.scope == Scope.ALL else copied(a, device)
-                for a, old in zip(slot.init, olds, strict=True)
+                placed(old) if op_state.scope == Scope.ALL else copied(a, device)
+                for a, old in zip(op_state.init, olds, strict=True)
             ]
-            for slot, olds in zip(plan.slots, self.slots[local_index], strict=True)
+            for op_state, olds in zip(plan.op_states, self.op_states[local_index], strict=True)
         ]
 
-    def set_slot(self, number: int, value: np.ndarray) -> None:
+    def set_op_state(self, number: int, value: np.ndarray) -> None:
         """Set a replicated operator state of one leaf, on all workers."""
-        for slots, device in zip(self.slots, self._world.devices, strict=True):
-            slots[number] = [copied(value, device)]
+        for op_states, device in zip(self.op_states, self._world.devices, strict=True):
+            op_states[number] = [copied(value, device)]
 
-    def slot(self, number: int) -> np.ndarray:
+    def op_state(self, number: int) -> np.ndarray:
         """Return the value of a replicated operator state of one leaf. Waits for the last step."""
-        return np.asarray(self.slots[self.some_present][number][0])
+        return np.asarray(self.op_states[self.some_present][number][0])
 
     def made_nans(self) -> Found:
         """Return which leaves of the state the last step has filled with NaNs. Waits for the step."""
@@ -164,8 +165,8 @@ class WorkerState:
         """Return the replicated leaves, of the state and then of operator states."""
         own = self.some_present
         state = [leaf for i, leaf in enumerate(self.states[own]) if i not in self._plan.local_state]
-        slots = zip(self._plan.slots, self.slots[own], strict=True)
-        return [*state, *(a for slot, values in slots if slot.scope == Scope.ALL for a in values)]
+        op_states = zip(self._plan.op_states, self.op_states[own], strict=True)
+        return [*state, *(a for op_state, values in op_states if op_state.scope == Scope.ALL for a in values)]
 
     def export(self) -> list[np.ndarray]:
         """Return the replicated leaves as contiguous arrays, for `adopt` on a joining process."""

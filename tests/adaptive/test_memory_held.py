@@ -201,7 +201,7 @@ def test_explain_says_what_is_held(workers):
         needed = {
             n.what: n.nbytes for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)
         }
-        lasting = needed["state"] + needed["slots"] + needed["constants"]
+        lasting = needed["state"] + needed["operator states"] + needed["constants"]
         flags = sum(
             a.nbytes for a in program._parts.engine.workers.update_nans._flags
         )  # of the last update; a byte a leaf

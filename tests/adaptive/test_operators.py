@@ -1,4 +1,4 @@
-"""Sources, slots and hooks: what may be given to them, and what JAX's transformations make of them."""
+"""Sources, operator states and hooks: what may be given to them, and what JAX's transformations make of them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def count(label="count", init=None, update=lambda n: (n + 1, n)):
     return operators.operator_state(label, np.zeros(()) if init is None else init, update)
 
 
-# --- slots ------------------------------------------------------------------------------------------------------------
+# --- operator states --------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_may_hold_any_pytree():
+def test_a_op_state_may_hold_any_pytree():
     init = {"mean": np.zeros((2, 3)), "n": 0, "pair": (np.float32(1), [True])}
 
     def driver(state, batch):
         count("tree", init, lambda old: (jax.tree.map(lambda x: x, old), None))
         return state, {}
 
-    (slot,) = planned(driver, 0.0).slots
-    assert [(a.shape, str(a.dtype)) for a in slot.init] == [
+    (op_state,) = planned(driver, 0.0).op_states
+    assert [(a.shape, str(a.dtype)) for a in op_state.init] == [
         ((2, 3), "float32"),
         ((), "int32"),
         ((), "float32"),
@@ -45,31 +45,31 @@ def test_a_slot_may_hold_any_pytree():
     ]
 
 
-def test_a_slot_keeps_its_dtypes_whatever_is_computed():
+def test_a_op_state_keeps_its_dtypes_whatever_is_computed():
     def driver(state, batch):
         count("n", np.zeros((), np.float16), lambda n: (n.astype(float) * 2, n))
         return state, {}
 
-    (slot,) = planned(driver, 0.0).slots
-    assert [a.aval.dtype for a in slot.new] == [jnp.float16]
+    (op_state,) = planned(driver, 0.0).op_states
+    assert [a.aval.dtype for a in op_state.new] == [jnp.float16]
 
 
-def test_slots_of_one_label_are_numbered_in_the_drivers_order():
+def test_op_states_of_one_label_are_numbered_in_the_drivers_order():
     def driver(state, batch):
         for label in ("a", "b", "a"):
             count(label)
         return state, {}
 
-    assert [s.name for s in planned(driver, 0.0).slots] == ["a/0", "b/0", "a/1"]
+    assert [s.name for s in planned(driver, 0.0).op_states] == ["a/0", "b/0", "a/1"]
 
 
-def test_a_slot_in_a_jitted_helper_that_is_called_twice_is_two():
+def test_a_op_state_in_a_jitted_helper_that_is_called_twice_is_two():
     helper = jax.jit(lambda x: x + count())
 
     def driver(state, batch):
         return state, {"a": helper(state), "b": helper(state)}
 
-    assert [s.name for s in planned(driver, 0.0).slots] == ["count/0", "count/1"]
+    assert [s.name for s in planned(driver, 0.0).op_states] == ["count/0", "count/1"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_slot_in_a_jitted_helper_that_is_called_twice_is_two():
         (lambda x: jax.vmap(lambda y: count(update=lambda n: (n + y, n)))(x), "mapped by jax.vmap"),
     ],
 )
-def test_a_slot_that_cannot_be_is_refused_with_its_line(call, wrong):
+def test_a_op_state_that_cannot_be_is_refused_with_its_line(call, wrong):
     def driver(state, batch):
         call(batch["y"])
         return state, {}

@@ -22,7 +22,7 @@ SECONDS = Source("seconds", lambda r: r.compute_seconds)
 grad = jax.grad(mean_loss)
 
 
-def slot(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
+def op_state(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
     return operators.operator_state(label, np.zeros(()), lambda old: (update(old, value), update(old, value)))
 
 
@@ -243,33 +243,33 @@ def test_three_levels_wait_for_one_another():
     assert sorted(plan.calls) == [0, 1, 2]
 
 
-# --- slots ------------------------------------------------------------------------------------------------------------
+# --- operator states --------------------------------------------------------------------------------------------------
 
 
 def test_an_average_of_replicated_values_is_replicated():
     def driver(state, batch):
-        smooth = slot("ema", comm.all_reduce(batch["y"].mean()))
-        return state + smooth, {"again": slot("ema", smooth)}
+        smooth = op_state("ema", comm.all_reduce(batch["y"].mean()))
+        return state + smooth, {"again": op_state("ema", smooth)}
 
     plan = planned(driver, 0.0)
-    assert [(s.name, s.scope) for s in plan.slots] == [("ema/0", Scope.ALL), ("ema/1", Scope.ALL)]
+    assert [(s.name, s.scope) for s in plan.op_states] == [("ema/0", Scope.ALL), ("ema/1", Scope.ALL)]
     assert len(plan.messages) == 1
-    assert [a.shape for a in plan.slots[0].init] == [()]
+    assert [a.shape for a in plan.op_states[0].init] == [()]
 
 
 def test_an_average_of_a_local_measurement_belongs_to_its_worker():
     def driver(state, batch):
-        smooth = slot("ema", read(SECONDS))
+        smooth = op_state("ema", read(SECONDS))
         return state, {"all": comm.all_gather(smooth)}
 
     plan = planned(driver, 0.0)
-    assert [s.scope for s in plan.slots] == [Scope.WORKER]
+    assert [s.scope for s in plan.op_states] == [Scope.WORKER]
     assert [c.scope for c in plan.messages[0]] == [Scope.WORKER]
     with pytest.raises(ad.ReplicationError, match=r"\['smooth'\] .*('seconds'|a moving average)"):
-        planned(lambda s, b: (s, {"smooth": slot("ema", read(SECONDS))}), 0.0)
+        planned(lambda s, b: (s, {"smooth": op_state("ema", read(SECONDS))}), 0.0)
 
 
-def test_a_slot_that_reads_a_local_slot_is_local_however_long_the_chain():
+def test_a_op_state_that_reads_a_local_slot_is_local_however_long_the_chain():
     def driver(state, batch):
         old = [None] * 3
 
@@ -284,12 +284,12 @@ def test_a_slot_that_reads_a_local_slot_is_local_however_long_the_chain():
             operators.operator_state("chain", np.zeros(()), take(i))
         return state, {}
 
-    assert [s.scope for s in planned(driver, 0.0).slots] == [Scope.WORKER] * 3
+    assert [s.scope for s in planned(driver, 0.0).op_states] == [Scope.WORKER] * 3
 
 
-def test_a_slot_of_what_belongs_to_one_call_is_refused():
+def test_a_op_state_of_what_belongs_to_one_call_is_refused():
     def driver(state, batch):
-        slot("ema", batch["y"].mean())
+        op_state("ema", batch["y"].mean())
         return state, {}
 
     with pytest.raises(ad.ReplicationError, match=r"operator state 'ema' .*Reduce it first") as error:
@@ -451,12 +451,12 @@ def other_weight(state, batch):
     return state + comm.all_reduce(grad(state, batch), op="sum" if n > 5 else "mean"), {}
 
 
-def other_slot(state, batch):
+def other_op_state(state, batch):
     operators.operator_state("last", np.zeros(batch["y"].shape), lambda old: (old, None))
     return state, {}
 
 
-@pytest.mark.parametrize("driver", [if_large, other_weight, other_slot])
+@pytest.mark.parametrize("driver", [if_large, other_weight, other_op_state])
 def test_a_driver_that_communicates_otherwise_for_another_size_is_refused(driver):
     with pytest.raises(ad.DriverError, match=rf"driver .{driver.__name__}.* is another program for 4 examples than f"):
         planner(driver, W).begin(8)

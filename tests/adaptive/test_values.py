@@ -102,7 +102,7 @@ def keys_in(examples, reading):
     (sent,) = plan.messages[0]
     floats, ints = feed.for_microbatch(feed.measure(reading), reading, 0, reading.examples)
     run = segment_function(segment, [sent.value], feed, [], [])
-    inputs = {kind: [] for kind in ("state", "slot", "batch", "message", "prologue", "call")}
+    inputs = {kind: [] for kind in ("state", "op_state", "batch", "message", "prologue", "call")}
     consts = [list(plan.graph.consts.values())[i] for i in segment.reads("const")]
     return np.asarray(run({**inputs, "const": consts, "floats": floats, "ints": ints})["outputs"][0])
 

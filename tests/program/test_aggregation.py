@@ -221,7 +221,7 @@ def test_what_rounding_takes_from_half_precisions_is_known_exactly(dtype, values
     options = {"global_batch": sum(SIZES), "shares": SIZES, "resizable": False}
     with ad.Program(driver, jnp.zeros(3), data(), world=LocalWorld(len(SIZES)), **options) as program:
         mean = program.step().metrics["mean"]
-        left = [np.asarray(slots[0][0]) for slots in program._parts.engine.slots]
+        left = [np.asarray(op_states[0][0]) for op_states in program._parts.engine.op_states]
     assert mean.dtype == dtype
     np.testing.assert_allclose(np.asarray(mean, np.float64), values, rtol=0.01)
     for examples, found in zip(SIZES, left, strict=True):

@@ -70,7 +70,7 @@ def test_sizes_are_shown_as_shortly_as_can_be(sizes, shown):
 def test_segments_say_what_they_read():
     text, _ = text_of(driver)
     assert "on state, batch; compiled for each bucket size" in row(text, "segment  per kernel call")
-    assert "on state, slots, message 1; compiled once" in row(text, "segment  once, after the last")
+    assert "on state, operator states, message 1; compiled once" in row(text, "segment  once, after the last")
 
 
 def test_a_message_lists_what_is_in_it_with_bytes_that_add_up_and_lines():

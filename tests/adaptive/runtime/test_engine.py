@@ -144,7 +144,7 @@ def test_three_workers_of_5_2_and_9_take_the_step_of_one(monkeypatch, driver, st
 # that the later ones draw from. The same list is carried out below in plain numpy, on a table of every worker's every
 # call, with scopes told from the operations alone.
 
-OPERATIONS = ["sine", "cosine", "mean", "weighted", "sum", "max", "min", "gather", "broadcast", "slot", "pair"]
+OPERATIONS = ["sine", "cosine", "mean", "weighted", "sum", "max", "min", "gather", "broadcast", "op_state", "pair"]
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
 Programs = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=9
@@ -156,10 +156,10 @@ def scopes_of(program):
     scopes, done = [Scope.ALL, Scope.ALL, Scope.WORKER, Scope.CALL], []
     for what, i, j in program:
         i, j = len(scopes) - 1 - i % min(3, len(scopes)), j % (len(scopes) if j % 2 else 4)
-        if what in ("gather", "broadcast", "slot") and scopes[i] == Scope.CALL:
+        if what in ("gather", "broadcast", "op_state") and scopes[i] == Scope.CALL:
             what = "mean"  # there is one of these for each worker, not for each of its calls
         done.append((what, i, j))
-        results = {"sine": [max(scopes[i], scopes[j])], "slot": [scopes[i]], "pair": [Scope.ALL] * 2}
+        results = {"sine": [max(scopes[i], scopes[j])], "op_state": [scopes[i]], "pair": [Scope.ALL] * 2}
         results["cosine"] = results["sine"]  # the other operations reduce, so their results are the same everywhere
         scopes += results.get(what, [Scope.ALL])
     return scopes, done
@@ -191,7 +191,7 @@ def driver_of(program):
                     pool.append(jnp.sin(rows @ jnp.arange(1.0, 1 + ad.capacity())))
                 case "broadcast":
                     pool.append(comm.broadcast(a, j % ad.capacity()))
-                case "slot":
+                case "op_state":
                     update = lambda old, a=a: (0.5 * old + 0.3 * a, old - 0.1 * a)  # noqa: E731
                     pool.append(operators.operator_state("s", np.full((), 0.25, np.float32), update))
                 case "pair":
@@ -202,8 +202,8 @@ def driver_of(program):
     return driver
 
 
-def by_hand(program, state, ys, number, slots):
-    """The new state, the metrics and the slots: `ys[worker][call]` are that call's examples."""
+def by_hand(program, state, ys, number, op_states):
+    """The new state, the metrics and the op_states: `ys[worker][call]` are that call's examples."""
     scopes, done = scopes_of(program)
     table = [[(w, c) for c in range(len(calls))] for w, calls in enumerate(ys)]
     keys = [key for row in table for key in row]
@@ -219,7 +219,7 @@ def by_hand(program, state, ys, number, slots):
         value = sum(weight[k] * x[k] for k in counted) / sum(weight[k] for k in counted)
         return everywhere(lambda _: value)
 
-    taken = iter(slots)
+    taken = iter(op_states)
     kept = []
     for what, i, j in done:
         a, b = pool[i], pool[j]
@@ -244,7 +244,7 @@ def by_hand(program, state, ys, number, slots):
                 pool.append(everywhere(lambda _: np.sin(sum(x * (w + 1) for w, x in enumerate(once)))))
             case "broadcast":
                 pool.append(everywhere(lambda _: once[j % len(ys)]))
-            case "slot":
+            case "op_state":
                 old = next(taken, everywhere(lambda _: 0.25))
                 kept.append(everywhere(lambda k: 0.5 * old[k] + 0.3 * a[k]))
                 pool.append(everywhere(lambda k: old[k] - 0.1 * a[k]))
@@ -265,13 +265,13 @@ def test_random_drivers_do_on_any_split_what_they_say(monkeypatch, program, spli
     rng = np.random.default_rng(seed)
     engine = engine_of(driver_of(program), jnp.float32(0.4), len(split))
     engine.compile([], microbatches=split)
-    state, slots = 0.4, []
+    state, op_states = 0.4, []
     for number in range(2):
         ys = [[rng.normal(size=n).astype(np.float32) for n in calls] for calls in split]
         flat = np.concatenate([y for calls in ys for y in calls])
         batch = {"x": np.zeros((len(flat), FEATURES), np.float32), "y": flat}
         outcome = step(engine, batch, split, number=number)
-        state, metrics, slots = by_hand(program, state, ys, number, slots)
+        state, metrics, op_states = by_hand(program, state, ys, number, op_states)
         np.testing.assert_allclose([float(m) for m in outcome.metrics], metrics, rtol=1e-4, atol=1e-4)
         for (leaf,) in engine.states:
             np.testing.assert_allclose(leaf, state, rtol=1e-3, atol=1e-3)
@@ -439,9 +439,9 @@ def test_a_step_that_may_not_commit_changes_nothing():
     assert not outcome.committed
     assert (outcome.hooks, outcome.metrics) == ([], [])
     assert np.array_equal(engine.states[0][0], W)
-    assert float(engine.slots[0][0][0]) == 0
+    assert float(engine.op_states[0][0][0]) == 0
     assert step(engine, make_data(4), [(4,)]).committed
-    assert float(engine.slots[0][0][0]) == 1
+    assert float(engine.op_states[0][0][0]) == 1
     engine.close()
 
 
