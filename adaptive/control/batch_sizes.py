@@ -32,7 +32,7 @@ Split = tuple[int, ...]  # examples, by worker
 class BatchSizes:
     """The split in force, and those that were asked for. Replicated, but for `ready`, `able` and `call`.
 
-    A worker takes part if there is one on its worker slot and its share is not 0. When others come to take part the
+    A worker takes part if there is one in its worker slot and its share is not 0. When others come to take part the
     global batch stays, or comes as near to what was asked for last as their limits let it.
 
     Args:
@@ -97,9 +97,9 @@ class BatchSizes:
         """Say when sizes can be made; until then, they can be at once."""
         self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
 
-    def must_take(self, worker_slots: Iterable[int]) -> None:
+    def must_take(self, slots: Iterable[int]) -> None:
         """Refuse from now on, and of the shares that there are, those that give these worker slots no examples."""
-        self.needed = tuple(sorted(set(worker_slots)))
+        self.needed = tuple(sorted(set(slots)))
         self.checked(self.shares)
 
     @property
@@ -126,7 +126,7 @@ class BatchSizes:
         Args:
           hooks: names of those that have decided.
           requests: what the decision is made of.
-          for_others: whether there will soon be others on the worker slots: what these cannot hold of the global batch,
+          for_others: whether there will soon be others in the worker slots: what these cannot hold of the global batch,
           those
             may be able to.
 
@@ -212,23 +212,19 @@ class BatchSizes:
           share of
             those who stay.
         """
-        left = [worker_slot for worker_slot in self.members if worker_slot not in members and worker_slot not in lost]
-        notes = [f"worker slot {worker_slot} is empty: its worker has left." for worker_slot in left]
-        notes += [f"a worker has joined on worker slot {worker_slot}." for worker_slot in joined]
+        left = [slot for slot in self.members if slot not in members and slot not in lost]
+        notes = [f"worker slot {slot} is empty: its worker has left." for slot in left]
+        notes += [f"a worker has joined in worker slot {slot}." for slot in joined]
         moved = Moved(
             tuple(joined),
             tuple(left),
-            tuple(worker_slot for worker_slot in self.members if worker_slot not in {*members, *left}),
+            tuple(slot for slot in self.members if slot not in {*members, *left}),
         )
-        stay = [
-            self.shares[worker_slot]
-            for worker_slot in members
-            if worker_slot not in joined and self.shares[worker_slot] > 0
-        ]
+        stay = [self.shares[slot] for slot in members if slot not in joined and self.shares[slot] > 0]
         first = sum(stay) / len(stay) if stay else 1.0
-        shares = [first if worker_slot in joined else share for worker_slot, share in enumerate(self.shares)]
+        shares = [first if slot in joined else share for slot, share in enumerate(self.shares)]
         self.members = tuple(members)
-        if not any(shares[worker_slot] for worker_slot in members):  # those who took examples have all left
+        if not any(shares[slot] for slot in members):  # those who took examples have all left
             shares = [1.0] * len(shares)
         self.shares = self.checked(shares)
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
@@ -336,13 +332,11 @@ class BatchSizes:
 
     # --- what can be asked for ----------------------------------------------------------------------------------------
 
-    def exactly(
-        self, global_batch: Any = None, shares: Any = None, worker_slots: Sequence[int] | None = None
-    ) -> Decision:
+    def exactly(self, global_batch: Any = None, shares: Any = None, slots: Sequence[int] | None = None) -> Decision:
         """Return a decision for exactly these sizes, neither clipped nor rounded.
 
         Args:
-          worker_slots: the future members; by default the present ones.
+          slots: the future members; by default the present ones.
 
         Raises:
           BatchSizeError: the members cannot have these sizes.
@@ -350,7 +344,7 @@ class BatchSizes:
         if shares is not None:
             shares = self.checked(shares)
         if global_batch is not None or shares is not None:  # with other workers the old one may be too small
-            number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, worker_slots)
+            number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, slots)
             global_batch = None if global_batch is None else number
         return Decision(global_batch, shares)
 
@@ -373,17 +367,17 @@ class BatchSizes:
         return taken
 
     def check_global(
-        self, global_batch: Any, shares: Sequence[float] | None = None, worker_slots: Sequence[int] | None = None
+        self, global_batch: Any, shares: Sequence[float] | None = None, slots: Sequence[int] | None = None
     ) -> int:
         """Return a valid global batch, with these shares or the present ones.
 
         Args:
-          worker_slots: the future members, if they are not the present ones.
+          slots: the future members, if they are not the present ones.
 
         Raises:
           BatchSizeError: the number is invalid, or not possible for these members.
         """
-        limits, number = self.bounds(self._shares_of(worker_slots, shares or self.shares)), whole(global_batch)
+        limits, number = self.bounds(self._shares_of(slots, shares or self.shares)), whole(global_batch)
         n, unit = len(limits.active), limits.multiple
         if number is None:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
@@ -410,11 +404,11 @@ class BatchSizes:
             )
         return number
 
-    def _shares_of(self, worker_slots: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
+    def _shares_of(self, slots: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
         """Return the shares of the future members; a worker that joins has a share of 1."""
-        if worker_slots is None:
+        if slots is None:
             return shares
-        return [(s if i in self.members else 1.0) if i in worker_slots else 0.0 for i, s in enumerate(shares)]
+        return [(s if i in self.members else 1.0) if i in slots else 0.0 for i, s in enumerate(shares)]
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:

@@ -52,7 +52,7 @@ class Moved(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that a record holds, without empty ones."""
-        return {name: list(worker_slots) for name, worker_slots in self._asdict().items() if worker_slots}
+        return {name: list(slots) for name, slots in self._asdict().items() if slots}
 
 
 Cause = Request | Moved

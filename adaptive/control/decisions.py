@@ -87,8 +87,8 @@ class Decisions:
         members = self._membership
         number = None if workers is None else members.exactly(workers)
         coming = members.target if number is None else number
-        worker_slots = members.expected(coming) if coming != len(self._world.members) else None
-        decision = replace(self._sizes.exactly(global_batch, shares, worker_slots), workers=number)
+        slots = members.expected(coming) if coming != len(self._world.members) else None
+        decision = replace(self._sizes.exactly(global_batch, shares, slots), workers=number)
         apply_decision(decision, self._sizes, members, [Request("program.rescale", step, decision, hook=False)])
         self._digest.enter(step, "program.rescale", decision)
 

@@ -151,7 +151,7 @@ class Membership:
         """The lower bound: the highest slots leave first, so all up to the last needed one stay."""
         least = self._world.least
         if self._needed:
-            least = max(least, sum(worker_slot <= max(self._needed) for worker_slot in self._world.members))
+            least = max(least, sum(slot <= max(self._needed) for slot in self._world.members))
         return min(least, self._world.most)
 
     def nearest(self, workers: int) -> int:
@@ -161,7 +161,7 @@ class Membership:
     def expected(self, workers: int) -> tuple[int, ...]:
         """Return the slots that will be occupied by that many workers."""
         there = self._world.members
-        free = [worker_slot for worker_slot in range(self._world.capacity) if worker_slot not in there]
+        free = [slot for slot in range(self._world.capacity) if slot not in there]
         return tuple(sorted((*there, *free[: max(0, workers - len(there))])[:workers]))
 
     # --- request ------------------------------------------------------------------------------------------------------
@@ -398,5 +398,5 @@ class Membership:
         self.asked, self._there, self._generation, self._ready_elsewhere, self._leave_requests = exported
 
 
-def _workers(worker_slots: Sequence[int]) -> str:
-    return f"worker{'s' * (len(worker_slots) > 1)} {', '.join(map(str, worker_slots))}"
+def _workers(slots: Sequence[int]) -> str:
+    return f"worker{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"

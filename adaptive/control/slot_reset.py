@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 
-def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, worker_slots: Sequence[int]) -> Any:
+def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, slots: Sequence[int]) -> Any:
     """Return a hook's state in which nothing is known about the workers in these slots; the rest is unchanged.
 
     Args:
@@ -29,7 +29,7 @@ def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, worker_s
     if any(len(found) > 1 for found in axes):
         return first
     pairs = zip(jax.tree.leaves(state), leaves, axes, strict=True)
-    return jax.tree.unflatten(tree, [_with_rows(old, new, found, worker_slots) for old, new, found in pairs])
+    return jax.tree.unflatten(tree, [_with_rows(old, new, found, slots) for old, new, found in pairs])
 
 
 def _longer(shape: tuple[int, ...], larger: tuple[int, ...]) -> list[int]:
@@ -39,10 +39,10 @@ def _longer(shape: tuple[int, ...], larger: tuple[int, ...]) -> list[int]:
     return [axis for axis, (a, b) in enumerate(zip(shape, larger, strict=True)) if a != b]
 
 
-def _with_rows(old: Any, new: Any, axes: Sequence[int], worker_slots: Sequence[int]) -> Any:
+def _with_rows(old: Any, new: Any, axes: Sequence[int], slots: Sequence[int]) -> Any:
     if not axes:
         return old
-    at: tuple[Any, ...] = (slice(None),) * axes[0] + (list(worker_slots),)
+    at: tuple[Any, ...] = (slice(None),) * axes[0] + (list(slots),)
     changed = np.array(old)
     changed[at] = np.asarray(new)[at]
     return changed if isinstance(old, np.ndarray) else jax.numpy.asarray(changed)

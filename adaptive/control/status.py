@@ -159,8 +159,8 @@ class Status:
 
     def _apply(self, elements: np.ndarray) -> None:
         elements = elements[: self._n_facts].copy()
-        for worker_slot in self._world.unowned_slots:  # no process reports for these
-            elements[worker_slot] = self._digest.value
+        for slot in self._world.unowned_slots:  # no process reports for these
+            elements[slot] = self._digest.value
         verdict = _verdict(elements, self._n, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
         self._sizes.on_agreed(

@@ -237,9 +237,7 @@ class _Move(NamedTuple):
     @property
     def why(self) -> str:
         """A short description, such as "worker 2 joined"."""
-        return moved_in_words(
-            self.joined, self.left, [worker_slot for text in self.lost for worker_slot in _lost_worker_slots(text)]
-        )
+        return moved_in_words(self.joined, self.left, [slot for text in self.lost for slot in _lost_worker_slots(text)])
 
 
 def _moves(run: Columns) -> Iterator[_Move]:
@@ -249,14 +247,14 @@ def _moves(run: Columns) -> Iterator[_Move]:
     for row in sorted(told.keys() | others.keys()):
         joined, lost = (told[row].joined, told[row].lost) if row in told else ((), ())
         gone = before[row] - set(others[row]) if row in others else set()
-        left = gone - {worker_slot for text in lost for worker_slot in _lost_worker_slots(text)}
+        left = gone - {slot for text in lost for slot in _lost_worker_slots(text)}
         yield _Move(row, joined, lost, tuple(sorted(left)))
 
 
 def _lost_worker_slots(text: str) -> list[int]:
     """Return the workers of the text of a loss: "workers 1, 2 lost: rank 1 (…"."""
     found = _LOST.match(text)
-    return [int(worker_slot) for worker_slot in found[1].split(",")] if found else []
+    return [int(slot) for slot in found[1].split(",")] if found else []
 
 
 def _come_and_gone(run: Columns) -> Iterator[RunEvent]:
@@ -270,7 +268,7 @@ def _come_and_gone(run: Columns) -> Iterator[RunEvent]:
     for told in run.notices:
         told_already = {*told.lost, *(told.decision or {}).get("notes", ())}
         for note in told.notes:
-            if note not in told_already and "has joined on worker slot" not in note and not note.startswith(_SKIPPED):
+            if note not in told_already and "has joined in worker slot" not in note and not note.startswith(_SKIPPED):
                 yield RunEvent(told.row, "note", note[:1].upper() + note[1:], "")
 
 

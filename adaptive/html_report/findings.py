@@ -178,17 +178,17 @@ def _cover(one: Interval, other: Interval) -> bool:
 def _together(found: Sequence[tuple[int, Interval]]) -> list[_Slow]:
     """Group workers that were slow at the same time, as workers of one host are, for one sentence."""
     groups: list[_Slow] = []
-    for worker_slot, interval in found:
+    for slot, interval in found:
         for number_, (worker_slots, other) in enumerate(groups):
             common = min(interval.end, other.end) - max(interval.first, other.first)
             longest = max(interval.end - interval.first, other.end - other.first)
-            if common >= _SAME * longest and 0.5 < interval.level / other.level < 2 and worker_slot not in worker_slots:
+            if common >= _SAME * longest and 0.5 < interval.level / other.level < 2 and slot not in worker_slots:
                 level = max(interval.level, other.level)
                 both = Interval(min(interval.first, other.first), max(interval.end, other.end), level)
-                groups[number_] = _Slow([*worker_slots, worker_slot], both)
+                groups[number_] = _Slow([*worker_slots, slot], both)
                 break
         else:
-            groups.append(_Slow([worker_slot], interval))
+            groups.append(_Slow([slot], interval))
     return groups
 
 

@@ -47,17 +47,17 @@ def counted(count: int, what: str, many: str | None = None) -> str:
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
-def workers(worker_slots: Sequence[int]) -> str:
+def workers(slots: Sequence[int]) -> str:
     """Format worker slots: "worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
-    worker_slots = sorted(worker_slots)
-    if len(worker_slots) == 1:
-        return f"worker {worker_slots[0]}"
+    slots = sorted(slots)
+    if len(slots) == 1:
+        return f"worker {slots[0]}"
     runs: list[list[int]] = []
-    for worker_slot in worker_slots:
-        if runs and worker_slot == runs[-1][-1] + 1:
-            runs[-1].append(worker_slot)
+    for slot in slots:
+        if runs and slot == runs[-1][-1] + 1:
+            runs[-1].append(slot)
         else:
-            runs.append([worker_slot])
+            runs.append([slot])
     told = [piece for run in runs for piece in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
     return f"workers {listed(told)}"
 

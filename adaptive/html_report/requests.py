@@ -57,10 +57,7 @@ def cause_in_words(cause: Mapping[str, Any]) -> str:
 def moved_in_words(joined: Sequence[int], left: Sequence[int], lost: Sequence[int]) -> str:
     """Describe changes of the members: "worker 2 joined and worker 1 lost"."""
     pairs = (joined, "joined"), (lost, "lost"), (left, "left")
-    return (
-        listed([f"{workers(worker_slots)} {what}" for worker_slots, what in pairs if worker_slots])
-        or "workers joined or left"
-    )
+    return listed([f"{workers(slots)} {what}" for slots, what in pairs if slots]) or "workers joined or left"
 
 
 def wish_in_words(wish: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ _PARTS = tuple(f"seconds/{part}" for part in Breakdown._fields)
 
 @lru_cache(maxsize=64)
 def _worker_slots(number: int) -> tuple[str, ...]:
-    return tuple(f"batch_size/{worker_slot}" for worker_slot in range(number))
+    return tuple(f"batch_size/{slot}" for slot in range(number))
 
 
 def describe(event: StepEvent) -> list[str]:
@@ -98,7 +98,7 @@ def describe(event: StepEvent) -> list[str]:
         asked |= decision.hyperparameters
         told = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
         lines.append(f"decision: {', '.join([*told, *(['stop'] if decision.stop else [])])}")
-    lines += [f"a worker has joined on worker slot {worker_slot}" for worker_slot in report.joined]
+    lines += [f"a worker has joined in worker slot {slot}" for slot in report.joined]
     lines += [f"lost: {loss}" for loss in report.lost]
     return [*lines, *report.notes]
 

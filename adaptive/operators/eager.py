@@ -92,8 +92,8 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
         else:
             sent = [how.encode_nothing(v.shape, v.dtype, worker, world.capacity) for v in values]
         if adds_up(how.op) and not parts and world.rank == 0:
-            for worker_slot in world.unowned_slots:
-                rows = (how.encode_nothing(v.shape, v.dtype, worker_slot, world.capacity) for v in values)
+            for slot in world.unowned_slots:
+                rows = (how.encode_nothing(v.shape, v.dtype, slot, world.capacity) for v in values)
                 sent = [own + row for own, row in zip(sent, rows, strict=True)]
         weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
         row = [jnp.zeros(1), *weights, *sent]
@@ -102,7 +102,7 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
 
 
 def _check_there(how: Collective, members: Sequence[int]) -> None:
-    missing = [worker_slot for worker_slot in how.needed if worker_slot not in members]
+    missing = [slot for slot in how.needed if slot not in members]
     if missing:
         raise CollectiveError(
             f"{how.about} outside a program{at(current_line())}: worker slot {missing[0]} has no worker."

@@ -183,12 +183,10 @@ def _plain(leaf: Any) -> Any:
 def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
     """Return the values of all workers, stacked; for worker slots that no process carries the first value."""
     world = engine.world
-    told = {worker_slot: _host(leaf) for worker_slot, leaf in zip(world.workers, own, strict=True)}
+    told = {slot: _host(leaf) for slot, leaf in zip(world.workers, own, strict=True)}
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
-    rows = {worker_slot: row for process in everyone for worker_slot, row in process.items()}
-    return np.stack(
-        [rows[worker_slot] if worker_slot in rows else _host(first) for worker_slot in range(world.capacity)]
-    )
+    rows = {slot: row for process in everyone for slot, row in process.items()}
+    return np.stack([rows[slot] if slot in rows else _host(first) for slot in range(world.capacity)])
 
 
 # --- and read back ----------------------------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         if before == here:
             split, members = _fitting(batch_sizes, shares, sizes), _members(fields, here)
         else:
-            shares, members = tuple(float(worker_slot in sizes.members) for worker_slot in range(here)), sizes.members
+            shares, members = tuple(float(slot in sizes.members) for slot in range(here)), sizes.members
             bounds = sizes.bounds(shares)
             clipped = wanted != sum(batch_sizes)  # then already, so that it may be clipped to another size here
             split = equal(bounds.nearest(wanted) if clipped else sizes.check_global(wanted, shares), bounds)
@@ -381,11 +379,9 @@ def _run_id(fields: Mapping[str, Any]) -> str:
     return "".join(f"{half:0{_HALF}x}" for half in halves)
 
 
-def _members(fields: Mapping[str, Any], worker_slots: int) -> tuple[int, ...]:
+def _members(fields: Mapping[str, Any], slots: int) -> tuple[int, ...]:
     """Return the members when the checkpoint was made."""
-    members = tuple(
-        _whole(worker_slot, "members", most=worker_slots - 1) for worker_slot in _numbers(fields["members"], "members")
-    )
+    members = tuple(_whole(slot, "members", most=slots - 1) for slot in _numbers(fields["members"], "members"))
     if not members or list(members) != sorted(set(members)):
         raise CheckpointError(f"the checkpoint's members are no worker slots: {members}.")
     return members

@@ -59,9 +59,7 @@ def first_plan(
             if microbatch is not None and not plan.splittable:
                 raise _no_microbatches(microbatch, f"{plan.unsplittable[0]}.")
             if multiple % found == 0:
-                sizes.must_take(
-                    worker_slot for message in plan.messages for c in message for worker_slot in c.how.needed
-                )
+                sizes.must_take(slot for message in plan.messages for c in message for slot in c.how.needed)
                 return sizes, plan
         except NotEqualPartsError as error:
             if microbatch is not None:

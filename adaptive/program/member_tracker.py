@@ -37,10 +37,10 @@ class MemberTracker:
         """Whether any worker has left or joined since `refresh`."""
         return self._world.generation != self._generation
 
-    def places(self, worker_slots: Iterable[int]) -> list[int]:
+    def places(self, slots: Iterable[int]) -> list[int]:
         """Return the local indices of those of these worker slots that this process carries. Local."""
         workers = self._world.workers
-        return [workers.index(worker_slot) for worker_slot in worker_slots if worker_slot in workers]
+        return [workers.index(slot) for slot in slots if slot in workers]
 
     def refresh(self) -> list[int]:
         """Take over the world's members: split batches anew, and drop what hooks learned from replaced workers.
@@ -49,14 +49,12 @@ class MemberTracker:
           The worker slots with another worker than before.
         """
         there, generation = Roster.of(self._world)
-        joined = [
-            worker_slot for worker_slot, since in there.items() if self.joined_in_generation.get(worker_slot) != since
-        ]
+        joined = [slot for slot, since in there.items() if self.joined_in_generation.get(slot) != since]
         self._hooks.change_members(joined, self._sizes)
         self._engine.workers.change_members(self.places(there), self.places(joined))
         self.joined_in_generation, self._generation = there, generation
         new_losses = self._world.losses[self._n_losses :]
-        lost = {worker_slot for loss in new_losses for worker_slot in loss.workers}  # a slot may be taken again
+        lost = {slot for loss in new_losses for slot in loss.workers}  # a slot may be taken again
         self._notes += self._sizes.change_members(list(there), joined, lost)
         self._joined += joined
         return joined
@@ -75,7 +73,7 @@ class MemberTracker:
     def restart(self, members: Iterable[int]) -> None:
         """Continue from a checkpoint with these members. Other present members join before the next step."""
         there, _ = Roster.of(self._world)
-        self._continue_with({worker_slot: there.get(worker_slot, 0) for worker_slot in members})
+        self._continue_with({slot: there.get(slot, 0) for slot in members})
 
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part of the state, for `adopt` on a joining process."""

@@ -43,13 +43,13 @@ class NeutralContributions:
         Args:
           parts: by local index.
         """
-        worker_slots = self._world.unowned_slots
-        if not worker_slots or self._world.rank:
+        slots = self._world.unowned_slots
+        if not slots or self._world.rank:
             return parts
-        if (number, worker_slots) not in self._gaps:
-            self._gaps[number, worker_slots] = _gaps(self._layouts[number], worker_slots)
+        if (number, slots) not in self._gaps:
+            self._gaps[number, slots] = _gaps(self._layouts[number], slots)
         first = list(parts[0])
-        for part, indices in self._gaps[number, worker_slots].items():
+        for part, indices in self._gaps[number, slots].items():
             host = np.array(first[part])
             host.reshape(-1)[indices] = np.nan
             first[part] = jax.device_put(host, self._devices[0])
@@ -68,15 +68,15 @@ class NeutralContributions:
         return self._outputs[level, local_index]
 
 
-def _gaps(layout: Layout, worker_slots: Sequence[int]) -> dict[int, np.ndarray]:
+def _gaps(layout: Layout, slots: Sequence[int]) -> dict[int, np.ndarray]:
     """Return by part the indices of NaN in the gathered rows of these worker slots. Reduced values, which may be large,
     have none.
     """
     found: dict[int, list[np.ndarray]] = {}
     for c, entry in zip(layout.contributions, layout.entries, strict=True):
         if not c.how.reduces:
-            by_worker_slot = [_neutral(c, entry, worker_slot, layout) for worker_slot in worker_slots]
-            indices = np.flatnonzero(np.isnan(sum(by_worker_slot)))
+            by_slot = [_neutral(c, entry, slot, layout) for slot in slots]
+            indices = np.flatnonzero(np.isnan(sum(by_slot)))
             if len(indices):
                 found.setdefault(entry.part, []).append(entry.offset + indices)
     return {part: np.concatenate(indices) for part, indices in found.items()}

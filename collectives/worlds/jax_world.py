@@ -201,9 +201,9 @@ def _nothing_to_abort(status: int) -> None:
 def _as_processes(infos: Sequence[_ProcessInfo]) -> tuple[Process, ...]:
     hosts, found, first = [info.host for info in infos], [], 0
     for info in infos:
-        worker_slots = range(first, first + len(info.devices))
-        found.append(Process(worker_slots, info.host[0], hosts.index(info.host), info.pid))
-        first = worker_slots.stop
+        slots = range(first, first + len(info.devices))
+        found.append(Process(slots, info.host[0], hosts.index(info.host), info.pid))
+        first = slots.stop
     return tuple(found)
 
 

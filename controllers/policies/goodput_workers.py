@@ -169,14 +169,12 @@ def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:
     """
     n, there, limits = len(observation.batch_sizes), observation.members, observation.limits
     active = active_of(observation)
-    free = [worker_slot for worker_slot in range(n) if worker_slot not in there]
-    worker_slots = [*there, *free[: max(0, workers - len(there))]][:workers]
-    worker_slots = [
-        worker_slot for worker_slot in worker_slots if worker_slot in active or worker_slot not in there
-    ] or active[:1].tolist()
+    free = [slot for slot in range(n) if slot not in there]
+    slots = [*there, *free[: max(0, workers - len(there))]][:workers]
+    slots = [slot for slot in slots if slot in active or slot not in there] or active[:1].tolist()
     rows = np.stack([np.broadcast_to(np.asarray(part, np.float64), n) for part in fit])  # slope, intercept, floor
-    rows = np.where(np.isfinite(rows), rows, rows[:, active].mean(axis=1, keepdims=True))[:, worker_slots]
+    rows = np.where(np.isfinite(rows), rows, rows[:, active].mean(axis=1, keepdims=True))[:, slots]
     lower, upper = np.array(limits.lower), np.array(limits.upper)
     new = ~np.isin(np.arange(n), active)
-    lower, upper = (np.where(new, bound[active].min(), bound)[worker_slots] for bound in (lower, upper))
+    lower, upper = (np.where(new, bound[active].min(), bound)[slots] for bound in (lower, upper))
     return _Team(BatchTime(*rows), lower, upper)

@@ -44,9 +44,9 @@ class Workers(WorkerSlots):
         gone = self._absent(1)
         if len(gone) == capacity:
             raise ValueError("simulate: nobody is there in the first step.")
-        there = [worker_slot for worker_slot in range(capacity) if worker_slot not in gone][:first]
+        there = [slot for slot in range(capacity) if slot not in gone][:first]
         self._gone = gone
-        self._joined_in = [0 if worker_slot in there else None for worker_slot in range(capacity)]
+        self._joined_in = [0 if slot in there else None for slot in range(capacity)]
 
     def _absent(self, step: int) -> set[int]:
         return set() if self._present is None else set(np.flatnonzero(~np.asarray(self._present(step))).tolist())
@@ -61,12 +61,12 @@ class Workers(WorkerSlots):
         gone = self._absent(step)
         lost, back = sorted(gone & set(self.members)), sorted(self._gone - gone)
         self._gone = gone
-        for worker_slot in [] if self._has_reserve else back:
-            self.join(worker_slot)
-        for worker_slot in lost:
+        for slot in [] if self._has_reserve else back:
+            self.join(slot)
+        for slot in lost:
             if len(self.members) == 1:
                 raise ValueError(f"simulate: in step {step} nobody is left of those who were there.")
-            self.leave(worker_slot)
+            self.leave(slot)
 
     def poll_ready(self) -> int:
         """Return how many requested workers are ready to join."""

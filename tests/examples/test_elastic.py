@@ -73,7 +73,7 @@ def test_on_the_devices_of_one_process():
     table = check_table(done.stdout, worker_slots=3)
     assert table[0] == (1, ["8", "-", "-"], 8)
     assert table[-1] == (table[-1][0], ["8", "8", "8"], 24)
-    assert "a worker has joined on worker slot 2." in done.stdout
+    assert "a worker has joined in worker slot 2." in done.stdout
 
 
 @pytest.mark.long

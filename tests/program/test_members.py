@@ -116,7 +116,7 @@ def test_the_program_says_who_is_there_and_keeps_the_global_batch_where_it_can()
         world.join(1)
         report = program.step()
         assert (report.members, report.joined, report.global_batch) == ((0, 1, 2), (1,), 20)
-        assert report.notes == ("a worker has joined on worker slot 1.",)
+        assert report.notes == ("a worker has joined in worker slot 1.",)
         assert program.step().joined == ()
 
 

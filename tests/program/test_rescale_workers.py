@@ -93,7 +93,7 @@ def test_the_highest_worker_slots_leave_and_the_lowest_free_ones_are_taken(kind)
         assert (program.members, program.target_workers) == ((0, 1), 4)
         report = program.step()
         assert (report.members, report.joined, report.batch_sizes) == ((0, 1, 2, 3), (2, 3), (3, 3, 3, 3))
-        assert report.notes == ("a worker has joined on worker slot 2.", "a worker has joined on worker slot 3.")
+        assert report.notes == ("a worker has joined in worker slot 2.", "a worker has joined in worker slot 3.")
         program.rescale(workers=1)
         report = program.step()
         assert (report.members, report.joined, report.batch_sizes) == ((0,), (), (12, 0, 0, 0))
@@ -125,7 +125,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
     assert [r.global_batch for r in reports] == [8, 8, 16, 31, 32, 6]
     assert told == [(1, 4, 1, 4), (1, 4, 1, 4), (2, 4, 2, 4), (4, 4, 4, 4), (4, 4, 4, 4), (1, 4, 1, 4)]
     assert reports[2].notes == (
-        "a worker has joined on worker slot 1.",
+        "a worker has joined in worker slot 1.",
         "hook 'adapt': global batch 31 clipped to 16, the most that workers may hold, until others are there.",
     )
     assert "hook 'adapt': workers 12 clipped to 4, the most available." in reports[3].notes

@@ -45,7 +45,7 @@ class ElasticProcesses:
     Args:
       transport: runs the operations of the working processes.
       everyone: all processes of the job.
-      worker_slots: the worker slots, and which of them are taken.
+      worker_slots: the worker slots, and which of them are occupied.
       respawn: whether lost or terminated workers are replaced.
       spawns: whether processes may be spawned.
       abandon: closes the world on this process alone.
@@ -53,7 +53,7 @@ class ElasticProcesses:
 
     Attributes:
       capacity: number of worker slots. Replicated.
-      worker_slots: the worker slots, and which of them are taken. Replicated.
+      worker_slots: the worker slots, and which of them are occupied. Replicated.
       generation: how often a worker has left or joined. Replicated.
       losses: the lost processes whose loss the others survived, in order. Replicated.
       workers: the worker slots of this process. Local.
@@ -105,8 +105,8 @@ class ElasticProcesses:
 
     def _set_group(self, group: ProcessGroup) -> None:
         self._transport.set_group(group)
-        carried = {worker_slot for process in group.everyone for worker_slot in process.worker_slots}
-        self.unowned_slots = tuple(worker_slot for worker_slot in range(self.capacity) if worker_slot not in carried)
+        carried = {slot for process in group.everyone for slot in process.worker_slots}
+        self.unowned_slots = tuple(slot for slot in range(self.capacity) if slot not in carried)
 
     # --- which processes there are ------------------------------------------------------------------------------------
 
@@ -127,10 +127,8 @@ class ElasticProcesses:
 
     def _available(self) -> list[range]:
         """Return the worker slots of each process that could join: of those on standby, then of those to spawn."""
-        taken = {
-            worker_slot for p in (*self._transport.group.everyone, *self._standby) for worker_slot in p.worker_slots
-        }
-        k, vacant = len(self.workers), [worker_slot for worker_slot in range(self.capacity) if worker_slot not in taken]
+        taken = {slot for p in (*self._transport.group.everyone, *self._standby) for slot in p.worker_slots}
+        k, vacant = len(self.workers), [slot for slot in range(self.capacity) if slot not in taken]
         blocks = [
             range(worker_slots[0], worker_slots[0] + k) for worker_slots in zip(*[iter(vacant)] * k, strict=False)
         ]
@@ -266,9 +264,9 @@ class ElasticProcesses:
         self._transport.run(regroup)
         worker_slots, before = staying(), self._transport.group
         working = [process for process in before.everyone if process.worker_slots[0] in worker_slots]
-        for worker_slot in self.members:
-            if worker_slot not in worker_slots:
-                self.worker_slots.leave(worker_slot)
+        for slot in self.members:
+            if slot not in worker_slots:
+                self.worker_slots.leave(slot)
         self.generation = self.worker_slots.generation
         new = [p for p in before.everyone if p not in working and p not in self._standby and p not in for_good]
         self._standby = sorted([*self._standby, *new], key=_first_worker_slot)
@@ -373,8 +371,8 @@ class ElasticProcesses:
                 process = job.everyone[rank]
                 if roles[rank].ready and len(worker_slots.members) + len(process.worker_slots) <= workers:
                     ranks.append(rank)
-                    for worker_slot in process.worker_slots:
-                        worker_slots.join(worker_slot)
+                    for slot in process.worker_slots:
+                        worker_slots.join(slot)
         return RendezvousPlan(purpose, tuple(ranks), worker_slots, losses)
 
     def transfer_state(
@@ -510,9 +508,9 @@ def spawned_process(
     """
     alone = ProcessGroup(comm, (as_process(request, platform.node()),))
     worker_slots = WorkerSlots(request.capacity, None, min_workers)
-    for worker_slot in range(request.capacity):
-        if worker_slot not in request.members:
-            worker_slots.leave(worker_slot)
+    for slot in range(request.capacity):
+        if slot not in request.members:
+            worker_slots.leave(slot)
     processes = ElasticProcesses(
         *(transport, alone, worker_slots), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
     )
@@ -531,7 +529,7 @@ def _without(
     worker_slots = deepcopy(worker_slots)
     new = [Loss(tuple(process.worker_slots), f"rank {rank} ({process})", *how) for rank, process in lost.items()]
     for loss in new:
-        for worker_slot in loss.workers:
-            if worker_slot in worker_slots.members:
-                worker_slots.empty(worker_slot)
+        for slot in loss.workers:
+            if slot in worker_slots.members:
+                worker_slots.empty(slot)
     return worker_slots, (*losses, *new)

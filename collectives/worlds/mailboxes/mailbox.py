@@ -116,11 +116,9 @@ class ProcessMailbox:
 
     def __init__(self, layout: SlotLayout, memory: Memory, everyone: Sequence[Process], own: int):
         self._layout, self._memory, self._everyone, self._own = layout, memory, tuple(everyone), own
-        self._where = {
-            worker_slot: (rank, i) for rank, p in enumerate(everyone) for i, worker_slot in enumerate(p.worker_slots)
-        }
-        worker_slots = everyone[own].worker_slots
-        self._rooms = {reader: BufferPool(layout.slot) for reader in worker_slots}
+        self._where = {slot: (rank, i) for rank, p in enumerate(everyone) for i, slot in enumerate(p.worker_slots)}
+        slots = everyone[own].worker_slots
+        self._rooms = {reader: BufferPool(layout.slot) for reader in slots}
         self._current: dict[int, np.ndarray] = {}  # the latest result of each reader
         self._links: dict[tuple[int, int], OwnerConnection] = {}  # by reader and rank
         self._shown: PublishedCopies | None = None

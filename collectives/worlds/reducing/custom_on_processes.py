@@ -164,13 +164,13 @@ class CustomReductions:
         self,
         comm: Any,
         members: Sequence[int],
-        worker_slots: Sequence[Sequence[int]],
+        slots: Sequence[Sequence[int]],
         hosts: HierarchicalSum | None = None,
     ) -> None:
         """Reduce them over the processes of `comm`, which carry these worker slots; through `hosts`, if given, where
         that is possible.
         """
-        carrier = {worker: rank for rank, own in enumerate(worker_slots) for worker in own}
+        carrier = {worker: rank for rank, own in enumerate(slots) for worker in own}
         for j in self.numbers:
             op = self._ops[j]
             rows = {worker: np.asarray(row[j]) for worker, row in zip(self._workers, self._parts, strict=True)}

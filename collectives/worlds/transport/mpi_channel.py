@@ -321,8 +321,8 @@ class MPIChannel:
         if algorithms is not None and large:
             algorithms.sum((part(j) for j in large), look)
         if custom.numbers:
-            worker_slots = [process.worker_slots for process in transport.group.everyone]
-            reduce = partial(custom.reduce, transport.comm, self._world.members, worker_slots)
+            slots = [process.worker_slots for process in transport.group.everyone]
+            reduce = partial(custom.reduce, transport.comm, self._world.members, slots)
             reduce() if algorithms is None else algorithms.reduce_timed(reduce)
         return buffers.free.astype(first.dtype)
 

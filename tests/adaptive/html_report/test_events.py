@@ -139,7 +139,7 @@ def test_who_came_and_who_went(listed):
     lines, _ = listed(
         busy,
         told={
-            11: {"joined": [1], "notes": ["a worker has joined on worker slot 1."]},
+            11: {"joined": [1], "notes": ["a worker has joined in worker slot 1."]},
             21: {"lost": [lost], "notes": [lost]},
         },
     )

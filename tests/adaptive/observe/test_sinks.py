@@ -311,7 +311,7 @@ def test_a_step_is_described_in_lines():
     lines = ad.log.describe(event(decision=decision, joined=(1,), notes=["clipped"]))
     assert lines == [
         "decision: global batch 8, shares 0.75 : 0.25, lr 0.5, stop",
-        "a worker has joined on worker slot 1",
+        "a worker has joined in worker slot 1",
         "clipped",
     ]
     assert ad.log.describe(event()) == []
