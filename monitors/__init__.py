@@ -8,6 +8,9 @@ from ._gradients import gradient_norm as gradient_norm
 from ._gradients import gradient_variance as gradient_variance
 from ._machine import cpu_available as cpu_available
 from ._machine import memory_available as memory_available
+from ._moments import MomentNoise as MomentNoise
+from ._moments import adam_scale as adam_scale
+from ._moments import moment_noise as moment_noise
 from ._noise import NoiseScale as NoiseScale
 from ._noise import noise_scale as noise_scale
 from ._nonfinite import nonfinite as nonfinite

@@ -34,6 +34,7 @@ def noise_scale(
     avg_grads: Any,
     *,
     per_example: Any = None,
+    divide_by: Any = None,
     by: None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
@@ -47,6 +48,7 @@ def noise_scale(
     avg_grads: Any,
     *,
     per_example: Any = None,
+    divide_by: Any = None,
     by: By,
     decay: float = 0.95,
     confidence: float = 0.95,
@@ -59,6 +61,7 @@ def noise_scale(
     avg_grads: Any,
     *,
     per_example: Any = None,
+    divide_by: Any = None,
     by: By | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
@@ -96,6 +99,9 @@ def noise_scale(
       avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated.
       per_example: the norms that `mon.example_norms` returns beside `grads`: a pytree of the structure of `grads`, each
         leaf of shape=(examples,), in gradient units squared. Local.
+      divide_by: pytree of positive arrays of the shapes of `grads`, which the optimizer divides gradients by, such as
+        `mon.adam_scale(opt_state)`: trace, signal and scale are then those of the divided gradients, `g / p`. It must
+        not depend on this step's gradients. Replicated. Not with `per_example`.
       by: a function from a leaf's path, as a tuple of text, to the name of the set of leaves (the layer) that it is in,
         or None to leave the leaf out: `by=lambda path: path[0]`. The result is then a noise scale for each set.
       decay: factor of the weights from one step to the next, at least 0 and below 1; the averages are over effectively
@@ -111,8 +117,9 @@ def noise_scale(
 
     Raises:
       CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, norms that do not
-        belong to the gradients or to all examples, options out of range, a function `by` that fails or cannot tell
-        layers apart, or, when the program is built, `grads` that are replicated or `avg_grads` that are not.
+        belong to the gradients or to all examples, `divide_by` of another structure or beside norms, options out of
+        range, a function `by` that fails or cannot tell layers apart, or, when the program is built, `grads` that are
+        replicated or `avg_grads` that are not.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -131,6 +138,8 @@ def noise_scale(
     _check_options(decay, confidence, dataset_size)
     if per_example is not None:
         check_norms("noise_scale", grads, per_example)
+    if divide_by is not None:
+        grads, avg_grads = _divided(grads, avg_grads, divide_by, per_example)
     sets = None if by is None else layer_sets(grads, by, "noise_scale")
     grads = assert_scope("local", grads, "noise_scale")
     if per_example is None:
@@ -150,6 +159,23 @@ def noise_scale(
     of_sets = np.tile(init, (len(sets), 1))
     noise = operator_state("noise_scale", of_sets, lambda packed: jax.vmap(update)(packed, sample))
     return {name: NoiseScale(*(field[i] for field in noise)) for i, name in enumerate(sets)}
+
+
+def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tuple[Any, Any]:
+    """Return both gradients divided by what the optimizer divides them by."""
+    shapes = [list(map(jnp.shape, jax.tree.leaves(tree))) for tree in (grads, divide_by)]
+    if per_example is not None or shapes[0] != shapes[1]:
+        why = "must have the structure and shapes of the gradients"
+        if per_example is not None:
+            why = "and per_example exclude each other: the norms are those of gradients that are not divided"
+        raise CollectiveError(f"noise_scale{at(current_line())}: divide_by {why}.")
+    divide_by = jax.tree.leaves(assert_scope("reduced", divide_by, "noise_scale"))
+
+    def divided(tree: Any) -> Any:
+        leaves = [g / p.astype(g.dtype) for g, p in zip(jax.tree.leaves(tree), divide_by, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+    return divided(grads), divided(avg_grads)
 
 
 def _over(sets: dict[str, list[int]] | None, tree: Any, norm: Callable[[Any], jax.Array]) -> jax.Array:

@@ -12,6 +12,7 @@ from .columns import Columns
 from .downsample import Bins, corners
 from .findings import medians, periods, waiting
 from .formatting import counted, duration, number, percent
+from .layers import is_of_layers, noise_of_layers
 
 # The color-blind safe palette of Okabe and Ito.
 PARTS = {
@@ -75,7 +76,8 @@ def charts(run: Columns) -> list[Chart]:
     """
     drawing = _Drawing(run)
     made: list[Chart | None] = [drawing.seconds(), drawing.shares_of_workers(), drawing.waits(), drawing.busy()]
-    made += [drawing.batch_sizes(), drawing.global_batch(), *map(drawing.metric, run.metrics)]
+    made += [drawing.batch_sizes(), drawing.global_batch(), *drawing.noise_of_layers()]
+    made += map(drawing.metric, run.metrics)
     return [chart for chart in made if chart is not None]
 
 
@@ -107,6 +109,7 @@ class _Drawing:
             ) from error
         self._models: Any = bokeh.models  # its type hints know only an older API
         self._plotting, self._run = bokeh.plotting, run
+        self._layers = noise_of_layers(run.metrics, run.noise)
         first, last = int(run.step[0]), int(run.step[-1])
         margin = max(0.01 * (last - first), 0.5)
         ends = first - margin, last + margin
@@ -384,7 +387,8 @@ class _Drawing:
         """Draw the global batch, with the noise scale and its bounds if they are recorded."""
         run = self._run
         rows, sizes = corners(run.changes, run.changed.sum(1), len(run) - 1)
-        scales = {name: scale for name, scale in run.noise.items() if np.isfinite(scale[:, 0]).any()}
+        known = {name: scale for name, scale in run.noise.items() if np.isfinite(scale[:, 0]).any()}
+        scales = {name: scale for name, scale in known.items() if not is_of_layers(name, self._layers)}
         if not scales:
             figure = self._over_steps("examples", _ROOM * float(max(sizes.max(), 1)))
             figure.step(run.step[rows], sizes, mode="after", line_color="#0072B2", line_width=2)
@@ -426,11 +430,37 @@ class _Drawing:
         )
         return Chart("batch", "Global batch and noise scale", "", figure, tuple(key), note)
 
+    def noise_of_layers(self) -> list[Chart]:
+        """Draw the noise scales of layers, one chart for each value that holds them, with a line for each layer."""
+        return [chart for root, scales in self._layers.items() if (chart := self._noise_of(root, scales)) is not None]
+
+    def _noise_of(self, root: str, scales: dict[str, np.ndarray]) -> Chart | None:
+        middle = {layer: self._bins.middle(np.where(scale > 0, scale, np.nan)) for layer, scale in scales.items()}
+        known = np.concatenate([values[np.isfinite(values)] for values in middle.values()])
+        if not len(known):
+            return None
+        figure = self._over_steps("examples", y_axis_type="log")
+        self._logarithmic(figure, float(np.percentile(known, 1)) / 2, 2 * float(known.max()))
+        source = self._source(**{f"layer_{place}": values for place, values in enumerate(middle.values())})
+        styles = [(_LINES[i % FEW], _DASHES[i // FEW % len(_DASHES)]) for i in range(len(middle))]
+        key = tuple(Key(layer, *style) for layer, style in zip(middle, styles, strict=True))
+        drawn = [
+            figure.line("x", f"layer_{i}", source=source, line_color=k.color, line_dash=k.dash, line_width=1.8)
+            for i, k in enumerate(key)
+        ]
+        self._hover(figure, drawn[:1], [(k.name, f"@layer_{i}{{0,0.0}} examples") for i, k in enumerate(key)])
+        last = {layer: values[np.isfinite(values)][-1] for layer, values in middle.items() if np.isfinite(values).any()}
+        low, high = min(last, key=lambda name: last[name]), max(last, key=lambda name: last[name])
+        says = f"At the end it was least for {low}, {number(last[low])}, and most for {high}, {number(last[high])}."
+        return Chart(f"layers-{root}", f"Noise scale by layer: {root}", says, figure, key, self._each.strip())
+
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     def metric(self, name: str) -> Chart | None:
         """Draw one of the driver's metrics: median and range of each bin."""
         run, bins = self._run, self._bins
+        if is_of_layers(name, self._layers):
+            return None  # they have a chart of their own
         values = np.where(np.isfinite(run.metrics[name]), run.metrics[name], np.nan)
         if not np.isfinite(values).any() or any(
             np.allclose(values, s[:, 0], 1e-4, equal_nan=True) for s in run.noise.values()
