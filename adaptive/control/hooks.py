@@ -20,6 +20,7 @@ from .membership import Membership, Numbers
 from .slot_reset import reset_slots
 
 _NOTHING = Decision()
+_NEVER = sys.maxsize + 1  # the number of no step, nor what stands for that where there are no hooks
 
 
 class _Seen(NamedTuple):
@@ -95,6 +96,7 @@ class Hooks:
         where it is 0 until the next call of `run`.
       watches: whether some hook is shown the steps between two decisions. If not, nothing has to be called for a step
         before `next_due`.
+      suspended: whether no hook is run or shown any step.
     """
 
     def __init__(
@@ -113,12 +115,21 @@ class Hooks:
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
         self.unknown = [_Unknown(hook) for hook in self.hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # worker slots, since the last step that was shown
-        self._watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
-        self.watches = bool(self._watching)
+        self._all_watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
+        self._watching, self.watches = self._all_watching, bool(self._all_watching)
         # Returns the number of a step before which a hook in this state decides nothing.
         self._rests_until = [getattr(hook.handler, "rests_until", _never) for hook in self.hooks]
         self._rest_until = [0] * len(hooks)
         self.next_due = self._due_after(0)
+
+    @property
+    def suspended(self) -> bool:
+        return self.next_due == _NEVER
+
+    @suspended.setter
+    def suspended(self, suspended: bool) -> None:
+        self._watching = [] if suspended else self._all_watching
+        self.watches, self.next_due = bool(self._watching), _NEVER if suspended else 0
 
     def due(self, step: int) -> list[int]:
         """Return the numbers of the hooks that decide after this step."""

@@ -213,21 +213,30 @@ class Listeners:
     """The listeners of one program in this process.
 
     Attributes:
-      any: whether there is a listener.
+      any: whether there is a listener to call.
     """
 
     def __init__(self) -> None:
         self._all: tuple[Subscription, ...] = ()
-        self.any = False
+        self._suspended = self.any = False
+
+    @property
+    def suspended(self) -> bool:
+        """Whether no listener is called."""
+        return self._suspended
+
+    @suspended.setter
+    def suspended(self, suspended: bool) -> None:
+        self._suspended, self.any = suspended, bool(self._all) and not suspended
 
     def add(self, listener: Listener) -> Subscription:
         new = Subscription(self, listener)
-        self._all, self.any = (*self._all, new), True
+        self._all, self.any = (*self._all, new), not self._suspended
         return new
 
     def remove(self, subscription: Subscription) -> None:
         self._all = tuple(s for s in self._all if s is not subscription)
-        self.any = bool(self._all)
+        self.any = bool(self._all) and not self._suspended
 
     def tell(self, event: StepEvent) -> list[str]:
         """Call all listeners.

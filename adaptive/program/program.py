@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from adaptive.check.invariance import Invariance
     from adaptive.check.means import MeanCheck
 
+    from .branch import Branch
     from .checkpoints import Checkpoints
 
 State = TypeVar("State")
@@ -503,6 +504,35 @@ class Program(Generic[State, Metrics]):
 
         with self._parts.activity.doing(RESTORING):
             restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok)
+
+    def branch(self, *, global_batch: int | None = None, **hyperparameters: Any) -> Branch:
+        """Take steps on trial: after the block the program is as before it. Call it on every process, alike.
+
+            with program.branch(global_batch=256, lr=0.2):
+                for _ in range(50):
+                    program.step()
+                loss = program.evaluate(loss_fn, test)
+
+        State, operator states, hyperparameters, position in the data, batch sizes and number of steps are restored,
+        also when the block raises. In the block no hook runs, and no listener or sink is called. Sizes that were
+        requested but not in force are in force after the block. The snapshot takes as much host memory as a checkpoint.
+        A worker that is lost in the block is gone after it; none may join in it.
+
+        Args:
+          global_batch: examples per step in the block; by default as now.
+          **hyperparameters: by name, values in the block; by default as now.
+
+        Returns:
+          A context manager. Entering it raises what follows.
+
+        Raises:
+          BatchSizeError: the global batch is impossible.
+          DriverError: the driver has no `ad.hyperparameter` of a name, a value does not fit it, or workers are joining.
+          NonFiniteError: the last update made NaNs.
+        """
+        from .branch import Branch
+
+        return Branch(self._parts, self._loop, global_batch, hyperparameters)
 
     # --- evaluation and checks ----------------------------------------------------------------------------------------
 

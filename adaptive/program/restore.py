@@ -7,6 +7,7 @@ from typing import Any
 
 from adaptive.base.roster import Roster
 from adaptive.control.build_agreement import compare_across_processes
+from adaptive.runtime.worker_state import Slots, States
 
 from .checkpoint import Parsed, parse, placed
 from .checkpoints import Checkpoints
@@ -45,6 +46,22 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
 
     compare_across_processes(p.world, f"restore of {p.name}", prepare, _SAME_CHECKPOINT)
     ((parsed, digests, arrays),) = prepared
+    adopt(p, loop, parsed, arrays, roster)
+    run.run_id, run.restored = parsed.run_id or run.run_id, True
+    p.digest.restart(parsed.step, digests)
+    if selected is not None:
+        run.directories.add(selected.directory)
+        run.notes += selected.notes
+
+
+def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, Slots], roster: Roster) -> None:
+    """Continue from a parsed checkpoint. Communicates nothing.
+
+    Args:
+      p, loop: of the program.
+      arrays: state and operator states of the checkpoint, on the devices.
+      roster: the members when the checkpoint was parsed.
+    """
     p.members.restart(parsed.members)
     p.engine.workers.replace(*arrays)
     p.hooks.restart([parsed.hooks[name] for name in p.hooks.names])
@@ -52,14 +69,9 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
     p.sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members, parsed.wanted)
     p.membership.restart(parsed.workers, roster, members=len(parsed.members))
     p.stream.go_on(parsed.cursors, parsed.place)
-    p.tracing.shift(parsed.step - run.step)
-    run.step, p.skipped.in_a_row, p.update.reported = parsed.step, 0, False
+    p.tracing.shift(parsed.step - p.run.step)
+    p.run.step, p.skipped.in_a_row, p.update.reported = parsed.step, 0, False
     loop.steady.stop()
-    run.run_id, run.restored = parsed.run_id or run.run_id, True
-    p.digest.restart(parsed.step, digests)
     p.clock.restart()
     p.run_warnings.begin()
     p.mailboxes.forget()
-    if selected is not None:
-        run.directories.add(selected.directory)
-        run.notes += selected.notes

@@ -1,0 +1,90 @@
+"""A branch of a run: steps that are taken on trial, after which the program is as it was before them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from adaptive.base.ambient import with_build_settings
+from adaptive.base.decision import Decision
+from adaptive.base.errors import DriverError
+from adaptive.base.failure import fails_together
+from adaptive.base.roster import Roster, with_same_members
+from adaptive.base.source_lines import at, current_line
+from adaptive.control.hyperparameters import checked_hyperparameters
+from adaptive.control.split import split
+
+from .checkpoint import parse, placed
+from .parts import ProgramParts
+from .restore import adopt
+from .run_checkpointer import snapshot
+from .run_loop import RunLoop
+
+
+class Branch:
+    """A context in which a program takes steps on trial: see `Program.branch`.
+
+    The snapshot is a checkpoint in host memory. Entering communicates like a checkpoint; leaving communicates nothing,
+    so that a process that raises in the branch leaves it, too.
+    """
+
+    def __init__(self, parts: ProgramParts, loop: RunLoop, global_batch: int | None, values: Mapping[str, Any]):
+        self._parts, self._loop, self._ambient = parts, loop, parts.ambient
+        self.world, self._name = parts.world, parts.name  # for `fails_together`
+        self._global_batch, self._values = global_batch, values
+
+    @with_build_settings
+    @fails_together("in beginning a branch of")
+    def __enter__(self) -> None:
+        p, run = self._parts, self._parts.run
+        if p.membership.target > len(p.world.members):
+            raise DriverError(
+                f"branch{at(current_line())}: {p.membership.target} workers were requested and "
+                f"{len(p.world.members)} are there. A worker that joined in the branch would stay in it. Begin the "
+                "branch when all have joined:  if len(program.members) == program.target_workers:"
+            )
+        decision = p.sizes.exactly(self._global_batch)
+        if self._values:
+            there = p.hyperparameters
+            decision = Decision(
+                decision.global_batch, hyperparameters=checked_hyperparameters(there.values, self._values, there.types)
+            )
+        run.flush_logs()
+        checkpoint = with_same_members(p.world, lambda: snapshot(p))
+        self._parsed = parse(checkpoint, p.engine, p.hooks, p.sizes, p.stream, like=p.form.shapes)
+        self._before = run.run_id, run.restored, run.notes, p.skipped.in_a_row, p.digest.export()
+        run.notes = []
+        self._outer = p.hooks.suspended, p.listeners.suspended
+        p.hooks.suspended = p.listeners.suspended = True
+        try:
+            self._begin(decision)
+        except BaseException:
+            self._restore()
+            raise
+
+    def _begin(self, decision: Decision) -> None:
+        p = self._parts
+        p.digest.enter(p.run.step, "program.branch", decision)
+        self._loop.compile_first()
+        self._loop.compile_for(self._parsed.batch_sizes)  # in force after the branch
+        sizes, total = p.sizes, decision.global_batch
+        if total is not None:
+            batch_sizes = split(total, sizes.shares, sizes.bounds())
+            self._loop.compile_for(batch_sizes)
+            sizes.restart(batch_sizes, sizes.shares, sizes.members, total)
+            sizes.causes = ()
+        p.hyperparameters.request(decision.hyperparameters)
+        self._loop.steady.stop()
+
+    @with_build_settings
+    def __exit__(self, *exc: object) -> None:
+        if not self._parts.engine.lost_state:  # else there is nothing to go on with but a checkpoint on disk
+            self._restore()
+
+    def _restore(self) -> None:
+        p, run = self._parts, self._parts.run
+        adopt(p, self._loop, self._parsed, placed(self._parsed, p.engine), Roster.of(p.world))
+        run.run_id, run.restored, run.notes, p.skipped.in_a_row, digest = self._before
+        p.digest.adopt(digest)
+        p.sizes.causes = ()
+        p.hooks.suspended, p.listeners.suspended = self._outer

@@ -1,0 +1,137 @@
+"""A branch leaves no trace: what goes on after it takes the course that it would have taken."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import make_data, mean_loss
+
+W = np.array([0.3, -0.2, 0.1], np.float32)
+
+
+def build(seen=None, **options):
+    """A program of two workers with operator state, a hyperparameter, local state, a policy and a hook function."""
+
+    def watch(control, loss):
+        if seen is not None:
+            seen.append(control.step)
+
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 0.1)
+        loss, grads = jax.value_and_grad(mean_loss)(state["w"], batch)
+        loss = mon.ema(comm.all_reduce(loss))
+        ctrl.hook(watch, loss)
+        ctrl.hook(ctrl.plateau("lr", factor=0.5, patience=1), loss, every=2)
+        ctrl.hook(lambda control: control.rescale(global_batch=5 + control.step // 3), every=3, name="grow")
+        w = state["w"] - lr * comm.all_reduce(grads)
+        return {"n": state["n"] + 1, "w": w, "own": state["own"] + loss}, {"loss": loss, "lr": lr}
+
+    options = {"global_batch": 5, "world": LocalWorld(2), "deterministic": True, **options}
+    state = {"n": 0, "w": W, "own": np.zeros(())}
+    return ad.Program(driver, state, make_data(24), per_worker_state=lambda s: s["own"], **options)
+
+
+def course(program, steps):
+    found = [program.step() for _ in range(steps)]
+    return [(r.step, r.examples, r.batch_sizes, float(r.metrics["loss"]), float(r.metrics["lr"])) for r in found]
+
+
+def same(first, second):
+    """Whether two checkpoints are equal to the bit."""
+    alike = jax.tree.map(lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(), first, second)
+    return all(jax.tree.leaves(alike))
+
+
+def test_a_program_goes_on_as_without_the_branch():
+    seen = []
+    with build() as plain, build(seen) as program:
+        expected = course(plain, 12)
+        found = course(program, 4)
+        before, batch_sizes = program.checkpoint(), program.batch_sizes
+        with program.branch(global_batch=12, lr=0.5):
+            reports = [program.step() for _ in range(5)]
+            assert program.steps == 9
+        assert [r.global_batch for r in reports] == [12] * 5
+        assert [float(r.metrics["lr"]) for r in reports] == [0.5] * 5
+        assert seen == [1, 2, 3, 4]  # no hook ran
+        assert program.batch_sizes == batch_sizes
+        assert same(before, program.checkpoint())
+        found += course(program, 8)
+        assert found == expected
+        assert same(plain.checkpoint() | {"run_id": 0}, program.checkpoint() | {"run_id": 0})
+
+
+def test_branches_within_a_run_and_before_it():
+    with build() as plain, build() as program:
+        with program.branch(global_batch=8):
+            first = course(program, 2)
+        with program.branch(global_batch=8):
+            assert course(program, 2) == first  # the same examples, from the same state
+            with program.branch(lr=0.0):
+                assert course(program, 1)[0][-1] == 0.0
+        losses = []
+        for report in program.run(steps=6):
+            losses.append(float(report.metrics["loss"]))
+            with program.branch(lr=0.0):
+                program.step()
+        assert losses == [row[3] for row in course(plain, 6)]
+
+
+def test_listeners_are_not_told_and_see_no_restore():
+    events = []
+    with build() as program, program.subscribe(events.append):
+        program.step()
+        with program.branch():
+            program.step()
+        program.step()
+    assert [(event.report.step, event.restored, event.causes) for event in events] == [(1, False, ()), (2, False, ())]
+
+
+def test_a_branch_that_raises_is_left():
+    with build() as program:
+        program.step()
+        before = program.checkpoint()
+        with pytest.raises(ad.NonFiniteError), program.branch(lr=3e38):
+            course(program, 20)
+        assert same(before, program.checkpoint())
+        program.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"global_batch": 1}, ad.BatchSizeError, "too small for 2 workers"),
+        ({"global_batch": 25}, ad.BatchSizeError, "larger than the data set"),
+        ({"momentum": 0.9}, ad.DriverError, "no hyperparameter 'momentum'"),
+        ({"lr": float("nan")}, ad.DriverError, "not finite"),
+    ],
+)
+def test_impossible_values_are_refused_and_change_nothing(arguments, error, message):
+    with build() as program:
+        program.step()
+        before = program.checkpoint()
+        with pytest.raises(error, match=message), program.branch(**arguments):
+            pass
+        assert same(before, program.checkpoint())
+        assert program.hyperparameters["lr"] == pytest.approx(0.1)
+
+
+def test_iterators_go_back_to_where_they_stood():
+    def driver(state, batch):
+        mean = comm.all_reduce(jnp.mean(batch["x"]))
+        return state + mean, {"mean": mean}
+
+    data = ad.data.from_iterator(lambda: ({"x": np.float32(i)} for i in range(40)), length=40)
+    with ad.Program(driver, jnp.zeros(()), data, global_batch=4) as program:
+        program.step()
+        with program.branch(global_batch=8):
+            assert float(program.step().metrics["mean"]) == np.arange(4, 12).mean()
+        assert float(program.step().metrics["mean"]) == np.arange(4, 8).mean()
