@@ -15,6 +15,9 @@ from ._hook import hook as hook
 from ._policy import Policy as Policy
 
 if TYPE_CHECKING:
+    from ._critical_batch import BatchBranch as BatchBranch
+    from ._critical_batch import CriticalBatch as CriticalBatch
+    from ._critical_batch import measure_critical_batch as measure_critical_batch
     from ._learning_rate import ScaleByBatchState as ScaleByBatchState
     from ._learning_rate import scale_by_batch as scale_by_batch
     from ._scale_adamw import ScaleAdamWState as ScaleAdamWState
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = on_use(
     __name__,
     {
+        "BatchBranch": "._critical_batch",
+        "CriticalBatch": "._critical_batch",
+        "measure_critical_batch": "._critical_batch",
         "ScaleByBatchState": "._learning_rate",
         "scale_by_batch": "._learning_rate",
         "ScaleAdamWState": "._scale_adamw",

@@ -124,6 +124,7 @@ class Hooks:
 
     @property
     def suspended(self) -> bool:
+        """Whether no hook is run or shown any step."""
         return self.next_due == _NEVER
 
     @suspended.setter

@@ -7,7 +7,7 @@ from typing import Any
 
 from adaptive.base.roster import Roster
 from adaptive.control.build_agreement import compare_across_processes
-from adaptive.runtime.worker_state import Slots, States
+from adaptive.runtime.worker_state import OpStates, States
 
 from .checkpoint import Parsed, parse, placed
 from .checkpoints import Checkpoints
@@ -54,7 +54,7 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
         run.notes += selected.notes
 
 
-def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, Slots], roster: Roster) -> None:
+def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, OpStates], roster: Roster) -> None:
     """Continue from a parsed checkpoint. Communicates nothing.
 
     Args:

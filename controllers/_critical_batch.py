@@ -1,0 +1,168 @@
+"""`measure_critical_batch`: how large a batch may be on this run, by trying it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import inf, lcm, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adaptive import DriverError, NonFiniteError, Program
+from adaptive.extend import GLOBAL_BATCH, at, current_line, real, whole
+
+POINTS = 8  # of the base branch's course at which its loss is evaluated
+_CANDIDATES = np.geomspace(1e-2, 1e4, 6001)  # critical batches, in base batches
+
+
+class BatchBranch(NamedTuple):
+    """What one branch of `measure_critical_batch` came to. Replicated."""
+
+    batch: int  # examples per step
+    steps: int
+    loss: float  # after the branch; inf if it diverged
+    efficiency: float  # examples that the base batch needs for this loss, over those used; from 0 to 1
+
+
+class CriticalBatch(NamedTuple):
+    """What `measure_critical_batch` has found. Replicated. Prints as a table."""
+
+    branches: tuple[BatchBranch, ...]
+    start_loss: float
+    critical: float  # the batch at which an example teaches half of what it does in a small one; NaN: no progress
+    largest_equal: int  # the largest batch whose loss is within the tolerance of the base batch's
+    noise_scale: float  # as given, for comparison; NaN if not given
+
+    def __str__(self) -> str:
+        rows = [f"{b.batch:>8} {b.steps:>7} {b.loss:>10.4f} {b.efficiency:>11.2f}" for b in self.branches]
+        text = [f"{'batch':>8} {'steps':>7} {'loss':>10} {'efficiency':>11}", *rows]
+        text.append(f"loss at the start {self.start_loss:.4f}; largest batch with an equal loss {self.largest_equal}")
+        ratio = f", {self.noise_scale / self.critical:.2g} times that" if self.critical > 0 else ""
+        noise = f"; noise scale {self.noise_scale:.4g}{ratio}" if self.noise_scale == self.noise_scale else ""
+        return "\n".join([*text, f"critical batch {self.critical:.4g}{noise}"])
+
+
+def measure_critical_batch(
+    program: Program,
+    loss_fn: Callable[[Any, Any], Any],
+    data: Any,
+    *,
+    examples: int,
+    factors: Sequence[int] = (1, 2, 4, 8),
+    hyperparameters: Callable[[int], Mapping[str, Any]] | None = None,
+    noise_scale: Any = None,
+    tolerance: float = 0.01,
+    batch: int = 256,
+) -> CriticalBatch:
+    """Measure the critical batch of a run by branches with larger batches. Call it on every process, between steps.
+
+        found = ctrl.measure_critical_batch(program, loss_fn, test, examples=20_000, noise_scale=noise)
+        print(found)
+
+    From the present state the program trains on the same examples with `k` times its batch, for each `k` of `factors`,
+    and returns to the present state, to the bit (`Program.branch`). The loss of the base branch is evaluated at eight
+    points on its way. So the loss of every branch is worth a number of examples at the base batch `B`; that over the
+    examples used is the branch's efficiency, which the model of McCandlish et al. 2018 predicts as
+
+        (critical + B) / (critical + k B)
+
+    The critical batch is the one that fits all branches best (least squares). It is a property of the optimizer and of
+    the learning rate's rule as well as of the gradients, unlike the noise scale.
+
+    Args:
+      program: with the base batch in force.
+      loss_fn, data, batch: the loss, as for `Program.evaluate`: a mean over held-out examples.
+      examples: for each branch to train on; rounded down to whole steps of all branches. Enough that the loss falls by
+        several times `tolerance`.
+      factors: of the base batch, ascending, from 1 on.
+      hyperparameters: `hyperparameters(k)` returns what to set for a batch of `k` times the base, such as
+        `lambda k: {"lr": 3e-4 * k**0.5}`. By default the driver's own rule is at work, as by `scale_adamw` and
+        `scale_by_batch`.
+      noise_scale: a number, or what `monitors.noise_scale` returned, to be reported beside the critical batch.
+      tolerance: the largest difference of losses that counts as none, in the loss's unit.
+
+    Returns:
+      A table of the branches, and the critical batch in examples: inf if no branch is less efficient than the base.
+
+    Raises:
+      DriverError: an argument is out of range, or the driver has no rule for the learning rate, and none is given.
+      BatchSizeError: the workers cannot hold the largest batch.
+
+    References:
+      Merrill et al. 2025, "Critical batch size revisited" (arXiv 2505.23971), sections 2 and 3, for branches and
+      `largest_equal`; McCandlish et al. 2018, "An empirical model of large-batch training", eq. 2.7.
+    """
+    base = program.global_batch
+    unit = _check(program, base, examples, factors, hyperparameters, tolerance)
+    examples = examples // unit * unit
+    if hasattr(noise_scale, "scale"):
+        noise_scale = noise_scale.scale
+
+    def loss() -> float:
+        return float(program.evaluate(loss_fn, data, batch=batch))
+
+    start, course, branches = loss(), [0.0], list[BatchBranch]()
+    for k in factors:
+        steps = examples // (k * base)
+        marks = {round(i * steps / POINTS) for i in range(1, POINTS)} if k == 1 else set()
+        with program.branch(global_batch=k * base, **(hyperparameters(k) if hyperparameters else {})):
+            losses = [start, *_train(program, steps, marks, loss)]
+        if k == 1:
+            course = losses
+        efficiency = _worth(losses[-1], course) if k > 1 else 1.0
+        branches.append(BatchBranch(k * base, steps, losses[-1], efficiency))
+    first = branches[0].loss
+    equal = max(b.batch for b in branches if b.loss <= first + tolerance)
+    critical = _fit([b.efficiency for b in branches], factors) * base if first < start else nan
+    return CriticalBatch(tuple(branches), start, critical, equal, nan if noise_scale is None else float(noise_scale))
+
+
+def _train(program: Program, steps: int, marks: set[int], loss: Callable[[], float]) -> list[float]:
+    """Take steps. Returns the losses after those with numbers in `marks`, and after the last; inf from a divergence."""
+    losses = []
+    try:
+        for step in range(1, steps + 1):
+            program.step()
+            if step in marks or step == steps:
+                losses.append(loss())
+    except NonFiniteError:
+        losses.append(inf)
+    return [value if np.isfinite(value) else inf for value in losses]
+
+
+def _worth(loss: float, course: Sequence[float]) -> float:
+    """Return the share of the base branch after which it had this loss; its losses are at equal distances."""
+    falling = np.minimum.accumulate(course)
+    return float(np.interp(-loss, -falling, np.linspace(0, 1, len(falling)))) if np.isfinite(loss) else 0.0
+
+
+def _fit(efficiencies: Sequence[float], factors: Sequence[int]) -> float:
+    """Return the critical batch in base batches; inf if no branch is less efficient than the first."""
+    if min(efficiencies) >= 1:
+        return inf
+    predicted = (_CANDIDATES[:, None] + 1) / (_CANDIDATES[:, None] + np.asarray(factors, np.float64))
+    return float(_CANDIDATES[((predicted - np.asarray(efficiencies)) ** 2).sum(1).argmin()])
+
+
+def _check(program: Program, base: int, examples: Any, factors: Any, hyperparameters: Any, tolerance: Any) -> int:
+    """Return the number of examples that are whole steps of all branches."""
+    where = f"measure_critical_batch{at(current_line())}"
+    ks = [whole(k) or 0 for k in factors]
+    if len(ks) < 2 or ks[0] != 1 or any(after <= k for k, after in pairwise(ks)):
+        raise DriverError(f"{where}: factors ascend from 1, such as (1, 2, 4, 8); got {factors!r}.")
+    unit = base * lcm(*ks)
+    if whole(examples) is None or examples < max(unit, POINTS * base):
+        raise DriverError(
+            f"{where}: examples must be at least {max(unit, POINTS * base)}: whole steps of {base} examples and of "
+            f"{', '.join(map(str, ks[1:]))} times as many, and {POINTS} of the smallest; got {examples!r}."
+        )
+    if real(tolerance) is None or not tolerance >= 0:
+        raise DriverError(f"{where}: tolerance is a difference of losses, 0 or more; got {tolerance!r}.")
+    if hyperparameters is None and all(source.name != GLOBAL_BATCH.name for source in program.plan.sources):
+        raise DriverError(
+            f"{where}: the driver's learning rate does not follow the batch. Let it follow, by ctrl.scale_adamw or "
+            "ctrl.scale_by_batch; or say what to set in a branch, for instance for Adam and a hyperparameter lr:\n"
+            f"    ctrl.measure_critical_batch(…, hyperparameters=lambda k: {{'lr': 3e-4 * k**0.5}})"
+        )
+    return unit

@@ -1,0 +1,145 @@
+"""`measure_critical_batch`: against a problem whose critical batch is known, on one rank and on two."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from controllers._critical_batch import _fit, _worth
+from tests.mpirun import run
+
+N, LR = 4096, 0.02
+SIZE = 16
+
+
+def loss_fn(state, batch):
+    return 0.5 * jnp.sum(state**2) + 0.0 * batch["x"].mean()
+
+
+def build(noise=4.0, rule="sqrt", **options):
+    """Gradient descent on a square, with Gaussian noise per example; steps of the noise scale's optimal size.
+
+    The noise scale at w is `noise**2 * SIZE / |w|**2`, and the loss |w|**2 / 2. A batch B takes steps of
+    lr / (1 + scale / B), after which one step gains in proportion to 1 / (1 + scale / B) (McCandlish et al., eq. 2.7).
+    """
+    data = {"x": np.random.default_rng(0).normal(size=(N, SIZE)).astype(np.float32)}
+    data["x"] -= data["x"].mean(0)
+
+    def driver(w, batch):
+        size = ad.global_batch().astype(jnp.float32) if rule == "sqrt" else 4.0
+        scale = noise**2 * SIZE / jnp.sum(jnp.square(w))
+        gradient = comm.all_reduce(w + noise * batch["x"].mean(0))
+        return w - LR / (1 + scale / size) * gradient, {}
+
+    return ad.Program(driver, jnp.full(SIZE, 4.0), data, **{"global_batch": 4, **options})
+
+
+def test_the_critical_batch_is_the_noise_scale_where_the_model_holds():
+    with build(noise=16.0) as program:
+        program.step()
+        before = program.checkpoint()
+        scale = 16.0**2 * SIZE / float(jnp.sum(program.state**2))
+        found = ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, examples=512, noise_scale=scale)
+        after = program.checkpoint()
+    alike = jax.tree.map(lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(), before, after)
+    assert all(jax.tree.leaves(alike))
+    assert [(b.batch, b.steps) for b in found.branches] == [(4, 128), (8, 64), (16, 32), (32, 16)]
+    assert scale < found.critical < 2 * scale  # which the noise scale reaches at the end of the branch
+    losses = [branch.loss for branch in found.branches]
+    assert found.start_loss > losses[-1] > losses[0]
+    assert f"noise scale {scale:.4g}" in str(found)
+
+
+def test_without_noise_examples_are_worth_less_in_large_batches():
+    with build(noise=0.0) as program:
+        found = ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, examples=128, factors=(1, 2, 4))
+    efficiencies = [branch.efficiency for branch in found.branches]
+    np.testing.assert_allclose(efficiencies, [1, 0.5, 0.25], rtol=0.05)
+    assert found.critical < 1
+    assert found.largest_equal == 4
+
+
+def test_the_fit_recovers_its_model():
+    for critical in (0.3, 5.0, 200.0):
+        exact = [(critical + 1) / (critical + k) for k in (1, 2, 4, 8)]
+        assert _fit(exact, (1, 2, 4, 8)) == pytest.approx(critical, rel=0.01)
+    assert _fit([1.0, 1.0], (1, 2)) == inf
+
+
+def test_a_loss_is_worth_what_the_base_branch_needed_for_it():
+    course = [4.0, 3.0, 3.2, 1.0]
+    assert _worth(3.5, course) == pytest.approx(1 / 6)
+    assert _worth(2.0, course) == pytest.approx(2 / 3 + 1 / 6)
+    assert _worth(0.5, course) == 1.0
+    assert _worth(5.0, course) == _worth(inf, course) == 0.0
+
+
+def test_a_branch_that_diverges_is_worth_nothing():
+    def driver(w, batch):
+        lr = ad.hyperparameter("lr", 0.1)
+        return w - lr * comm.all_reduce(w**3 + 0.0 * batch["x"].mean()), {}
+
+    with ad.Program(driver, jnp.ones(()), {"x": np.zeros((256, 1), np.float32)}, global_batch=4) as program:
+        found = ctrl.measure_critical_batch(
+            *(program, lambda w, batch: w**2 / 2 + 0 * batch["x"].mean(), {"x": np.zeros((8, 1))}),
+            examples=64,
+            factors=(1, 2),
+            hyperparameters=lambda k: {"lr": 0.1 if k == 1 else 1e6},
+        )
+    assert found.branches[1].loss == inf
+    assert found.branches[1].efficiency == 0.0
+    assert found.largest_equal == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"factors": (2, 4)}, ad.DriverError, "factors ascend from 1"),
+        ({"factors": (1,)}, ad.DriverError, "factors ascend from 1"),
+        ({"factors": (1, 4, 2)}, ad.DriverError, "factors ascend from 1"),
+        ({"examples": 31}, ad.DriverError, "examples must be at least 32"),
+        ({"tolerance": -1.0}, ad.DriverError, "tolerance is a difference of losses"),
+        ({"hyperparameters": lambda k: {"lr": k}}, ad.DriverError, "no hyperparameter 'lr'"),
+        ({"factors": (1, 4096), "examples": 4 * 4096}, ad.BatchSizeError, "larger than the data set"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, error, message):
+    with build() as program:
+        with pytest.raises(error, match=message):
+            ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, **{"examples": 512, **options})
+        assert program.steps == 0
+
+
+def test_a_learning_rate_without_a_rule_is_refused():
+    with build(rule="none") as program, pytest.raises(ad.DriverError, match="does not follow the batch"):
+        ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, examples=512)
+
+
+def on_ranks():
+    """What each rank runs: the measurement, whose result and remaining state are the same everywhere."""
+    with comm.world() as world, build(world=world) as program:
+        program.step()
+        before = np.asarray(program.state).tobytes()
+        measure = partial(ctrl.measure_critical_batch, program, loss_fn, {"x": np.zeros((8, 1))}, examples=128)
+        found = [measure(factors=(1, 2, 4)), measure(factors=(1, 2, 4))]
+        assert found[0] == found[1]
+        assert np.asarray(program.state).tobytes() == before
+        told = world.all_gather_bytes(repr(found).encode())
+        assert len(set(told)) == 1
+        assert program.step().step == 2
+        if world.rank == 0:
+            print("measured by", world.size)
+
+
+def test_ranks_measure_the_same():
+    result = run(["-c", "from tests.controllers.test_critical_batch import on_ranks; on_ranks()"], 2)
+    assert result.returncode == 0, result
+    assert "measured by 2" in result.stdout
