@@ -100,7 +100,7 @@ def _noise(extra: dict[str, Any], rule: str) -> Any:
         return 0.0
     if "noise" not in extra:
         raise TypeError(
-            "scale_by_batch('adascale') goes by the noise scale. Pass it on:\n"
+            "scale_by_batch('adascale') needs the noise scale. Pass it:\n"
             "    updates, opt_state = tx.update(grads, opt_state, params, noise=noise)"
         )
     noise = extra["noise"]

@@ -17,11 +17,11 @@ NAME = "adaptive-dataflow"
 GROUP = "adaptive.commands"
 OURS = {
     "run": "Start a job of several ranks, as mpirun does.",
-    "doctor": "Say what there is, what is wrong with it, and what to type.",
-    "report": "Make a page of a recorded run.",
-    "goodput": "Say where the time of a recorded run went, restarts included.",
-    "replay": "Try policies on a recorded run.",
-    "simulate": "Try policies on simulated clusters.",
+    "doctor": "Check this machine or job, and advise what to change.",
+    "report": "Write an HTML report of a recorded run.",
+    "goodput": "Show where the time of a recorded run went, restarts included.",
+    "replay": "Compare policies on a recorded run.",
+    "simulate": "Compare policies on simulated clusters.",
 }
 
 

@@ -54,8 +54,8 @@ def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
     alone = tracing() is None and (world is None or world.capacity == 1)  # a single worker's value is its own mean
     if pairs and not alone and all(own is averaged for own, averaged in pairs):
         raise CollectiveError(
-            f"{what}{at(current_line())} is given one gradient in both places: there is nothing to tell noise by. "
-            "Give this worker's own and its mean over all workers:\n"
+            f"{what}{at(current_line())} has the same gradient twice, so noise cannot be measured. Pass this worker's "
+            "own and its mean over all workers:\n"
             f"    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
         )
     own, averaged = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (grads, avg_grads))

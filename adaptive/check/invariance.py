@@ -108,8 +108,8 @@ class Invariance:
         if self.on_purpose:
             return (
                 f"not split-invariant, on purpose: {self.on_purpose}.\n"
-                "Workers' own values differ, and the step goes by them, so it depends on how its batch is split.\n"
-                "Nothing was compared. Whether the model keeps to its examples is seen with synchronous SGD instead:\n"
+                "The step uses local values that differ between workers, so it depends on how its batch is split.\n"
+                "Nothing was compared. To check the model itself, use synchronous SGD:\n"
                 "    strategy = sync.synchronous(optimizer)"
             )
         tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
@@ -125,7 +125,7 @@ class Invariance:
         if self.drawn:
             lines += [
                 f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}),",
-                "so an example's go by its place in the call. Draw them by example:",
+                "so those of an example depend on its index in the call. Draw them by example:",
                 '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
             ]
         lines += [
@@ -169,7 +169,7 @@ def check_invariance(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
         )
     for pairing in plan.graph.pairings:
-        return Invariance({}, {}, (), note=f"what {pairing.line} brings goes by who has published what, and when.")
+        return Invariance({}, {}, (), note=f"the result of {pairing.line} depends on which values are published when.")
     if not plan.splittable and n == 1:
         return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
     few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")
@@ -284,8 +284,8 @@ class _Comparison:
             return f"rounding alone moves {_some(self.noisy)} by {by:.2g} of its value, which hides any difference."
         if undecided := self._undecided():
             return (
-                f"{_some(undecided)} depends on the split, and what follows it only compares it, or takes its argmax. "
-                "That came out the same in what was tried; for another batch, or a later state, it need not."
+                f"{_some(undecided)} depends on the split, but is only used in comparisons or an argmax. These gave "
+                "the same in all trials; they may not for another batch or a later state."
             )
         if not any(self._facts(p).of_data for p in self._relevant):
             return "nothing to compare: the state, metrics and hook values are computed from no examples."

@@ -1,1 +1,1 @@
-"""What happens between two steps."""
+"""Between two steps: hooks, decisions, batch sizes, membership, and the status that processes exchange."""

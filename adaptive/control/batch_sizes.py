@@ -1,16 +1,16 @@
-"""Batch sizes, from a request for others to the step that is the first to have them.
+"""Batch sizes, from a request to the first step with the new sizes.
 
-    request    `Hooks`, or `Program.rescale`, hands on what was asked for. The global batch is clipped and rounded to
-               one that can be (`Limits.nearest`); the quantum follows it; `split` makes sizes of it. These are
-               *pending*.
-    prepare    What steps of these sizes need is made beside the steps (`Readiness`).
-    status     In every step each process says whether it is `ready` for the pending sizes, and `able` to make any, and
-               what one more `call` costs; `agreed` is what all of them are (`status.py`).
-    step_done  Where all are ready the pending sizes are taken up, between the same two steps on all workers.
+    request    `Hooks` or `Program.rescale` passes a request. The global batch is clipped and rounded to a valid one
+               (`Limits.nearest`); the quantum follows it; `split` computes the sizes. They are *pending*.
+    prepare    The kernels for these sizes are compiled in the background (`Readiness`).
+    status     In every step each process reports whether it can run the pending sizes (`can_make_pending`) or any sizes
+               (`can_make_any`), and the cost of one more kernel call (`call_overhead`). `on_agreed` receives the result
+               over all processes (`status.py`).
+    step_done  When all processes are ready, the pending sizes come into force, between the same two steps on all.
 
-When the members change (`change_members`), the global batch is split anew at once.
+When the members change (`change_members`), the global batch is split again at once.
 
-A program has such sizes, and so has a simulated cluster.
+Programs and simulated clusters both use this class.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ Split = tuple[int, ...]  # examples, by worker
 
 
 class BatchSizes:
-    """The split in force, and those that were asked for. Replicated, but for `ready`, `able` and `call`.
+    """The split in force, and the requested ones. Replicated, except `can_make_pending`, `can_make_any` and
+    `call_overhead`.
 
-    A worker takes part if there is one in its worker slot and its share is not 0. When others come to take part the
-    global batch stays, or comes as near to what was asked for last as their limits let it.
+    A worker is active if its slot is occupied and its share is not 0. When the active workers change, the global batch
+    stays, or is as near to the last request as their limits permit.
 
     Args:
       global_batch: of the first step.
-      shares: relative sizes of the first batches; equal where there are none.
-      limits: what every split has to keep: of every worker slot, were there a worker on it that takes part.
-      quantum: what later sizes are rounded to. By default one that follows the global batch; then the first sizes are
-        rounded to nothing but `limits.multiple`.
-      members: the worker slots with a worker on them; all by default.
+      shares: relative sizes of the first batches; equal by default.
+      limits: bounds of every split, for all worker slots.
+      quantum: later sizes are rounded to multiples of it. By default it follows the global batch, and the first sizes
+        are rounded only to `limits.multiple`.
+      members: the occupied worker slots; all by default.
 
     Attributes:
       current: examples by worker, in the next step.
       previous: in the step before the last.
-      pending: what was asked for, and is taken up at the first step for which every worker can make its new size. A
-        later request takes its place.
-      next: what was asked for behind `pending`, where sizes are prepared `one_by_one`.
-      shares: what was asked for last; 0 for empty worker slots.
-      wanted: the global batch that was asked for last.
-      causes: why `current` differs from the sizes of the last step that ran; empty where it does not.
-      limits: with the quantum of the sizes that were asked for last, and what one more kernel call costs.
-      one_by_one: whether a later request waits behind the one that is being prepared. Where every size has to be
-        compiled, a driver that asks for another one in every step would never get any, otherwise.
+      pending: the requested sizes, in force from the first step for which every worker is ready. A later request
+        replaces them.
+      next: the request after `pending`, if sizes are prepared `one_by_one`.
+      shares: the last requested ones; 0 for empty worker slots.
+      wanted: the last requested global batch.
+      causes: why `current` differs from the sizes of the last step that ran; empty if it does not.
+      limits: with the quantum of the last requested sizes, and the cost of one more kernel call.
+      one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled, a
+        driver that requests another size in every step would otherwise never get any.
       needed: worker slots whose workers must take examples.
       resizable: whether sizes change at all.
       waits: whether new sizes are taken up at once, and the program stands still until they can be made.
@@ -104,7 +105,7 @@ class BatchSizes:
 
     @property
     def target(self) -> Split:
-        """The split that was asked for last."""
+        """The split that was requested last."""
         return self.next or self.pending or self.current
 
     def bounds(self, shares: Sequence[float] | None = None) -> Limits:

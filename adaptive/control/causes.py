@@ -1,4 +1,4 @@
-"""Why batch sizes change from one step to the next: who asked for it, or which workers joined, left or were lost."""
+"""Why batch sizes change from one step to the next: the requests, or the workers that joined, left or were lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Request(NamedTuple):
     Attributes:
       by: the name of a hook, or of the method that the script called: "program.rescale".
       step: the last step before the request.
-      decision: what was asked for.
+      decision: the requested changes.
       hook: whether a hook made it.
     """
 
@@ -69,7 +69,7 @@ def followed_by(causes: Iterable[Cause], later: Iterable[Cause]) -> tuple[Cause,
 
 
 def names_of(requests: Sequence[Request], field: str) -> list[str]:
-    """Names of the hooks that asked for a field of a `Decision`."""
+    """Return the names of the hooks that requested a field of a `Decision`."""
     return [r.by for r in requests if r.hook and getattr(r.decision, field) is not None]
 
 

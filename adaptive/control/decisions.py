@@ -1,4 +1,4 @@
-"""What is decided after a step: hooks are run, their decision is made the same on all processes, and sizes follow."""
+"""Decisions after a step: runs the hooks, ensures that all processes decide the same, and applies the decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .membership import Membership
 
 
 class Decisions:
-    """Of one program. Replicated.
+    """Decisions of one program. Replicated.
 
     Args:
       name: of the program.
@@ -52,7 +52,7 @@ class Decisions:
 
     @property
     def last(self) -> str:
-        """In words, who asked for what last; "" if nobody has been asked."""
+        """Description of the last requests; "" before any hook ran."""
         return self._digest.last if self._digest.step else ""
 
     def after_step(
@@ -107,13 +107,13 @@ class Decisions:
 def apply_decision(
     decision: Decision, sizes: BatchSizes, membership: Membership, requests: Sequence[Request] = ()
 ) -> list[str]:
-    """Make what was asked for the sizes, and the number of workers, to come.
+    """Request a decision's batch sizes and number of workers.
 
     Args:
-      requests: what the decision is made of: who asked for what.
+      requests: the requests that the decision was merged from.
 
     Returns:
-      Notes on what was asked for and cannot be.
+      Notes on requests that were changed to possible ones.
     """
     notes = []
     if decision.workers is not None:

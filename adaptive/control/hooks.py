@@ -24,7 +24,7 @@ _NEVER = sys.maxsize + 1  # the number of no step, nor what stands for that wher
 
 
 class _Seen(NamedTuple):
-    """A step that a policy has not been shown yet. Its values are still on the device: nobody has waited for them."""
+    """A step that a policy has not observed yet. Its values may still be computed on the device."""
 
     step: int
     epoch: float
@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
 
 
 class HookOutcome(NamedTuple):
-    """What hooks asked for after a step. Replicated.
+    """The requests of hooks after a step. Replicated.
 
     Attributes:
       decision: of all of them, or `None`.

@@ -24,7 +24,7 @@ from adaptive.base.world_messages import WorldMessages
 
 
 class HostSurvey:
-    """What processes tell each other of their machines, once. Communicates.
+    """Facts about the machines of all processes, exchanged once. Communicates.
 
     Attributes:
       heterogeneous: whether processes compute on hardware of different kinds, or with different software. Replicated.

@@ -49,7 +49,7 @@ class Hyperparameters:
             if (before.dtype, before.tolist()) != (first.dtype, first.tolist()):
                 raise DriverError(
                     f"hyperparameter {name!r} ({op_state.line}) is {_shown(before)} elsewhere, and {_shown(first)} "
-                    "here: under one name there is one. Read it once, and hand it on."
+                    "here; each name has one value. Call ad.hyperparameter once, and pass its result on."
                 )
             self._op_states.setdefault(name, []).append(k)
 

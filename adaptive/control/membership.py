@@ -8,8 +8,8 @@
     change     Between two steps, on all processes alike: workers that must leave leave; missing ones join once all of
                them are ready.
 
-The world carries out leaving and joining; batches, hooks and states follow (`BatchSizes.set_members`,
-`Hooks.worker_slot`, `WorkerStates.change_members`). Programs and simulated clusters both use this class.
+The world carries out leaving and joining; batches, hooks and states follow (`BatchSizes.change_members`,
+`Hooks.change_members`, `WorkerState.change_members`). Programs and simulated clusters both use this class.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class MembershipLike(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What all processes reported with one message. Replicated."""
+    """The reports of all processes, received with one message. Replicated."""
 
     digests: np.ndarray  # shape=(capacity,)
     leave_requests: np.ndarray  # shape=(capacity,)

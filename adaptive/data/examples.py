@@ -272,7 +272,7 @@ def _rows_are_of_columns(data: Any) -> bool:
         ):
             raise DataError(
                 f"data is a {type(data).__name__}, a pytree of arrays and a source at once, and its data[{index}] is "
-                "not what stands in the arrays. Say which it is:\n"
+                "not a row of the arrays. Pass one of the two:\n"
                 "    vars(data)                                 its arrays, with a row per example\n"
                 "    [data[i] for i in range(len(data))]        its examples, read once"
             )

@@ -215,7 +215,7 @@ class IterableData:
         if self.how.length == math.inf:
             return "the data have no end, and no epochs"
         if self.how.per_worker and self.how.length is None:
-            return "each worker has an iterator of its own, and nobody knows the ends of all (length= would say it)"
+            return "each worker has an iterator of its own, and the lengths of all are not known (length= sets them)"
         return ""
 
     def close(self) -> None:
@@ -284,8 +284,8 @@ _PROMISE = (
     "each global batch, so each is taken once per pass, if the iterator is the same on all processes."
 )
 _PROMISE_OF_EACH = (
-    "data of an iterator of each worker's own: each takes the next of its own, as many as its batch size says. Who "
-    "leaves takes the rest of its data with it."
+    "data of an iterator of each worker's own: each worker reads its batch size from its own iterator. When a worker "
+    "leaves, the rest of its data is lost."
 )
 _KNOWN = ("epoch", "worker", "workers")
 

@@ -162,8 +162,8 @@ def rows_of(data: Any, workers: int | None = None) -> Rows:
         found = examples_of(data)
         if isinstance(found, FromIterator):
             raise DataError(
-                "these data have no index, and nobody knows their end: they can be trained on, and not dealt out here. "
-                "Give a list of them, if memory holds it:  list(data)"
+                "these data have no index and no known length, so they cannot be divided here. If memory holds them, "
+                "pass a list:  list(data)"
             )
         return found
     if workers is not None and len(data.shard_ranges) != workers:

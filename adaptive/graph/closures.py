@@ -55,10 +55,10 @@ class Record:
             names |= found
 
     def differences(self, other: Record, *, outlasting: bool = True) -> Iterator[Difference]:
-        """Compare with the record of another trace's function; the nearest differences come first.
+        """Yield the differences from another trace's functions, those with the shortest path first.
 
         Args:
-          outlasting: whether objects that outlive a trace are compared with what they were, too.
+          outlasting: also compare objects that outlive a trace with their recorded state.
         """
         seen: set[tuple[int, int]] = set()
         found = 0
@@ -83,10 +83,10 @@ class Record:
 
 
 class _Node:
-    """An object, with what it consisted of when it was recorded.
+    """An object, with its parts at the time of recording.
 
     Attributes:
-      value: what it is compared by, if it is a plain value, or an array that may be written to.
+      value: the value to compare, if it is a plain value, or an array that may be written to.
       parts: by label, and by number among those of one label; `None` if they were not recorded.
     """
 

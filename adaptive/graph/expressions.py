@@ -175,7 +175,7 @@ def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> Dr
 
 
 def first_difference(ours: Expressions, a: Atom, theirs: Expressions, b: Atom) -> str | None:
-    """Return the line of the driver where two values begin to differ, perhaps ""; None if they do not differ."""
+    """Return the line of the driver at which two values first differ, or "" if unknown; None if they are equal."""
     if ours.of(a) == theirs.of(b):
         return None
     line = ""

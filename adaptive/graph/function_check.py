@@ -94,8 +94,8 @@ def _reads_the_size(ours: Expressions, theirs: Expressions, number: int, found: 
 def _not_comparable(ours: Expressions, number: int, found: Difference) -> DriverError:
     end, (one, _) = list(ours.ends())[number], found.values
     return DriverError(
-        f"driver {ours.graph.name!r}{at(end.where)}: {end.what} reads an object that each trace of the driver makes "
-        f"anew, and that cannot be compared between two traces: {found.path}, is {one}. It may hold the size of one "
-        "kernel call. Make it once, outside the driver; or hand the hook the number that you mean as a value:\n"
+        f"driver {ours.graph.name!r}{at(end.where)}: {end.what} reads an object that each trace of the driver "
+        f"creates, and that cannot be compared between two traces: {found.path}, is {one}. It may hold the size of one "
+        "kernel call. Create it once, outside the driver; or pass the number to the hook as a value:\n"
         "    ctrl.hook(fn, ad.global_batch())"
     )

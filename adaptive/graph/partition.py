@@ -327,16 +327,18 @@ class Partitioner:
                 yield "local state is computed from the whole local batch"
 
     def _of_the_whole_batch(self, c: Contribution) -> Iterable[str]:
-        """Why a contribution means the whole local batch: it, or its weight, goes by a number of the worker's."""
+        """Yield the reasons why a contribution belongs to the whole local batch: its value, or its weight, depends on a
+        number of the worker.
+        """
         what = f"{c.how.name}{at(c.line)} of {c.name or 'a value'}"
         if c.weight is not None and self.flow.scope_of([c.value]) == Scope.CALL > self.flow.scope_of([c.weight]):
             yield (
-                f"{what} is weighed by what is the same in all calls that the local batch would be split into, however "
-                "many examples each has (ad.microbatch_size() is that number)"
+                f"{what} has the same weight in all calls that the local batch would be split into, whatever their "
+                "numbers of examples (ad.microbatch_size())"
             )
         elif BATCH_SIZE.name in self._sources_of((c.value, c.weight)):
             yield (
-                f"{what} goes by ad.batch_size(), and the calls that the local batch would be split into have fewer "
+                f"{what} depends on ad.batch_size(), but the calls that the local batch would be split into have fewer "
                 "examples (ad.microbatch_size())"
             )
 

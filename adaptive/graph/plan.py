@@ -131,7 +131,7 @@ class OperatorState:
 
 @dataclass(frozen=True)
 class HookPlan:
-    """A hook in a plan: what it is given, and where in the driver it stands."""
+    """A hook in a plan, with its values and its line in the driver."""
 
     hook: Hook
     values: tuple[Atom, ...]
@@ -140,7 +140,7 @@ class HookPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step does, known before it runs, and the same on all workers."""
+    """The plan of a step: known before it runs, and the same on all workers."""
 
     graph: Graph
     messages: tuple[Message, ...]
@@ -162,7 +162,7 @@ class Plan:
 
     @property
     def multiple(self) -> int:
-        """What sizes of local batches have to be multiples of."""
+        """The number of which local batch sizes must be multiples."""
         return self.graph.multiple
 
     @cached_property

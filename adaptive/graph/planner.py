@@ -31,12 +31,12 @@ from .trace import Graph, trace
 
 
 class Planner:
-    """Plans of one driver: `planner(examples)` is the plan of a kernel call of so many examples.
+    """Plans of one driver: `planner(examples)` is the plan of a kernel call of that many examples.
 
     Args:
       driver: `driver(state, batch) -> (state, metrics)`.
       state: the state's shapes.
-      batch_of: a batch of so many examples, as shapes.
+      batch_of: returns the shapes of a batch of a number of examples.
       capacity: the number of worker slots.
       local_state: state leaves (by index) that may differ between workers on purpose.
       ambient: in which to trace; those of here if not given.
@@ -113,10 +113,10 @@ class Planner:
 
     @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
-        """Return the plan for a kernel call of so many examples.
+        """Return the plan for a kernel call of `examples` examples.
 
         Raises:
-          DriverError: the driver is another program for that size, or now.
+          DriverError: the driver is another program for that size than for the first, or has changed since.
         """
         with self._lock:
             if examples == self._first.graph.examples:
@@ -157,14 +157,14 @@ class Planner:
             if one.collective.reduces:
                 shape = next(a for a, b in zip(one.shapes, other.shapes, strict=True) if a != b)
                 raise CollectiveError(
-                    f"{one.what}{at(one.where)} is given an array of shape {shape}, which goes by the number of "
-                    "examples; and that is another one on each worker. Reduce it over the examples first:\n"
+                    f"{one.what}{at(one.where)} has an array of shape {shape}, which depends on the number of "
+                    "examples, and workers have different numbers of them. Reduce it over the examples first:\n"
                     "    comm.all_reduce(x.mean(0))        comm.all_reduce(x.sum(0), op='sum')"
                 )
             yield f"{one.what}{at(one.where)} sends a row for each example of the whole local batch"
 
     def _check_same(self, theirs: Expressions, other: Plan) -> None:
-        """Raise unless what is sent, and what is computed once, is the same as for the first size."""
+        """Check that messages, and all that is computed once per step, are the same as for the first size."""
         ours, reference = self._first, self.reference
         if reference.signature != other.signature or len(reference.fixed) != len(other.fixed):
             pairs = zip(ours.ends(), theirs.ends(), strict=True)
@@ -177,7 +177,7 @@ class Planner:
                 raise another_program(ours.graph, theirs.graph, where)
 
     def _check_unchanged(self) -> Expressions:
-        """Trace the driver for the first size again; raise unless it says what it said when the program was made."""
+        """Trace the driver for the first size again, and check that it gives the same graph as before."""
         now = self._trace(self._first.graph.examples)
         check_same_operators(self._first, now)
         for one, other in zip(self._first.ends(), now.ends(), strict=True):

@@ -1,7 +1,7 @@
-"""What a Python object consists of: the variables of a function, the attributes of an instance, the elements of a list.
+"""The parts of a Python object: the variables of a function, the attributes of an instance, the elements of a list.
 
-`value_of` returns what a plain value is compared by. `parts_of` lists what anything else is made of, each part with a
-label that says where it was found. `names_in` returns the names that a function's code reads.
+`value_of` returns a plain value in a form to compare. `parts_of` lists the parts of any other object, each with a
+label of its place. `names_in` returns the names that a function's code reads.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Opaque(Exception):
 
 
 def value_of(thing: Any) -> Hashable | None:
-    """Return what a number, a text, a set, code or a traced array is compared by; `None` for what has parts."""
+    """Return a number, a text, a set, code or a traced array in a form to compare; `None` for objects with parts."""
     if isinstance(thing, bool | int | float | complex | str | bytes | range | type(None) | type(...)):
         return type(thing).__name__, repr(thing)
     if isinstance(thing, np.generic):

@@ -20,12 +20,12 @@ from .trace import Atom, describe, operands_of
 
 
 def check_replication(flow: Flow) -> None:
-    """Raise for a hook, state, metric or operator state that is narrower than it has to be, and for claims that do not
+    """Check that hook values, state, metrics and operator states are replicated where they must be, and that claims
     hold.
 
     Raises:
-      ReplicationError: what must be equal on all workers can differ.
-      CollectiveError: an operator was given what is replicated where it takes a worker's own.
+      ReplicationError: a value that must be equal on all workers can differ.
+      CollectiveError: an argument of an operator is replicated, but must be a worker's own.
     """
     for eqn in flow.graph.eqns:
         if eqn.primitive is assert_scope_p:
@@ -60,8 +60,8 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             f"{eqn.params['what']}{where} "
             + _NOT_LOCAL.get(
                 eqn.params["what"],
-                "is given a gradient that is replicated already, in the place of this worker's own: there is nothing "
-                "to tell noise by. Keep both:\n"
+                "needs this worker's own gradient, but its argument is already averaged, so noise cannot be measured. "
+                "Keep both:\n"
                 "    avg_grads = comm.all_reduce(grads)\n"
                 f"    mon.{eqn.params['what']}(grads, avg_grads)",
             )
@@ -69,35 +69,35 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
     if eqn.params["scope"] == "reduced" and scope != Scope.ALL:
         if eqn.params["what"] == "divergence":
             raise CollectiveError(
-                f"divergence{where} is given an average= that can differ between workers: it comes from "
+                f"divergence{where} has an average= that can differ between workers: it comes from "
                 f"{Trail(flow, _narrowest(flow, eqn.invars)).cause}. Leave it out, and it is estimated:\n"
                 "    mon.divergence(params)"
             )
         raise CollectiveError(
-            f"{eqn.params['what']}{where} is given a gradient of this worker's own in the place of the one that is "
-            f"averaged over all: it comes from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. Reduce it first:\n"
+            f"{eqn.params['what']}{where} needs the gradient averaged over all workers, but its argument is this "
+            f"worker's own: it comes from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. Reduce it first:\n"
             "    avg_grads = comm.all_reduce(grads)\n"
             f"    mon.{eqn.params['what']}(grads, avg_grads)"
         )
     if eqn.params["scope"] == "replicated" and scope == Scope.CALL:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
         raise ReplicationError(
-            f"{eqn.params['what']}{where} is said of a value that comes from {cause}. That is another one in every "
-            "kernel call. Reduce it:  comm.all_reduce(x)"
+            f"{eqn.params['what']}{where} has a value that comes from {cause}. It differs between kernel calls. "
+            "Reduce it:  comm.all_reduce(x)"
         )
 
 
-# What is wrong with values that are replicated, by the monitor that takes a worker's own.
+# The problem with replicated arguments, by the monitor that needs local ones.
 _NOT_LOCAL = {
-    "divergence": "is given parameters that are replicated: they are the same on all workers, and cannot be apart. "
-    "Give each worker's own:\n    mon.divergence(strategy.replica(state))",
-    "nonfinite": "is given a gradient that is averaged already, of which all workers have the same. Give this worker's "
-    "own:\n    share = mon.nonfinite(grads)\n    grads = comm.all_reduce(grads, nonfinite='drop')",
+    "divergence": "has replicated parameters, which are the same on all workers and do not diverge. "
+    "Pass each worker's own:\n    mon.divergence(strategy.replica(state))",
+    "nonfinite": "has an averaged gradient, which is the same on all workers. Pass this worker's own:\n"
+    "    share = mon.nonfinite(grads)\n    grads = comm.all_reduce(grads, nonfinite='drop')",
 }
 
 
 def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:
-    """Whether a step communicates is known before it runs, and is the same on all workers (rule 1)."""
+    """Check that `when=` is known before the step runs, and is the same on all workers (rule 1)."""
     when, where = (
         operands(eqn.invars, eqn.params).when,
         f"{eqn.params['how'].name}(when=){at(line_of(eqn.source_info))}",
@@ -110,8 +110,8 @@ def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:
         )
     if flow.level_of([when]):
         raise CollectiveError(
-            f"{where} goes by what messages of the same step bring; whether a step communicates must be known before "
-            "it begins. Let a control hook decide, for the next step:\n" + _HOOK_DECIDES
+            f"{where} depends on messages of the same step; whether a step communicates must be known before it "
+            "starts. Let a control hook decide, for the next step:\n" + _HOOK_DECIDES
         )
 
 
@@ -141,8 +141,8 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
     """Return the advice for a leaf of the state: to reduce gradients if no leaf has a reduced input, else the leaf."""
     if flow.level_of([new]):
         return (
-            f"Something reduced gets into {name}, and what is this worker's own does, too: whether *its* gradients are "
-            "finite, say. Decide by the reduced ones, which all workers have:\n"
+            f"{name} depends on reduced values and on local ones, for instance on whether this worker's gradients are "
+            "finite. Use the reduced gradients, which are the same on all workers:\n"
             "    grads = comm.all_reduce(grads)\n"
             "    finite = jnp.isfinite(optax.global_norm(grads))\n"
             'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
@@ -152,7 +152,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
     if np.issubdtype(new.aval.dtype, np.integer) or new.aval.dtype == bool:
         return (
-            f"What is reduced in this driver does not reach {name}. Decide from reduced values, or reduce it:\n"
+            f"{name} does not depend on a reduced value. Compute it from reduced values, or reduce it:\n"
             "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
         )
     return (

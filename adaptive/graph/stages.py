@@ -39,11 +39,12 @@ _HEAVY = {"dot_general", "conv_general_dilated"}
 
 
 def choose(plan: Plan, most: int) -> Groups:
-    """Groups of about equal bytes, in the order in which they can be known: for each level that can be cut.
+    """Return groups of contributions with about equal bytes, in the order in which they are computed, for each level
+    that can be cut.
 
     Args:
       plan: not cut yet.
-      most: how many stages; there are fewer where the driver has no place for so many cuts.
+      most: the largest number of stages; there are fewer if the driver has fewer places to cut.
     """
     found = {}
     for level, segment in plan.calls.items():

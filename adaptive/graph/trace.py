@@ -82,7 +82,7 @@ class Graph:
 
     @property
     def multiple(self) -> int:
-        """What sizes of local batches have to be multiples of."""
+        """The number of which local batch sizes must be multiples."""
         return lcm(*(how.multiple for how in self.minibatches))
 
     @property

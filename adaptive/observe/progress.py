@@ -177,7 +177,7 @@ class Progress:
             try:
                 self._look()
             except Exception:
-                _log.warning("the progress line has failed, and is shown no more:", exc_info=True)
+                _log.warning("the progress line failed, and is disabled:", exc_info=True)
                 return
 
     @without_debug_checks

@@ -111,7 +111,7 @@ class _Lines:
         """Check that text before the first header is a header that was cut, with its steps; warn about it."""
         line = text.partition(b"\n")[0]
         if self._object(line) is not None:
-            raise RecordError(f"{self._path}:1: neither a header nor a step behind one. Is this a recorded run?")
+            raise RecordError(f"{self._path}:1: not a valid line of a record. Is this file a recorded run?")
         self._cut(1, line)
 
     def header(self, begin: int) -> dict[str, Any] | None:
@@ -160,9 +160,7 @@ class _Lines:
                 before = fields
                 yield number, fields
             else:
-                raise RecordError(
-                    f"{self._path}:{number}: neither a header nor a step behind one. Is this a recorded run?"
-                )
+                raise RecordError(f"{self._path}:{number}: not a valid line of a record. Is this file a recorded run?")
             begin = behind
 
     def _cut(self, number: int, text: bytes) -> None:

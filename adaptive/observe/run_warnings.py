@@ -117,7 +117,7 @@ class RunWarnings:
                 f"{said}. A noise scale compares groups of examples, and there were fewer than two in a step: take "
                 "more workers, or have a batch run as several calls:  ad.Program(..., microbatch=)"
             )
-        return f"{said}. What the hook is given is NaN: look what the driver makes it of."
+        return f"{said}. The hook's value is NaN: look at how the driver computes it."
 
     def _compiler(self, report: Report, seconds: float) -> None:
         if self._plan.unsplittable:

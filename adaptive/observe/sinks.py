@@ -194,7 +194,7 @@ class SinkThread:
     def _drain(self) -> bool:
         """Write the queued steps, unless the sink has failed. Returns False if the sink still hangs in a write."""
         if not self._writing.acquire(timeout=_SECONDS_TO_END):
-            _log.warning("%s has not come back for %g s; what was not written is lost.", self, _SECONDS_TO_END)
+            _log.warning("%s hung for %g s; steps that were not written are lost.", self, _SECONDS_TO_END)
             return False
         try:
             wrote, since = False, time.perf_counter()

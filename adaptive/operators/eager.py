@@ -122,7 +122,7 @@ def least_weight(dtype: Any) -> float:
 def mean_of_nothing(total: float) -> str:
     """Return the value of a mean whose sum of weights is too small to divide by."""
     if total == 0:
-        return "a mean of nothing: the weights of all workers are zero, and 0 / 0 is no number"
+        return "a mean over no examples: the weights of all workers are zero"
     return f"no mean: the weights of all workers sum to {total:g}, which cannot be divided by"
 
 

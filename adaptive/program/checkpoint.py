@@ -3,9 +3,10 @@
 Replicated values are saved once. Values per worker (local state, and operator states of local values) have a leading
 axis of workers. Any library that stores pytrees can store a checkpoint: orbax, or pickle.
 
-Coming back, a checkpoint is not trusted. It is *parsed*: every leaf is found by its name and must have the dtype and
-shape that it has in this program, every number must be one that can be. Only then is anything replaced, and that
-cannot fail half way.
+A restore first *parses* the checkpoint: each leaf, found by its name, must have this program's dtype and shape, and
+each number must be valid. Only then does it replace anything, which cannot fail half way.
+
+Writing and parsing are in one file, because each field's form is stated once for both.
 """
 
 from __future__ import annotations
@@ -259,8 +260,8 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     wanted_state, wanted_op_states = _of_state(engine, like), _of_op_states(engine)
     if before != here and has_local(engine):
         raise CheckpointError(
-            f"the checkpoint holds local state of {before} workers; here are {here}. What each worker has of its own "
-            f"comes back to as many workers only: run {before} of them."
+            f"the checkpoint has local state of {before} workers; this world has {here}. Local state can only be "
+            f"restored by the same number of workers: run {before} of them."
         )
     try:
         shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())

@@ -188,8 +188,8 @@ def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: st
     unmergeable = [type(node).__name__ for node in others if hasattr(node, "compute") and not is_metric(node)]
     if unmergeable and op == "mean":
         raise DriverError(
-            f"evaluate: {unmergeable[0]} has no merge(other), by which two batches' metrics become one, and its mean "
-            "is none of all examples. If it is made of sums, as flax nnx's Average and Accuracy are, write\n"
+            f"evaluate: {unmergeable[0]} has no merge(other) to combine the metrics of two batches, and the mean over "
+            "batches isn't one over examples. If it consists of sums, like flax nnx's Average and Accuracy, write\n"
             '    program.evaluate(fn, data, op="sum").compute()'
         )
     full = min(batch, len(data))

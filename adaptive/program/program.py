@@ -1,4 +1,7 @@
-"""`Program`: a driver and its data, trained step by step. The public door of this package."""
+"""`Program`: a driver and its data, trained step by step. The public class of this package.
+
+Most of the file is the documentation of its methods, which the API pages are built from.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class CompilationCacheWarning(UserWarning):
-    """JAX's persistent compilation cache cannot be used, or holds what it should not."""
+    """JAX's persistent compilation cache cannot be used, or has invalid entries."""
 
 
 def share_compilations() -> None:

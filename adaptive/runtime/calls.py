@@ -1,4 +1,4 @@
-"""What kernels are compiled from, by the number of examples."""
+"""The segments that kernels are compiled from, by the number of examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plans(Protocol):
         ...
 
     def __call__(self, examples: int) -> Plan:
-        """Return the plan of a kernel for so many examples."""
+        """Return the plan of a kernel for `examples` examples."""
         ...
 
 

@@ -244,7 +244,7 @@ def _largest(x: np.ndarray) -> float:
 
 
 class Arrived(NamedTuple):
-    """What is wrong with a reduced message."""
+    """The values of a reduced message that are not finite."""
 
     weightless: list[tuple[int, float]]  # contributions, with the sum of their weights
     too_large: list[int]  # other contributions whose result is not finite

@@ -202,7 +202,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
 
 
 class _Piece(NamedTuple):
-    """What one contribution, one weight, or the status writes into a part."""
+    """The elements of a part that belong to one contribution, one weight, or the status."""
 
     offset: int
     value: jax.Array

@@ -60,7 +60,7 @@ class Feed:
         return floats, ints
 
     def measure_step(self, reading: Reading, n_microbatches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return both vectors for a worker's step of so many microbatches."""
+        """Return both vectors for a worker's step of `n_microbatches` microbatches."""
         return self.measure(reading if n_microbatches == 1 else reading._replace(calls=n_microbatches))
 
     def for_microbatch(

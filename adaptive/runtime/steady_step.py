@@ -34,7 +34,7 @@ from .step_plan import StepContext
 
 
 def is_flat(plan: Plan, workers: int) -> bool:
-    """Return whether `SteadyStep` can take the steps of a plan, for so many workers of this process."""
+    """Return whether `SteadyStep` can run the steps of a plan, with this number of workers of this process."""
     return (
         workers == 1
         and plan.levels == 1

@@ -1,4 +1,4 @@
-"""What all steps of an engine have in common: data worked out once, and the parts that carry steps out."""
+"""Data and objects that all steps of an engine share, computed once."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from .show import show
 @click.option("--trial/--no-trial", default=True, show_default=True,
     help="Alone: start a job of 2 ranks, to see whether that works.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1), default=120.0, show_default=True, metavar="S",
-    help="Seconds after which what does not answer is given up.")  # fmt: skip
+    help="Seconds after which a check that does not return is reported as hanging.")  # fmt: skip
 @click.option("--into", type=click.Path(path_type=Path), hidden=True, help="Write the JSON to a file, and say nothing.")
 def doctor(path: Path | None, as_json: bool, trial: bool, timeout: float, into: Path | None) -> None:
     """Say what there is around a job, what is wrong with it, and what to type.

@@ -43,7 +43,7 @@ class Workers(WorkerSlots):
         self._due: list[int] = []  # before which step each of those who were called in is ready
         gone = self._absent(1)
         if len(gone) == capacity:
-            raise ValueError("simulate: nobody is there in the first step.")
+            raise ValueError("simulate: the first step has no workers.")
         there = [slot for slot in range(capacity) if slot not in gone][:first]
         self._gone = gone
         self._joined_in = [0 if slot in there else None for slot in range(capacity)]
@@ -52,10 +52,10 @@ class Workers(WorkerSlots):
         return set() if self._present is None else set(np.flatnonzero(~np.asarray(self._present(step))).tolist())
 
     def begin(self, step: int) -> None:
-        """Before a step: who is lost, and who can be had again.
+        """Apply the losses and returns before a step.
 
         Raises:
-          ValueError: nobody is left.
+          ValueError: no worker is left.
         """
         self._step = step
         gone = self._absent(step)
@@ -65,7 +65,7 @@ class Workers(WorkerSlots):
             self.join(slot)
         for slot in lost:
             if len(self.members) == 1:
-                raise ValueError(f"simulate: in step {step} nobody is left of those who were there.")
+                raise ValueError(f"simulate: all workers are lost in step {step}.")
             self.leave(slot)
 
     def poll_ready(self) -> int:

@@ -406,7 +406,7 @@ def test_an_iterator_is_kept_on_disk(tmp_path):
     ("how", "says"),
     [
         (ad.data.from_iterator(own, length=math.inf), "the data have no end, and no epochs. Write steps=…"),
-        (ad.data.from_iterator(lambda worker: counted(5)(0)), "nobody knows the ends of all"),
+        (ad.data.from_iterator(lambda worker: counted(5)(0)), "lengths of all are not known"),
     ],
 )
 def test_epochs_that_nobody_can_tell_are_refused(how, says, tmp_path):

@@ -463,7 +463,7 @@ def test_a_driver_that_communicates_otherwise_for_another_size_is_refused(driver
 
 
 def test_rows_of_examples_are_not_reduced_one_by_one():
-    with pytest.raises(ad.CollectiveError, match=r"shape \(8,\), which goes by the number of examples") as caught:
+    with pytest.raises(ad.CollectiveError, match=r"shape \(8,\), which depends on the number of examples") as caught:
         planner(other_shapes, W).begin(8)
     assert "comm.all_reduce(batch" in pointed_at(caught.value)[0]
 

@@ -203,7 +203,7 @@ def test_a_driver_that_publishes_has_whole_batches():
         assert "asynchronous_mean (test_asynchronous_mean.py:" in program.explain()
         assert "is for one replica of a worker's" in program.explain()
     with program_of(driver) as program:
-        assert "goes by who has published what, and when" in str(program.check())
+        assert "depends on which values are published when" in str(program.check())
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

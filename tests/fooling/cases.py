@@ -257,7 +257,7 @@ def another_collective_for_some_sizes(state, batch):
     return step(state, comm.all_reduce(gradient, op="max" if len(batch["y"]) % 3 else "mean")), {}
 
 
-@refused(ad.CollectiveError, "goes by the number of examples", "comm.all_reduce(x.mean(0))", "(cases.py:")
+@refused(ad.CollectiveError, "depends on the number of examples", "comm.all_reduce(x.mean(0))", "(cases.py:")
 def losses_of_each_example_reduced(state, batch):
     """Elementwise over workers: the first example of each, the second of each, …"""
     return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(errors(state["w"], batch) ** 2).mean()}
@@ -339,25 +339,25 @@ def a_rate_for_each_worker(state, batch):
     return step(state, mean_gradient(state, batch) * (1 + ad.worker()).astype(float)), {}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases.py:", "replicated already", "mon.noise_scale(grads, avg_grads)")
+@refused(ad.CollectiveError, "noise_scale (cases.py:", "already averaged", "mon.noise_scale(grads, avg_grads)")
 def the_noise_of_an_average(state, batch):
     average = mean_gradient(state, batch)
     return step(state, average), {"noise": mon.noise_scale(2 * average, average).scale}
 
 
-@refused(ad.CollectiveError, "gradient_variance (cases.py:", "one gradient in both places")
+@refused(ad.CollectiveError, "gradient_variance (cases.py:", "the same gradient twice")
 def the_variance_of_an_average(state, batch):
     average = mean_gradient(state, batch)
     return step(state, average), {"variance": mon.gradient_variance(average, average)}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases.py:", "of this worker's own", "comes from this worker's examples")
+@refused(ad.CollectiveError, "noise_scale (cases.py:", "is this worker's own", "comes from this worker's examples")
 def the_noise_of_a_gradient_beside_itself(state, batch):
     own = jax.grad(loss)(state["w"], batch)
     return step(state, comm.all_reduce(own)), {"noise": mon.noise_scale(own, 2 * own).scale}
 
 
-@refused(ad.CollectiveError, "gradient_variance (cases.py:", "of this worker's own")
+@refused(ad.CollectiveError, "gradient_variance (cases.py:", "is this worker's own")
 def the_variance_the_wrong_way_round(state, batch):
     own = jax.grad(loss)(state["w"], batch)
     average = comm.all_reduce(own)

@@ -62,7 +62,7 @@ def norms_that_are_sums_over_examples(state, batch):
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=sums).trace}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "replicated already")
+@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "already averaged")
 def norms_beside_an_average(state, batch):
     _, grads, norms = mon.example_norms(loss_fn)(state, batch)
     average = comm.all_reduce(grads)

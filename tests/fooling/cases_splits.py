@@ -122,7 +122,7 @@ def mean_of_largest(state, batch):
     return comm.all_reduce(jnp.max(errors(state["w"], batch) ** 2))
 
 
-COMPARES = "only compares it"
+COMPARES = "only used in comparisons"
 
 
 @not_known(COMPARES, "cases_splits.py:", shares=None)

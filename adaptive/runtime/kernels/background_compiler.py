@@ -30,10 +30,10 @@ class KernelOwner(Protocol):
 
 
 class BackgroundCompiler:
-    """KernelOwner in one thread, so that the steps lose one core at most.
+    """Compiles in one thread, so that the steps lose at most one core.
 
-    Holds its owner weakly and ends with it. Nobody waits for it: not who closes it, nor, where that can be done safely
-    (see `background_threads`), the end of the process.
+    Holds its owner weakly and ends with it. `close` does not wait for it; nor does the end of the process, where that
+    is safe (see `background_threads`).
 
     Where a compile takes a good part of the process's cores, the seconds of the steps beside it are not the machine's.
     With `pauses` the thread lets a few steps pass alone before each compile, so that they can be measured. A pause
@@ -66,7 +66,7 @@ class BackgroundCompiler:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was put in is compiled."""
+        """Whether all submitted items are compiled."""
         with self._lock:
             return self._at is None and not self._waiting
 

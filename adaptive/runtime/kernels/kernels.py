@@ -178,7 +178,7 @@ class Kernels:
         return choice.microbatches
 
     def choose(self, local_index: int, size: int, at_least: int) -> Choice:
-        """Choose the microbatches of a worker for the next step, and for as many after it as the choice says."""
+        """Choose the microbatches of a worker for the next step, and for the number of steps that the choice holds."""
         worker, changes = self._workers[local_index], self.compiled.changes[local_index]
         chooser = worker.chooser
         if size == 0:
@@ -373,11 +373,10 @@ class Kernels:
             self._compiler.put(local_index, size, urgent=urgent)
 
     def _evict(self, local_index: int) -> None:
-        """Drop kernels that were used longest ago, so that memory does not grow with every size there ever was.
+        """Drop the least recently used kernels, so that memory does not grow with each new size.
 
-        Never what the next steps may use: buckets, the microbatches of the last step, the current size, and the one
-        that was asked for, of which this process may already have told the others that it can be made. Called between
-        steps only, by their thread.
+        Keeps what the next steps may use: buckets, the microbatches of the last step, the current size, and the
+        requested one, which this process may have announced as ready. Called between steps only, by their thread.
         """
         worker, buckets, ready = self._workers[local_index], self.compiled.buckets, self.compiled.ready[local_index]
         if self.splittable and not (1 in buckets and buckets <= ready.keys()):
@@ -403,7 +402,7 @@ class Kernels:
 
     @property
     def warm(self) -> bool:
-        """Whether everything that was asked for is compiled."""
+        """Whether all requested kernels are compiled."""
         return self._compiler.idle
 
     @property
@@ -414,7 +413,7 @@ class Kernels:
 
     @thread_status("waiting for kernels", compiles=True)
     def finish(self) -> None:
-        """Wait until everything that was asked for is compiled.
+        """Wait until all requested kernels are compiled.
 
         Raises:
           Exception: the error of the background compiler.

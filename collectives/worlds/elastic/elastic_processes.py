@@ -1,4 +1,8 @@
-"""Which processes of a job carry workers and which are on standby, and how that changes while the job runs."""
+"""The processes of a job that carry workers and those on standby, and how that changes while the job runs.
+
+All methods use the same replicated state (members, standby processes, requests), so the class is in one file; control
+messages, spawning and the rendezvous have files of their own.
+"""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_line_that_fails_ends_nothing(monkeypatch, caplog):
     world = LocalWorld(2)
     line = Progress(COURSE, world, Activity(world), SimpleNamespace(warm=True), Console(file=io.StringIO()))
     assert not _lives(line._thread)
-    assert "the progress line has failed" in caplog.text
+    assert "the progress line failed" in caplog.text
     line(event(1))
     line.close()
 

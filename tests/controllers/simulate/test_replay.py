@@ -277,7 +277,7 @@ def test_limits_are_those_of_the_run(trace):
     [
         ("not a trace\n", ":1: not a line of JSON"),
         ("[1]\n", ":1: not a line of JSON"),
-        ('{"kind": "step"}\n', ":1: neither a header nor"),
+        ('{"kind": "step"}\n', ":1: not a valid line of a record"),
         ('{"kind": "header", "version": 9}\n', ":1: a record of version 9"),
         (
             '{"kind": "header", "version": 1}\n',

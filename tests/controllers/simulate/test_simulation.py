@@ -317,7 +317,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(first):
 def test_a_cluster_that_nobody_is_left_of_is_refused():
     for last in (0, 2):
         gone = Cluster(EQUAL, first=1, present=lambda step, last=last: np.full(4, step <= last))
-        with pytest.raises(ValueError, match="nobody is"):
+        with pytest.raises(ValueError, match=r"all workers are lost|has no workers"):
             simulate(asking({}), gone, 12, 4)
 
 
