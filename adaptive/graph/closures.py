@@ -148,7 +148,9 @@ def _compared_with_itself(one: _Node, two: _Node) -> tuple[bool, _Pairs]:
 
 
 def _compared(one: _Node, two: _Node) -> tuple[bool | None, _Pairs]:
-    """Compare objects that two traces have made. `None`: they cannot be compared."""
+    """Compare two objects, each created by one trace. Returns whether they are equal (`None` if they cannot be
+    compared), and pairs of parts that remain to be compared.
+    """
     a, b = one.thing, two.thing
     if is_live(a) and is_live(b):
         return True, []

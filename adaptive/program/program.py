@@ -112,7 +112,7 @@ class Program(Generic[State, Metrics]):
       world: where the program runs.
 
     Raises:
-      DriverError: the driver or an argument is invalid; or no world was given, and there are several processes.
+      DriverError: the driver or an argument is invalid; or there is no world, and there are several processes.
       DataError: the data cannot be used.
       BatchSizeError: `global_batch` or `shares` is impossible.
       DisagreementError: processes differ in driver, data, state or settings. On every process.
@@ -273,9 +273,9 @@ class Program(Generic[State, Metrics]):
         """Run steps, and yield a report of each. Call it on every process.
 
         Args:
-          epochs: stop after so many more epochs. A batch that spans the end of an epoch has the last examples of one
-            epoch and the first of the next, and may hold one example twice.
-          steps: stop after so many more steps.
+          epochs: stop after this number of further epochs. A batch that spans the end of an epoch has the last examples
+            of one epoch and the first of the next, and may hold one example twice.
+          steps: stop after this number of further steps.
           progress: show the run's progress on rank 0, on stderr: one live line on a terminal, else plain lines; and the
             reason when a step takes long.
           log: sinks to which rank 0 writes each step, in a background thread:

@@ -1,4 +1,4 @@
-"""What one call of `Program.run` opens and closes: the progress display, logs, and checkpoints."""
+"""The outputs that one call of `Program.run` opens and closes: progress display, logs, and checkpoints."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class SteadyLoop:
             status.repeats = False
 
     def _say(self, p: ProgramParts) -> None:
-        """Have the status repeat this process's part of the step before, if none of it has changed."""
+        """Let the status repeat this process's part of the previous step, if nothing in it has changed."""
         kernels, status = p.engine.kernels, p.status
         says = (
             p.digest.value,
@@ -191,7 +191,7 @@ class SteadyLoop:
         )
 
     def _meanwhile(self) -> None:
-        """Run what is done while the first kernels compute."""
+        """Do the work that overlaps with the first kernels."""
         p = self._parts
         p.stream.prefetch(self._sizes)
         self._check_update()

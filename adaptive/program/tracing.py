@@ -54,12 +54,12 @@ class TraceRecorder:
 
     @property
     def traced(self) -> Traced | None:
-        """What is traced. Replicated."""
+        """The steps to trace. Replicated."""
         return self._traced
 
     @traced.setter
     def traced(self, traced: Traced | None) -> None:
-        """Begin, or go on as the others do, or end without a word."""
+        """Start, continue as the other processes do, or end without writing."""
         if (traced is None) != (self._traced is None):
             timeline = None if traced is None else Timeline()
             self._engine.context.timeline = timeline
@@ -83,7 +83,7 @@ class TraceRecorder:
             self._traced, self._step = self._traced._replace(since=since, until=until), self._step + steps
 
     def end(self) -> None:
-        """Write what was recorded so far. All processes call it; communicates."""
+        """Write the recorded steps. All processes call it; communicates."""
         traced, timeline, world = self._traced, self._engine.context.timeline, self._world
         if traced is None or timeline is None:
             return
@@ -102,7 +102,7 @@ class TraceRecorder:
                 _log.warning("the trace is not written: %s: %s", error.strerror or error, traced.path)
 
     def close(self) -> None:
-        """Write what was recorded, with one process; else log that nothing is written. Does not communicate."""
+        """Write the recorded steps if there is one process; else log that none are written. Does not communicate."""
         traced = self._traced
         if traced is None:
             return

@@ -1,4 +1,4 @@
-"""What all worlds share: their `with` block, and membership that never changes.
+"""Base class of all worlds: their `with` block, and membership that never changes.
 
 Entering a world makes it the world of eager collectives; leaving it closes it. Inside the block, termination signals
 are handled.

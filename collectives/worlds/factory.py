@@ -33,9 +33,8 @@ def world(
 ) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
     """Return the world of all workers: the same script runs as one worker, on several devices, and under `mpirun -n N`.
 
-    * After `jax.distributed.initialize()`, of several processes: a `JaxWorld`, one worker per device of each; also
-      under
-      mpirun or srun, unless only some of the processes that were started have joined.
+    * After `jax.distributed.initialize()` of several processes: a `JaxWorld`, one worker per device of each; also under
+      mpirun or srun, unless only some of the started processes have joined.
     * Started by mpirun, mpiexec or srun: an `MPIWorld`, one worker per rank.
     * Several devices in this process: a `DeviceWorld`, one worker per device.
     * Otherwise a `SoloWorld`.
@@ -45,23 +44,19 @@ def world(
     In a `JaxWorld` processes neither join nor leave, so options that need this are errors there.
 
     Args:
-      devices: those of this process that get a worker. By default all of them, but one per rank under MPI.
-      workers: number of workers at first; the others are in reserve, until a program requests them by
+      devices: the devices of this process, with one worker each. By default all of them; under MPI, one per rank.
+      workers: number of workers at the start; the others are in reserve, until a program requests them by
         `rescale(workers=…)`. By default all.
       min_workers: with fewer workers left, all processes stop; and no program can request fewer.
-      max_workers: the largest number of workers under MPI: where a program requests more than were started, further
-        ones
-        are spawned. By default as many as were started. In one process there are as many as there are devices.
+      max_workers: the largest number of workers under MPI: if a program requests more than were started, processes are
+        spawned for the rest. By default the number that was started. In one process it is the number of devices.
       respawn: whether workers that are lost, or receive a termination signal, are replaced: from the reserve, or, with
         `max_workers`, by spawning.
-      lost: what the others do when processes are lost: "continue" or "stop". By default they continue where MPI was
-        started
-        so that they can: by Open MPI's `mpirun --with-ft ulfm`.
-      hang_timeout: seconds for which one rank may keep all others waiting before it is reported as stuck; after
-        twice that
-        it is killed, where losses are survived, or else the job ends. 0: no limit. The same on all ranks. Has no
-        effect in
-        one process.
+      lost: what the others do when processes are lost: "continue" or "stop". By default they continue if MPI supports
+        it: if the job was started by Open MPI's `mpirun --with-ft ulfm`.
+      hang_timeout: seconds for which one rank may keep all others waiting before it is reported as stuck. After twice
+        that time it is killed, if the others can continue; else the job ends. 0: no limit. The same on all ranks. Has
+        no effect in one process.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers now), `rank` (this process) and
@@ -69,9 +64,9 @@ def world(
 
     Raises:
       CollectiveError: `hang_timeout` is not a number of seconds.
-      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or losses
-        are to be survived, and cannot be.
-      WorkerCountError: there cannot be so many workers, or so few; or they are to join and leave where they cannot.
+      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or `lost`
+        is "continue", which this MPI does not support.
+      WorkerCountError: a number of workers is not possible; or this world's workers can neither join nor leave.
 
     Example:
       >>> import jax, collectives as comm

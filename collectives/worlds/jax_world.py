@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class _ProcessInfo(NamedTuple):
-    """What a process tells the others when a world is made."""
+    """The facts that a process sends to the others when a world is created."""
 
     devices: list[int]  # JAX's numbers of them
     host: tuple[str, str]  # equal on processes that see each other's pids
@@ -167,7 +167,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         return f"JaxWorld({self.capacity} worker{'s' * (self.capacity > 1)}; {which})"
 
     def _exchange_infos(self) -> list[_ProcessInfo]:
-        """Return what all processes tell of themselves, by rank, and start the watchdog. Communicates."""
+        """Exchange facts about all processes, start the watchdog, and return the facts by rank. Communicates."""
         transport = self.transport
         cpus = None if chosen_threads() else allowed_cpus()
         host = platform.node(), this_process().space

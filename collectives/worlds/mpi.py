@@ -79,8 +79,9 @@ class MPIWorld(MultiProcessWorld):
       watchdog: the thread that finds stuck ranks; None where hang_timeout is 0 or there are no others.
 
     Raises:
-      LaunchError: MPI cannot be loaded, or is not that of the launcher; or losses are to be survived, and cannot be.
-      WorkerCountError: there cannot be so many workers, or so few.
+      LaunchError: MPI cannot be loaded, or is not that of the launcher; or `lost` is "continue", which this MPI does
+        not support.
+      WorkerCountError: a number of workers is not possible.
       CollectiveError: `hang_timeout` is not a number of seconds.
       DisagreementError: `hang_timeout` differs between ranks. On every rank.
       WorkerError: a process was lost while the world was made.

@@ -1,4 +1,4 @@
-"""What worlds of several processes share."""
+"""Base class of worlds of several processes."""
 
 from __future__ import annotations
 

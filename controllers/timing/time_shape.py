@@ -84,8 +84,8 @@ class Shape(NamedTuple):
     def go_to(self, sizes: np.ndarray, doubted: np.ndarray) -> Shape:
         """Return the state at other sizes, extrapolated along the line from the nearest point.
 
-        From the last size on where points are `doubted`, shape=(n,), bool: what they are wrong by must not be taken for
-        a change of speed.
+        Where points are `doubted`, shape=(n,), bool, extrapolates from the last size instead: the points' errors must
+        not count as a change of speed.
         """
         every = np.arange(len(sizes))
         nearest, off, free = self._nearest(sizes)

@@ -222,7 +222,7 @@ class ElasticProcesses:
                 self._messages.send([rank], ASK)
 
     def _spawn(self, missing: int) -> int:
-        """Spawn processes for so many workers, and return how many spawned workers are ready."""
+        """Spawn processes for the missing workers, and return how many spawned workers are ready."""
         for worker_slots in self._available()[len(self._standby) :]:
             if missing <= 0 or self.spawner.failed:
                 break
@@ -468,7 +468,7 @@ def started_processes(
     """Return the processes that the job was started with; arguments as of `MPIWorld`.
 
     Raises:
-      WorkerCountError: there cannot be so many workers, or so few.
+      WorkerCountError: a number of workers is not possible.
     """
     there = everyone.everyone[-1].worker_slots.stop
     first = there if workers is None else number_of_workers(workers, there)

@@ -21,7 +21,7 @@ NO_RANK = -1
 
 
 class Attendee(NamedTuple):
-    """What a process says of itself at a rendezvous."""
+    """The facts that a process reports at a rendezvous."""
 
     process: Process
     rank: int  # among the working processes; `NO_RANK` on standby
@@ -30,7 +30,7 @@ class Attendee(NamedTuple):
 
 
 class RendezvousPlan(NamedTuple):
-    """What follows a rendezvous. Replicated."""
+    """The members and tasks of all processes after a rendezvous. Replicated."""
 
     purpose: str
     ranks: tuple[int, ...]  # of the working processes, in the job's new communicator, in the order of their new ranks
@@ -39,7 +39,7 @@ class RendezvousPlan(NamedTuple):
 
 
 class RendezvousResult(NamedTuple):
-    """What a process has after a rendezvous."""
+    """The result of a rendezvous for one process."""
 
     plan: RendezvousPlan | None  # None where no working process is left
     job: ProcessGroup
@@ -135,7 +135,7 @@ def _enter(mpi: Any, entry: Any) -> Any:
 
 
 def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> RendezvousResult:
-    """Decide what follows, and make the communicator of the working processes."""
+    """Exchange facts, decide on the members, and create the communicator of the working processes."""
     roles = comm.allgather(role)
     job = ProcessGroup(comm, tuple(r.process for r in roles))
     working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]

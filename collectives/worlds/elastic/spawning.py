@@ -25,7 +25,7 @@ _log = logging.getLogger("adaptive")
 
 
 class SpawnRequest(NamedTuple):
-    """What a spawned process receives when it makes its world."""
+    """The message that a spawned process receives when it creates its world."""
 
     worker_slots: range  # its own worker slots
     capacity: int  # of the world

@@ -47,7 +47,7 @@ class SlotLayout:
         self.torn = 0
 
     def vectors(self, slot: np.ndarray) -> Vectors:
-        """Return what was published, from a copy of its slot. Views."""
+        """Return the published vectors, as views of a copy of their slot."""
         return [slot[start : start + n] for start, n in zip(self._starts, self._nbytes, strict=False)]
 
     def write(self, place: np.ndarray, round: int, vectors: Vectors, fence: Callable[[], None]) -> None:

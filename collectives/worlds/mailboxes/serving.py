@@ -62,7 +62,7 @@ class PublishedCopies:
         self._latest: dict[int, _Answer] = {}  # by place
 
     def newest(self, place: int, round: int) -> _Answer | None:
-        """Return a copy of what was published last, or None. Several readers may share one."""
+        """Return a copy of the last publication, or None. Several readers may share one."""
         number = self._layout.number(self._copy, place, round)
         latest = self._latest.get(place)
         if not number:

@@ -24,7 +24,7 @@ TuningKey = tuple[Hashable, int]  # a channel, and a number that encodes the lay
 
 
 class Autotuner:
-    """Chooses among so many algorithms, for messages of one layout.
+    """Chooses the fastest of several algorithms, for messages of one layout.
 
     Attributes:
       seconds: the time of each algorithm; None until it is measured. Replicated.

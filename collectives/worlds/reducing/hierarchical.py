@@ -108,7 +108,7 @@ class HierarchicalSum:
         self._within.Bcast(values)
 
     def _add_up(self, piece: FlatPart) -> None:
-        """Sum a piece within the host, and begin to sum it between hosts."""
+        """Sum a piece within the host, and start its sum between hosts."""
         if self._leads:
             self._within.Reduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target)
             between = InterHostSum(self._between, piece.target)

@@ -12,7 +12,7 @@ _SHOWN = 8  # different intents; a thousand ranks are in a few places
 
 
 class Intent(NamedTuple):
-    """What a process is about to do, as it tells the others after a disagreement."""
+    """The operation that a process is about to run, sent to the others after a disagreement."""
 
     about: str  # the operation; "" if it has no description
     text: str  # what it sends
