@@ -120,7 +120,7 @@ def test_of_strategies():
 
 
 def test_what_cannot_be_apart_is_refused():
-    with pytest.raises(CollectiveError, match=r"divergence.*is given parameters that are replicated(?s:.*)replica"):
+    with pytest.raises(CollectiveError, match=r"divergence.*has replicated parameters(?s:.*)replica"):
         program_of(lambda own, average: {"d": mon.divergence(average)})
     with pytest.raises(CollectiveError, match=r"divergence.*average= that can differ.*(?s:.*)mon.divergence\(params\)"):
         program_of(lambda own, average: {"d": mon.divergence(own, jax.tree.map(lambda x: x * 2, own))})
