@@ -201,17 +201,15 @@ class BatchSizes:
     def _prepare(self) -> None:
         self._readiness.prepare(self.current if self.pending is None else self.pending, self.current)
 
-    # --- worker slots
-    # --------------------------------------------------------------------------------------------------------
+    # --- members ------------------------------------------------------------------------------------------------------
 
     def change_members(self, members: Sequence[int], joined: Sequence[int], lost: Collection[int] = ()) -> list[str]:
         """Split the global batch over the new members, at once; return notes on it.
 
         Args:
-          lost: worker slots whose workers did not leave: of those others tell.
-          joined: worker slots with another worker than before. Nothing is known of its speed: it begins with the mean
-          share of
-            those who stay.
+          members: the occupied worker slots.
+          joined: slots with a new worker. Its speed is unknown, so it starts with the mean share of those that stay.
+          lost: slots whose workers were lost. The notes leave them out: a `Loss` reports them.
         """
         left = [slot for slot in self.members if slot not in members and slot not in lost]
         notes = [f"worker slot {slot} is empty: its worker has left." for slot in left]

@@ -170,7 +170,7 @@ def test_a_schedule_of_epochs_and_by_a_function():
 
 def test_schedules_without_a_beginning_are_refused():
     for wrong in ({}, {10: 64}):
-        with pytest.raises(ValueError, match="from 0"):
+        with pytest.raises(ValueError, match="the first entry must be for 0"):
             ctrl.schedule(wrong)
     with pytest.raises(ValueError, match="'minute'"):
         ctrl.schedule({0: 1}, by="minute")

@@ -19,6 +19,11 @@ def drawn(path, steps=40, n=2, **options):
     return {chart.name: chart.figure for chart in made}
 
 
+def test_the_first_chart_shows_the_seconds_of_steps_by_cause(tmp_path):
+    first, *_ = charts(read_columns(record(tmp_path / "run.jsonl", np.full((40, 2), 0.02))))
+    assert first.title == "Seconds per step, by cause"
+
+
 def tooltips(figure):
     """What a pointer shows: labels, and the values at some point."""
     import bokeh.models
