@@ -62,6 +62,7 @@ from adaptive.base.python_stacks import shortened as shortened
 from adaptive.base.python_stacks import stack_of as stack_of
 from adaptive.base.python_stacks import write_stacks_upon_signal as write_stacks_upon_signal
 from adaptive.base.python_stacks import written_stacks as written_stacks
+from adaptive.base.reductions import Gathered as Gathered
 from adaptive.base.reductions import Mixed as Mixed
 from adaptive.base.reductions import Reduction as Reduction
 from adaptive.base.reductions import Sliced as Sliced

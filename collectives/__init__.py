@@ -15,6 +15,7 @@ from .worlds.oversubscription import OversubscriptionWarning as Oversubscription
 
 if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
+    from ._codes import top_k as top_k
     from ._merge import merge as merge
     from ._neighbor_mean import neighbor_mean as neighbor_mean
     from ._robust import geometric_median as geometric_median
@@ -28,6 +29,7 @@ __getattr__, __dir__ = on_use(
     __name__,
     {
         "asynchronous_mean": "._asynchronous_mean",
+        "top_k": "._codes",
         "merge": "._merge",
         "neighbor_mean": "._neighbor_mean",
         "geometric_median": "._robust",

@@ -6,14 +6,16 @@ from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from adaptive.extend import EXAMPLES, read
 
+from ._coded import check_coded, in_codes
+from ._codes import codec_of
 from ._leaves import combine, error, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
 from ._robust import Robust, robust_of, robustly
-from ._wire import Rounding, narrow, with_feedback
+from ._wire import Rounding, Wire, narrow, with_feedback
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ def all_reduce(
     weight: ArrayLike | None = None,
     when: ArrayLike | None = None,
     nonfinite: Literal["drop"] | None = None,
-    wire: DTypeLike | None = None,
+    wire: Wire | None = None,
     rounding: Rounding = "nearest",
 ) -> T:
     """Combine values over all workers.
@@ -61,12 +63,16 @@ def all_reduce(
       nonfinite: "drop" leaves out of a mean, with their examples, contributions that are not finite in all leaves: of a
         worker, or of the one kernel call of a worker that they come from. By default the program's `nonfinite=` says
         what is done.
-      wire: a format of two bytes in which a mean or sum travels both ways, `jnp.bfloat16` or `jnp.float16`: half the
+      wire: a format in which a mean or sum travels both ways. Of two bytes, `jnp.bfloat16` or `jnp.float16`: half the
         bytes. It is added up in single precision. By default everything travels as it is. float16 ends at 65504: of a
         mean over examples nothing larger than the values travels, but with `weight=` the product of weight and value,
         and for a sum the sum, must stay below. bfloat16 has the range of float32.
-      rounding: to that format: "nearest"; "stochastic", right on average, for bfloat16; or "error_feedback": each
-        worker adds what was lost to what it sends the next time.
+        Or a compressed format: "8bit", "4bit" or "2bit", or `comm.top_k(k)`, which sends a few numbers of each block.
+        Blocks of 2048 numbers share a scale of four bytes. Each worker sums a slice of the codes in single precision,
+        and the sums are coded again; what `top_k` selects is gathered. The tree is one vector, in the range of float32.
+      rounding: to that format: "nearest"; "stochastic", right on average, for bfloat16 and for bits; or
+        "error_feedback": each worker adds what was lost to what it sends the next time. The lost part is per worker:
+        zero on a joining worker, gone with a lost one, kept through other batch sizes, and part of checkpoints.
 
     Returns:
       `tree` with each leaf reduced, of its shape and dtype. Replicated; with `when`, local, since it may not have been
@@ -99,6 +105,10 @@ def all_reduce(
         return robustly(robust_of(op), tree, leaves, scale, go)
     if nonfinite == "drop":
         leaves, scale = _only_finite(leaves, scale)
+    codec = codec_of(wire)
+    if codec is not None:
+        check_coded(codec, rounding, [leaf.dtype for leaf in leaves.values()], op)
+        return in_codes(codec, rounding, tree, leaves, scale, go)
     how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
     if how is not None and scale is not None and weight is None:
         scale = how.weight_of(scale)

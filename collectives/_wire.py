@@ -13,12 +13,15 @@ from jax.typing import DTypeLike
 
 from adaptive.extend import GLOBAL_BATCH, Sliced, operator_state, read
 
+from ._codes import Codec
 from ._leaves import combine, error
 from ._local_mean import local_sum
 from ._reduce import Reduce
 
 Rounding = Literal["nearest", "stochastic", "error_feedback"]
+Wire = DTypeLike | Codec  # "8bit", "4bit" and "2bit" are strings, as names of dtypes are
 _FORMATS = ("bfloat16", "float16")
+FORMATS_IN_WORDS = 'Use jnp.bfloat16, jnp.float16, "8bit", "4bit", "2bit" or comm.top_k(64).'
 _LOW_BITS = 16  # bits of a single-precision number that bfloat16 drops
 
 
@@ -72,7 +75,7 @@ def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) 
     except TypeError:
         name = repr(wire)
     if name not in _FORMATS:
-        raise error("all_reduce", f"wire={name} is not a supported format. Use jnp.bfloat16 or jnp.float16.")
+        raise error("all_reduce", f"wire={name} is not a supported format. {FORMATS_IN_WORDS}")
     if rounding not in get_args(Rounding):
         raise error("all_reduce", f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
     if rounding != "nearest" and name != "bfloat16":

@@ -1,18 +1,20 @@
 """Reductions of a message's part over the workers, other than sums and extremes.
 
-Worlds know "sum", "max" and "min" by name. Others are objects, of two kinds:
+Worlds know "sum", "max" and "min" by name. Others are objects, of three kinds:
 
 * `Sliced`: each worker receives one slice of all workers' values and reduces it; then all receive all slices. The
   traffic is that of an all-reduce (twice the part), but the reduction can tell workers apart, and values may travel in
   another format than they are reduced in.
 * `Mixed`: each worker receives the values of some others, and averages them with its own.
+* `Gathered`: each worker receives the values of all others.
 
-Both are frozen dataclasses, equal on all workers, and compared by their fields.
+All are frozen dataclasses, equal on all workers, and compared by their fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
 
@@ -34,6 +36,11 @@ class Sliced:
     adds_up = False
     elementwise = False
     is_sum = False
+
+    @property
+    def granule(self) -> int:
+        """Return the number of elements of which every slice holds a multiple."""
+        return 1
 
     def wire_dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the dtype in which values of `dtype` travel."""
@@ -133,7 +140,22 @@ class Mixed:
         ]
 
 
-Reduction = str | Sliced | Mixed
+@dataclass(frozen=True)
+class Gathered:
+    """All workers' values on every worker. A part has a row for each worker slot; a worker sends its own row alone.
+
+    Rows of the other workers are zeros where the part is sent. In the result, the row of an empty slot is zeros.
+    """
+
+    adds_up = False
+    elementwise = False
+
+    def in_one_place(self, rows: Sequence[jax.Array]) -> jax.Array:
+        """Return the result of values that are all on one device; `rows[i]` is worker i's part."""
+        return jnp.stack([part[worker] for worker, part in enumerate(rows)])
+
+
+Reduction = str | Sliced | Mixed | Gathered
 
 
 def average(weighed: Sequence[tuple[float, Any]]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, LookAtPiece, Parts, PartSpec
 from adaptive.base.mailbox import LocalMailboxes
-from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_calls
+from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, combine_calls
 from adaptive.base.worker_slots import WorkerSlots
 
 
@@ -58,6 +58,8 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
             return op.in_one_place(column, step, self.members)
         if isinstance(op, Sliced):
             one = _compiled(op)(list(column), np.int32(step))
+        elif isinstance(op, Gathered):
+            one = op.in_one_place(column)
         else:
             one = reduce(partial(combine_calls, op), column)
         return [one] * len(column)

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
 import adaptive as ad
 from adaptive.extend import whole
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
+from collectives._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._trees import arrays, check_optimizer, check_wire, minus
+from ._trees import arrays, check_optimizer, minus, rounding_of
 
 
 class Rounds(NamedTuple):
@@ -31,7 +31,8 @@ def diloco(
     outer: optax.GradientTransformation,
     steps: int,
     *,
-    wire: DTypeLike | None = None,
+    wire: Wire | None = None,
+    rounding: Rounding | None = None,
 ) -> Strategy:
     """Return the DiLoCo strategy: local steps by an inner optimizer, whose change is a gradient for an outer one.
 
@@ -45,37 +46,47 @@ def diloco(
       inner: an optax optimizer; its state is per worker and kept from round to round. AdamW in the paper.
       outer: an optax optimizer; its state is replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
       steps: local steps in a round.
-      wire: a format of two bytes for the outer gradient, `jnp.bfloat16`. See `collectives.all_reduce`.
+      wire: a format for the outer gradient: `jnp.bfloat16`, "8bit", "4bit", "2bit" or `comm.top_k(64)`. See
+        `collectives.all_reduce`. Four bits take an outer momentum of 0.9; with "2bit" use 0.5, and with `top_k`
+        `optax.sgd(1.0)`, since feedback and momentum both carry a round's change into later rounds.
+      rounding: to that format; see `collectives.all_reduce`. By default "error_feedback" for formats of bits, and else
+        "nearest".
 
     Returns:
       A `Strategy`; its loss is the mean over the round's steps.
 
     Raises:
-      CollectiveError: an argument is not an optimizer, `steps` is not a positive integer, or `wire` is not supported.
+      CollectiveError: an argument is not an optimizer, `steps` is not a positive integer, or `wire` or `rounding` is
+        not supported.
 
     Example:
-      >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)            # doctest: +SKIP
-      >>> strategy = sync.diloco(optax.adamw(4e-4), outer, steps=50)     # doctest: +SKIP
+      >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)                         # doctest: +SKIP
+      >>> strategy = sync.diloco(optax.adamw(4e-4), outer, steps=50, wire="4bit")     # doctest: +SKIP
 
     References:
       Douillard et al. 2023, "DiLoCo: Distributed low-communication training of language models", algorithm 1.
     """
     check_optimizer("diloco", inner, "inner")
     check_optimizer("diloco", outer, "outer")
-    return rounds("diloco", inner, outer, steps, wire)
+    return rounds("diloco", inner, outer, steps, wire, rounding)
 
 
 def rounds(
-    name: str, inner: optax.GradientTransformation, outer: optax.GradientTransformation, steps: int, wire: Any
+    name: str,
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    steps: int,
+    wire: Wire | None,
+    rounding: Rounding | None,
 ) -> Strategy:
     """Return a strategy with local steps by `inner` and a common step by `outer`.
 
     Raises:
-      CollectiveError: `steps` is not a positive integer, or `wire` is not supported.
+      CollectiveError: `steps` is not a positive integer, or `wire` or `rounding` is not supported.
     """
     if whole(steps) is None or steps < 1:
         raise error(name, f"steps={steps!r} must be a positive integer: the number of local steps.")
-    check_wire(name, wire)
+    how: dict[str, Any] = {"wire": wire, "rounding": rounding_of(name, wire, rounding)}
 
     def init(params: Any) -> Rounds:
         params = arrays(params)
@@ -91,7 +102,7 @@ def rounds(
         (params, opt_state), losses = jax.lax.scan(
             local_step, arrays((state.params, state.inner)), ad.minibatches(batch, steps)
         )
-        gradient = all_reduce(minus(state.params, params), wire=wire)
+        gradient = all_reduce(minus(state.params, params), **how)
         updates, outer_state = outer.update(gradient, state.outer, state.params)
         new = Rounds(optax.apply_updates(state.params, updates), outer_state, opt_state)
         return new, jax.tree.map(lambda x: x.mean(0), losses), None, None

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import optax
-from jax.typing import DTypeLike
+
+from collectives._wire import Rounding, Wire
 
 from ._diloco import rounds
 from ._strategy import Strategy
 from ._trees import check_optimizer
 
 
-def local_steps(optimizer: optax.GradientTransformation, steps: int, *, wire: DTypeLike | None = None) -> Strategy:
+def local_steps(
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    *,
+    wire: Wire | None = None,
+    rounding: Rounding | None = None,
+) -> Strategy:
     """Return the local SGD strategy: each worker takes `steps` steps of its own, then models are averaged by examples.
 
     A round is a step of the program (see docs/federated.md): it sends the parameters' bytes once in `steps` steps, and
@@ -20,13 +27,15 @@ def local_steps(optimizer: optax.GradientTransformation, steps: int, *, wire: DT
     Args:
       optimizer: an optax optimizer; its state is per worker and kept from round to round.
       steps: local steps in a round.
-      wire: a format of two bytes for what a round has changed, `jnp.bfloat16`. See `collectives.all_reduce`.
+      wire: a format for what a round has changed: `jnp.bfloat16`, "4bit". See `diloco`.
+      rounding: to that format. See `diloco`.
 
     Returns:
       A `Strategy`; its loss is the mean over the round's steps.
 
     Raises:
-      CollectiveError: `optimizer` is not an optimizer, `steps` is not a positive integer, or `wire` is not supported.
+      CollectiveError: `optimizer` is not an optimizer, `steps` is not a positive integer, or `wire` or `rounding`
+        is not supported.
 
     Example:
       >>> strategy = sync.local_steps(optax.sgd(0.1), steps=8)            # doctest: +SKIP
@@ -36,4 +45,4 @@ def local_steps(optimizer: optax.GradientTransformation, steps: int, *, wire: DT
       McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", algorithm 1.
     """
     check_optimizer("local_steps", optimizer)
-    return rounds("local_steps", optimizer, optax.sgd(1.0), steps, wire)
+    return rounds("local_steps", optimizer, optax.sgd(1.0), steps, wire, rounding)

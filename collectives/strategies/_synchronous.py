@@ -6,10 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import optax
-from jax.typing import DTypeLike
 
 from collectives._robust import Robust
-from collectives._wire import Rounding
+from collectives._wire import Rounding, Wire
 
 from ._strategy import Strategy, one_step
 from ._trees import all_reduced, arrays, check_optimizer
@@ -27,7 +26,7 @@ def synchronous(
     *,
     op: Literal["mean", "median"] | Robust = "mean",
     nonfinite: Literal["drop"] | None = None,
-    wire: DTypeLike | None = None,
+    wire: Wire | None = None,
     rounding: Rounding = "nearest",
 ) -> Strategy:
     """Return the synchronous SGD strategy: gradients are averaged by examples, and one model takes the step.

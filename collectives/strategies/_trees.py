@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ from jax.typing import DTypeLike
 
 import adaptive as ad
 from collectives._all_reduce import all_reduce
+from collectives._codes import codec_of
 from collectives._leaves import error
+from collectives._wire import Rounding, Wire
 
 T = TypeVar("T")
 
@@ -61,8 +63,35 @@ def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax
     return optimizer
 
 
-def check_wire(what: str, wire: DTypeLike | None) -> DTypeLike | None:
+def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Rounding:
+    """Return how a round's result is rounded: as given, or by default with feedback to codes, and else to the nearest.
+
+    Called before anything is traced.
+
+    Raises:
+      CollectiveError: the format or the rounding is not supported, or they do not go together.
+    """
+    codec = codec_of(wire)
+    if codec is None:
+        check_wire(what, wire, ' or of bits, such as  wire="4bit"')
+    if rounding is None:
+        return "nearest" if codec is None else "error_feedback"
+    if rounding not in get_args(Rounding):
+        raise error(what, f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
+    if wire is None:
+        raise error(what, f'rounding={rounding!r} needs a format to round to:  wire="4bit"')
+    if codec is None and rounding != "nearest" and jnp.dtype(wire) != jnp.bfloat16:
+        raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not {jnp.dtype(wire).name}.")
+    if codec is not None and codec.is_sparse and rounding != "error_feedback":
+        raise error(what, f'rounding={rounding!r} would lose what comm.top_k leaves out:  rounding="error_feedback"')
+    return rounding
+
+
+def check_wire(what: str, wire: DTypeLike | None, others: str = "") -> DTypeLike | None:
     """Return `wire` if it is a two-byte format or None; called before anything is traced.
+
+    Args:
+      others: names other formats in the error.
 
     Raises:
       CollectiveError: the format is not supported.
@@ -72,5 +101,5 @@ def check_wire(what: str, wire: DTypeLike | None) -> DTypeLike | None:
     except TypeError:
         known = False
     if not known:
-        raise error(what, f"wire={wire!r} is not a two-byte format:  wire=jnp.bfloat16")
+        raise error(what, f"wire={wire!r} is not a two-byte format, such as  wire=jnp.bfloat16{others}")
     return wire

@@ -58,3 +58,11 @@ def world(make_world):
     """A world of the kind under test, entered."""
     with make_world() as world:
         yield world
+
+
+@pytest.fixture
+def double_precision():
+    """JAX in double precision, for comparisons to the last digits."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

@@ -21,7 +21,7 @@ def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
     """
     workers, number = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     sent = op.sent(x.reshape(-1), step, number)
-    sent = jnp.pad(sent, (0, -len(sent) % workers)).reshape(workers, -1)
+    sent = jnp.pad(sent, (0, -len(sent) % (workers * op.granule))).reshape(workers, -1)
     rows = jax.lax.all_to_all(sent, axis, 0, 0)
     statistics = summed_statistics(op, rows, number == 0, lambda found: jax.lax.psum(found, axis))
     slices = jax.lax.all_gather(op.reduced(rows, statistics, step, number), axis)

@@ -1,8 +1,9 @@
-"""Custom reductions (`Sliced` and `Mixed`) between processes: MPI sends from the host, and the host reduces.
+"""Custom reductions (`Sliced`, `Mixed`, `Gathered`) between processes: MPI sends from the host, and the host reduces.
 
 A `Sliced` part is sent twice: each process receives a slice of all workers' values, and when it has reduced that, all
 gather all slices. So a process sends and receives as many bytes as in an all-reduce, in the format of the reduction. A
-`Mixed` part is sent to the workers that average it, and to no others.
+`Mixed` part is sent to the workers that average it, and to no others. Of a `Gathered` part each process sends its
+workers' rows to all others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import Mixed, Parts, Reduction, Sliced, average, summed_statistics
+from adaptive.extend import Gathered, Mixed, Parts, Reduction, Sliced, average, summed_statistics
 from collectives.worlds.transport.operations import pieces
 
 from .hierarchical import HierarchicalSum
@@ -28,7 +29,7 @@ RowsByWorker = Mapping[int, np.ndarray]  # a part, of each worker that this proc
 def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
     """Reduce a part into `received`, the same on all processes."""
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
-    bounds = [len(flat) * rank // comm.size for rank in range(comm.size + 1)]
+    bounds = [len(flat) // op.granule * rank // comm.size * op.granule for rank in range(comm.size + 1)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         sent = [np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))) for worker, x in rows.items()]
         found = _slice_of_all(comm, sent, bounds)
@@ -53,6 +54,20 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
 
     hosts.reduce(own, between)
     flat[:] = own.astype(flat.dtype)
+
+
+def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray, worker_slots: Sequence[Sequence[int]]) -> None:
+    """Gather workers' rows into `received`, which has one for each worker slot; the same on all processes.
+
+    Args:
+      worker_slots: the workers of each process, by rank.
+    """
+    own = np.stack([part[worker] for worker, part in rows.items()])
+    sizes = np.array([len(workers) for workers in worker_slots]) * own[0].size
+    arrived = np.empty((sum(map(len, worker_slots)), *own.shape[1:]), own.dtype)
+    comm.Allgatherv(_words(own), _placed(arrived, sizes))
+    received[...] = 0
+    received[[worker for workers in worker_slots for worker in workers]] = arrived
 
 
 def mixed(
@@ -181,6 +196,8 @@ class CustomReductions:
                 sum_by_hosts(hosts, op, rows, self._buffers[j], self._step)
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step)
+            elif isinstance(op, Gathered):
+                gathered(comm, rows, self._buffers[j], slots)
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Return `results`, which are right for the first worker, with the results of the other workers in their

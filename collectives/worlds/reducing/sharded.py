@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Mixed, Parts, Reduction, Sliced, thread_status
+from adaptive.extend import Gathered, Mixed, Parts, Reduction, Sliced, thread_status
 from collectives.worlds.transport.tcp_tree import in_order_of_lines
 
 from .custom_on_devices import by_slices, mixed, table
@@ -187,6 +187,8 @@ def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
         return jnp.zeros(x.shape, x.dtype)
     if isinstance(op, Mixed):
         return mixed(x, by_step[1][part], "worker")
+    if isinstance(op, Gathered):
+        return jax.lax.all_gather(x[jax.lax.axis_index("worker")], "worker")
     return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
 
 

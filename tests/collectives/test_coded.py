@@ -1,0 +1,278 @@
+"""`all_reduce` in codes of a few bits: error feedback, weights, gates, and what is not finite."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+from collectives._codes import codec_of
+
+SIZES = (4, 6, 2)
+FEEDBACK = "error_feedback"
+WIRES = {"8bit": "8bit", "4bit": "4bit", "2bit": "2bit", "top_k": comm.top_k(2, of=16)}
+N = 40  # numbers of the tree below
+
+
+def data(seed=0):
+    return {"x": np.random.default_rng(seed).normal(size=(120, N))}
+
+
+def driver_of(**options):
+    """A sum over steps of a reduced mean, of two leaves."""
+
+    def driver(total, batch):
+        own = batch["x"].mean(0)
+        found = comm.all_reduce({"a": own[:30].reshape(5, 6), "b": own[30:]}, **options)
+        return total + jnp.concatenate([found["a"].reshape(-1), found["b"]]), {}
+
+    return driver
+
+
+def built(driver, world=None, **options):
+    given = {"global_batch": sum(SIZES), "shares": SIZES, "resizable": False} | options
+    return ad.Program(driver, jnp.zeros(N), data(), world=world or LocalWorld(len(SIZES)), **given)
+
+
+def left(program):
+    """What each worker could not send, by its number."""
+    (numbers,) = [i for i, x in enumerate(program._parts.engine.slots[0]) if x[0].shape == (N,)]
+    return [np.asarray(slots[numbers][0]) for slots in program._parts.engine.slots]
+
+
+def means_of(program):
+    """Each worker's own mean in each step."""
+    seen, take = [], program._parts.stream.take
+
+    def taken(*args, **options):
+        share = take(*args, **options)
+        seen.append([np.asarray(b["x"]).mean(0) for b in share.batches])
+        return share
+
+    program._parts.stream.take = taken
+    return seen
+
+
+def rounded(codec, x, key=None):
+    """A vector as its codes have it, and its codes."""
+    coded = codec.encode(codec.blocks(jnp.asarray(x)), key)
+    return np.asarray(codec.decode(coded, jnp.float64)).reshape(-1)[: len(x)], coded
+
+
+def second_key(step):
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(1), step), 0)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("wire", WIRES)
+def test_the_update_is_that_of_a_plain_loop_given_the_codes(wire):
+    """v = x + e; c = Q(v); e = v - c; the mean by examples of all c, which in slices is coded again.
+
+    Slices are summed in single precision, so their second factors are exact to its last digit.
+    """
+    program = built(driver_of(wire=WIRES[wire], rounding=FEEDBACK))
+    codec, weights, seen = codec_of(WIRES[wire]).fitted(N), np.float32(SIZES), means_of(program)
+    errors, total = np.zeros((3, N)), np.zeros(N)
+    for step in range(1, 13):
+        program.step()
+        wanted = np.stack(seen[-1]) + errors
+        sent, codes = zip(*[rounded(codec, v) for v in wanted], strict=True)
+        errors = wanted - np.stack(sent)
+        rows = [codec.of_rows(codec.to_rows(c, w)) for c, w in zip(codes, weights, strict=True)]
+        dtype, digits = (jnp.float64, 1e-12) if codec.is_sparse else (jnp.float32, 3e-7)
+        one, two, three = (np.asarray(codec.decode(row, dtype)) for row in rows)
+        of_all = (one + two) + three
+        if not codec.is_sparse:
+            of_all = codec.decode(codec.encode(jnp.asarray(of_all), second_key(step)))
+        total += np.asarray(of_all, np.float64).reshape(-1)[:N] / 12
+        np.testing.assert_allclose(program.state, total, rtol=0, atol=step * digits)
+        np.testing.assert_allclose(left(program), errors, rtol=1e-12, atol=1e-12)
+    if codec.is_sparse:  # nothing is lost: what has not arrived waits
+        exact = sum(np.average(own, axis=0, weights=SIZES) for own in seen)
+        waiting = np.average(errors, axis=0, weights=SIZES)
+        np.testing.assert_allclose(total + waiting, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", FEEDBACK])
+@pytest.mark.parametrize(("wire", "bound"), [("8bit", 1 / 127), ("4bit", 1 / 7)])
+def test_one_message_is_within_the_bound_of_its_format(wire, bound, rounding):
+    """To the nearest, half a step in each of the two roundings; stochastically, a whole one."""
+    program = built(driver_of(wire=wire, rounding=rounding))
+    seen = means_of(program)
+    program.step()
+    exact = np.average(seen[-1], axis=0, weights=SIZES)
+    largest = np.abs(seen[-1]).max()
+    first, second = (0.5, 0.5) if rounding == "nearest" else (0.5, 1) if rounding == FEEDBACK else (1, 1)
+    # The sums that are coded again may be larger than their exact value by the first error.
+    assert np.abs(program.state - exact).max() <= largest * bound * (first + second * (1 + bound))
+
+
+@pytest.mark.parametrize("wire", ["8bit", "4bit", "top_k"])
+def test_what_rounding_takes_away_is_sent_later(wire):
+    """Of a value that stays the same the mean over steps comes near, where single messages do not."""
+
+    def driver(total, batch):
+        own = (1 + ad.worker()).astype(np.float32) * jnp.linspace(-1, 1, N) ** 3 + 0 * batch["x"].sum()
+        return total + comm.all_reduce(own, wire=WIRES[wire], rounding=FEEDBACK), {}
+
+    program = built(driver, shares=None)
+    steps, exact = 300, 2 * np.linspace(-1, 1, N) ** 3
+    program.step()
+    once = np.abs(program.state - exact).max()
+    for _ in range(steps - 1):
+        program.step()
+    assert np.abs(program.state / steps - exact).max() < min(0.05, once)
+
+
+@pytest.mark.parametrize("wire", ["4bit", "top_k"])
+def test_microbatches_count_as_their_batch(wire):
+    whole, cut = (built(driver_of(wire=WIRES[wire], rounding=FEEDBACK), microbatch=m) for m in (None, 2))
+    for _ in range(3):
+        whole.step(), cut.step()
+    np.testing.assert_allclose(whole.state, cut.state, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_over_devices_as_in_one_place(wire):
+    """The second rounding of slices may differ by its random numbers."""
+    options = {"wire": WIRES[wire], "rounding": "nearest" if wire != "top_k" else FEEDBACK}
+    with comm.DeviceWorld(jax.devices()[:3]) as world:
+        programs = [built(driver_of(**options)), built(driver_of(**options), world)]
+        for program in programs:
+            program.step()
+            program.step()
+        np.testing.assert_allclose(*(p.state for p in programs), rtol=1e-6, atol=1e-7)
+        programs[1].close()
+
+
+def test_sums_and_weights_and_replicated_values():
+    def driver(total, batch):
+        same = jnp.arange(N, dtype=np.float32) - 3
+        own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker()).astype(np.float32) + 0 * batch["x"].sum()
+        metrics = {
+            "sum": comm.all_reduce(own, op="sum", wire="8bit"),
+            "weighted": comm.all_reduce(own, weight=1 + ad.worker(), wire="8bit"),
+            "same": comm.all_reduce(same, wire="8bit"),
+            "same, added": comm.all_reduce(same, op="sum", wire="8bit"),
+            "same, gathered": comm.all_reduce(same, op="sum", wire=comm.top_k(N, of=N), rounding=FEEDBACK),
+        }
+        return total, metrics
+
+    metrics = built(driver).step().metrics
+    expected = {"sum": 6 * np.arange(N), "weighted": 14 / 6 * np.arange(N)}
+    expected |= {"same": np.arange(N) - 3.0, "same, added": 3 * (np.arange(N) - 3.0)}
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(metrics[name], wanted, atol=1.2 * np.abs(wanted).max() / 127)
+    assert np.corrcoef(metrics["same, gathered"], np.arange(N) - 3.0)[0, 1] > 0.85
+    np.testing.assert_allclose(metrics["same, gathered"].mean(), 3 * (np.arange(N) - 3).mean(), rtol=0.1)
+
+
+def test_a_gate_keeps_what_is_left():
+    program = built(_gated)
+    program.step()
+    kept = left(program)
+    assert np.abs(kept).max() > 0.01
+    program.step()
+    np.testing.assert_array_equal(left(program), kept)
+    program.step()
+    assert (np.asarray(left(program)) != kept).any()
+
+
+def _gated(total, batch):
+    own = batch["x"].mean(0)
+    found = comm.all_reduce(own, wire="2bit", rounding=FEEDBACK, when=ad.step() % 2 == 0)
+    return ad.replicated(jnp.where(ad.step() % 2 == 0, total + found, total)), {}
+
+
+def test_who_rests_keeps_what_is_left():
+    program = built(driver_of(wire="2bit", rounding=FEEDBACK), resizable=True, microbatch=2)
+    program.step()
+    kept = left(program)
+    program.rescale(shares=[1, 0, 1])
+    while program.step().batch_sizes[1]:
+        kept = left(program)
+    np.testing.assert_array_equal(left(program)[1], kept[1])
+    assert (left(program)[0] != kept[0]).any()
+
+
+def test_bytes_are_those_of_the_codes():
+    sizes = {}
+    for wire in (None, "8bit", "4bit", "2bit", comm.top_k(8, of=512)):
+
+        def driver(total, batch, wire=wire):
+            rounding = "nearest" if wire is None else FEEDBACK
+            wide = jnp.zeros((64, 512)) + batch["x"].sum()
+            return total, {"found": comm.all_reduce(wide, wire=wire, rounding=rounding)[0, 0]}
+
+        sizes[wire] = built(driver).step().message_bytes
+    rest = sizes[None] - 64 * 512 * 4  # the status, and the number of examples
+    for wire in ("8bit", "4bit", "2bit", comm.top_k(8, of=512)):
+        assert 0 <= sizes[wire] - rest - codec_of(wire).bytes_of(64 * 512) <= 8
+
+
+def test_what_is_not_finite_is_named_and_leaves_no_trace():
+    def driver(total, batch):
+        own = jnp.where((ad.step() == 1) & (ad.worker() == 1), jnp.nan, batch["x"].mean(0))
+        return total + comm.all_reduce({"leaf": own}, wire="4bit", rounding=FEEDBACK)["leaf"], {}
+
+    program = built(driver)
+    program.step()
+    with pytest.raises(ad.NonFiniteError, match=r"worker 1(?s:.*)\['leaf'\]"):
+        program.step()
+    program = built(driver, nonfinite="skip")
+    for _ in range(4):
+        program.step()
+    assert np.isfinite(program.state).all()
+    assert np.isfinite(left(program)).all()
+
+
+def test_dropped_contributions_are_in_no_code():
+    def driver(total, batch):
+        own = jnp.where(ad.worker() == 1, jnp.nan, batch["x"].mean(0))
+        return total + comm.all_reduce(own, wire="8bit", nonfinite="drop"), {}
+
+    program = built(driver)
+    seen = means_of(program)
+    program.step()
+    exact = np.average([seen[-1][0], seen[-1][2]], axis=0, weights=[4, 2])
+    np.testing.assert_allclose(program.state, exact, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"wire": "4bit", "rounding": "up"}, "rounding='up' is none of"),
+        ({"wire": "4bit", "op": "max"}, "wire= is for means and sums"),
+        ({"wire": comm.top_k(3)}, "would lose what comm.top_k leaves out"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, text):
+    with pytest.raises(CollectiveError, match=text):
+        built(driver_of(**options))
+
+
+def test_integers_are_refused():
+    with pytest.raises(CollectiveError, match="only real floats are rounded"):
+        comm.all_reduce(np.arange(3), op="sum", wire="4bit")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"wire": "5bit"}, 'is not a two-byte format, such as  wire=jnp.bfloat16 or of bits, such as  wire="4bit"'),
+        ({"rounding": "stochastic"}, "needs a format to round to"),
+        ({"wire": "4bit", "rounding": "up"}, "is none of 'nearest'"),
+        ({"wire": jnp.float16, "rounding": "stochastic"}, "needs wire=jnp.bfloat16 or bits, not float16"),
+        ({"wire": comm.top_k(3), "rounding": "nearest"}, "would lose what comm.top_k leaves out"),
+    ],
+)
+def test_rounds_refuse_it_before_they_are_traced(options, text):
+    with pytest.raises(CollectiveError, match=text):
+        sync.diloco(optax.sgd(0.1), optax.sgd(1.0), 2, **options)

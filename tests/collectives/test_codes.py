@@ -1,0 +1,143 @@
+"""Codes of a few bits, against plain numpy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import collectives as comm
+from adaptive import CollectiveError
+from collectives._codes import NAMED, codec_of, pack, top_k, unpack
+
+CODECS = {**NAMED, "top_k": top_k(64, of=4096), "short": top_k(3, of=10)}
+
+
+def uniform(x, bits):
+    """The nearest of 2^bits - 1 evenly spaced numbers between the greatest magnitude and its negative."""
+    levels = 2 ** (bits - 1) - 1
+    step = (np.abs(x).max(1, keepdims=True) / levels).astype(np.float32)
+    return np.round(x / np.where(step > 0, step, 1).astype(x.dtype)) * step.astype(x.dtype)
+
+
+def two_bits(x):
+    """Two magnitudes of either sign in the proportion of 0.4528 to 1.5104, with the factor of least squares."""
+    spread = np.sqrt((x * x).mean(1, keepdims=True))
+    values = np.where(x < 0, -1, 1) * np.where(np.abs(x) > 0.9816 * spread, 1.5104, 0.4528)
+    factor = ((x * values).sum(1, keepdims=True) / (values * values).sum(1, keepdims=True)).astype(np.float32)
+    return values * factor.astype(x.dtype)
+
+
+def greatest(x, k):
+    """The k numbers of greatest magnitude of each row, as the means of those above and below their mean magnitude."""
+    found = np.zeros_like(x)
+    for row, out in zip(x, found, strict=True):
+        places = np.argsort(-np.abs(row), kind="stable")[:k]
+        size = np.abs(row[places])
+        large = size > size.mean()
+        for group in (large, ~large):
+            if group.any():
+                out[places[group]] = np.sign(row[places[group]]) * np.float32(size[group].mean())
+    return found
+
+
+REFERENCES = {
+    "8bit": lambda x: uniform(x, 8),
+    "4bit": lambda x: uniform(x, 4),
+    "2bit": two_bits,
+    "top_k": lambda x: greatest(x, 64),
+    "short": lambda x: greatest(x, 3),
+}
+
+
+def numbers(codec, rows=5, seed=0):
+    """Rows of very different sizes, as a model's layers have."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, codec.block)) * 10.0 ** np.arange(-3, rows - 3)[:, None]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 12])
+def test_packed_integers_come_back(bits):
+    given = np.random.default_rng(bits).integers(0, 2**bits, (3, 37))
+    packed = pack(jnp.asarray(given), bits)
+    assert packed.dtype == jnp.uint8
+    assert packed.shape == (3, -(-37 * bits // 8))
+    np.testing.assert_array_equal(unpack(packed, bits, 37), given)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("name", CODECS)
+def test_values_are_those_of_the_plain_formula(name):
+    codec = CODECS[name]
+    x = numbers(codec)
+    found = codec.decode(codec.encode(jnp.asarray(x)), x.dtype)
+    np.testing.assert_allclose(found, REFERENCES[name](x), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_rows_are_as_long_as_they_say_and_carry_a_weight(name):
+    codec = CODECS[name]
+    coded = codec.encode(jnp.asarray(numbers(codec), np.float32))
+    rows = codec.to_rows(coded, 0.25)
+    assert rows.dtype == jnp.uint8
+    assert rows.shape == (5, codec.row_bytes)
+    np.testing.assert_array_equal(codec.decode(codec.of_rows(rows)), 0.25 * codec.decode(coded))
+    assert codec.bytes_of(5 * codec.block) == rows.size
+
+
+def test_bytes_are_within_two_percent_of_the_bits():
+    size = 10 * 4096
+    for name, bits in (("8bit", 8), ("4bit", 4), ("2bit", 2)):
+        assert size * bits / 8 < NAMED[name].bytes_of(size) <= 1.02 * size * bits / 8
+    assert top_k(64, of=4096).bytes_of(size) == 10 * (64 * 14 // 8 + 8)
+    assert NAMED["4bit"].bytes_of(5) == 8  # a vector shorter than a block is not filled up to one
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_zeros_stay_zeros(name):
+    codec = CODECS[name]
+    zeros = jnp.zeros((2, codec.block))
+    np.testing.assert_array_equal(codec.decode(codec.encode(zeros)), zeros)
+    np.testing.assert_array_equal(codec.decode(codec.encode(zeros, jax.random.key(0))), zeros)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_codes_of_codes_are_the_same(name):
+    codec = NAMED[name]
+    once = codec.decode(codec.encode(jnp.asarray(numbers(codec), np.float32)))
+    np.testing.assert_allclose(codec.decode(codec.encode(once)), once, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("name", CODECS)
+def test_neither_large_nor_small_numbers_overflow(name, scale):
+    codec = CODECS[name]
+    x = numbers(codec, rows=1)
+    plain = codec.decode(codec.encode(jnp.asarray(x, np.float32)))
+    found = codec.decode(codec.encode(jnp.asarray(x * scale, np.float32)))
+    np.testing.assert_allclose(found / np.float32(scale), plain, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_stochastic_rounding_is_right_on_average(name):
+    codec = NAMED[name].fitted(64)
+    x = jnp.asarray(np.linspace(-1, 1, 64)[None])
+    keys = jax.random.split(jax.random.key(0), 4000)
+    found = jax.vmap(lambda key: codec.decode(codec.encode(x, key)))(keys)
+    inside = np.abs(x[0]) < 1.5 * np.sqrt(np.mean(x**2))  # two bits end at 1.51 of the root mean square
+    spread = np.asarray(found).std(0)[0] / np.sqrt(len(keys))
+    assert inside.sum() > 50
+    assert (np.abs(found.mean(0) - x)[0] <= 5 * spread + 1e-6)[inside].all()
+
+
+def test_formats_are_found_by_name():
+    assert codec_of("4bit").bits == 4
+    assert codec_of(top_k(2)).k == 2
+    assert codec_of("bfloat16") is codec_of(jnp.bfloat16) is codec_of(None) is None
+
+
+@pytest.mark.parametrize(("k", "of"), [(0, 4096), (5, 4), (2.5, 4096), (1, 0)])
+def test_an_impossible_choice_is_refused(k, of):
+    with pytest.raises(CollectiveError, match="both must be positive integers, and k at most `of`"):
+        comm.top_k(k, of=of)
