@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from adaptive.extend import EXAMPLES, read
 
 from ._coded import check_coded, in_codes
-from ._codes import codec_of
+from ._codes import Codec, codec_of
 from ._leaves import combine, error, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
 from ._robust import Robust, robust_of, robustly
@@ -109,6 +109,7 @@ def all_reduce(
     if codec is not None:
         check_coded(codec, rounding, [leaf.dtype for leaf in leaves.values()], op)
         return in_codes(codec, rounding, tree, leaves, scale, go)
+    assert not isinstance(wire, Codec)
     how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
     if how is not None and scale is not None and weight is None:
         scale = how.weight_of(scale)

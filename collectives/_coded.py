@@ -144,9 +144,10 @@ def in_codes(
     def update(left: jax.Array) -> tuple[jax.Array, Coded]:
         found, sent = coded(vector + left)
         new = vector + left - sent
-        kept = (when is not None, when), (share is not None, share is not None and share > 0)
-        for matters, sending in kept:
-            new = jnp.where(sending, new, left) if matters else new
+        if when is not None:
+            new = jnp.where(when, new, left)
+        if share is not None:
+            new = jnp.where(share > 0, new, left)
         return new, found
 
     if rounding == "error_feedback":

@@ -43,8 +43,8 @@ def built(driver, world=None, **options):
 
 def left(program):
     """What each worker could not send, by its number."""
-    (numbers,) = [i for i, x in enumerate(program._parts.engine.slots[0]) if x[0].shape == (N,)]
-    return [np.asarray(slots[numbers][0]) for slots in program._parts.engine.slots]
+    (numbers,) = [i for i, x in enumerate(program._parts.engine.op_states[0]) if x[0].shape == (N,)]
+    return [np.asarray(states[numbers][0]) for states in program._parts.engine.op_states]
 
 
 def means_of(program):
