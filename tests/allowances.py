@@ -105,7 +105,6 @@ MODULES_WITHOUT_A_TEST = {
     "adaptive/graph/text.py": 1,
     "adaptive/graph/trace.py": 1,
     "adaptive/html_report/columns.py": 1,
-    "adaptive/html_report/command.py": 1,
     "adaptive/html_report/downsample.py": 1,
     "adaptive/html_report/formatting.py": 1,
     "adaptive/html_report/intervals.py": 1,

@@ -69,6 +69,7 @@ class Columns:
       causes: by row, why its batch sizes differ from the previous row's; empty in an older record.
       waiting: who asked for batch sizes that were not in force in the last step. `None` in an older record.
       restored: the restores of the run, oldest first. A repeated step has one row, of its last repetition.
+      origins: the processes that recorded, oldest first: see `adaptive.observe.origin`. Empty in an older record.
     """
 
     header: dict[str, Any]
@@ -89,6 +90,7 @@ class Columns:
     causes: dict[int, list[dict[str, Any]]]
     waiting: list[dict[str, Any]] | None
     restored: tuple[Restored, ...] = ()
+    origins: tuple[dict[str, Any], ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)
@@ -200,6 +202,7 @@ class _Rows:
         self._causes: dict[int, list[dict[str, Any]]] = {}
         self._waiting: list[dict[str, Any]] | None = None
         self._restored: list[Restored] = []
+        self._origins: list[dict[str, Any]] = []
         self._last_sizes: Any = None
         self._last_members: Any = None
 
@@ -230,6 +233,8 @@ class _Rows:
         self._waiting = (fields.get("asked") or {}).get("by")
         for mark in fields.get("resumed", ()):
             self._restored.append(Restored(row, mark["after"], mark["repeated"], mark["seconds"]))
+        if (origin := fields.get("origin")) is not None:
+            self._origins.append(origin)
         self._add_notice(row, fields)
         self.count += 1
         if self.count % _BLOCK == 0:
@@ -296,6 +301,7 @@ class _Rows:
             self._causes,
             self._waiting,
             tuple(self._restored),
+            tuple(self._origins),
         )
 
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .about import about
 from .charts import Chart, Missing, charts, embedded, library, worker_shares
 from .columns import Columns
+from .comparison import RunDifference, chart
 from .events import hook_summary, run_events
 from .findings import findings, medians, speed, where_it_went
 from .formatting import counted, duration, listed, number, percent
@@ -28,29 +30,25 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def render(run: Columns, name: str, version: str) -> str:
+def render(run: Columns, name: str, version: str, refresh: float = 0.0) -> str:
     """Return the report of a run as HTML without external resources.
 
     Args:
       run: the run.
       name: the file name of its record.
       version: the version of this library.
+      refresh: seconds after which a browser loads the report again; 0: never.
 
     Raises:
       Missing: jinja2 or bokeh is not installed.
     """
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise Missing(
-            "the report needs jinja2, which is not installed:  pip install 'adaptive-dataflow[plot]'"
-        ) from error
     made = charts(run)
     script, elements = embedded(made)
-    environment = Environment(autoescape=True, trim_blocks=False)
     found = findings(run)
     lines, left_out = run_events(run)
-    return environment.from_string(_text("report.html.jinja")).render(
+    return _template("report.html.jinja").render(
+        refresh=refresh,
+        about=about(run),
         title=f"Run of {counted(len(run), 'step')}: {name}",
         version=version,
         style=_raw(_text("report.css")),
@@ -83,6 +81,42 @@ def render(run: Columns, name: str, version: str) -> str:
         source=f"Made by adaptive-dataflow {version} from {name}. Durations are the time in steps, on "
         "the process that recorded the run.",
     )
+
+
+def render_comparison(runs: tuple[Columns, Columns], names: tuple[str, str], found: Sequence[RunDifference]) -> str:
+    """Return the comparison of two runs as HTML without external resources.
+
+    Args:
+      runs: the runs.
+      names: what they are called.
+      found: their differences.
+
+    Raises:
+      Missing: jinja2 or bokeh is not installed.
+    """
+    made = chart(runs, names)
+    script, elements = embedded([made])
+    return _template("comparison.html.jinja").render(
+        title=f"{names[0]} and {names[1]}",
+        style=_raw(_text("report.css")),
+        names=names,
+        differences=found,
+        chart=made,
+        element=elements[made.name],
+        library=library(),
+        script=script,
+        behaviour=_text("report.js"),
+    )
+
+
+def _template(name: str) -> Any:
+    try:
+        from jinja2 import Environment
+    except ImportError as error:
+        raise Missing(
+            "the report needs jinja2, which is not installed:  pip install 'adaptive-dataflow[plot]'"
+        ) from error
+    return Environment(autoescape=True, trim_blocks=False).from_string(_text(name))
 
 
 def _text(name: str) -> str:
