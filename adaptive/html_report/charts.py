@@ -96,19 +96,27 @@ def library() -> str:
     return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
 
 
+def bokeh_modules() -> tuple[Any, Any]:
+    """Return `bokeh.models` and `bokeh.plotting`; as `Any`, because their type hints know only an older API.
+
+    Raises:
+      Missing: bokeh is not installed.
+    """
+    try:
+        import bokeh.models
+        import bokeh.plotting
+    except ImportError as error:
+        raise Missing(
+            "the charts are made by bokeh, which is not installed:  pip install 'adaptive-dataflow[plot]'"
+        ) from error
+    return bokeh.models, bokeh.plotting
+
+
 class _Drawing:
     """The charts of one run, with the x-axis, bins and crosshair that they share."""
 
     def __init__(self, run: Columns):
-        try:
-            import bokeh.models
-            import bokeh.plotting
-        except ImportError as error:
-            raise Missing(
-                "the charts are made by bokeh, which is not installed:  pip install 'adaptive-dataflow[plot]'"
-            ) from error
-        self._models: Any = bokeh.models  # its type hints know only an older API
-        self._plotting, self._run = bokeh.plotting, run
+        self._run, (self._models, self._plotting) = run, bokeh_modules()
         self._layers = noise_of_layers(run.metrics, run.noise)
         first, last = int(run.step[0]), int(run.step[-1])
         margin = max(0.01 * (last - first), 0.5)

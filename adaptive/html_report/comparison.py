@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .about import about, differences
-from .charts import Chart, Key, Missing
+from .charts import Chart, Key, bokeh_modules
 from .columns import Columns
 from .downsample import Bins
 from .formatting import counted, duration, number
@@ -134,15 +134,10 @@ def chart(runs: Sequence[Columns], names: Sequence[str]) -> Chart:
     Raises:
       Missing: bokeh is not installed.
     """
-    try:
-        import bokeh.plotting
-    except ImportError as error:
-        raise Missing(
-            "the chart is made by bokeh, which is not installed:  pip install 'adaptive-dataflow[plot]'"
-        ) from error
+    _, plotting = bokeh_modules()
     metric = next((name for name in runs[0].metrics if name in runs[1].metrics), None)
     label = metric or "examples a second"
-    figure: Any = bokeh.plotting.figure(
+    figure: Any = plotting.figure(
         height=360, sizing_mode="stretch_width", x_axis_label="seconds in steps", y_axis_label=label,
         tools="xpan,box_zoom,xwheel_zoom,reset,save,hover", active_drag="box_zoom", output_backend="canvas",
     )  # fmt: skip
