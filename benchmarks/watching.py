@@ -28,7 +28,7 @@ import monitors as mon
 STEPS = 2000  # of a run: ten seconds
 WATCHED = {
     "nothing": lambda folder: {},
-    "TensorBoard": lambda folder: {"log": [ad.log.TensorBoard(f"{folder}/mailbox")]},
+    "TensorBoard": lambda folder: {"log": [ad.log.TensorBoard(f"{folder}/board")]},
     "progress, a table and the record": lambda folder: {
         "progress": True,
         "log": [ad.log.CSV(f"{folder}/run.csv")],
