@@ -106,7 +106,7 @@ def masked(state, batch):
     return state + mean, {"mean": mean}
 
 
-NOTHING = r"is a mean of nothing: the weights of all workers are zero"
+NOTHING = r"is a mean over no examples: the weights of all workers are zero"
 
 
 def test_a_mean_of_nothing_raises(world):

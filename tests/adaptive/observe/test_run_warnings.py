@@ -96,7 +96,7 @@ def test_a_policy_that_has_no_noise_scale(caplog, program):
 
 def test_a_policy_that_is_given_nothing_but_nans(caplog, program):
     (line,) = said(caplog, program, Seen((), [1], ()))
-    assert "value_1 had no known value in any of 50 steps. What the hook is given is NaN" in line
+    assert "value_1 had no known value in any of 50 steps. The hook's value is NaN" in line
     assert said(caplog, program, Seen((), [1], (), steps=STEPS - 1)) == []
 
 

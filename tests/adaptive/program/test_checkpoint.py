@@ -183,7 +183,7 @@ def test_what_is_local_is_kept_for_each_worker():
         np.testing.assert_allclose(report.metrics["smooth"], [1, 2, 3], rtol=1e-6)
     with (
         build(local, start, workers=2, **options) as fewer,
-        pytest.raises(ad.CheckpointError, match="local state of 3 workers; here are 2"),
+        pytest.raises(ad.CheckpointError, match="local state of 3 workers; this world has 2"),
     ):
         fewer.restore(kept)
 
