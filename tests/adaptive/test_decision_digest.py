@@ -112,7 +112,7 @@ def test_all_who_asked_since_processes_last_compared_are_named():
     text = disagreement(quiet, rate)
     assert "Here hook 'quiet' asked for nothing; then program.set asked for set(lr=0.1).\n" in text
     assert "A hook must decide" in text
-    assert "on every process alike" in text
+    assert "on every process, with the same values" in text
     assert "before" not in text
 
 
