@@ -119,12 +119,12 @@ def test_sensors_are_as_noisy_as_they_are_said_to_be():
 
 
 def test_a_value_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match=r"'speed'; there are seconds, .*noise_scale"):
+    with pytest.raises(ValueError, match=r"unknown value 'speed'; the known ones are seconds, .*noise_scale"):
         simulate([Hooked(scripted(), ("speed",))], Cluster(AFFINE), 12, 1)
 
 
 def test_how_many_workers_must_be_said():
-    with pytest.raises(ValueError, match="how many workers"):
+    with pytest.raises(ValueError, match="the number of workers is not known"):
         simulate(scripted(), lambda step, sizes: sizes, 12, 1)
     with pytest.raises(ValueError, match="2 first sizes for 3 workers"):
         simulate(scripted(), Cluster(AFFINE), [4, 4], 1)
@@ -383,5 +383,5 @@ def test_what_there_is_not_is_refused_with_what_there_is():
         hooked("best")
     with pytest.raises(ValueError, match="behind @"):
         hooked("balance@often")
-    with pytest.raises(ValueError, match="unknown value 'heat'"):
+    with pytest.raises(ValueError, match="no value is called 'heat'"):
         hooked("balance", ["heat"])
