@@ -127,9 +127,7 @@ class BatchSizes:
         Args:
           hooks: names of those that have decided.
           requests: what the decision is made of.
-          for_others: whether there will soon be others in the worker slots: what these cannot hold of the global batch,
-          those
-            may be able to.
+          for_others: whether other members come soon, which may hold more of the global batch than the present ones.
 
         Returns:
           Notes on what was asked for and cannot be.

@@ -18,7 +18,7 @@ import pytest
 
 from launchers.job import Job
 from launchers.mpirun import RANK
-from launchers.verdict import Process
+from launchers.verdict import ProcessState
 from tests.mpirun import ROOT
 from tests.speed import limit
 
@@ -120,7 +120,7 @@ def test_the_launcher_knows_whom_it_has_given_up(capsys):
             return line
 
         found = [await answer(), await answer(again=True)]
-        job._lose(Process("a", 1, 2, "h", 7, False))
+        job._lose(ProcessState("a", 1, 2, "h", 7, False))
         found += [await answer(again=True), await answer(again=True, host="i"), await answer(again=True, token="other")]
         server.close()
         return found

@@ -17,7 +17,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.data.examples import Examples
 from adaptive.data.iterable import IterableData
-from adaptive.data.reading import Table
+from adaptive.data.reading import RowsOfArrays
 from tests.docs.pages import ROOT
 from tests.sources.checks import program_of, refusal
 from tests.sources.grain_data import GRAIN
@@ -109,7 +109,7 @@ def how_read(program: ad.Program) -> str:
     assert isinstance(data, Examples)
     if data.in_memory:
         return "by row, from the file" if data.mapped else "by row, from memory"
-    by = "by row" if isinstance(data._reading.source, Table) else "by index"
+    by = "by row" if isinstance(data._reading.source, RowsOfArrays) else "by index"
     if data.num_readers:
         return f"{by}, in {data.num_readers} reader process{'es' * (data.num_readers > 1)}"
     return f"{by}, {'from the file' if by == 'by row' else 'in a thread'}"
