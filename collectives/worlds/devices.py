@@ -38,10 +38,8 @@ class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
     layout.
 
     Between two steps a device's worker may `leave`, and another one `join` on its slot. Programs in this world
-    notice that
-    at their next step: they split the batch over the members, and compile nothing. A program changes the number of
-    workers
-    itself when it is asked to: `rescale(workers=…)`.
+    notice that at their next step: they split the batch over the members, and compile nothing. A program changes the
+    number of workers itself when it is asked to: `rescale(workers=…)`.
 
     Args:
       devices: one per worker; all local ones by default.

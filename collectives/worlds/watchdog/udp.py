@@ -26,8 +26,7 @@ class UDPSocket:
 
     Attributes:
       addresses: at which others may reach it: of all networks of this host, since it is not known here which of them
-        another
-        host is in.
+        another host is in.
     """
 
     def __init__(self) -> None:
