@@ -47,8 +47,8 @@ def diloco(
       outer: an optax optimizer; its state is replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
       steps: local steps in a round.
       wire: a format for the outer gradient: `jnp.bfloat16`, "8bit", "4bit", "2bit" or `comm.top_k(64)`. See
-        `collectives.all_reduce`. In a simulation of one small model four bits took an outer momentum of
-        0.9, "2bit" one of 0.5, and `top_k` none (`optax.sgd(1.0)`).
+        `collectives.all_reduce`. In trials with one small model four bits took an outer momentum of 0.9, "2bit"
+        one of 0.5, and `top_k` none (`optax.sgd(1.0)`).
       rounding: to that format; see `collectives.all_reduce`. By default "error_feedback" for formats of bits, and else
         "nearest".
 
