@@ -260,7 +260,7 @@ def a_lost_rank(world) -> None:
 
 
 def dying_while_mailboxes_are_made(world) -> None:
-    """Ranks die one after another, at any moment of it. Every rank that is left has a mailbox, and sees the others in it."""
+    """Ranks die one after another, at any moment. Every rank that is left has a mailbox, and sees the others in it."""
     delays = np.random.default_rng(int(os.environ.get("TESTS_SEED", "0"))).uniform(0, 0.03, size=world.size)
     own, mailbox, vectors = world.workers[0], None, [np.ones(NUMBERS)]
     for victim in range(world.size - 1, 0, -1):
