@@ -1,4 +1,4 @@
-"""Collective operators, and the worlds that execute them."""
+"""Collective operators, and the worlds (MPI, devices, one process) that execute them."""
 
 from typing import TYPE_CHECKING
 

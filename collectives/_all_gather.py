@@ -18,19 +18,18 @@ T = TypeVar("T")
 def all_gather(tree: T) -> T:
     """Gather the values of all workers on every worker.
 
-    Sends, per leaf, its bytes times the number of workers: each worker fills its row of zeros, and rows are summed.
-    Meant for scalars and small arrays, such as seconds of each worker.
+    Each worker writes its values into one row of an array of zeros, and the arrays are summed. A leaf therefore sends
+    its bytes times the number of workers. Meant for scalars and small arrays, such as each worker's seconds.
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
 
     Returns:
-      `tree` with each leaf of shape `(capacity, *shape)`: row i is worker i's. Rows of workers that do not take part
-      in the step, because their worker slot is empty or they have no examples, are NaN, or 0 among integers.
-      Replicated.
+      `tree` with each leaf of shape `(capacity, *shape)`: row i holds the values of worker i. Rows of empty worker
+      slots, and of workers without examples in this step, are NaN (0 in integer arrays). Replicated.
 
     Raises:
-      CollectiveError: for leaves that cannot be sent.
+      CollectiveError: a leaf cannot be sent.
 
     Example:
       >>> import collectives as comm
@@ -42,7 +41,7 @@ def all_gather(tree: T) -> T:
 
 @dataclass(frozen=True)
 class Gather(Collective):
-    """Collective that gathers: each worker fills its own row, and rows are summed."""
+    """Collective that gathers: each worker fills its row of an array of zeros, and the arrays are summed."""
 
     name = "all_gather"
     label = "gather"

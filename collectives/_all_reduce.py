@@ -36,51 +36,48 @@ def all_reduce(
 
         sum_i w_i x_i / sum_i w_i
 
-    so that gradients of mean losses over uneven local batches average to the gradient of the mean over their union, on
-    any split (Chen et al. 2020, equation 2; Tyagi and Sharma 2020, equation 3).
+    The mean of the workers' gradients is therefore the gradient of the mean loss over all examples, however these are
+    split among workers (Chen et al. 2020, equation 2; Tyagi and Sharma 2020, equation 3).
 
-    Sends the leaves' bytes (half precisions travel as float32), and for a mean one scalar more, which all means with
-    the same weight share. Collectives that are ready at the same time share a message. For a value that is already
-    replicated nothing is sent.
+    Sends the leaves' bytes (half precisions are sent as float32). A mean also sends its weight, one scalar, which all
+    means with the same weight share. Collectives that are ready at the same time share a message. A value that is
+    already replicated is not sent.
 
     A worker without examples, or with weight zero, contributes nothing. If the weights of all workers are zero, a mean
-    is 0 / 0. The program's `nonfinite=` decides what happens then, and with contributions or sums that are not finite:
-    raise, skip the step, or let the result be NaN.
+    is 0 / 0. For this case, and for contributions or sums that are not finite, the program's `nonfinite=` selects one
+    of: raise an error, skip the step, or return NaN.
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
-      op: "mean", "sum", "max" or "min", over the workers that take part in the step: those that take examples. A sum of
-        a replicated value counts them, too: it is the value times `ad.workers()`. NaNs of any worker reach the result.
-        Means are of floats and complex numbers; sums of integers too, which may overflow as they do in JAX; extremes
-        of floats and integers.
+      op: "mean", "sum", "max" or "min", over the workers that have examples in this step. A sum of a replicated value
+        is the value times `ad.workers()`. A NaN on any worker makes the result NaN. "mean" accepts floats and complex
+        numbers; "sum" also integers, which may overflow as in JAX; "max" and "min" floats and integers.
         Or, for floats, a reduction that is robust against a few bad workers: "median", `comm.trimmed_mean(1)`,
-          `comm.geometric_median()`.
-        Each worker's value is then the mean over its own examples, and has its weight as its vote.
-      weight: for a mean, a scalar `w_i` other than the number of examples: a number of tokens, say. Local. For a
-        median, 1 gives each worker one vote.
-      when: a boolean scalar that is known before the step: a hyper-parameter, or made of `ad.step()`. In steps in which
-        it is false nothing is sent, and each worker gets what it would if it were alone. Replicated.
-      nonfinite: "drop" leaves out of a mean, with their examples, contributions that are not finite in all leaves: of a
-        worker, or of the one kernel call of a worker that they come from. By default the program's `nonfinite=` says
-        what is done.
-      wire: a format in which a mean or sum travels both ways. Of two bytes, `jnp.bfloat16` or `jnp.float16`: half the
-        bytes. It is added up in single precision. By default everything travels as it is. float16 ends at 65504: of a
-        mean over examples nothing larger than the values travels, but with `weight=` the product of weight and value,
-        and for a sum the sum, must stay below. bfloat16 has the range of float32.
-        Or a compressed format: "8bit", "4bit" or "2bit", or `comm.top_k(k)`, which sends a few numbers of each block.
-        Blocks of 2048 numbers share a scale of four bytes. Each worker sums a slice of the codes in single precision,
-        and the sums are coded again; what `top_k` selects is gathered. The tree is one vector, in the range of float32.
-      rounding: to that format: "nearest"; "stochastic", right on average, for bfloat16 and for bits; or
-        "error_feedback": each worker adds what was lost to what it sends the next time. The lost part is per worker:
-        zero on a joining worker, gone with a lost one, kept through other batch sizes, and part of checkpoints.
+        `comm.geometric_median()`. These reduce the workers' means over their own examples, weighted by `weight`.
+      weight: a scalar `w_i` to use instead of the number of examples, such as a number of tokens. For means and robust
+        reductions; with 1, all workers count equally. Local.
+      when: a boolean scalar that is known before the step: a hyperparameter, or computed from `ad.step()`. In steps in
+        which it is false nothing is sent, and each worker gets the result over itself alone. Replicated.
+      nonfinite: "drop" excludes from a mean each contribution with a non-finite value in any leaf, and its examples. A
+        contribution is that of one microbatch of a worker. By default the program's `nonfinite=` applies.
+      wire: the number format in which a mean or sum is sent; by default the leaf's own.
+        `jnp.bfloat16` and `jnp.float16` halve the bytes; sums are computed in single precision. float16 overflows
+        above 65504: a mean over examples sends nothing larger than its values, but with `weight=` the products of
+        weight and value, and for a sum the sum, must fit. bfloat16 has the range of float32.
+        "8bit", "4bit", "2bit" and `comm.top_k(k)` compress: the tree is sent as one float32 vector in blocks of 2048
+        numbers with a scale of four bytes each. Each worker sums one slice of the vector in single precision and
+        compresses the sum again. `top_k` sends the largest numbers of each block, and gathers them instead.
+      rounding: how to round to `wire`: "nearest"; "stochastic", unbiased, for bfloat16 and bits; or "error_feedback":
+        each worker adds its rounding error to the value that it sends next. The error is kept per worker: zero on a
+        joining worker, lost with a lost one, unaffected by changes of batch size, and part of checkpoints.
 
     Returns:
-      `tree` with each leaf reduced, of its shape and dtype. Replicated; with `when`, local, since it may not have been
-      sent.
+      `tree` with each leaf reduced, of its shape and dtype. Replicated; with `when`, local, because workers differ in
+      steps without sending.
 
     Raises:
-      CollectiveError: for leaves, operations and weights that have no such result, and, outside a program with several
-        workers, for a mean with no `weight`.
+      CollectiveError: a leaf, `op`, `weight` or another argument is invalid, or they do not go together; or a mean
+        without `weight` outside a program with several workers.
       NonFiniteError: outside a program, for a mean whose weights are all zero.
 
     Example:
@@ -125,7 +122,7 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
     """Check the arguments' values and combinations.
 
     Raises:
-      CollectiveError: an argument is unknown, or does not go with `op`.
+      CollectiveError: an argument has an unsupported value, or one that `op` does not support.
     """
     if not isinstance(op, Robust) and op not in (*get_args(Op), "median"):
         raise error(
@@ -136,7 +133,7 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
     if weight is not None and op in _WEIGHTLESS:
         raise error(
             "all_reduce",
-            f"op={op!r} takes no weight=. Multiply before:\n"
+            f"op={op!r} takes no weight=. Multiply first:\n"
             f"    comm.all_reduce(jax.tree.map(lambda x: weight * x, tree), op={op!r})",
         )
     if nonfinite not in (None, "drop"):
@@ -148,7 +145,7 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
 
 
 def _only_finite(leaves: dict[str, jax.Array], weight: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Return contributions and their weight, or zeros if any of them is not finite."""
+    """Return the leaves and their weight, or zeros for all of them if any value is not finite."""
     finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves.values()]).all()
     kept = {name: jnp.where(finite, leaf, jnp.zeros((), leaf.dtype)) for name, leaf in leaves.items()}
     return kept, jnp.where(finite, weight, jnp.zeros((), weight.dtype))

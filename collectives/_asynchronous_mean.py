@@ -24,30 +24,31 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
 
         (x_i + x_j) / 2
 
-    which is one half of asynchronous decentralised SGD (Lian et al. 2018, algorithm 1), as KungFu has it
-    (`PairAveragingOptimizer`, Mai et al. 2020): the other worker takes no part in it, and changes its own replica in an
-    update of its own. The gradient is of the replica before, and is applied to the mean. May stand in a loop: then a
-    worker looks at another one in each local step, however long others take for theirs. A driver for that cuts its
-    batch by `ad.minibatches(batch, size=…)`, and averages the replicas at the end of the round, by `all_reduce`.
+    This is one half of asynchronous decentralized SGD (Lian et al. 2018, algorithm 1), as in KungFu's
+    `PairAveragingOptimizer` (Mai et al. 2020): worker j does not wait, and averages its own replica at its own time.
+    Compute the gradient at the replica before the mean, and apply it to the mean.
 
-    Only publications of the same round, that is of this step of the program, are read. Without any, the result is
+    To average in each local step, call this in a loop over `ad.minibatches(batch, size=…)`, and average the replicas
+    at the end of the round by `all_reduce`. Workers then take their local steps at their own speed.
+
+    Reads only what was published in the same step of the program. If no other worker has published, the result is
     `tree`.
 
-    A driver that calls this is run on whole local batches: each kernel call would be a replica of its own. What is read
-    is one whole tree, never parts of two. The result depends on the workers' speeds, so two runs are not bitwise equal.
-    Under differentiation the other worker's publication is a constant.
+    A driver that calls this is run on whole local batches, because each microbatch would be a replica of its own. The
+    tree that is read is always one complete publication. The result depends on the workers' speeds, so two runs are
+    not bitwise equal. Under differentiation the other worker's publication is a constant.
 
     Args:
       tree: a pytree of floats and complex numbers, of the same shapes on all workers. Local.
-      peer: who worker j is: "random", one of the others, drawn anew in each update by a counter and the program's seed;
-        or "ring", one of the two neighbors by number, in turn. Of those, one that has published.
+      peer: selects worker j among those that have published: "random", drawn again in each update from the program's
+        seed and a counter; or "ring", the previous and the next worker by turns.
 
     Returns:
       A tree of the same shapes and dtypes. Local.
 
     Raises:
-      CollectiveError: outside a program; in a world that has no mailbox; for integers and what else has no mean; or the
-        driver maps it by `jax.vmap`.
+      CollectiveError: it is called outside a program, in a world that has no mailbox, under `jax.vmap`, or for leaves
+        that are not floats or complex numbers.
 
     Example:
       >>> import jax, jax.numpy as jnp, adaptive as ad, collectives as comm
@@ -90,5 +91,5 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
 
 def _problem_of(dtype: Any) -> str | None:
     if not jnp.issubdtype(dtype, jnp.inexact):
-        return f"{dtype}, of which there is no mean of two. Leave it out of the tree."
+        return f"{dtype}, which cannot be averaged. Leave it out of the tree."
     return None

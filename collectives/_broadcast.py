@@ -22,13 +22,13 @@ def broadcast(tree: T, root: int = 0) -> T:
 
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
-      root: number of the worker whose values are copied. It must take examples.
+      root: number of the worker whose values are copied. It must have examples in this step.
 
     Returns:
       `tree` with the root's leaves. Replicated.
 
     Raises:
-      CollectiveError: for leaves that cannot be sent, and where there is no worker `root`.
+      CollectiveError: a leaf cannot be sent, or there is no worker `root`.
 
     Example:
       >>> import jax, collectives as comm

@@ -1,4 +1,4 @@
-"""`all_reduce` in codes of a few bits: means and sums that travel compressed, with error feedback."""
+"""Compressed `all_reduce`: means and sums that are sent in a few bits per number, with error feedback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABEL = "left by rounding"  # of the operator state
 
 @dataclass(frozen=True)
 class CodedSlices(Sliced):
-    """Sum of coded blocks: each worker sums a slice of all workers' blocks in single precision, and codes it again."""
+    """Sum of encoded blocks: each worker sums its slice of all workers' blocks in float32, and encodes the sum."""
 
     codec: Codec
     stochastic: bool = False
@@ -47,7 +47,7 @@ class CodedSlices(Sliced):
 
 @dataclass(frozen=True)
 class CodedSum(Collective):
-    """Collective that sums coded blocks in slices. Operand and result: shape=(blocks, row_bytes), uint8."""
+    """Collective that sums encoded blocks by slices. Operand and result: shape=(blocks, row_bytes), uint8."""
 
     slices: CodedSlices
 
@@ -73,7 +73,7 @@ class CodedSum(Collective):
 
 @dataclass(frozen=True)
 class GatherCodes(Gather):
-    """Collective that gathers coded blocks: each worker sends its row alone. Rows of absent workers are zeros."""
+    """Collective that gathers encoded blocks. Each worker sends only its own row. Rows of absent workers are zeros."""
 
     name = "all_reduce"
     label = "gathered codes"
@@ -85,17 +85,17 @@ class GatherCodes(Gather):
 
 
 def check_coded(codec: Codec, rounding: Any, dtypes: Sequence[Any], op: Any) -> None:
-    """Check that codes go together with the other arguments of an `all_reduce`.
+    """Check that an `all_reduce` with these arguments can be compressed.
 
     Raises:
-      CollectiveError: they do not.
+      CollectiveError: `rounding`, `op` or a dtype is not supported with `codec`.
     """
     if rounding not in get_args(Rounding):
         raise error("all_reduce", f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
     if codec.is_sparse and rounding != "error_feedback":
         raise error(
             "all_reduce",
-            f"rounding={rounding!r} would lose what comm.top_k leaves out. Write\n"
+            f"rounding={rounding!r} loses what comm.top_k does not send. Write\n"
             '    comm.all_reduce(x, wire=comm.top_k(…), rounding="error_feedback")',
         )
     if op not in ("mean", "sum"):
@@ -103,7 +103,7 @@ def check_coded(codec: Codec, rounding: Any, dtypes: Sequence[Any], op: Any) -> 
     for dtype in dtypes:
         if not jnp.issubdtype(dtype, jnp.floating):
             raise error(
-                "all_reduce", f"a compressed wire of {dtype}: only real floats are rounded. Reduce the others apart."
+                "all_reduce", f"{dtype} cannot be compressed, only real floats. Reduce such leaves in another call."
             )
 
 
@@ -115,23 +115,23 @@ def in_codes(
     weight: jax.Array | None,
     when: jax.Array | None,
 ) -> Any:
-    """Reduce a tree, as one vector, to the sum over all workers or their weighted mean, in codes.
+    """Reduce a tree, as one vector, to the compressed sum or weighted mean over all workers.
 
         v_i = x_i + e_i        c_i = Q(v_i)        e_i <- v_i - c_i        sum_i w_i c_i / sum_i w_i
 
-    where x_i is the mean, or sum, over the worker's examples, and e_i what it could not send before; e_i is 0 without
-    error feedback, and at first (Seide et al. 2014, "1-bit stochastic gradient descent", equation 2). Sums of codes are
-    coded again, without feedback.
+    where x_i is the mean, or sum, over the worker's examples, Q encodes, and e_i is the error of the last encoding: 0
+    at first, and without error feedback (Seide et al. 2014, "1-bit stochastic gradient descent", equation 2). The sum
+    is encoded again, without feedback.
 
     Args:
-      weight: of each worker's value; `None` for a sum.
-      when: the gate; e_i stays where nothing is sent.
+      weight: scalar, this worker's weight; `None` for a sum. Local.
+      when: see `all_reduce`; e_i does not change in steps without sending. Replicated.
     """
     own = local_sum(leaves) if weight is None else combine(LocalMean(), leaves, leaves, weight=weight)
     share = None if weight is None else local_sum({"": weight})[""]
     dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in leaves.values()) else jnp.float32
     vector = jnp.concatenate([x.astype(dtype).reshape(-1) for x in own.values()])
-    # Codes have no infinities and NaNs; these numbers tell all workers of them, leaf by leaf.
+    # Codes cannot represent infinities and NaNs, so they are reported to all workers by one number per leaf.
     sound = {name: jnp.where(_finite(x).all(), 0, jnp.nan).astype(np.float32) for name, x in own.items()}
     vector, size = jnp.where(_finite(vector), vector, 0), vector.size
     codec = codec.fitted(size)
@@ -187,10 +187,10 @@ def _summed(
 
 
 def _finite(x: jax.Array) -> jax.Array:
-    """Return where numbers are finite in single precision, in which scales travel."""
+    """Return which numbers are finite in single precision, the format of the scales."""
     return jnp.isfinite(x.astype(np.float32))
 
 
 def _key(way: int, *numbers: Any) -> jax.Array:
-    """Return a key for stochastic rounding, for one way and place in a step."""
+    """Return a PRNG key for stochastic rounding; `way` and `numbers` distinguish the uses within a step."""
     return reduce(jax.random.fold_in, numbers, jax.random.key(way))

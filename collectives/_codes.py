@@ -1,8 +1,7 @@
-"""Codes of a few bits for blocks of numbers: what a compressed `all_reduce` sends.
+"""Compressed formats of `all_reduce`: blocks of numbers, encoded in a few bits each.
 
-A vector is cut into blocks. Of each block travel one or two numbers of single precision, to which its values are
-proportional, and then small integers, packed into bytes. So a weighted value has the codes of the value, and weighted
-numbers.
+A vector is cut into blocks. A block is sent as one or two float32 factors and a small integer (code) per number; its
+values are proportional to the factors. To weight a block, multiply its factors: the codes stay the same.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ C = TypeVar("C", bound="Codec")
 
 
 class Coded(NamedTuple):
-    """Blocks of numbers as they travel."""
+    """Encoded blocks."""
 
     factors: jax.Array  # shape=(blocks, numbers), float32: values are proportional to them
     codes: jax.Array  # shape=(blocks, bytes), uint8
@@ -50,7 +49,7 @@ class Codec:
 
     @property
     def factors(self) -> int:
-        """Numbers of single precision per block."""
+        """Number of float32 factors per block."""
         return 1
 
     @property
@@ -64,38 +63,39 @@ class Codec:
         return _NUMBER * self.factors + self.code_bytes
 
     def encode(self, x: jax.Array, key: jax.Array | None = None) -> Coded:
-        """Return the codes of blocks; x: shape=(blocks, block), finite. Traced.
+        """Encode blocks. Traced.
 
         Args:
-          key: for stochastic rounding; by default to the nearest.
+          x: shape=(blocks, block), finite.
+          key: PRNG key for stochastic rounding; `None` rounds to the nearest.
         """
         raise NotImplementedError
 
     def decode(self, coded: Coded, dtype: Any = np.float32) -> jax.Array:
-        """Return the values of codes; shape=(blocks, block)."""
+        """Return the values of encoded blocks; shape=(blocks, block)."""
         raise NotImplementedError
 
     def blocks(self, vector: jax.Array) -> jax.Array:
-        """Return a vector in blocks, the last one filled up with zeros; shape=(blocks, block)."""
+        """Reshape a vector into blocks, and pad the last one with zeros; shape=(blocks, block)."""
         return jnp.pad(vector, (0, -vector.size % self.block)).reshape(-1, self.block)
 
     def fitted(self: C, size: int) -> C:
-        """Return the format for a vector of `size` numbers, which may be shorter than a block."""
+        """Return this format with blocks no longer than a vector of `size` numbers."""
         return self if self.is_sparse else replace(self, block=min(self.block, -(-size // 8) * 8))
 
     def bytes_of(self, size: int) -> int:
-        """Return the bytes of a vector of `size` numbers on the wire."""
+        """Return how many bytes a vector of `size` numbers takes on the wire."""
         own = self.fitted(size)
         return -(-size // own.block) * own.row_bytes
 
     def to_rows(self, coded: Coded, weight: Any = None) -> jax.Array:
-        """Return blocks as they travel, weighted; shape=(blocks, row_bytes), uint8."""
+        """Serialize encoded blocks, multiplied by `weight`; shape=(blocks, row_bytes), uint8."""
         factors = coded.factors if weight is None else coded.factors * jnp.asarray(weight, np.float32)
         packed = jax.lax.bitcast_convert_type(factors, np.uint8).reshape(len(factors), _NUMBER * self.factors)
         return jnp.concatenate([packed, coded.codes], 1)
 
     def of_rows(self, rows: jax.Array) -> Coded:
-        """Return what `to_rows` was given."""
+        """Deserialize encoded blocks: the inverse of `to_rows`."""
         split = _NUMBER * self.factors
         factors = jax.lax.bitcast_convert_type(rows[:, :split].reshape(-1, self.factors, _NUMBER), np.float32)
         return Coded(factors, rows[:, split:])
@@ -103,7 +103,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class Uniform(Codec):
-    """Evenly spaced numbers between the greatest magnitude of a block and its negative; zero is one of them."""
+    """Evenly spaced values from -m to m, zero included, where m is the largest magnitude of the block."""
 
     bits: int = 8
 
@@ -130,10 +130,10 @@ class Uniform(Codec):
 
 @dataclass(frozen=True)
 class TwoBits(Codec):
-    """Four numbers per block, in proportion to its root mean square: two magnitudes of either sign.
+    """Four values per block: a small and a large magnitude, of either sign.
 
-    The proportions are those of a normal distribution. To the nearest, the factor is then the one that leaves the least
-    square error, so that codes of codes are the same codes.
+    Their ratio is optimal for a normal distribution. When rounding to the nearest, the factor minimizes the square
+    error, so encoding decoded values gives the same codes.
     """
 
     @property
@@ -141,7 +141,7 @@ class TwoBits(Codec):
         return self.block // 4
 
     def encode(self, x: jax.Array, key: jax.Array | None = None) -> Coded:
-        # Of numbers not above 1 no square overflows.
+        # Scaled to at most 1, so that squares do not overflow.
         largest = jnp.abs(x).max(1, keepdims=True)
         unit = jnp.where(largest > 0, x / largest, 0)
         spread = jnp.sqrt((unit * unit).mean(1, keepdims=True))
@@ -164,7 +164,7 @@ def _four(numbers: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _between(scaled: jax.Array, noise: jax.Array) -> jax.Array:
-    """Return two-bit codes of one of the two values on either side, right on average up to the largest magnitude."""
+    """Round at random to one of the adjacent values, and return two-bit codes; unbiased up to the largest magnitude."""
     edges, codes = jnp.asarray([-_LARGE, -_SMALL, _SMALL, _LARGE], scaled.dtype), jnp.asarray([3, 2, 0, 1], np.uint8)
     clipped = jnp.clip(scaled, -_LARGE, _LARGE)
     below = (clipped >= -_SMALL).astype(np.int32) + (clipped >= _SMALL).astype(np.int32)
@@ -174,7 +174,7 @@ def _between(scaled: jax.Array, noise: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The `k` numbers of greatest magnitude in each block, as two magnitudes of either sign; made by `comm.top_k`."""
+    """The `k` largest numbers of each block, rounded to two magnitudes of either sign; made by `comm.top_k`."""
 
     k: int = 1
 
@@ -186,7 +186,7 @@ class TopK(Codec):
 
     @property
     def index_bits(self) -> int:
-        """Bits of a number's place in its block."""
+        """Bits of a number's index in its block."""
         return max(1, (self.block - 1).bit_length())
 
     @property
@@ -232,7 +232,7 @@ def pack(numbers: jax.Array, bits: int) -> jax.Array:
 
 
 def unpack(packed: jax.Array, bits: int, columns: int) -> jax.Array:
-    """Return what `pack` was given; shape=(rows, columns)."""
+    """Unpack integers: the inverse of `pack`; shape=(rows, columns)."""
     rows = len(packed)
     if bits == 8:
         return packed[:, :columns]
@@ -251,22 +251,22 @@ NAMED: dict[str, Codec] = {"8bit": Uniform(bits=8), "4bit": Uniform(bits=4), "2b
 
 
 def codec_of(wire: Any) -> Codec | None:
-    """Return the codec that `wire=` means, or None if it means none."""
+    """Return the codec for `wire=`, or None if `wire` is not a compressed format."""
     if isinstance(wire, Codec):
         return wire
     return NAMED.get(wire) if isinstance(wire, str) else None
 
 
 def top_k(k: int, *, of: int = 4096) -> TopK:
-    """Return a format for `wire=`: of each block, the numbers of greatest magnitude, in two bits each and their places.
+    """Return a format for `wire=` that sends the `k` largest numbers of each block: an index and two bits for each.
 
-    It needs `rounding="error_feedback"`, which sends the rest in later steps, and suits rounds of many local steps
-    (`sync.diloco`), with an outer optimizer without momentum. A worker sends `k * (log2(of) + 2) / 8 + 8` bytes of each
-    block to every other one: with k=64 of 4096 numbers, 120 bytes instead of 16 kB.
+    Requires `rounding="error_feedback"`, which sends the other numbers in later steps. Suits rounds of many local steps
+    (`sync.diloco`) with an outer optimizer without momentum. A worker sends `k * (log2(of) + 2) / 8 + 8` bytes per
+    block to every other worker: with k=64 of 4096 numbers, 120 bytes instead of 16 kB.
 
     Args:
       k: how many numbers of each block are sent.
-      of: numbers in a block. The leaves of a tree are one vector.
+      of: block size, in numbers. The leaves of a tree are concatenated to one vector.
 
     Raises:
       CollectiveError: `k` or `of` is not a positive integer, or `k` is larger than `of`.

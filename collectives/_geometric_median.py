@@ -1,13 +1,13 @@
 """The geometric median of a few vectors of any magnitude, computed from their inner products.
 
 Squares of float32 overflow above 1.8e19, and a sum of squares loses terms 1e4 times smaller than its largest one.
-A bad worker may send both. So two things differ from the textbook:
+A bad worker may send either. Two things therefore differ from the textbook:
 
 * Vectors are taken relative to a reference point near the good ones, the coordinate-wise median. Inner products of good
-  vectors then never have a bad vector's magnitude in them.
-* Elements are divided into three ranges of magnitude, each with a scale of its own at which squares neither overflow
-  nor vanish (Blum 1978, "A portable Fortran program to find the Euclidean norm of a vector"). Inner products stay sums
-  over elements, so that slices can be added up.
+  vectors then do not contain a bad vector's magnitude.
+* Elements are divided into three ranges of magnitude. Each range has its own scale, at which squares neither overflow
+  nor underflow (Blue 1978, "A portable Fortran program to find the Euclidean norm of a vector"). Inner products remain
+  sums over elements, so those of slices can be added.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import jax.numpy as jnp
 _STEPS = 2000  # iterations of Weiszfeld's algorithm at most; each costs the cube of the number of workers
 _EXACT = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with fewer bits
 _RANGES = 3  # of magnitudes: tiny, ordinary, huge
-_ZERO = -(1 << 20)  # the exponent of a vector of zeros: below all others
+_ZERO = -(1 << 20)  # stands for the exponent of a vector of zeros: less than all others
 
 
 def inner_products(rows: jax.Array) -> jax.Array:
-    """Inner products of all pairs of vectors, per range of magnitude; a sum over elements.
+    """Return the inner products of all pairs of vectors, per range of magnitude. Additive over elements.
 
     Args:
       rows: shape=(workers, elements); finite.
@@ -77,8 +77,8 @@ class Weights(NamedTuple):
 def geometric_median(products: jax.Array, weights: jax.Array) -> Weights:
     """Find the point with the least weighted sum of distances to all vectors, by Weiszfeld's iteration.
 
-    A vector is used as a length, a power of two, times a direction. Lengths are in units of the median length; beyond
-    2^32 of these (float64: 2^256) only the direction matters, so they are clipped there.
+    Each vector is written as a length (a power of two) times a direction. Lengths are in units of the median length,
+    and clipped at 2^32 units (float64: 2^256), beyond which only the direction affects the result.
 
     Args:
       products: `inner_products` of all vectors, relative to the reference point.
@@ -119,7 +119,7 @@ def geometric_median(products: jax.Array, weights: jax.Array) -> Weights:
     near = weights / (1 + length)
     start = jnp.zeros((), jnp.int32), jnp.full_like(near, jnp.inf), near / near.sum()
     shares = jax.lax.while_loop(moves, lambda state: (state[0] + 1, state[2], pulled(state[2])), start)[2]
-    # Where half of the weight is at the reference point, that is the median.
+    # If half of the weight is at the reference point, that point is the median.
     return Weights(jnp.where(common == _ZERO, 0, shares * length), exponents, common)
 
 

@@ -1,4 +1,4 @@
-"""Helpers of collective operators: flatten and check a tree, apply a collective to its leaves, make errors."""
+"""Helpers for collective operators: flatten and check a tree, apply a collective to its leaves, make errors."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ def leaves_of(
 ) -> dict[str, jax.Array]:
     """Return the tree's leaves as arrays, keyed by their paths.
 
+    Args:
+      what: name of the operator, for errors.
+      problem_of_dtype: returns why values of a dtype cannot be sent, or None.
+
     Raises:
       CollectiveError: a leaf cannot be sent; the message names the first one.
     """
@@ -60,14 +64,11 @@ def _problem(value: Any) -> str | None:
     dtype = getattr(value, "dtype", None)
     if dtype == jax.dtypes.float0:
         return (
-            "the gradient of an integer (float0), which holds nothing. Differentiate with respect to floats alone, or "
+            "the gradient of an integer (float0), which has no values. Differentiate only with respect to floats, or "
             "leave it out of the tree."
         )
     if is_key(value):
-        return (
-            "a PRNG key. Send what it is made of:\n"
-            "    jax.random.wrap_key_data(comm.broadcast(jax.random.key_data(key)))"
-        )
+        return "a PRNG key. Send its data:\n    jax.random.wrap_key_data(comm.broadcast(jax.random.key_data(key)))"
     try:
         as_jax(value)
     except (TypeError, ValueError, OverflowError) as error:

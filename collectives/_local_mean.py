@@ -18,9 +18,9 @@ T = TypeVar("T")
 def local_mean(tree: T) -> T:
     """Average values over the examples of this worker, without communication.
 
-    A local batch may run as several microbatches, each of which has its own gradient. `local_mean` returns the gradient
-    of the worker's whole batch. A strategy whose workers take steps of their own, such as model averaging, uses it, so
-    that its driver runs with kernels of any size and needs no compilation per batch size.
+    A local batch may run as several microbatches, each with its own gradient. `local_mean` returns the gradient of the
+    worker's whole batch. Use it where each worker takes optimizer steps of its own, as in model averaging: such a
+    driver can then run in microbatches, and a new batch size needs no compilation.
 
         grads = comm.local_mean(grads)
         updates, opt_state = optimizer.update(grads, opt_state)   # per worker: ad.Program(..., per_worker_state=...)
@@ -29,12 +29,11 @@ def local_mean(tree: T) -> T:
       tree: a pytree of floats and complex numbers. Local.
 
     Returns:
-      `tree` with `sum_c n_c x_c / sum_c n_c` over the calls c of n_c examples. Local: of one worker, the same in all
-      its calls. Zeros where the worker has no examples. Of a value that is the same in all of them it is the value. A
-      program's `nonfinite=` does not look at it, since it is nobody else's.
+      `tree` with `sum_c n_c x_c / sum_c n_c` over the worker's microbatches c of n_c examples; zeros if the worker has
+      no examples. Local, and the same in all microbatches of a worker. A program's `nonfinite=` does not check it.
 
     Raises:
-      CollectiveError: for leaves of which there is no mean.
+      CollectiveError: a leaf cannot be averaged.
 
     Example:
       >>> import collectives as comm

@@ -1,4 +1,4 @@
-"""`merge`: metrics of microbatches and workers, merged into the metric of all examples."""
+"""`merge`: combines metrics of microbatches and workers into the metric of all examples."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ _WAYS = {
 def merge(metrics: M) -> M:
     """Merge metrics over all workers and microbatches, as their own `merge` method would.
 
-    For metrics that are not means of examples, such as precision or the area under a curve: their underlying statistics
-    are merged. A metric is one of `clu` or `google-metrax`, or any object whose `merge` sums its leaves or takes their
-    maximum or minimum; these travel with the step's message. Metrics that collect examples cannot be merged this way;
-    use `program.evaluate` for them.
+    For metrics that are not means over examples, such as precision or the area under a curve. Supports metrics of `clu`
+    and `google-metrax`, and any object whose `merge` sums its leaves or takes their maximum or minimum. The leaves are
+    sent in the step's message. For metrics that collect examples use `program.evaluate` instead.
 
     Args:
       metrics: a metric, or a pytree of them. Local.
 
     Returns:
-      The same metrics, of all examples of the step. Replicated. Call `compute()` on them after the step, or in the
-      driver.
+      The metrics of all examples of the step. Replicated. Call `compute()` on them in the driver or after the step.
 
     Raises:
       CollectiveError: a metric has no `merge`, or one that is not a sum, maximum or minimum.
@@ -64,14 +62,14 @@ def _merged(metric: Any) -> Any:
             what = (
                 "is merged neither by a sum nor by a maximum"
                 if way is None
-                else "is taken from one of the two metrics, and the other's is lost"
+                else "is taken from one of the two metrics, and the other one is lost"
             )
             raise error(
                 "merge",
                 f"{label} {what}, so it cannot be merged by a collective. Merge its statistics, or evaluate it:\n"
                 f"    program.evaluate(lambda state, batch: {name}.from_model_output(...), data)",
             )
-    for op in ("sum", "max", "min"):  # together, in one collective each
+    for op in ("sum", "max", "min"):  # one collective for each operation
         places = [i for i, way in enumerate(ways) if way == op]
         for place, value in zip(places, all_reduce([leaves[i] for i in places], op=op), strict=True):
             merged[place] = value
@@ -79,7 +77,7 @@ def _merged(metric: Any) -> Any:
 
 
 def _ways(metric: Any, leaves: list[Any], tree: jax.tree_util.PyTreeDef) -> list[str | None]:
-    """Return how each leaf is merged, found by merging test values; `None` for a way that is not supported."""
+    """Find by merging test values how each leaf is merged; `None` if it is not by a sum, maximum or minimum."""
     a, b = ([_made_up(leaf, which) for leaf in leaves] for which in (0, 1))
     with jax.ensure_compile_time_eval():
         found = []

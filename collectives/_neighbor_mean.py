@@ -21,31 +21,30 @@ T = TypeVar("T")
 def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | None = None) -> T:
     """Average values with those of one or a few other workers.
 
-    Repeated in every step this brings the replicas of a model to agreement, though a worker communicates with only one
-    or two others per step (Lian et al. 2018, "Asynchronous Decentralized Parallel SGD"; KungFu's pair averaging). All
-    schedules are doubly stochastic, so the mean over all workers does not change. Workers have equal weights, however
-    many examples they have; a worker without examples is excluded.
+    Called in every step, this makes the replicas of a model converge to their mean, though a worker communicates with
+    only one or two others per step (Lian et al. 2018, "Asynchronous Decentralized Parallel SGD"; KungFu's pair
+    averaging). All schedules are doubly stochastic, so the mean over all workers does not change. Workers have equal
+    weights, however many examples they have; a worker without examples is excluded.
 
-    Sends the leaves' bytes once or twice, where an `all_reduce` sends them twice. Under MPI they go only to their
-    receivers. A value that is replicated is not sent.
+    Sends the leaves' bytes once per neighbor (an `all_reduce` sends them twice), under MPI only to the neighbors. A
+    replicated value is not sent.
 
     Args:
-      tree: a pytree of floats and complex numbers, such as a model that is each worker's own. Local: the same in all
-        kernel calls of a worker; of values that each has of its own, the batch runs as one call.
-      schedule: who averages with whom:
-        "random": pairs, drawn anew in each step. With an odd number of workers one keeps its value.
-        "ring": the previous and the next worker, each with weight 1/3.
-        "exponential": the worker at distance 1, 2, 4, …, in turns (Ying et al. 2021).
-        Or pairs of your own, a list for each step, which are repeated: `[[(0, 1), (2, 3)], [(0, 2), (1, 3)]]`. Who is
-        in no pair, or has lost its other, keeps its own.
+      tree: a pytree of floats and complex numbers, such as a worker's replica of a model. Local. If it depends on the
+        microbatch, the local batch runs as a single one.
+      schedule: which workers average in which step:
+        "random": random pairs, drawn again in each step. With an odd number of workers one keeps its value.
+        "ring": with the previous and the next worker, each with weight 1/3.
+        "exponential": with the worker at distance 1, 2, 4, …, by turns (Ying et al. 2021).
+        Or pairs of your own, a list per step, repeated: `[[(0, 1), (2, 3)], [(0, 2), (1, 3)]]`. A worker that is in no
+        pair, or whose partner is absent, keeps its value.
       when: see `all_reduce`.
 
     Returns:
       `tree` with each leaf averaged, of its shape and dtype. Local.
 
     Raises:
-      CollectiveError: for leaves of which there is no mean, for names that are no schedule, and pairs that are no
-        matching.
+      CollectiveError: a leaf cannot be averaged, `schedule` is not a known name, or its pairs are not a matching.
 
     Example:
       >>> import collectives as comm
@@ -62,7 +61,7 @@ def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | N
 
 @dataclass(frozen=True)
 class NeighborMean(Collective):
-    """Collective that averages some workers' values with weights."""
+    """Collective that averages each worker's value with its neighbors', by a schedule."""
 
     schedule: Mixed
 
@@ -75,7 +74,7 @@ class NeighborMean(Collective):
     def op(self) -> Mixed:
         return self.schedule
 
-    # After its value a worker sends a 1; without examples it sends only zeros, so that it is excluded from the means.
+    # A worker appends a 1 to its value. A worker without examples sends zeros, which excludes it from the means.
 
     def sent_shape(self, shape: tuple[int, ...], capacity: int) -> tuple[int, ...]:
         return (shape[0] + 1,)

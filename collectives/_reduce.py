@@ -1,4 +1,4 @@
-"""The collective behind `all_reduce`, and the checks of its arguments."""
+"""The collective that `all_reduce` uses, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reduce(Collective):
 
     Args:
       operation: the reduction's name.
-      wire: the format in which a sum travels; `None` for its own.
+      wire: the number format in which a sum is sent; `None` for the values' own.
       checked: whether the result must be finite even if no contribution was checked.
     """
 
@@ -63,7 +63,7 @@ class Reduce(Collective):
 
 
 def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
-    """Return `when` as a boolean scalar for the collective's primitive; None for always.
+    """Return `when` as a boolean scalar for the collective's primitive; None means always.
 
     Raises:
       CollectiveError: `when` is not one boolean.
@@ -92,20 +92,20 @@ def problem_of(dtype: Any, op: Any) -> str | None:
     """Return why values of `dtype` cannot be reduced by `op` and what to write instead, or None if they can."""
     if dtype == jnp.bool_:
         return (
-            f"boolean, of which there is no {op}. Say what to count:\n"
+            f"boolean, which has no {op}. Convert it:\n"
             "    comm.all_reduce(x.astype(jnp.int32), op='sum')     on how many workers it is true\n"
             "    comm.all_reduce(x.astype(jnp.int32), op='max')     whether it is true on any"
         )
     if op == "mean" and jnp.issubdtype(dtype, jnp.integer):
         return (
-            f"{dtype}, of which a mean would be rounded. Write one of\n"
+            f"{dtype}, whose mean would be rounded. Write one of\n"
             "    comm.all_reduce(x, op='sum')\n"
             "    comm.all_reduce(x.astype(jnp.float32))"
         )
     if op not in get_args(Op) and not jnp.issubdtype(dtype, jnp.floating):
-        return f"{dtype}, of which there is no {getattr(op, 'name', op)}. Reduce floats."
+        return f"{dtype}, which has no {getattr(op, 'name', op)}. Reduce floats."
     if op in ("max", "min") and jnp.issubdtype(dtype, jnp.complexfloating):
-        return f"{dtype}, of which there is no {op}. Reduce real numbers:\n    comm.all_reduce(jnp.abs(z), op={op!r})"
+        return f"{dtype}, which has no {op}. Reduce real numbers:\n    comm.all_reduce(jnp.abs(z), op={op!r})"
     return None
 
 

@@ -18,11 +18,11 @@ from ._local_mean import LocalMean, local_sum
 
 T = TypeVar("T")
 
-_SORTED_BY_SORT = 16  # workers: from here on a sort takes fewer operations than a sorting network
+_SORTED_BY_SORT = 16  # workers from which jnp.sort takes fewer operations than a sorting network
 
 
 class Robust(Sliced):
-    """Reduction of workers' flat vectors, whose first element is the worker's weight; 0 excludes the worker."""
+    """Reduction of one vector per worker. Its first element is the worker's weight; 0 excludes the worker."""
 
     name = "robust"
 
@@ -31,13 +31,13 @@ class Robust(Sliced):
 
 
 class ByCoordinate(Robust):
-    """Reduction of each element by itself. Infinities count as extreme values; a worker's NaN is excluded."""
+    """Reduction of each element independently. Infinities count as extreme values; NaNs are excluded."""
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
         return self.middle(rows, statistics)
 
     def middle(self, rows: jax.Array, weights: jax.Array) -> jax.Array:
-        """Reduce over the workers. NaN where more of them have NaN than the reduction can ignore.
+        """Reduce over the workers. The result is NaN for elements with more NaNs than the reduction can ignore.
 
         Args:
           rows: shape=(workers, elements).
@@ -51,7 +51,7 @@ class ByCoordinate(Robust):
 
 @dataclass(frozen=True)
 class Median(ByCoordinate):
-    """Weighted median of each element; between two values, their mean."""
+    """Weighted median of each element; the mean of the two middle values if the median is between them."""
 
     name = "median"
 
@@ -74,7 +74,7 @@ class TrimmedMean(ByCoordinate):
     def middle(self, rows: jax.Array, weights: jax.Array) -> jax.Array:
         values, shares = _sorted(*_votes(rows, weights))
         voters, workers = (shares > 0).sum(0, keepdims=True), (weights > 0).sum()
-        trim = jnp.minimum(self.trim, (voters - 1) // 2)  # of fewer workers than there were: the middle one is left
+        trim = jnp.minimum(self.trim, (voters - 1) // 2)  # with few workers left, at least the middle one counts
         place = jnp.arange(len(rows))[:, None]
         shares = jnp.where((place >= trim) & (place < voters - trim), shares, 0)
         parts = shares / shares.sum(0, keepdims=True)  # before the product, which may overflow
@@ -86,14 +86,15 @@ class TrimmedMean(ByCoordinate):
 class GeometricMedian(Robust):
     """The point with the least weighted sum of distances to all workers' vectors.
 
-    Distances are between whole vectors, so slices exchange two small matrices: first the weights, then inner products
-    of all pairs of vectors. The point is a linear combination of the vectors, whose factors follow from these.
+    Distances are between whole vectors, but each worker has a slice of all vectors. The workers therefore sum two small
+    matrices: the weights, then the inner products of all pairs of vectors. The point is a linear combination of the
+    vectors, whose factors follow from these.
     """
 
     name = "geometric_median"
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array:
-        """Return each worker's weight, and whether any of its values is not finite; shape=(workers, 2)"""
+        """Return each worker's weight, and whether any of its values is not finite; shape=(workers, 2)."""
         bad = ~jnp.isfinite(rows).all(1)
         return jnp.stack([super().statistics(rows, first), bad.astype(rows.dtype)], 1)
 
@@ -110,9 +111,9 @@ class GeometricMedian(Robust):
 
 
 def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the finite vectors' weights, their coordinate-wise median, and half of each vector's difference from it.
+    """Return the weights of the finite vectors, their coordinate-wise median, and half of each vector's offset from it.
 
-    Half, because the full difference could overflow.
+    Halved because the full difference could overflow.
     """
     weights = jnp.where(statistics[:, 1] > 0, 0, statistics[:, 0])
     finite = jnp.where(weights[:, None] > 0, rows, 0)
@@ -121,13 +122,13 @@ def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def _votes(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return values and their weights, of the shape of `rows`; infinity and 0 for values that are excluded."""
+    """Return values and their weights, both of the shape of `rows`; infinity and 0 for excluded values."""
     voting = (weights[:, None] > 0) & ~jnp.isnan(rows)
     return jnp.where(voting, rows, jnp.inf), jnp.where(voting, weights[:, None], 0).astype(rows.dtype)
 
 
 def _sorted(values: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sort each element's values over the workers in ascending order, and their weights with them."""
+    """Sort each element's values over the workers in ascending order, and reorder their weights in the same way."""
     if len(values) >= _SORTED_BY_SORT:
         by_value = jax.lax.sort((values, shares), dimension=0, num_keys=1)
         return by_value[0], by_value[1]
@@ -141,7 +142,7 @@ def _sorted(values: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def robust_of(op: Robust | str) -> Robust:
-    """Return the robust reduction for `op=`.
+    """Return the robust reduction that `op=` names.
 
     Raises:
       CollectiveError: a trimmed mean would trim all workers.
@@ -154,14 +155,14 @@ def robust_of(op: Robust | str) -> Robust:
         instead = f"op=comm.trimmed_mean({most})" if most else "op='mean'"
         raise error(
             "all_reduce",
-            f"op=comm.trimmed_mean({op.trim}) leaves out {2 * op.trim} workers' values, and there are {workers}. "
+            f"op=comm.trimmed_mean({op.trim}) leaves out the values of {2 * op.trim} workers, but there are {workers}. "
             f"Use  {instead}",
         )
     return op
 
 
 def robustly(how: Robust, tree: T, leaves: dict[str, jax.Array], weight: jax.Array, when: jax.Array | None) -> T:
-    """Reduce a tree, as one vector, over the workers, of which each gives the mean over its examples with their weight.
+    """Reduce a tree, as one vector, over the workers' means over their own examples.
 
     Raises:
       CollectiveError: it is called outside a program without a weight.
@@ -169,8 +170,8 @@ def robustly(how: Robust, tree: T, leaves: dict[str, jax.Array], weight: jax.Arr
     if not isinstance(weight, jax.core.Tracer) and jnp.isnan(weight):
         raise error(
             "all_reduce",
-            f"op={how.name!r} outside a program: how many examples each worker has is known only inside one. Say what "
-            "each one's vote is:\n    comm.all_reduce(x, op=…, weight=1)",
+            f"op={how.name!r} outside a program, where the workers' numbers of examples are unknown. Give this "
+            "worker's weight:\n    comm.all_reduce(x, op=…, weight=1)",
         )
     own = combine(LocalMean(), leaves, leaves, weight=weight)
     dtype = jnp.float64 if any(leaf.dtype == jnp.float64 for leaf in leaves.values()) else jnp.float32
@@ -191,7 +192,7 @@ def trimmed_mean(trim: int) -> TrimmedMean:
     """Return a reduction for `all_reduce(op=…)`: each element's mean without its greatest and least values.
 
     Args:
-      trim: how many workers' values are left out at either end.
+      trim: how many of the greatest, and of the least, values to leave out of each element's mean.
 
     Raises:
       CollectiveError: `trim` is not a positive integer.
@@ -226,7 +227,7 @@ def geometric_median() -> GeometricMedian:
 
 @dataclass(frozen=True)
 class RobustReduce(Collective):
-    """Collective that reduces workers' vectors by a robust reduction; each vector begins with the worker's weight."""
+    """Collective that applies a robust reduction to the workers' vectors. A vector's first element is its weight."""
 
     how: Robust
 

@@ -18,7 +18,7 @@ Schedule = str | Sequence[Sequence[Sequence[int]]]
 
 @dataclass(frozen=True)
 class RandomMatchings(Mixed):
-    """Random pairs, drawn anew in each step. With an odd number of workers one keeps its value."""
+    """Random pairs, drawn again in each step. With an odd number of workers one keeps its value."""
 
     seed: int = 0
 
@@ -40,10 +40,10 @@ class Ring(Mixed):
 
 @dataclass(frozen=True)
 class Exponential(Mixed):
-    """Each worker with the one at distance 1, 2, 4, …, another distance in each step.
+    """Each worker with the one at distance 1, 2, 4, …: one distance per step, by turns.
 
-    This is not a matching: a worker gives to one and receives from another. If the number of workers is a power of two,
-    all of them are averaged once every distance had its turn.
+    This is not a matching: a worker sends to one worker and receives from another. If the number of workers is a power
+    of two, one pass over all distances averages all workers.
     """
 
     def weights(self, step: int, members: Sequence[int]) -> Weights:
@@ -97,12 +97,12 @@ def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
         turns = tuple(tuple(tuple(map(whole, pair)) for pair in turn) for turn in schedule)
     except TypeError:
         raise error(
-            what, f"schedule={schedule!r} is neither a name nor pairs of workers by step:\n{_EXAMPLE}"
+            what, f"schedule={schedule!r} is neither a name nor a list of pairs per step:\n{_EXAMPLE}"
         ) from None
     if not turns:
         raise error(
             what,
-            f"schedule={schedule!r} is empty. Give the pairs of one or more steps, which are repeated:\n{_EXAMPLE}",
+            f"schedule={schedule!r} is empty. Give the pairs of at least one step:\n{_EXAMPLE}",
         )
     for number, turn in enumerate(turns):
         _check_turn(what, number, turn, workers)
@@ -119,8 +119,8 @@ def _check_turn(what: str, number: int, turn: Sequence[tuple[int | None, ...]], 
             if worker in seen:
                 raise error(
                     what,
-                    f"schedule[{number}] is not a matching: worker {worker} is in it twice, but can be averaged "
-                    f"with only one other in a step:\n{_EXAMPLE}",
+                    f"schedule[{number}] is not a matching: it names worker {worker} twice, but a worker can be "
+                    f"averaged with only one other per step:\n{_EXAMPLE}",
                 )
             if worker < 0 or (workers is not None and worker >= workers):
                 there = "workers are numbered from 0" if workers is None else f"the workers are 0 to {workers - 1}"

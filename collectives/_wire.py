@@ -1,4 +1,4 @@
-"""Number formats for sending: sums that travel in fewer bytes than they are computed in."""
+"""Two-byte number formats of `all_reduce`, and error feedback for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOW_BITS = 16  # bits of a single-precision number that bfloat16 drops
 
 @dataclass(frozen=True)
 class Narrow(Sliced):
-    """Sum of values that travel in a two-byte format and are added in single precision."""
+    """Sum of values that are sent in a two-byte format and added in single precision."""
 
     format: str
     stochastic: bool = False
@@ -40,7 +40,7 @@ class Narrow(Sliced):
         return jnp.dtype(self.format)
 
     def weight_of(self, examples: jax.Array) -> jax.Array:
-        """Return a mean's weight for some of the step's examples, scaled so that weighted values fit the format."""
+        """Return a mean's weight for `examples`, for float16 relative to the global batch, to avoid overflow."""
         if self.format != "float16":
             return examples
         return examples / read(GLOBAL_BATCH).astype(examples.dtype)
@@ -60,15 +60,14 @@ class Narrow(Sliced):
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         moved = bits + jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
         rounded = jax.lax.bitcast_convert_type(moved >> _LOW_BITS << _LOW_BITS, jnp.float32)
-        return jnp.where(jnp.isfinite(x), rounded, x).astype(self.format)  # exact, but for what is not finite
+        return jnp.where(jnp.isfinite(x), rounded, x).astype(self.format)  # where not finite: unrounded
 
 
 def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) -> Narrow:
     """Return the reduction for `wire=` and `rounding=` of an `all_reduce`.
 
     Raises:
-      CollectiveError: the format or the rounding is unknown, they do not go together, or `op` or a dtype cannot be
-        rounded.
+      CollectiveError: the format or the rounding is not supported, or not with each other, `op` or a dtype.
     """
     try:
         name = jnp.dtype(wire).name
@@ -84,19 +83,20 @@ def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) 
         raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
     for dtype in dtypes:
         if not jnp.issubdtype(dtype, jnp.floating):
-            raise error("all_reduce", f"wire={name} of {dtype}: only real floats are rounded. Reduce the others apart.")
-    return Narrow(name, rounding != "nearest")  # with feedback the result is rounded stochastically
+            text = f"wire={name} of {dtype}: only real floats are supported. Reduce such leaves in another call."
+            raise error("all_reduce", text)
+    return Narrow(name, rounding != "nearest")  # with error feedback the sum is rounded stochastically
 
 
 def with_feedback(
     how: Narrow, tree: Any, leaves: dict[str, jax.Array], weight: jax.Array | None, when: jax.Array | None
 ) -> Any:
-    """Reduce a tree by a sum or mean with error feedback: a worker's rounding error is added to its next step's value.
+    """Reduce a tree by a sum or mean with error feedback.
 
-    With s for the sum over the worker's examples and r for the error of the last step, `q = round(s + r)` is sent, and
-    `r = s + r - q` is kept for the next step (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
+    A worker sends `q = round(s + r)`, where s is the sum over its examples and r its rounding error of the last step,
+    and keeps `r = s + r - q` for the next step (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
     """
-    # Before weighting, which would round in half precision.
+    # Cast before weighting, which would round in half precision.
     single = {name: x.astype(jnp.float32) for name, x in leaves.items()}
     weighed = single if weight is None else {name: x * weight.astype(jnp.float32) for name, x in single.items()}
     sums = local_sum(weighed)

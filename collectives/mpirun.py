@@ -1,4 +1,4 @@
-"""`python -m collectives.mpirun`: what `adaptive run` is."""
+"""`python -m collectives.mpirun`: the same command as `adaptive run`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""`adaptive doctor`: examines the environment of a job, names problems and says what to type."""
+"""`adaptive doctor`: examines the environment of a job, and prints its problems and the commands that fix them."""

@@ -13,38 +13,38 @@ import click
 
 from adaptive.extend import launcher
 
-from .examine import Examination, of_this_job, of_this_process
+from .examine import Examination, examine_job, examine_process
 from .show import show
 
 
 @click.command("doctor", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option("--path", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-    help="A folder that all hosts are to share, for checkpoints, say. Default: the working directory.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Say it as JSON.")
+    help="Check that all hosts share this folder. Default: the working directory.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--trial/--no-trial", default=True, show_default=True,
-    help="Alone: start a job of 2 ranks, to see whether that works.")  # fmt: skip
+    help="Without a launcher: start a job of 2 ranks as a test.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1), default=120.0, show_default=True, metavar="S",
     help="Seconds after which a check that does not return is reported as hanging.")  # fmt: skip
-@click.option("--into", type=click.Path(path_type=Path), hidden=True, help="Write the JSON to a file, and say nothing.")
+@click.option("--into", type=click.Path(path_type=Path), hidden=True, help="Write JSON to a file, and print nothing.")
 def doctor(path: Path | None, as_json: bool, trial: bool, timeout: float, into: Path | None) -> None:
-    """Say what there is around a job, what is wrong with it, and what to type.
+    """Check this machine or job, and print each problem with the command that fixes it.
 
     \b
-    adaptive doctor                      this host; starts a job of 2 ranks to see whether that works
-    adaptive run -n 8 -m adaptive doctor
-    mpirun -n 8 adaptive doctor          a job, as it would be started
+    adaptive doctor                        check this host, and start a test job of 2 ranks
+    adaptive run -n 8 -m adaptive doctor   check a job; start it as you start your program
+    mpirun -n 8 adaptive doctor
     srun --mpi=pmix adaptive doctor
 
-    Exit code: 0 if all is well, 1 if something is wrong.
+    Exit code: 0 without problems, else 1.
     """
     if launcher() is None:
-        found, speaks = of_this_process(path, trial, timeout), True
+        found, speaks = examine_process(path, trial, timeout), True
     else:
         doing: list[str] = []
         watch = threading.Timer(timeout, _give_up, (timeout, doing))
         watch.daemon = True
         watch.start()
-        found = of_this_job(path, doing)
+        found = examine_job(path, doing)
         watch.cancel()
         speaks = next((own for own in found.ranks if own.pid == os.getpid()), found.ranks[0]).rank == 0
     if into is not None and speaks:
@@ -59,7 +59,7 @@ def _json(found: Examination) -> str:
 
 
 def _give_up(seconds: float, doing: list[str]) -> None:
-    """End this process with an error: a process that waits in MPI would wait forever."""
+    """Print an error and end this process, which may be blocked in MPI."""
     own = f"{os.uname().nodename} (pid {os.getpid()})"
     sys.stderr.write(f"adaptive doctor: {own} is still {doing[-1]} after {seconds:g} s.\n")
     sys.stderr.flush()

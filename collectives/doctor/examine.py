@@ -1,4 +1,4 @@
-"""The examination: of this process alone, of a small job that it starts, or of the job that it is a rank of."""
+"""The examination of this process and of a test job, or of the job that this process is a rank of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from collectives.worlds.mpi import MPIWorld
 from launchers.mpirun import UsageError, clean, find
 
 from .facts import JobFacts, facts
-from .findings import HealthCheck, note, of_clocks, of_folder, of_job, of_launcher, of_process, wrong
+from .findings import (
+    HealthCheck,
+    clock_findings,
+    folder_findings,
+    job_findings,
+    launcher_findings,
+    note,
+    process_findings,
+    wrong,
+)
 from .measure import ExchangeTimes, Folder, LinkTimes, exchange, folder, links
 
 TRIAL_RANKS = 2
@@ -29,10 +38,13 @@ class Examination:
     """Result of an examination.
 
     Attributes:
-      ranks: of the job, or this process.
-      mpirun: the launcher that `adaptive run` would take, and what it is; "" where there is none, or where it was not
-        looked for.
-      trial: the same of a job of two ranks that was started to see whether that works.
+      ranks: facts of each rank of the job; of this process if there is no job.
+      findings: problems and notes, without those of `trial`.
+      links: times between rank 0 and each other rank.
+      exchange: times of an Allreduce; `None` for one rank.
+      folder: the shared folder as the ranks see it; `None` if MPI could not be loaded.
+      mpirun: kind and path of the launcher that `adaptive run` uses; "" if there is none, or in a job.
+      trial: the examination of a test job of two ranks; `None` if none was started, or it failed.
     """
 
     ranks: tuple[JobFacts, ...]
@@ -50,31 +62,31 @@ class Examination:
 
     @property
     def all_findings(self) -> tuple[HealthCheck, ...]:
-        """Those of the trial too, none twice."""
+        """Findings of this examination and of the test job, without duplicates."""
         return tuple(dict.fromkeys([*self.findings, *(self.trial.all_findings if self.trial else ())]))
 
 
-def of_this_process(path: Path | None, trial: bool, seconds: float) -> Examination:
+def examine_process(path: Path | None, trial: bool, seconds: float) -> Examination:
     """Examine this process, which was started without a launcher.
 
     Args:
-      path: a folder that is to be shared; by default the working directory.
-      trial: whether to start a job of two ranks.
-      seconds: that it may take.
+      path: the folder that all hosts should share; by default the working directory.
+      trial: whether to start a test job of two ranks.
+      seconds: time limit of the test job.
     """
     own = replace(facts(), library=_library())
-    found = list(of_process(own))
+    found = list(process_findings(own))
     seen = folder(path or Path.cwd(), lambda text: [text], 0)
-    found += of_folder([own], seen, asked=path is not None)
+    found += folder_findings([own], seen, asked=path is not None)
     try:
         mpi = find()
     except UsageError as error:
         what, _, do = str(error).partition(" Install an MPI:\n")
         found.append(
-            note(f"{what[0].upper()}{what[1:]} One process works without, on one device or several.", do.strip())
+            note(f"{what[0].upper()}{what[1:]} One process, on any number of devices, needs none.", do.strip())
         )
         return Examination((own,), tuple(found), folder=seen)
-    found += (other := list(of_launcher(mpi, own)))
+    found += (other := list(launcher_findings(mpi, own)))
     tried = None
     if trial and not other:
         tried, trouble = _try(path, seconds)
@@ -82,11 +94,12 @@ def of_this_process(path: Path | None, trial: bool, seconds: float) -> Examinati
     return Examination((own,), tuple(found), folder=seen, mpirun=f"{mpi}, {mpi.path}", trial=tried)
 
 
-def of_this_job(path: Path | None, doing: list[str]) -> Examination:
-    """Examine the job of this rank. Rank 0, and ranks that MPI finds alone, return the whole examination.
+def examine_job(path: Path | None, doing: list[str]) -> Examination:
+    """Examine the job of this rank. Called by all ranks. The findings are complete on rank 0.
 
     Args:
-      doing: receives a description of each activity as it starts, for the thread that watches the time.
+      path: see `examine_process`.
+      doing: receives a description of each activity as it starts, for the report of a hanging one.
     """
     doing.append("asking JAX for its devices")
     own = facts()
@@ -108,18 +121,18 @@ def of_this_job(path: Path | None, doing: list[str]) -> Examination:
         doing.append("looking at files")
         seen = folder(path or Path.cwd(), world.all_gather_bytes, world.rank)
         doing.append("ending")
-    found = [*_findings(ranks), *of_clocks(ranks, pairs), *of_folder(ranks, seen, asked=path is not None)]
+    found = [*_findings(ranks), *clock_findings(ranks, pairs), *folder_findings(ranks, seen, asked=path is not None)]
     return Examination(tuple(ranks), tuple(found), tuple(pairs), together, seen)
 
 
 def _findings(ranks: list[JobFacts]) -> Iterator[HealthCheck]:
     first = {own.host: own for own in reversed(ranks)}
-    yield from dict.fromkeys(finding for own in first.values() for finding in of_process(own))
-    yield from of_job(ranks)
+    yield from dict.fromkeys(finding for own in first.values() for finding in process_findings(own))
+    yield from job_findings(ranks)
 
 
 def _library() -> str:
-    """Return the version string of mpi4py's MPI, asked in another process, because a broken MPI ends its process."""
+    """Return the version string of mpi4py's MPI. Runs in another process, because a broken MPI ends its process."""
     command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
     try:
         done = subprocess.run(command, env=clean(), capture_output=True, text=True, errors="replace", timeout=60)
@@ -150,7 +163,7 @@ def _try(path: Path | None, seconds: float) -> tuple[Examination | None, HealthC
             return as_examination(json.loads(into.read_text())), None
     last = "\n".join(said.strip().splitlines()[-15:])
     return None, wrong(
-        f"A job of {TRIAL_RANKS} ranks {why}. It said:\n{last}", "adaptive run -n 2 -m collectives.doctor"
+        f"A job of {TRIAL_RANKS} ranks {why}. Its last output:\n{last}", "adaptive run -n 2 -m collectives.doctor"
     )
 
 
@@ -172,12 +185,12 @@ def _end(job: subprocess.Popen) -> str:
 
 
 def as_facts(said: Mapping[str, Any]) -> JobFacts:
-    """Return the facts of a JSON object."""
+    """Return the facts in a JSON object."""
     return JobFacts(**{**said, "cpus": tuple(said["cpus"]), "devices": tuple(said["devices"])})
 
 
 def as_examination(said: Mapping[str, Any]) -> Examination:
-    """Return the examination that `--json` has written."""
+    """Return the examination in a JSON object that `--json` or `--into` has written."""
     seen = said["folder"]
     return Examination(
         ranks=tuple(as_facts(own) for own in said["ranks"]),

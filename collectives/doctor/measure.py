@@ -1,6 +1,6 @@
 """Measurements among ranks: clocks, latency and bandwidth, and whether they see the same files.
 
-All of it is called by all ranks of a communicator, and each pair has it to itself.
+All ranks of a communicator call these functions together. Pairs of ranks are measured one after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PINGS = 50
 LARGE_BYTES = 4 << 20
 LARGE_PINGS = 4
 ALL_BYTES = 16 << 20
-SEEN_SECONDS = 3.0  # network file systems show a new file a little later
+SEEN_SECONDS = 3.0  # time for a network file system to show a new file
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class LinkTimes:
     Attributes:
       latency: seconds, one way.
       bandwidth: bytes per second.
-      offset: seconds by which its clock is ahead of rank 0's; known to half of what the fastest ping took, `within`.
+      offset: seconds by which the other rank's clock is ahead of rank 0's.
+      within: error bound of `offset` in seconds: half the fastest round trip.
     """
 
     rank: int
@@ -44,11 +45,11 @@ class LinkTimes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """All ranks at once.
+    """Times of an Allreduce over all ranks.
 
     Attributes:
-      small: seconds of an Allreduce of 8 bytes.
-      large: seconds of one of `ALL_BYTES`.
+      small: seconds for 8 bytes.
+      large: seconds for `ALL_BYTES` bytes.
     """
 
     small: float
@@ -60,10 +61,10 @@ class Folder:
     """A folder and how the ranks see it.
 
     Attributes:
-      kind: of file system, on rank 0; "" if it is not known.
-      free: bytes.
+      kind: type of the file system on rank 0; "" if unknown.
+      free: free bytes.
       trouble: why rank 0 cannot write there; "" if it can.
-      unseen: ranks that do not see what rank 0 has written.
+      unseen: ranks that do not see a file that rank 0 has written.
     """
 
     path: str
@@ -74,7 +75,7 @@ class Folder:
 
 
 def links(comm: Any) -> list[LinkTimes]:
-    """Measure the links between rank 0 and every other rank in turn. The result is on rank 0, elsewhere empty."""
+    """Measure the link between rank 0 and each other rank. Returns the results on rank 0, and [] on other ranks."""
     found = []
     for rank in range(1, comm.size):
         comm.Barrier()
@@ -117,7 +118,7 @@ def _pong(comm: Any) -> None:
 
 
 def exchange(comm: Any) -> ExchangeTimes:
-    """Return the median time of a message of all ranks."""
+    """Measure the median time of an Allreduce over all ranks, small and large."""
 
     def seconds(size: int, times: int) -> float:
         sent, received, took = np.ones(size, np.float32), np.empty(size, np.float32), []
@@ -132,10 +133,12 @@ def exchange(comm: Any) -> ExchangeTimes:
 
 
 def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> Folder:
-    """Check whether all ranks see a file that rank 0 writes into a folder. The same on all ranks.
+    """Check whether all ranks see a file that rank 0 writes into a folder. The result is the same on all ranks.
 
     Args:
-      gather: every rank's bytes, by rank.
+      path: the folder.
+      gather: a collective that returns every rank's bytes, by rank.
+      rank: this process's rank.
     """
     name, trouble = f".adaptive-doctor-{secrets.token_hex(8)}" if rank == 0 else "", ""
     if rank == 0:
@@ -155,7 +158,7 @@ def _seen(file: Path) -> bool:
     until = time.monotonic() + SEEN_SECONDS
     while True:
         try:
-            os.listdir(file.parent)  # so that network file systems look anew
+            os.listdir(file.parent)  # makes network file systems refresh their cache
             if file.read_text() == file.name:
                 return True
         except OSError:

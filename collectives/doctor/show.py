@@ -1,4 +1,4 @@
-"""Output of an examination for people."""
+"""Printing an examination as text for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .examine import Examination
 from .facts import JobFacts
-from .findings import hosts, in_words, library
+from .findings import describe_ranks, hosts, library
 from .measure import ALL_BYTES, ExchangeTimes, Folder, LinkTimes
 
 MOST_HOSTS = 32  # rows of a table
@@ -61,7 +61,7 @@ def _rows(found: Examination) -> Iterator[tuple[str, str]]:
     first = found.ranks[0]
     if first.library or first.launcher:
         by = f", started by {first.launcher}" if first.launcher else ""
-        survives = "; goes on when a rank dies" if first.survives else ""
+        survives = "; continues when a rank dies" if first.survives else ""
         cuda = "; CUDA-aware" if first.cuda else ""
         yield "MPI", f"{library(first) or 'none'}{by}{survives}{cuda}"
     if len(found.ranks) == 1:
@@ -80,12 +80,18 @@ def _between(links: Sequence[LinkTimes], together: ExchangeTimes) -> Iterator[tu
     latency, speed = [link.latency for link in links], [link.bandwidth for link in links]
     yield "rank 0 ↔ others", f"{_span(latency, 1e6, 'µs')}, {_span(speed, 1e-9, 'GB/s')}"
     small, large = f"{together.small * 1e6:.3g} µs", f"{together.large * 1e3:.3g} ms"
-    yield "all together", f"Allreduce of 8 bytes {small}, of {ALL_BYTES >> 20} MiB {large}"
+    yield "all ranks", f"Allreduce of 8 bytes {small}, of {ALL_BYTES >> 20} MiB {large}"
 
 
 def _files(folder: Folder, ranks: int) -> str:
-    seen = f", not seen by {in_words(folder.unseen)}" if folder.unseen else ", seen by all ranks" if ranks > 1 else ""
-    return f"{folder.path}: {folder.kind or 'file system not known'}, {folder.free / 1e9:.3g} GB free{seen}"
+    seen = (
+        f", not seen by {describe_ranks(folder.unseen)}"
+        if folder.unseen
+        else ", seen by all ranks"
+        if ranks > 1
+        else ""
+    )
+    return f"{folder.path}: {folder.kind or 'unknown file system'}, {folder.free / 1e9:.3g} GB free{seen}"
 
 
 def _table(ranks: Sequence[JobFacts]) -> Table:
@@ -98,13 +104,13 @@ def _table(ranks: Sequence[JobFacts]) -> Table:
         devices = list(dict.fromkeys(name for own in there for name in own.devices))
         table.add_row(
             host,
-            in_words([own.rank for own in there]).split(" ", 1)[1],
+            describe_ranks([own.rank for own in there]).split(" ", 1)[1],
             _shared([_cores(own) for own in there]),
             f"{'–'.join(map(str, dict.fromkeys((threads[0], threads[-1]))))} each",
             ", ".join(devices[:8]) + (", …" if len(devices) > 8 else ""),
         )
     if len(shown) > MOST_HOSTS:
-        table.add_row(f"… {len(shown) - MOST_HOSTS} hosts more")
+        table.add_row(f"… {len(shown) - MOST_HOSTS} more hosts")
     return table
 
 
@@ -139,12 +145,12 @@ def _title(found: Examination) -> str:
     if not first.launcher:
         return f"this process, on {first.host}"
     if first.trouble:
-        return f"rank {first.rank} of {first.launched or '?'} on {first.host}, by itself"
+        return f"rank {first.rank} of {first.launched or '?'} on {first.host}, alone"
     return f"{ranks} rank{'s' * (ranks != 1)} on {len(there)} host{'s' * (len(there) != 1)}"
 
 
 def _verdict(found: Examination) -> Text:
     wrong = [finding for finding in found.all_findings if finding.level == "wrong"]
     if not wrong:
-        return Text("✓ all is well", style="bold green")
-    return Text(f"{len(wrong)} thing{'s are' if len(wrong) > 1 else ' is'} wrong", style="bold red")
+        return Text("✓ no problems", style="bold green")
+    return Text(f"{len(wrong)} problem{'s' * (len(wrong) > 1)}", style="bold red")

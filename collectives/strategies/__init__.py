@@ -1,4 +1,4 @@
-"""Strategies that synchronize the workers that train one model. All have the same interface."""
+"""Strategies to synchronize the workers of a training run, such as model averaging. All have the same interface."""
 
 from ._diloco import diloco as diloco
 from ._hybrid import hybrid as hybrid

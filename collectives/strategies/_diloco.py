@@ -1,4 +1,4 @@
-"""`diloco`: rounds of local steps, whose result is a gradient for an outer optimizer."""
+"""`diloco`: rounds of local steps, whose averaged change is the gradient of an outer optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._trees import arrays, check_optimizer, minus, rounding_of
 
 
 class Rounds(NamedTuple):
-    """A model that is the same on all workers between rounds."""
+    """State of `diloco` and `local_steps`: a model that is replicated between rounds, and two optimizer states."""
 
     params: Any  # Replicated
     outer: Any  # the outer optimizer's state. Replicated
@@ -34,23 +34,23 @@ def diloco(
     wire: Wire | None = None,
     rounding: Rounding | None = None,
 ) -> Strategy:
-    """Return the DiLoCo strategy: local steps by an inner optimizer, whose change is a gradient for an outer one.
+    """Return the DiLoCo strategy: local steps by an inner optimizer, then one common step by an outer optimizer.
 
-        x_i = z, and then `steps` steps of `inner` on minibatches of the worker's own
-        z <- z + outer's update by the gradient  z - sum_i b_i x_i / sum_i b_i
+        x_i = z, followed by `steps` steps of `inner` on minibatches of worker i's examples
+        z <- z + outer's update by the gradient  z - sum_i b_i x_i / sum_i b_i          b_i: examples of worker i
 
-    A round is a step of the program (see docs/federated.md): it sends the parameters' bytes once in `steps` steps, and
-    the model is replicated between rounds. Local batches are multiples of `steps`. Workers count by their examples.
+    A round is one step of the program (see docs/federated.md). It sends the parameters' bytes once. The model is
+    replicated between rounds. Local batches are multiples of `steps`.
 
     Args:
       inner: an optax optimizer; its state is per worker and kept from round to round. AdamW in the paper.
       outer: an optax optimizer; its state is replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
       steps: local steps in a round.
       wire: a format for the outer gradient: `jnp.bfloat16`, "8bit", "4bit", "2bit" or `comm.top_k(64)`. See
-        `collectives.all_reduce`. In trials with one small model four bits took an outer momentum of 0.9, "2bit"
-        one of 0.5, and `top_k` none (`optax.sgd(1.0)`).
-      rounding: to that format; see `collectives.all_reduce`. By default "error_feedback" for formats of bits, and else
-        "nearest".
+        `collectives.all_reduce`. In trials with one small model, "4bit" worked with an outer momentum of 0.9, "2bit"
+        with 0.5, and `top_k` without momentum (`optax.sgd(1.0)`).
+      rounding: how to round to `wire`; see `collectives.all_reduce`. By default "error_feedback" for compressed
+        formats, and "nearest" for others.
 
     Returns:
       A `Strategy`; its loss is the mean over the round's steps.
@@ -79,7 +79,7 @@ def rounds(
     wire: Wire | None,
     rounding: Rounding | None,
 ) -> Strategy:
-    """Return a strategy with local steps by `inner` and a common step by `outer`.
+    """Return a strategy of rounds: local steps by `inner`, then a common step by `outer`. `name` is for errors.
 
     Raises:
       CollectiveError: `steps` is not a positive integer, or `wire` or `rounding` is not supported.

@@ -1,4 +1,4 @@
-"""`hybrid`: one strategy, followed by another from a step on that a hook decides."""
+"""`hybrid`: a strategy that a hook switches to another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._trees import select
 
 
 class Hybrid(NamedTuple):
-    """State of `hybrid`: both strategies' states. The inactive one is as if initialized with the other's model."""
+    """State of `hybrid`: both strategies' states. The inactive one equals `init` of the active one's model."""
 
     first: Any
     then: Any
@@ -24,11 +24,11 @@ class Hybrid(NamedTuple):
 def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Strategy:
     """Return a strategy that runs `first` until a hook calls `control.set(synchronous=True)`, and then `then`.
 
-    The switch needs no compilation and no waiting: both strategies are in the driver, and each step sends only what the
-    active one sends; other reductions, such as the loss, are messages of their own. At the switch all replicas take the
-    central model, and the optimizer's state is initialized. `control.set(synchronous=False)` switches back. KungFu's
-    AdaSGD is model averaging first and synchronous SGD later; its switch is set to a step by hand, and continues with
-    one worker's replica.
+    The switch needs no compilation and no waiting: both strategies are in the driver, and each step sends only the
+    active one's messages. Other reductions, such as the loss, are sent in messages of their own. At the switch all
+    replicas are set to the central model, and the optimizer's state is initialized. `control.set(synchronous=False)`
+    switches back. KungFu's AdaSGD, model averaging followed by synchronous SGD, instead switches at a fixed step and
+    continues with one worker's replica.
 
         strategy = sync.hybrid(sync.model_averaging(optax.sgd(0.1)), sync.synchronous(optax.sgd(0.1)))
 
@@ -37,8 +37,7 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
                 control.set(synchronous=True)
 
     Args:
-      first: a strategy whose step computes one gradient, and whose model is replicated: `model_averaging` or
-        `synchronous`.
+      first: a strategy with one gradient per step and a replicated model: `model_averaging` or `synchronous`.
       then: another such strategy.
       name: name of the hyperparameter, for drivers with more than one `hybrid`.
 
@@ -46,8 +45,8 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
       A `Strategy`. Its state holds both states.
 
     Raises:
-      CollectiveError: an argument is not a strategy, its step is a round, or it has no model that all workers share; or
-        `name` is not an identifier.
+      CollectiveError: an argument is not a strategy, its step is a round, or its model is not replicated; or `name` is
+        not an identifier.
 
     References:
       Mai et al. 2020, "KungFu: Making training in distributed machine learning adaptive", OSDI; its
@@ -99,7 +98,8 @@ def _check(strategy: Any) -> None:
     if strategy.update is None:
         raise error(
             "hybrid",
-            f"a step of {strategy.name} is a round, or a hybrid's; both strategies must take one step by one gradient.",
+            f"{strategy.name} takes several local steps per step, or is a hybrid. Both strategies must apply one "
+            "gradient per step.",
         )
     marked = jax.eval_shape(strategy.init, jax.ShapeDtypeStruct((), jnp.float32))
     numbers = jax.tree.unflatten(jax.tree.structure(marked), range(len(jax.tree.leaves(marked))))
@@ -107,6 +107,6 @@ def _check(strategy: Any) -> None:
     if own & set(jax.tree.leaves(strategy.model(numbers))):
         raise error(
             "hybrid",
-            f"{strategy.name} has no model that all workers share, which the switch needs. Use\n"
+            f"{strategy.name} has no replicated model, which the switch needs. Use\n"
             "    sync.hybrid(sync.model_averaging(optimizer), sync.synchronous(optimizer))",
         )

@@ -18,17 +18,17 @@ def local_steps(
     wire: Wire | None = None,
     rounding: Rounding | None = None,
 ) -> Strategy:
-    """Return the local SGD strategy: each worker takes `steps` steps of its own, then models are averaged by examples.
+    """Return the local SGD strategy: each worker takes `steps` local steps, then models are averaged.
 
-    A round is a step of the program (see docs/federated.md): it sends the parameters' bytes once in `steps` steps, and
-    the model is replicated between rounds. Local batches are multiples of `steps`. With steps=1 and SGD it is
-    synchronous SGD.
+    A round is one step of the program (see docs/federated.md). It sends the parameters' bytes once. Workers are
+    weighted by their examples. The model is replicated between rounds. Local batches are multiples of `steps`. With
+    steps=1 and SGD this is synchronous SGD.
 
     Args:
       optimizer: an optax optimizer; its state is per worker and kept from round to round.
       steps: local steps in a round.
-      wire: a format for what a round has changed: `jnp.bfloat16`, "4bit". See `diloco`.
-      rounding: to that format. See `diloco`.
+      wire: a number format for the change of the model in a round: `jnp.bfloat16`, "4bit". See `diloco`.
+      rounding: how to round to `wire`. See `diloco`.
 
     Returns:
       A `Strategy`; its loss is the mean over the round's steps.

@@ -1,4 +1,4 @@
-"""`model_averaging`: a replica per worker, all pulled towards a central model that follows them."""
+"""`model_averaging`: a replica per worker, pulled towards a central model that follows the replicas' mean."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ._trees import all_reduced, arrays, check_optimizer, check_wire, minus, plu
 class ModelAveraging(NamedTuple):
     """State of `model_averaging`: a central model, and each worker's difference from it.
 
-    A joining worker has the initial local state: no difference, so it starts at the current central model.
+    A joining worker has the initial local state, a difference of zero, so it starts at the central model.
     """
 
     center: Any  # z. Replicated
-    velocity: Any  # z less what it was a step ago, where there is momentum; else (). Replicated
+    velocity: Any  # z - z_prev, the change in the last step; () without momentum. Replicated
     apart: Any  # w_i - z. Local
     opt_state: Any  # Local
 
@@ -42,21 +42,21 @@ def model_averaging(
         w_i <- w_i + u_i - c_i                                      u_i: the optimizer's update, -gamma g_i(w_i) of SGD
         z'  = z + n sum_i (b_i / B) c_i + momentum (z - z_prev)     with b_i examples of B, on n workers
 
-    With equal batches that is Crossbow's algorithm 1, in which all c_i have equal weights. With uneven ones the central
-    model weighs them by examples, as all means here do, so that a replica trained on few examples has little influence;
-    but all replicas are pulled with the same strength, or those with few examples would drift away. Sends as much as
-    synchronous SGD. Replicas explore, so small batches per worker do no harm, where in synchronous SGD they add up to a
-    large one. A worker without examples keeps its difference from z.
+    With equal batches this is Crossbow's algorithm 1, where all c_i have equal weights. With uneven batches the central
+    model weights c_i by examples, so a replica trained on few examples has little influence. The pull alpha is the
+    same for all replicas, because those with few examples would otherwise drift away. A worker without examples keeps
+    its difference from z. Sends as many bytes as synchronous SGD. Suits many workers with small batches, which
+    synchronous SGD combines to one large batch.
 
     Args:
       optimizer: an optax optimizer; its state is per worker.
-      alpha: fraction of its difference from z that a replica gives up in a step. By default 1 / n, with n for the
-        workers that take examples: without momentum z' is then the replicas' mean.
+      alpha: fraction of its difference from z that a replica loses in a step; above 0, at most 1. By default 1 / n with
+        n workers that have examples: z' is then the replicas' mean, without momentum.
       momentum: momentum of the central model; at least 0, below 1.
-      wire: a format of two bytes for the differences, `jnp.bfloat16`. See `collectives.all_reduce`.
+      wire: a two-byte format for the differences, `jnp.bfloat16`. See `collectives.all_reduce`.
 
     Returns:
-      A `Strategy`. Its model is z, which is replicated; how far replicas are apart from it:
+      A `Strategy`. Its model is z, replicated. To measure the replicas' distance from z, call
       `mon.divergence(strategy.replica(state), average=strategy.model(state))`.
 
     Raises:
@@ -67,7 +67,7 @@ def model_averaging(
 
     References:
       Koliousis et al. 2019, "Crossbow: Scaling deep learning with small batch sizes on multi-GPU servers", VLDB,
-      algorithm 1. KungFu's optimizer of this kind draws replicas to their mean, and keeps no central model.
+      algorithm 1. KungFu's optimizer of this kind pulls replicas towards their mean, without a central model.
       Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD".
     """
     check_optimizer("model_averaging", optimizer)

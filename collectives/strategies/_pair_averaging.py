@@ -22,7 +22,7 @@ class PairAveraging(NamedTuple):
 
     params: Any  # Local
     opt_state: Any  # Local
-    knows: Any  # a boolean: whether the replica has taken part. Local
+    knows: Any  # a boolean: whether the replica is trained, itself or by a mean. Local
     begun: Any  # a boolean: whether a step has been taken. Replicated, so that joining workers receive it
 
 
@@ -31,21 +31,21 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
 
         x_i <- mean_j W_ij x_j + u_i            u_i: the optimizer's update by the gradient at the old x_i
 
-    This is AD-PSGD in lockstep. It sends the parameters once (twice in a ring), to one other worker, however many there
-    are. All workers still wait for the slowest, as in any step of a program.
+    This is AD-PSGD with synchronous steps: all workers wait for the slowest. A worker sends its parameters to one other
+    worker (in a ring, to two), whatever the number of workers.
 
-    Replicas have equal weights, however many examples they have. A joining worker has the program's initial parameters.
-    It is marked as untrained: means exclude it, and it takes over its neighbors' mean, without an update, as soon as it
-    meets a trained neighbor. Until then, for one or a few steps, its loss is that of the initial parameters. If all
-    trained workers leave, the trained model is lost. A worker without examples neither counts nor changes.
+    Replicas have equal weights, however many examples they have; workers without examples are excluded and keep their
+    replica. A joining worker has the program's initial parameters and is marked as untrained: means exclude it, and
+    its first mean with a trained neighbor replaces its parameters. Until then, for one or a few steps, its loss is that
+    of the initial parameters. If all trained workers leave, the trained model is lost.
 
     Args:
       optimizer: an optax optimizer; its state is per worker.
-      schedule: who averages with whom, see `collectives.neighbor_mean`.
+      schedule: which workers average in which step; see `collectives.neighbor_mean`.
 
     Returns:
-      A `Strategy`. Its model is a replica: in `program.state` that of this process's first worker, in
-      `program.evaluate` each worker's own on its part of the data. The mean of all is
+      A `Strategy`. Its model is a replica: in `program.state` that of this process's first worker; in
+      `program.evaluate` each worker uses its own on its part of the data. For the mean of all replicas call
       `collectives.strategies.average(program, strategy)`.
 
     Raises:

@@ -16,12 +16,12 @@ from adaptive.extend import with_same_members
 from collectives._leaves import error
 
 ValueAndGrad = Callable[[Any, Any], tuple[Any, Any]]
-Stepped = tuple[Any, Any, Any, Any]  # state, loss, this worker's gradients, those averaged over all
+Stepped = tuple[Any, Any, Any, Any]  # state, loss, this worker's gradients, their mean over all workers
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy by which workers that train one model agree on it. Made by the functions of `collectives.strategies`.
+    """A strategy that synchronizes the workers' models. Made by the functions of `collectives.strategies`.
 
         strategy = sync.model_averaging(optax.sgd(0.1))
 
@@ -33,22 +33,21 @@ class Strategy:
         per_worker_state=strategy.per_worker_state)
 
     Attributes:
-      name: name in error messages.
+      name: the strategy's name in error messages.
       init: `init(params) -> state`: makes the program's initial state. A named tuple, as optimizers' states are.
-      take: `take(state, value_and_grad, batch) -> (state, loss, grads, avg_grads)`: takes a step, or a whole round of
-        them; `avg_grads` is `None` where no gradient is averaged.
-      per_worker_state: selects the part of the state that each worker has of its own: `ad.Program(...,
+      take: `take(state, value_and_grad, batch) -> (state, loss, grads, avg_grads)`: takes a step, or a round of local
+        steps; `avg_grads` is `None` if the strategy averages no gradients.
+      per_worker_state: selects the local part of the state, for `ad.Program(...,
         per_worker_state=strategy.per_worker_state)`.
       model: selects the parameters to evaluate and to save. For `pair_averaging` a replica, see `average`.
       replica: selects the parameters at which this worker's gradients are computed; `None` if a step is a round.
-      update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: takes a step by gradients, whose
-        collectives are sent when `when` is true; `None` means always.
-      counts: returns whether this replica counts in `average`; `None` means always.
-      kind: type of the state, by which states of other strategies are refused, and `average` finds the state in a
-        larger one; `None` if the state has no type of its own.
+      update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: applies gradients, and sends its
+        collectives only if `when` is true; `when=None` means always.
+      counts: returns whether `average` includes this replica; `None` means always.
+      kind: type of the state: other types are rejected, and `find` looks for it; `None` disables both.
 
     Raises:
-      CollectiveError: one of its functions got a state that is not of type `kind`.
+      CollectiveError: by its functions, if they get a state that is not of type `kind`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, collectives.strategies as sync
@@ -88,11 +87,11 @@ class Strategy:
 
     def _not_of_kind(self, what: str, state: Any) -> CollectiveError:
         kind, within = cast(type, self.kind), self._within(state)
-        advice = f"Its own state is  state{next(iter(within))}" if within else "Give what strategy.init(params) made."
+        advice = f"Its state is  state{next(iter(within))}" if within else "Pass the result of strategy.init(params)."
         return error(f"{self.name}.{what}", f"needs a {kind.__name__}, and got a {type(state).__name__}. {advice}")
 
     def _within(self, state: Any) -> dict[str, Any]:
-        """Return the states of this strategy in a larger one, by their paths; "" is the whole."""
+        """Return the states of this strategy inside a larger state, keyed by path; "" stands for the whole state."""
         kind = cast(type, self.kind)
         nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, kind))
         return {jax.tree_util.keystr(path): node for path, node in nodes if isinstance(node, kind)}
@@ -126,8 +125,8 @@ class Strategy:
           batch: the driver's batch.
 
         Returns:
-          `(state, loss)`: the loss as `value_and_grad` gave it, of this worker's replica, before the step. Local:
-          reduce it for metrics and hooks. Of a round, the mean over its steps.
+          `(state, loss)`. The loss is that of this worker's replica before the step; for a round, the mean over its
+          local steps. Local: reduce it for metrics and hooks.
         """
         state, loss, _, _ = self.take(state, value_and_grad, batch)
         return state, loss
@@ -141,7 +140,7 @@ class Strategy:
           batch: see `step`.
 
         Returns:
-          `(state, loss, grads, avg_grads)`, the last of which is replicated.
+          `(state, loss, grads, avg_grads)`. `avg_grads` is replicated, `loss` and `grads` are local.
 
         Raises:
           CollectiveError: the strategy averages no gradients; only `synchronous` does.
@@ -179,24 +178,24 @@ def one_step(
 
 
 def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any] | None = None) -> Any:
-    """Return the mean of all replicas with equal weights: the model to save after `pair_averaging`. Communicates once.
+    """Return the mean of all replicas with equal weights: the model to save after `pair_averaging`.
 
-    For strategies whose model is replicated the result is that model. Every process calls this, between two steps.
+    If the strategy's model is replicated, the result is that model. Communicates once. Every process must call this,
+    between two steps.
 
     Args:
       program: the program that has run the strategy.
-      strategy: the strategy whose state the program's state is, or holds.
-      state: picks the strategy's state out of the program's, where that holds several of one kind:
-        `lambda state: state["teacher"]`.
+      strategy: the strategy. Its state is the program's state or a part of it.
+      state: selects the strategy's state, if the program's state contains several: `lambda state: state["teacher"]`.
 
     Returns:
-      The parameters, as numpy arrays of their dtypes; summed in double precision. Replicated.
+      The mean parameters, as numpy arrays of the parameters' dtypes; computed in double precision. Replicated.
 
     Example:
       >>> params = sync.average(program, strategy)            # doctest: +SKIP
 
     Raises:
-      NonFiniteError: the last update made NaNs.
+      NonFiniteError: the last update produced NaNs.
       CollectiveError: the program's state holds no state of this strategy, or more than one.
     """
     pick = strategy.find if state is None else state

@@ -1,4 +1,4 @@
-"""`synchronous`: one replicated model, updated by the gradient of all examples."""
+"""`synchronous`: one replicated model, updated with the mean gradient over all examples."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def synchronous(
     wire: Wire | None = None,
     rounding: Rounding = "nearest",
 ) -> Strategy:
-    """Return the synchronous SGD strategy: gradients are averaged by examples, and one model takes the step.
+    """Return the synchronous SGD strategy: one replicated model, updated with the mean gradient over all examples.
 
-    The step equals that of one worker with all the examples, on any split. It sends the gradients in every step and
-    waits for the slowest worker. All monitors and policies support it.
+    The step equals that of one worker with all the examples, whatever the split. It sends the gradients in every step
+    and waits for the slowest worker. All monitors and policies support it.
 
     Args:
       optimizer: an optax optimizer.
-      op: see `collectives.all_reduce`: "median", `comm.trimmed_mean(1)` or `comm.geometric_median()` against workers
-        that send nonsense.
+      op: see `collectives.all_reduce`. "median", `comm.trimmed_mean(1)` and `comm.geometric_median()` are robust
+        against workers that send wrong gradients.
       nonfinite: see `collectives.all_reduce`.
       wire: see `collectives.all_reduce`.
       rounding: see `collectives.all_reduce`.
 
     Returns:
-      A `Strategy`. All of its state is replicated.
+      A `Strategy`. Its whole state is replicated.
 
     Raises:
       CollectiveError: `optimizer` is not an optimizer. Invalid reductions raise when the driver is traced.

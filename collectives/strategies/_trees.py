@@ -48,7 +48,7 @@ def all_reduced(tree: T, when: jax.Array | None, **options: Any) -> T:
     if when is None:
         return all_reduce(tree, **options)
     found = all_reduce(tree, when=when, **options)
-    # Without sending, `found` differs between workers; zeros are the same on all.
+    # In steps without sending, `found` differs between workers; zeros do not.
     return ad.replicated(jax.tree.map(lambda x: jnp.where(when, x, jnp.zeros((), x.dtype)), found))
 
 
@@ -64,7 +64,7 @@ def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax
 
 
 def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Rounding:
-    """Return how a round's result is rounded: as given, or by default with feedback to codes, and else to the nearest.
+    """Check `rounding`, and return it or the default: "error_feedback" for compressed formats, else "nearest".
 
     Called before anything is traced.
 
@@ -84,7 +84,7 @@ def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Roun
     if codec is None and rounding != "nearest" and jnp.dtype(dtype) != jnp.bfloat16:
         raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not {jnp.dtype(dtype).name}.")
     if codec is not None and codec.is_sparse and rounding != "error_feedback":
-        raise error(what, f'rounding={rounding!r} would lose what comm.top_k leaves out:  rounding="error_feedback"')
+        raise error(what, f'rounding={rounding!r} loses what comm.top_k does not send:  rounding="error_feedback"')
     return rounding
 
 

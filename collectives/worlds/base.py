@@ -63,25 +63,25 @@ class WorldBase:
             lifetime.exit_reason = "" if error is None else "sys.exit()"
             self.close()
             return
-        # Not as above: closing is collective, and others may be in an exchange.
+        # Closing is collective, and the others may be in an exchange, so close on this process alone.
         if isinstance(error, Exception | SystemExit):
             report_failure(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
 
     def _abandon(self, why: str) -> None:
-        """Close the world on this process alone; `why`: the reason that others receive, if any."""
+        """Close the world on this process only, and send the others the reason `why`, unless it is empty."""
         self.lifetime.closed = True
 
     def close(self) -> None:
-        """Free what the world holds. Leaving its `with` block does so; closing it twice is harmless."""
+        """Free the world's resources. Called at the end of its `with` block; calling it again does nothing."""
         self.lifetime.closed = True
 
     def fail(self, why: str) -> None:
-        """Tell the other processes that this one has failed: here there are none."""
+        """Report to the other processes that this one has failed. Does nothing here: there are none."""
 
 
 class FixedMembers(FixedMembership):
-    """Membership of a world whose workers are all there from beginning to end: see `World`."""
+    """Membership of a world whose workers neither join nor leave: see `World`."""
 
     capacity: int
     generation = 0
@@ -89,7 +89,7 @@ class FixedMembers(FixedMembership):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The worker slots with a worker: all."""
+        """The worker slots that are occupied: all."""
         return tuple(range(self.capacity))
 
     @property
@@ -116,11 +116,11 @@ class FixedMembers(FixedMembership):
         return self.least
 
     def request_workers(self, workers: int) -> None:
-        """Request the number of workers that there is."""
+        """Request a number of workers. Does nothing: the number is fixed."""
         self._check_number(workers)
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Change to the number of members that there is.
+        """Change the number of members to `workers`, which must be the present number.
 
         Raises:
           WorkerCountError: it is another number.
@@ -129,15 +129,15 @@ class FixedMembers(FixedMembership):
 
     def _check_number(self, workers: int) -> None:
         if workers != len(self.members):
-            raise WorkerCountError(f"{self!r} cannot have {workers} workers: in it, workers neither join nor leave.")
+            raise WorkerCountError(f"{self!r} cannot have {workers} workers: its workers neither join nor leave.")
 
 
 def forward(path: str) -> Any:
-    """Return a property that reads a dotted attribute path, without a Python function: some are read in every step."""
+    """Return a property that reads a dotted attribute path, by C code, because some are read in every step."""
     return property(attrgetter(path))
 
 
 def describe(devices: Sequence[jax.Device]) -> str:
-    """Return devices in words: `cpu:0`, `cpu:0, cpu:1`, `cuda:0 … cuda:7`."""
+    """Describe devices: `cpu:0`, `cpu:0, cpu:1`, `cuda:0 … cuda:7`."""
     names = [str(device) for device in devices]
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]}"

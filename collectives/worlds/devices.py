@@ -32,24 +32,23 @@ T = TypeVar("T")
 class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
     """One process, one worker per device; batches may differ in size from device to device.
 
-    Each worker's kernels are dispatched to its own device, so they run in parallel. An exchange joins the workers'
-    parts,
-    without copying, into arrays sharded over the devices, and reduces all of them in one XLA program, compiled once per
+    Each worker's kernels are dispatched to its own device, so they run in parallel. An exchange combines the workers'
+    arrays, without a copy, to arrays sharded over the devices, and reduces them in one XLA program, compiled once per
     layout.
 
-    Between two steps a device's worker may `leave`, and another one `join` on its slot. Programs in this world
-    notice that at their next step: they split the batch over the members, and compile nothing. A program changes the
-    number of workers itself when it is asked to: `rescale(workers=…)`.
+    Between two steps a device's worker may `leave`, and another one `join` on its slot. At their next step, programs
+    in this world split the batch over the present members; they compile nothing. A hook can also request a number of
+    workers: `rescale(workers=…)`.
 
     Args:
       devices: one per worker; all local ones by default.
-      workers: how many of the devices have a worker at first; the others are in reserve. By default all.
+      workers: how many of the devices have a worker at the start; the others are in reserve. By default all.
       min_workers: the least number of workers that can be requested.
-      respawn: whether workers that leave by themselves are replaced, from the reserve.
+      respawn: whether workers that leave by `leave` are replaced from the reserve.
 
     Raises:
-      WorkerCountError: `workers` is not a number from `min_workers` to that of the devices.
-      ValueError: `devices` are empty, or name one twice.
+      WorkerCountError: `workers` is not between `min_workers` and the number of devices.
+      ValueError: `devices` is empty or contains a device twice.
     """
 
     rank = 0
@@ -77,7 +76,7 @@ class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
         return DeviceChannel(self, [part.op for part in parts])
 
     def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of the devices: see `OffersMesh`."""
+        """Return a mesh of the workers' devices: see `OffersMesh`."""
         return self._sharded
 
     def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
@@ -129,7 +128,7 @@ class DeviceChannel:
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Dispatch the XLA program that reduces: see `Channel.start`. The status is the only process's."""
+        """Dispatch the XLA program that reduces the parts: see `Channel.start`. The status needs no reduction."""
         world, sharded = self._world, self._world._sharded
         world.lifetime.check_open()
         joined = sharded.join(parts, self._ops, step, world.members)
@@ -150,14 +149,14 @@ class DeviceChannel:
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:
-    """Raise unless each of `devices` can have a worker.
+    """Check that each of `devices` can have a worker.
 
     Raises:
-      ValueError: there are none, or one is named twice.
+      ValueError: `devices` is empty or contains a device twice.
     """
     if not devices or len(set(devices)) < len(devices):
         what = "name a device twice" if devices else "are empty"
         raise ValueError(
-            f"devices= {what}: {[str(d) for d in devices]}. Each worker needs a device of its own, such as those of "
-            "jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four of one CPU."
+            f"devices= {what}: {[str(d) for d in devices]}. Give one device per worker, for example "
+            "jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four devices of one CPU."
         )

@@ -1,4 +1,4 @@
-"""`comm.world()`: the world that fits how this process was started."""
+"""`comm.world()`: selects the world by how this process was started."""
 
 from __future__ import annotations
 
@@ -31,29 +31,28 @@ def world(
     lost: Literal["continue", "stop"] | None = None,
     hang_timeout: float = HANG_TIMEOUT,
 ) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
-    """Return the world of all workers: the same script runs as one worker, on several devices, and under `mpirun -n N`.
+    """Return the world of all workers, selected by how the process was started. One script then runs everywhere:
 
-    * After `jax.distributed.initialize()` of several processes: a `JaxWorld`, one worker per device of each; also under
-      mpirun or srun, unless only some of the started processes have joined.
+    * After `jax.distributed.initialize()` with several processes: a `JaxWorld`, one worker per device; also under
+      mpirun or srun, unless only some of the started processes were initialized.
     * Started by mpirun, mpiexec or srun: an `MPIWorld`, one worker per rank.
     * Several devices in this process: a `DeviceWorld`, one worker per device.
     * Otherwise a `SoloWorld`.
 
-    In a Slurm job of several tasks that were not started (`srun` is missing), the last two come with a `LaunchWarning`.
-
-    In a `JaxWorld` processes neither join nor leave, so options that need this are errors there.
+    The last two warn (`LaunchWarning`) in a Slurm job of several tasks that was not started by `srun`. In a `JaxWorld`
+    processes neither join nor leave, so options that need this are errors there.
 
     Args:
       devices: the devices of this process, with one worker each. By default all of them; under MPI, one per rank.
-      workers: number of workers at the start; the others are in reserve, until a program requests them by
+      workers: number of workers at the start; the others are in reserve until a hook requests them by
         `rescale(workers=…)`. By default all.
-      min_workers: with fewer workers left, all processes stop; and no program can request fewer.
-      max_workers: the largest number of workers under MPI: if a program requests more than were started, processes are
-        spawned for the rest. By default the number that was started. In one process it is the number of devices.
-      respawn: whether workers that are lost, or receive a termination signal, are replaced: from the reserve, or, with
-        `max_workers`, by spawning.
-      lost: what the others do when processes are lost: "continue" or "stop". By default they continue if MPI supports
-        it: if the job was started by Open MPI's `mpirun --with-ft ulfm`.
+      min_workers: the least number of workers: hooks cannot request fewer, and with fewer left all processes stop.
+      max_workers: the largest number of workers under MPI. If a hook requests more than were started, processes are
+        spawned. By default the number that was started. In one process it is the number of devices.
+      respawn: whether workers that are lost or receive a termination signal are replaced from the reserve, or, with
+        `max_workers`, by spawned ones.
+      lost: whether the other processes "continue" or "stop" when processes are lost. By default they continue if the
+        job was started by Open MPI's `mpirun --with-ft ulfm`, as `adaptive run` does.
       hang_timeout: seconds for which one rank may keep all others waiting before it is reported as stuck. After twice
         that time it is killed, if the others can continue; else the job ends. 0: no limit. The same on all ranks. Has
         no effect in one process.
@@ -64,9 +63,9 @@ def world(
 
     Raises:
       CollectiveError: `hang_timeout` is not a number of seconds.
-      LaunchError: started by a launcher of MPI programs, but MPI cannot be loaded, or is not the launcher's; or `lost`
-        is "continue", which this MPI does not support.
-      WorkerCountError: a number of workers is not possible; or this world's workers can neither join nor leave.
+      LaunchError: the process was started by a launcher of MPI programs, but MPI cannot be loaded or belongs to another
+        launcher; or `lost` is "continue", and this MPI does not support it.
+      WorkerCountError: a number of workers is not possible, or this world's workers neither join nor leave.
 
     Example:
       >>> import jax, collectives as comm
@@ -112,7 +111,7 @@ def world(
 
 
 def _joined_by_jax() -> bool:
-    """Return whether `jax.distributed` joins several processes, and all that a launcher has started, if one has."""
+    """Return whether `jax.distributed` has initialized several processes, and all that a launcher has started."""
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return False
     started = launcher()
@@ -120,19 +119,18 @@ def _joined_by_jax() -> bool:
 
 
 def _check_fixed_processes(*, max_workers: int | None, respawn: bool, lost: str | None) -> None:
-    """Raise where processes are to join, or to continue without a lost one."""
+    """Raise if an option needs processes to join, or to continue without a lost one."""
     asked = {"max_workers": max_workers, "respawn": respawn or None, "lost": None if lost == "stop" else lost}
     for name, value in asked.items():
         if value is not None:
             raise WorkerCountError(
-                f"{name}={value!r}: the processes of jax.distributed are those that it was initialized with. None "
-                "joins, and if one is lost all end. Omit it; or start the job under MPI (`adaptive run`, "
-                "mpirun), without jax.distributed.initialize()."
+                f"{name}={value!r}: under jax.distributed, no process can join, and if one is lost all end. Omit the "
+                "option; or start the job under MPI (`adaptive run`, mpirun), without jax.distributed.initialize()."
             )
 
 
 def _check_fixed(capacity: int, workers: int | None, min_workers: int) -> None:
-    """Raise where another number of workers is requested than there is."""
+    """Raise if the arguments request another number of workers than `capacity`."""
     if workers is not None:
         number_of_workers(workers, capacity, least=capacity)
     number_of_workers(min_workers, capacity, name="min_workers")

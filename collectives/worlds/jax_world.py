@@ -1,4 +1,4 @@
-"""Workers on the devices of all processes that `jax.distributed` has joined, without MPI."""
+"""A world without MPI: workers on the devices of all processes of `jax.distributed`."""
 
 from __future__ import annotations
 
@@ -36,41 +36,42 @@ R = TypeVar("R")
 class _ProcessInfo(NamedTuple):
     """The facts that a process sends to the others when a world is created."""
 
-    devices: list[int]  # JAX's numbers of them
+    devices: list[int]  # their ids in JAX
     host: tuple[str, str]  # equal on processes that see each other's pids
     pid: int
-    cpus: frozenset[int] | None  # that it may use; None where it chose its number of threads
+    cpus: frozenset[int] | None  # that it may use; None if its number of threads is set
 
 
 class JaxWorld(MultiProcessWorld, FixedMembers):
-    """One worker per device of every process that `jax.distributed` has joined; XLA carries the messages.
+    """One worker per device of every process of `jax.distributed`, without MPI.
 
-    What the workers send is reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on
-    CPUs; but on CPUs of one host in memory that all processes share (`reducing/shared_memory.py`). Call
-    `jax.distributed.initialize()` first; processes are numbered as there, and workers in the order of processes.
-    Processes neither join nor leave: if one is lost, the others end.
+    Messages are reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on CPUs. On the
+    CPUs of one host they are reduced in shared memory instead (`reducing/shared_memory.py`). Call
+    `jax.distributed.initialize()` first. Ranks are JAX's process indices; workers are numbered in the order of ranks.
+    Processes neither join nor leave; if one is lost, the others end.
 
-    Each operation of the processes begins with a preamble (`transport/preamble.py`), over TCP
-    (`transport/tcp_tree.py`), which detects processes that are in different collectives. All worlds of a process share
-    these connections, since XLA's collectives have one order: programs that run in threads of their own need MPI.
+    Each operation begins with a preamble (`transport/preamble.py`) over TCP (`transport/tcp_tree.py`), which detects
+    processes in different collectives. All worlds of a process share these connections, because XLA runs the
+    collectives of a process in one order. Programs in several threads therefore need MPI.
 
     Args:
-      devices: this process's, one worker on each; need not be equally many on all. By default all local ones.
-      hang_timeout: seconds for which a rank may keep the others waiting before it counts as stuck, 0: forever; the
-        same on all ranks (`watchdog/settings.py`).
+      devices: the devices of this process, one worker on each; processes may have different numbers. By default all
+        local devices.
+      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit.
+        The same on all ranks (`watchdog/settings.py`).
 
     Attributes:
-      waited: seconds spent in preambles so far; a preamble lasts until the last process has come. Local.
-      transport: runs the operations of the processes.
+      waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
+      transport: performs the operations of the processes.
       sharded: reduces parts over the devices of all processes.
-      shared_memory: reduces parts in memory that all processes share, instead; None where they do not.
-      watchdog: the thread that finds stuck ranks; None where hang_timeout is 0 or there are no others.
+      shared_memory: reduces parts in shared memory instead; None if the processes share none.
+      watchdog: the thread that detects stuck ranks; None if hang_timeout is 0 or this process is the only one.
 
     Raises:
-      LaunchError: `jax.distributed` is not initialized; or not all processes have come, or do not reach each other.
+      LaunchError: `jax.distributed` is not initialized, or some processes create no world or cannot be reached.
       CollectiveError: `hang_timeout` is not a number of seconds.
       DisagreementError: `hang_timeout` differs between ranks. On every rank.
-      ValueError: `devices` are empty, name one twice, or name another process's.
+      ValueError: `devices` is empty, or contains a device twice or of another process.
 
     Example:
       >>> import collectives as comm
@@ -93,7 +94,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         on_cpu = self.devices[0].platform == "cpu"
         self.transport = JaxTransport(self.lifetime, process_tree())
         if self.processes > 1:
-            share_compilations()  # also of what scripts compile before they build a program
+            share_compilations()  # already here, for compilations before a program is built
         infos = self._exchange_infos()
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         self.capacity = sum(len(info.devices) for info in infos)
@@ -110,17 +111,17 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         return JaxChannel(self, parts, status)
 
     def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of all devices, or None where the processes share memory: see `OffersMesh`.
+        """Return the mesh of all devices, or None if the processes share memory: see `OffersMesh`.
 
-        Over gloo a sum takes several times as long as in shared memory.
+        A sum in shared memory is several times as fast as one over gloo.
         """
         return self.sharded if self.shared_memory is None else None
 
     def run_on_mesh(self, program: Callable[[np.ndarray], R], status: np.ndarray, about: str = "", more: str = "") -> R:
         """Call `program` after a preamble that carries the status: see `OffersMesh`.
 
-        The preamble detects a process that has failed, or is in another collective, before the others are in a program
-        that they could not leave.
+        The preamble detects processes that have failed or are in another collective, before the others enter an XLA
+        program, which could not be interrupted.
         """
         transport = self.transport
         room = transport.preamble.room
@@ -139,18 +140,18 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         return results.pop()
 
     def why_no_mailbox(self) -> str:
-        """Return why there can be no mailbox: there always can; see `OffersMailboxes`."""
+        """Return why there can be no mailbox: "", since there always can be; see `OffersMailboxes`."""
         return ""
 
     def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
-        """Make a mailbox: see `OffersMailboxes`."""
+        """Create a mailbox: see `OffersMailboxes`."""
         return self._make_mailbox(about, nbytes, lambda: self._everyone, instead_of, None)
 
     def close(self) -> None:
-        """Agree with the others that the world ends. Called by all processes, at the end of their `with` blocks.
+        """Close the world on all processes. Called by all of them at the end of their `with` blocks.
 
         Raises:
-          DisagreementError: others are not at the end, but in a step, say. On every process.
+          DisagreementError: another process is not at the end of its block. On every process.
         """
         if self.lifetime.closed:
             return
@@ -186,7 +187,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         return infos
 
     def _share_memory(self, infos: Sequence[_ProcessInfo], *, wanted: bool) -> SharedMemorySum | None:
-        """Return a sum in shared memory, where all processes are on one host and want it. Communicates."""
+        """Return a sum in shared memory if all processes are on one host and want it, else None. Communicates."""
         about = "sharing memory with the others"
         hosts = [info.host for info in infos]
         rows = shared_rows(self.rank, hosts, lambda own: self.all_gather_bytes(own, about), wanted=wanted)
@@ -195,7 +196,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
 
 
 def _nothing_to_abort(status: int) -> None:
-    """Do nothing: each process ends by itself."""
+    """Abort the other processes: does nothing, because each of them ends by itself."""
 
 
 def _as_processes(infos: Sequence[_ProcessInfo]) -> tuple[Process, ...]:
@@ -212,8 +213,8 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
     for device in devices:
         if device.process_index != own:
             raise ValueError(
-                f"devices= names {device}, which belongs to process {device.process_index}; this is process {own}. "
-                "Each process gives its own, such as those of jax.local_devices()."
+                f"devices= contains {device}, which belongs to process {device.process_index}; this is process {own}. "
+                "Give devices of this process, for example jax.local_devices()."
             )
 
 

@@ -13,13 +13,13 @@ class Lifetime:
     """Whether a world is open, and how it ends. Shared by the world, its transport and its channels.
 
     Args:
-      world: named in errors; not kept alive.
+      world: the world, for error messages; held by a weak reference.
 
     Attributes:
       closed: whether the world can no longer be used by this process.
       leaving: whether the last `with` block of the world has ended.
       terminated: whether it ends because all processes received a termination signal.
-      exit_reason: how the block was left, if not at its end: "sys.exit()".
+      exit_reason: how the block was left other than at its end, for example "sys.exit()"; else "".
     """
 
     def __init__(self, world: Any):
@@ -28,14 +28,14 @@ class Lifetime:
         self.exit_reason = ""
 
     def check_open(self) -> None:
-        """Raise where the world is closed.
+        """Check that the world is open.
 
         Raises:
-          CollectiveError: it is.
+          CollectiveError: it is closed.
         """
         if self.closed:
             raise CollectiveError(
-                f"{self.world_name} is closed, and is used again{at(current_line())}. Use a world only inside its "
+                f"{self.world_name} is used{at(current_line())} after it was closed. Use a world only inside its "
                 "block:\n"
                 "    with comm.world() as world:\n"
                 "        program = ad.Program(..., world=world)"

@@ -1,4 +1,4 @@
-"""Workers as MPI processes. The only module that imports mpi4py; others are given its module `MPI`."""
+"""A world of MPI processes. The only module that imports mpi4py; other modules receive `mpi4py.MPI` as an argument."""
 
 from __future__ import annotations
 
@@ -48,43 +48,43 @@ _making = Lock()  # duplicating a communicator is collective, which two threads 
 
 
 class MPIWorld(MultiProcessWorld):
-    """One worker per MPI rank, or one per local device: then each rank first sums over its own devices.
+    """One worker per MPI rank, or one per device of each rank. A rank with several devices first sums over them.
+
+    Each operation begins with a preamble (`transport/preamble.py`), which detects ranks in different collectives.
+    Threads may share a world; their collectives then take turns. Programs that run in threads of their own need a world
+    each, because the order in which they run differs between ranks.
 
     Args:
-      comm: an mpi4py communicator, of which this world uses a duplicate; COMM_WORLD by default.
-      devices: this process's, one worker on each; need not be equally many on all ranks. By default one: JAX's first
-        CPU, or, where there are several accelerators, the one that belongs to this rank among those of its host.
-      workers: number of workers at first, of whole processes; the other processes are on standby. By default all.
-      min_workers: with fewer workers left, all processes stop; and no program can request fewer.
-      max_workers: the largest number of workers: where a program requests more than processes were started, further
-        ones are spawned. Programs are compiled for this many worker slots.
-      respawn: whether workers that are lost, or receive a termination signal, are replaced: from standby, or by
-        spawning.
-      lost: "continue" without lost processes, or "stop". By default the world continues where the job was started so
-        that it can: by Open MPI's `mpirun --with-ft ulfm`.
-      hang_timeout: seconds for which a rank may keep the others waiting before it counts as stuck, 0: forever; the
-        same on all ranks (`watchdog/settings.py`).
-
-    Each operation of the processes begins with a preamble (`transport/preamble.py`), which detects ranks that are in
-    different collectives. Threads may share a world; one of them is in a collective at a time. Programs that run in
-    threads of their own need a world each, since the order in which they run differs between ranks.
+      comm: an mpi4py communicator, which is duplicated; COMM_WORLD by default.
+      devices: the devices of this process, one worker on each; ranks may have different numbers. By default one: JAX's
+        first CPU, or, on a host with several accelerators, the one with this rank's number on its host.
+      workers: number of workers at the start; the other processes are on standby. By default all.
+      min_workers: the least number of workers: hooks cannot request fewer, and with fewer left all processes stop.
+      max_workers: the largest number of workers: if a hook requests more than were started, processes are spawned.
+        Programs are compiled for this many worker slots. By default the number that was started.
+      respawn: whether workers that are lost or receive a termination signal are replaced, from standby or by spawned
+        ones.
+      lost: whether the other processes "continue" or "stop" when processes are lost. By default they continue if the
+        job was started by Open MPI's `mpirun --with-ft ulfm`, as `adaptive run` does.
+      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit.
+        The same on all ranks (`watchdog/settings.py`).
 
     Attributes:
-      rank, processes: of the process group as it is now. When processes are lost, the others are renumbered, in their
-        old order.
-      waited: seconds spent in preambles so far; a preamble lasts until the last rank has come. Local.
-      library: MPI's name and version, as it reports them.
-      transport: runs the operations of the processes.
-      elastic: which processes work and which are on standby.
-      watchdog: the thread that finds stuck ranks; None where hang_timeout is 0 or there are no others.
+      rank, processes: rank of this process and number of processes in the present group. When processes are lost, the
+        others are renumbered in their old order.
+      waited: seconds spent in preambles so far, that is, waiting for the last rank. Local.
+      library: MPI's version string.
+      transport: performs the operations of the processes.
+      elastic: the processes that work and those on standby.
+      watchdog: the thread that detects stuck ranks; None if hang_timeout is 0 or this process is the only one.
 
     Raises:
-      LaunchError: MPI cannot be loaded, or is not that of the launcher; or `lost` is "continue", which this MPI does
-        not support.
+      LaunchError: MPI cannot be loaded, or belongs to another launcher; or `lost` is "continue", and this MPI does not
+        support it.
       WorkerCountError: a number of workers is not possible.
       CollectiveError: `hang_timeout` is not a number of seconds.
       DisagreementError: `hang_timeout` differs between ranks. On every rank.
-      WorkerError: a process was lost while the world was made.
+      WorkerError: a process was lost while the world was created.
     """
 
     transport: MPITransport
@@ -113,9 +113,9 @@ class MPIWorld(MultiProcessWorld):
             spawned = receive_spawn_request(mpi) if comm is None else None
             with _making:
                 whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
-            whole.Set_errhandler(mpi.ERRORS_RETURN)  # errors raise exceptions, whatever the user's communicator does
+            whole.Set_errhandler(mpi.ERRORS_RETURN)  # raise exceptions, whatever the setting of the user's communicator
             if whole.size > 1:
-                share_compilations()  # also of what scripts compile before they build a program
+                share_compilations()  # already here, for compilations before a program is built
             host = whole.Split_type(mpi.COMM_TYPE_SHARED)
             self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
             check_devices(self.devices)
@@ -148,7 +148,7 @@ class MPIWorld(MultiProcessWorld):
             ending.world_made()
             if continues and not all_agree(mpi, whole, True):
                 ending.world_ended()
-                raise WorkerError("A process was lost while comm.world() was made: losses are survived only later.")
+                raise WorkerError("A process was lost during comm.world(). Losses are survived only after it.")
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class MPIWorld(MultiProcessWorld):
         return MPIChannel(self, self.transport, self._local.channel, parts, status, name)
 
     def algorithm(self, channel: Hashable) -> str:
-        """Return which algorithm messages of a channel take, over several hosts or from GPUs: see `World.algorithm`."""
+        """Describe the algorithm for a channel's messages, between hosts or from GPUs: see `World.algorithm`."""
         return self.transport.algorithm(channel)
 
     @property
@@ -170,7 +170,7 @@ class MPIWorld(MultiProcessWorld):
         return mailbox.why_none(self._mpi)
 
     def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
-        """Make a mailbox: see `OffersMailboxes`. Of MPI's windows where no process can be lost or spawned."""
+        """Create a mailbox: see `OffersMailboxes`. It uses MPI windows if no process can be lost or spawned."""
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
 
@@ -210,15 +210,15 @@ class MPIWorld(MultiProcessWorld):
     def fail(self, why: str) -> None:
         """Make all other processes raise WorkerError, in their current or next operation."""
         if self.in_reserve:
-            return  # the workers do not depend on it
+            return  # a process on standby: the workers do not depend on it
         self.elastic.report_failure(why)
         super().fail(why)
 
     def close(self) -> None:
-        """Free the communicators. Called by all processes, at the end of their `with` blocks.
+        """Free the communicators. Called by all processes at the end of their `with` blocks.
 
         Raises:
-          DisagreementError: others are not at the end, but in a step, say. On every process.
+          DisagreementError: another process is not at the end of its block. On every process.
         """
         if self.lifetime.closed:
             return
@@ -263,7 +263,7 @@ class MPIWorld(MultiProcessWorld):
 
 
 def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
-    """Return the module `mpi4py.MPI`, loaded with the settings that this library needs."""
+    """Load and return the module `mpi4py.MPI`, with the settings that this library needs."""
     if "mpi4py.MPI" not in sys.modules:
         prepare_environment()
         cuda_aware.prepare_context(devices)
@@ -272,7 +272,7 @@ def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
         if enabled():
             import mpi4py
 
-            mpi4py.rc.finalize = False  # it would wait forever for lost processes; `launchers.ending` finalizes
+            mpi4py.rc.finalize = False  # MPI_Finalize would wait forever for lost processes; see `launchers.ending`
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise no_mpi(error) from error
@@ -281,7 +281,7 @@ def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
 
 @contextmanager
 def _as_worker_error() -> Iterator[None]:
-    """Raise WorkerError in place of errors of MPI, while a world is made."""
+    """Raise WorkerError in place of MPI's errors while a world is created."""
     try:
         yield
     except Exception as error:
@@ -289,13 +289,13 @@ def _as_worker_error() -> Iterator[None]:
         if mpi is None or not isinstance(error, mpi.Exception):
             raise
         raise WorkerError(
-            f"comm.world() could not be made: MPI failed ({mpi.Exception.Get_error_string(error)}). Most likely "
-            "another rank has ended before, or in, its own comm.world()."
+            f"comm.world() failed: MPI error ({mpi.Exception.Get_error_string(error)}). Most likely another rank "
+            "ended before or during its own comm.world()."
         ) from error
 
 
 def _abort(mpi: Any, status: int) -> None:
-    """End the other processes, where MPI does so; this process ends by itself."""
+    """Call MPI_Abort to end the other processes, unless fault tolerance is enabled."""
     if not enabled():  # with fault tolerance, Open MPI's Abort ends no others, and mpirun sometimes hangs after it
         mpi.COMM_WORLD.Abort(status)
 

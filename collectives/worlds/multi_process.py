@@ -19,7 +19,7 @@ class MultiProcessWorld(Channels, WorldBase):
     """A world of several processes: a transport that runs its operations, a watchdog, and mailboxes.
 
     Args:
-      hang_timeout: seconds for which a rank may keep the others waiting before it counts as stuck; 0: forever.
+      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit.
 
     Raises:
       CollectiveError: `hang_timeout` is not a number of seconds.
@@ -53,7 +53,7 @@ class MultiProcessWorld(Channels, WorldBase):
     def _make_mailbox(
         self, about: str, nbytes: Sequence[int], everyone: Callable[[], Sequence[Process]], replaces: Any, mpi: Any
     ) -> ProcessMailbox:
-        """Make a mailbox on all processes, of MPI's windows if `mpi` is given."""
+        """Create a mailbox on all processes, with MPI windows if `mpi` is given."""
         creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi)
         self.transport.run(creation)
         return self._mailboxes.keep(creation.result, replaces)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 
 class OversubscriptionWarning(UserWarning):
-    """Ranks on one host start more computing threads than it has cores."""
+    """The ranks of a host start more computing threads than the host has cores."""
 
 
 def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str | None:
-    """Return a warning about the ranks of one host, or None if they have cores of their own.
+    """Return a warning if the ranks of a host oversubscribe its cores, else None.
 
-    XLA starts as many threads as a process may use cores, in every rank.
+    In every rank, XLA starts one thread per core that the process may use, unless the number is set.
 
     Args:
-      cpus: for each rank on the host that did not choose its number of threads: the cores that it may use.
-      launcher: that started the ranks; the suggested command depends on it.
+      cpus: for each rank on the host that does not set its number of threads, the cores that it may use.
+      launcher: name of the launcher of the job, for the suggested command.
     """
     threads, cores = sum(map(len, cpus)), len(frozenset().union(*cpus))
     if len(cpus) < 2 or threads <= cores:
@@ -24,7 +24,8 @@ def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str 
     said = f"{len(cpus)} ranks on one host start {threads} computing threads on {cores} core{'s' * (cores > 1)}. "
     each = cores // len(cpus)
     if each == 0:
-        return said + f"Start no more than {cores} there, or one thread in each:\n    export PJRT_NPROC=1"
+        most = f"{cores} rank{'s' * (cores > 1)}"
+        return said + f"Start at most {most} there, or one thread per rank:\n    export PJRT_NPROC=1"
     if "Slurm" in launcher:
         command = f"srun --cpus-per-task={each} --cpu-bind=cores …"
     elif "mpiexec" in launcher:

@@ -1,9 +1,7 @@
-"""Memory that processes of one host share: an anonymous file in memory, which one process makes and others open by way
-of
-`/proc`.
+"""Memory shared by the processes of one host: an anonymous file in memory, which others open through `/proc`.
 
-Different hosts may have the same name, and in another pid namespace the same path is another file. So the file begins
-with a token, which is sent with the path, and which cannot be guessed.
+Different hosts may have the same name, and in another pid namespace the same path is another file. The file therefore
+begins with a random token, which is sent with the path and compared.
 """
 
 from __future__ import annotations
@@ -16,23 +14,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-_TOKEN = 64  # bytes, so that what is behind it begins a line of the cache
+_TOKEN = 64  # bytes: one cache line, so that the data after it are aligned
 
 
 class SharedFileAddress(NamedTuple):
-    """Where a process's file is, "" if there is none, and the token that it begins with."""
+    """The path of a process's shared file ("" if there is none), and its token."""
 
     path: str
     token: bytes
 
 
 class SharedFile:
-    """A file of this process. If the system cannot make it, or has no memory for it, memory that no other process can
-    open.
+    """A shared file of this process. If it cannot be created, private memory instead.
 
     Attributes:
-      memory: all zero at first; it stays when the file is closed.
-      told: its address, for the others.
+      memory: the memory, zeros at first; stays valid when the file is closed.
+      told: the file's address, to send to other processes.
     """
 
     def __init__(self, size: int):
@@ -40,7 +37,7 @@ class SharedFile:
         token = secrets.token_bytes(_TOKEN)
         try:
             self._file = os.memfd_create("adaptive")
-            os.posix_fallocate(self._file, 0, _TOKEN + size)  # fail now, rather than by a signal when it is written
+            os.posix_fallocate(self._file, 0, _TOKEN + size)  # fails now if memory is short, instead of by SIGBUS later
             whole = np.frombuffer(mmap.mmap(self._file, _TOKEN + size), np.uint8)
         except (AttributeError, OSError):
             self.close()
@@ -50,17 +47,22 @@ class SharedFile:
         self.told = SharedFileAddress("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
 
     def close(self) -> None:
-        """Close the file: no process opens it any more. Processes that have opened it keep it."""
+        """Close the file, so that no further process can open it. Existing mappings stay valid."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def open_shared(told: SharedFileAddress, *, write: bool = False) -> np.ndarray:
-    """Return memory of another process of this host.
+    """Return the shared memory of another process of this host.
+
+    Args:
+      told: the address that the other process has sent.
+      write: whether to map it writable.
 
     Raises:
-      OSError, ValueError: it cannot be opened, or is another file.
+      OSError: it cannot be opened.
+      ValueError: the path is not a shared file, or another one.
     """
     file = os.open(told.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK)  # it may be a pipe
     try:

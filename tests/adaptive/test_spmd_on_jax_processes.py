@@ -69,7 +69,7 @@ def test_where_one_is_lost_the_others_hear_of_it_and_end(tmp_path, how, heard):
     script = tmp_path / "lost.py"
     script.write_text(LOST)
     results = run([script, how], timeout=60, expect_failure=True)
-    lost = "heard: rank 0 of 2 has lost the others in step 5 of .* as one program: "
+    lost = "heard: rank 0 of 2 lost the connection to the others in step 5 of .* as one program: "
     assert re.search(lost + heard, results[0].stdout), results[0]
     assert results[0].returncode != 134, results[0]  # JAX's way to end whom it has waited for
 

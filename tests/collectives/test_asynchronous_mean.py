@@ -219,8 +219,8 @@ def refused(driver, *texts, world=None, **options):
 @pytest.mark.parametrize(
     ("leaf", "text"),
     [
-        (jnp.ones(2, jnp.int32), "['n'] is int32, of which there is no mean of two"),
-        (jnp.ones(2, bool), "['n'] is bool, of which"),
+        (jnp.ones(2, jnp.int32), "['n'] is int32, which cannot be averaged"),
+        (jnp.ones(2, bool), "['n'] is bool, which"),
         (jax.random.key(0), "['n'] is a PRNG key"),
         ("text", "['n'] is 'text': neither an array nor a number"),
     ],

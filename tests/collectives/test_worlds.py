@@ -378,7 +378,7 @@ def test_a_closed_world_says_so(make_world):
         lambda: exchange(closed, lambda worker: [], []),
         closed.__enter__,
     ):
-        with pytest.raises(CollectiveError, match=r"is closed, and is used again \(test_worlds.py:\d+\)"):
+        with pytest.raises(CollectiveError, match=r"is used \(test_worlds.py:\d+\) after it was closed"):
             use()
 
 

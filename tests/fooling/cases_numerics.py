@@ -109,7 +109,7 @@ def of_model(w, batch):
     return ((batch["x"] @ w - batch["y"]) ** 2).mean()
 
 
-@refused(ad.CollectiveError, "synchronous.step (cases_numerics.py:", "got a dict. Give what strategy.init(params) made")
+@refused(ad.CollectiveError, "synchronous.step (cases_numerics.py:", "got a dict. Pass the result of strategy.init")
 def a_strategy_that_is_given_parameters(state, batch):
     new, value = ONE.step(state, jax.value_and_grad(of_model), batch)
     return new, {"loss": comm.all_reduce(value)}
@@ -121,7 +121,7 @@ def a_strategy_that_is_given_anothers_state(state, batch):
     return {"w": PAIRS.model(new)}, {"loss": comm.all_reduce(value)}
 
 
-@refused(ad.CollectiveError, "synchronous.model (cases_numerics.py:", "Its own state is  state['of']")
+@refused(ad.CollectiveError, "synchronous.model (cases_numerics.py:", "Its state is  state['of']")
 def a_model_of_a_state_that_is_nested(state, batch):
     new, value = ONE.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
     return {"w": ONE.model({"of": new})}, {"loss": comm.all_reduce(value)}

@@ -546,7 +546,7 @@ def fails(world, program, error, step: int, run=lambda program: list(program.run
     else:
         at = step if where == "in step" else step - 1
         assert f"rank {worker} failed {where} {at} of {program._name}: " in str(caught.value)
-        assert f"Rank {world.rank} stops with it, in " in str(caught.value)
+        assert f"Rank {world.rank} stops too, in " in str(caught.value)
     assert program.steps == step - 1
     assert (
         len(set(world.all_gather_bytes(repr(jax.tree.map(lambda a: np.asarray(a).tolist(), program.state)).encode())))

@@ -23,4 +23,4 @@ def test_more_workers_are_asked_for_than_were_started():
 def test_a_process_that_has_built_something_else_is_not_let_in():
     result = run([SCRIPT, "another driver"], n=1, ours=True)
     assert "worker 0 ended well: did not grow, members (0,)" in result.stdout, result
-    assert "driver differs: the workers have " in result.stderr, result
+    assert "driver differs: " in result.stderr, result

@@ -68,7 +68,7 @@ def test_ranks_that_do_not_come():
         r"collective for \d",
         r'stuck_jobs.py", line \d+, in goes_its_own_way\n +while True',
         r"rank 2 \(.*\) is stopped \(SIGSTOP.*`kill -CONT \d+`",
-        "rank 3 .* runs, but its Python does not answer: C code holds the interpreter's lock",
+        "rank 3 .* runs, but its Python does not answer: C code holds the GIL",
         r"Current thread \S+ \(most recent call first\):\n.*in match\n.*stuck_jobs.py\", line \d+ in goes_its_own_way",
         r"Unless ranks 1, 2, 3 come, the job ends when that is \d+ s\. hang_timeout= of comm\.world\(\)",
         "The job ends because of ranks 1, 2, 3",

@@ -167,7 +167,7 @@ def test_gates_that_are_no_truth_values_are_refused():
         comm.all_reduce(1.0, op="sum", when=np.int32(1))
     with pytest.raises(CollectiveError, match="neither true nor false"):
         comm.all_reduce(1.0, op="sum", when="yes")
-    with pytest.raises(CollectiveError, match="of which a mean would be rounded"):
+    with pytest.raises(CollectiveError, match="whose mean would be rounded"):
         comm.local_mean(np.int32(1))
 
 

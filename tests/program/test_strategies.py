@@ -254,9 +254,9 @@ def test_a_state_that_is_not_the_strategys_is_refused_by_name(strategy):
         **({"replica": strategy.replica} if strategy.replica else {}),
     }
     for what, call in calls.items():
-        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*a dict. Its own state is  state\['a'\]"):
+        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*a dict. Its state is  state\['a'\]"):
             call({"a": own})
-        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*Give what strategy.init\(params\) made"):
+        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*Pass the result of strategy.init"):
             call(other.init(PARAMS))
     with pytest.raises(CollectiveError, match="the program's state has no"):
         sync.average(built(other), strategy)
@@ -555,8 +555,8 @@ def test_over_devices_as_in_one_place(strategy):
         (lambda: sync.local_steps(optax.sgd(1.0), 0), r"local_steps.*steps=0 must be a positive integer"),
         (lambda: sync.diloco(optax.sgd(1.0), "sgd", 2), r"diloco.*outer='sgd' is not an optax optimizer"),
         (lambda: sync.hybrid(BY_ONE[1], optax.sgd(1.0)), r"is not a strategy"),
-        (lambda: sync.hybrid(BY_ONE[3], BY_ONE[0]), r"a step of local_steps is a round"),
-        (lambda: sync.hybrid(BY_ONE[2], BY_ONE[0]), r"pair_averaging has no model that all workers share"),
+        (lambda: sync.hybrid(BY_ONE[3], BY_ONE[0]), r"local_steps takes several local steps per step"),
+        (lambda: sync.hybrid(BY_ONE[2], BY_ONE[0]), r"pair_averaging has no replicated model"),
         (lambda: sync.hybrid(BY_ONE[1], BY_ONE[0], name="no name"), r"'no name' must be an identifier"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The processes of a job that carry workers and those on standby, and how that changes while the job runs.
+"""Elastic jobs: which processes work and which are on standby, and the changes between the two during a run.
 
 All methods use the same replicated state (members, standby processes, requests), so the class is in one file; control
 messages, spawning and the rendezvous have files of their own.
@@ -35,16 +35,17 @@ from .spawning import SpawnedProcess, Spawner, SpawnRequest, as_process
 from .standby import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TERMINATED, ControlMessages, StandbyLoop
 
 MOST_WORKERS = 1 << 20
-TERMINATION_SECONDS = 0.3  # how long a process on standby waits after a termination signal before it acts on it
+TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
 
 _log = logging.getLogger("adaptive")
 
 
 class ElasticProcesses:
-    """The processes of a job, each with its workers: some work, the others are on standby. Processes move as wholes.
+    """The processes of a job, each with its workers. Some processes work; the others are on standby.
 
-    Between two runs, all processes run operations together. During a run, only the working processes do; those on
-    standby wait for control messages (`standby.py`). `rendezvous` brings all of them together again.
+    All workers of a process join or leave together. Between two runs, all processes perform operations together. During
+    a run, only the working processes do, and those on standby wait for control messages (`standby.py`). All processes
+    meet again at a `rendezvous`.
 
     Args:
       transport: runs the operations of the working processes.
@@ -53,18 +54,18 @@ class ElasticProcesses:
       respawn: whether lost or terminated workers are replaced.
       spawns: whether processes may be spawned.
       abandon: closes the world on this process alone.
-      build_digests: returns digests of the program of this process, which a spawned process has to match.
+      build_digests: returns digests of this process's program. A spawned process must have the same.
 
     Attributes:
       capacity: number of worker slots. Replicated.
       worker_slots: the worker slots, and which of them are occupied. Replicated.
-      generation: how often a worker has left or joined. Replicated.
-      losses: the lost processes whose loss the others survived, in order. Replicated.
+      generation: number of times that workers have left or joined. Replicated.
+      losses: the processes that were lost so far, in order. Replicated.
       workers: the worker slots of this process. Local.
-      unowned_slots: the empty worker slots of no process in the group. Replicated.
-      in_reserve: whether this process is on standby, or has to be. Local.
-      run_under_way: whether a run is under way while other processes are, or may come to be, on standby. Replicated.
-      needs_state_transfer: whether processes have joined that have not received the state of the run. Replicated.
+      unowned_slots: the empty worker slots that belong to no process of the group. Replicated.
+      in_reserve: whether this process is on standby, or must go on standby. Local.
+      run_under_way: whether a run is under way in which processes can be on standby. Replicated.
+      needs_state_transfer: whether a process has joined that has not received the run's state. Replicated.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ElasticProcesses:
         self.generation, self.losses = 0, ()
         self._build_digests = build_digests
         self.in_reserve = self.run_under_way = self.needs_state_transfer = False
-        # Not the communicator of the workers: that one is revoked where a worker is lost, and carries nothing then.
+        # The workers' communicator cannot be used: it is revoked when a worker is lost.
         whole = everyone.comm.Dup()
         whole.Set_errhandler(self._mpi.ERRORS_RETURN)
         self._job = ProcessGroup(whole, everyone.everyone)
@@ -101,7 +102,7 @@ class ElasticProcesses:
         self._termination_sent = False
         self._is_ready: Callable[[], bool] = lambda: True
         self._pair: Any = None  # of a spawned process, until it is admitted: its communicator with the one that spawned
-        self._entry: Any = None  # that communicator, and how to enter by it
+        self._entry: Any = None  # that communicator, and the content of the `MEET` message
         transport.on_lost = self._continue_with
         self._set_group(everyone)
 
@@ -116,21 +117,21 @@ class ElasticProcesses:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The worker slots that are taken, in order. Replicated."""
+        """The worker slots that are occupied, in order. Replicated."""
         return self.worker_slots.members
 
     @property
     def least(self) -> int:
-        """The least number of workers the job continues with. Replicated."""
+        """The least number of workers with which the job continues. Replicated."""
         return self.worker_slots.least
 
     @property
     def most(self) -> int:
-        """The largest possible number of workers now, with processes on standby or to be spawned. Replicated."""
+        """The largest number of workers now possible, including processes on standby or to be spawned. Replicated."""
         return len(self.members) + sum(len(worker_slots) for worker_slots in self._available())
 
     def _available(self) -> list[range]:
-        """Return the worker slots of each process that could join: of those on standby, then of those to spawn."""
+        """Return the worker slots of each process that could join: processes on standby first, then spawned ones."""
         taken = {slot for p in (*self._transport.group.everyone, *self._standby) for slot in p.worker_slots}
         k, vacant = len(self.workers), [slot for slot in range(self.capacity) if slot not in taken]
         blocks = [
@@ -140,7 +141,7 @@ class ElasticProcesses:
         return [*(process.worker_slots for process in self._standby), *(whole if self.spawns else [])]
 
     def nearest(self, workers: int) -> int:
-        """Return the possible number of workers, of whole processes, that is nearest to `workers`. Replicated."""
+        """Return the number of workers nearest to `workers` that whole processes can provide. Replicated."""
         return min(self._possible_numbers(), key=lambda number: (abs(number - workers), number))
 
     def _possible_numbers(self) -> list[int]:
@@ -159,7 +160,7 @@ class ElasticProcesses:
         return process.worker_slots[0] in self.members
 
     def _continue_with(self, survivors: ProcessGroup, lost: Mapping[int, Process], how: tuple[str, float]) -> None:
-        """Continue with the survivors of a loss. Raises WorkerError where too few workers are left."""
+        """Continue with the survivors of a loss. Raises WorkerError if too few workers are left."""
         self._set_group(survivors)
         self._standby = [process for process in self._standby if process not in lost.values()]
         self._set_members(*_without(self.worker_slots, self.losses, lost, how))
@@ -176,21 +177,21 @@ class ElasticProcesses:
     # --- asking for more workers --------------------------------------------------------------------------------------
 
     def request_workers(self, workers: int) -> None:
-        """Start to prepare processes for `workers` members: see `World.request_workers`."""
+        """Start to prepare processes so that there can be `workers` members: see `World.request_workers`."""
         self._requested = workers
         self._asked, self._ready = set(), set()
 
     def poll_ready(self) -> int:
         """Return how many of the requested workers are ready to join; 0 on ranks other than 0.
 
-        Receives control messages, asks as many processes on standby as are missing, and spawns processes for the rest.
+        Receives control messages, asks processes on standby to get ready, and spawns processes if these do not suffice.
         """
         missing = self._requested - len(self.members)
         if self._transport.rank or missing <= 0:
             return 0
         self._receive()
         ranks = self._standby_ranks()
-        # A dead process counts as ready: all learn of its death at the rendezvous.
+        # A dead process counts as ready, because all processes detect its death at the rendezvous.
         self._ready |= self._messages.dead(ranks) & self._asked
         self._ask(ranks, missing)
         there = sum(len(self._job.everyone[rank].worker_slots) for rank in self._ready)
@@ -235,7 +236,7 @@ class ElasticProcesses:
     # --- changes of members -------------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Separate the working processes from those on standby, which wait from here on. Called by all processes."""
+        """Separate the working processes from those on standby, for a run. Called by all processes."""
         if (self._standby or self.spawns) and not self.run_under_way:
             self._regroup("the beginning of a run", lambda: self.members)
 
@@ -253,7 +254,7 @@ class ElasticProcesses:
             for process in self._working():
                 if process not in for_good and len(worker_slots) + len(process.worker_slots) <= workers:
                     worker_slots.extend(process.worker_slots)
-            return tuple(worker_slots) or self.members  # where no other process is left, the terminated ones stay
+            return tuple(worker_slots) or self.members  # if no other process is left, the terminated ones stay
 
         if len(staying()) < len(self.members):
             self._regroup("a change of members", staying, for_good)
@@ -263,7 +264,7 @@ class ElasticProcesses:
             self._rendezvous(JOIN, workers)
 
     def _regroup(self, about: str, staying: Callable[[], tuple[int, ...]], for_good: Sequence[Process] = ()) -> None:
-        """Continue with the workers on some slots; the other processes of the group go on standby, or leave."""
+        """Continue with the workers on the slots that `staying` returns; other processes go on standby, or leave."""
         regroup = Regroup(self._mpi, about, lambda: self.workers[0] in staying())
         self._transport.run(regroup)
         worker_slots, before = staying(), self._transport.group
@@ -280,11 +281,11 @@ class ElasticProcesses:
             self._messages.send(self._standby_ranks(), MEMBERS, ranks)
 
     def _separate(self, working: ProcessGroup) -> None:
-        """Join the working processes, or go on standby."""
+        """Become a working process of the group, or go on standby if this process is not in it."""
         self.run_under_way = True
         self.in_reserve = self.workers[0] not in self.members
         if self.in_reserve:
-            self._transport.rank = len(working.everyone) + 1  # the rank of no worker, and not 0
+            self._transport.rank = len(working.everyone) + 1  # differs from all working processes' ranks
             self._working_ranks = [self._job.everyone.index(process) for process in working.everyone]
         else:
             self._set_group(working)
@@ -305,7 +306,7 @@ class ElasticProcesses:
             self._rendezvous(TERMINATE if self._transport.lifetime.terminated else CLOSE, len(self.members))
 
     def report_failure(self, why: str) -> None:
-        """Tell the processes on standby that the job ends with an error."""
+        """Send the processes on standby the error with which the job ends."""
         if self.run_under_way and not self.in_reserve:
             self._messages.send(self._standby_ranks(), FAILED, why)
 
@@ -313,7 +314,7 @@ class ElasticProcesses:
         return [self._job.everyone.index(process) for process in self._standby]
 
     def _rendezvous(self, purpose: str, workers: int) -> str:
-        """Meet all processes of the job. Working processes agree on the purpose; the others learn it here.
+        """Meet all processes of the job. Working processes give the purpose; processes on standby receive it.
 
         Returns:
           The purpose.
@@ -323,7 +324,7 @@ class ElasticProcesses:
         role = Attendee(own, NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready())
         spawned: list[SpawnedProcess] = []
         if not was_on_standby:
-            # All working processes complete what they did before, so that none is waited for at the rendezvous.
+            # Working processes first complete their earlier operations, so that none is late at the rendezvous.
             transport.run(FinalOperation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS))
             if purpose == JOIN and transport.rank == 0:
                 spawned = self.spawner.ready(self._build_digests())[: max(0, workers - len(self.members))]
@@ -346,7 +347,7 @@ class ElasticProcesses:
         self._messages = ControlMessages(self._mpi, self._job.comm)
         if outcome.plan is None:
             transport.lifetime.closed = True
-            raise WorkerError("all workers are lost, and with them the state of the run.")
+            raise WorkerError("all workers are lost, and with them the run's state.")
         self._follow(outcome.plan, outcome.comm)
         self._has_state = not (was_on_standby and not self.in_reserve)
         return outcome.plan.purpose
@@ -363,7 +364,7 @@ class ElasticProcesses:
         self.needs_state_transfer = plan.purpose in (JOIN, END_RUN)
 
     def _plan(self, purpose: str, workers: int, job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
-        """Return what follows a rendezvous. Has no effects."""
+        """Return the members and tasks that follow from a rendezvous. Has no side effects."""
         unseen = {r: p for r, p in self._transport.group.lost_in(job).items() if self._works(p)}
         worker_slots, losses = _without(self.worker_slots, self.losses, unseen, ("a rendezvous of all processes", 0.0))
         ranks = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
@@ -382,7 +383,7 @@ class ElasticProcesses:
     def transfer_state(
         self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
     ) -> TransferPayload | None:
-        """Transfer the state of the run to joining processes: see `World.transfer_state`."""
+        """Transfer the run's state to joining processes: see `World.transfer_state`."""
         transfer = StateTransfer(about, make, room, has_state=self._has_state)
         self._transport.run(transfer)
         self.needs_state_transfer, self._has_state = False, True
@@ -394,12 +395,12 @@ class ElasticProcesses:
         """Wait on standby until this process joins the workers, or the run is over.
 
         Args:
-          is_ready: whether this process could join now.
+          is_ready: returns whether this process could join now.
 
         Raises:
           WorkerError: the job ends with an error.
-          ReserveReleased: the workers have left the world's block.
-          Preempted: all processes received a termination signal; or this one did, and the others continue.
+          ReserveReleased: the workers have left the world's `with` block.
+          Preempted: all processes, or only this one, received a termination signal.
         """
         self._is_ready = is_ready
         while self.in_reserve:
@@ -410,7 +411,7 @@ class ElasticProcesses:
                 self._entry, self._pair = (self._pair, content), None
             if word == FAILED:
                 self._transport.lifetime.closed = True
-                raise WorkerError(f"the workers, for which this process was on standby, have stopped: {content}")
+                raise WorkerError(f"this process was on standby, and the workers have stopped: {content}")
             if word == TERMINATED and self._transport.survives:
                 raise self._leave_job("it was on standby, and received a termination signal")
             if word == TERMINATED:
@@ -424,21 +425,21 @@ class ElasticProcesses:
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
 
     def await_admission(self, pair: Any, members: Sequence[int]) -> None:
-        """Start on standby, as a spawned process; `pair`: its communicator with the process that spawned it."""
+        """Start on standby as a spawned process. `pair`: the communicator with the process that spawned it."""
         self.run_under_way = self.in_reserve = True
         self._transport.rank = len(members) + 1
         self._pair, self._working_ranks = pair, [0]
         self._messages = ControlMessages(self._mpi, pair)
 
     def _has_to_terminate(self) -> bool:
-        """Return whether this process received a termination signal some moments ago. If all processes did, the workers
-        may be about to say so.
+        """Return whether this process received a termination signal at least `TERMINATION_SECONDS` ago. Until then, the
+        workers may report that all processes received it.
         """
         heard = pending_termination()
         return not self._termination_sent and heard is not None and heard.seconds > TERMINATION_SECONDS
 
     def _leave_job(self, why: str) -> Preempted:
-        """Leave for good, without disturbing the others. Returns the error to raise."""
+        """Leave the job for good, while the others continue. Returns the error to raise."""
         acknowledge_termination()
         self._abandon()
         with suppress(SystemExit):
@@ -446,7 +447,7 @@ class ElasticProcesses:
         return Preempted(why, alone=True)
 
     def _answer(self, word: str, content: Any) -> None:
-        """End this spawned process, unless it is admitted."""
+        """End this spawned process, because it is not admitted."""
         if word == REFUSED:
             _log.error("this spawned process is not admitted: %s.", content)
         if word != MEET:
@@ -465,7 +466,7 @@ def started_processes(
     abandon: Callable[[], None],
     build_digests: Callable[[], Mapping[str, str]],
 ) -> ElasticProcesses:
-    """Return the processes that the job was started with; arguments as of `MPIWorld`.
+    """Return the processes with which the job was started. For the arguments see `MPIWorld`.
 
     Raises:
       WorkerCountError: a number of workers is not possible.
@@ -486,8 +487,8 @@ def started_processes(
     )
     if workers is not None and processes.nearest(workers) != workers:
         raise WorkerCountError(
-            f"workers={workers} is not possible: whole processes take part. The nearest possible number is "
-            f"{processes.nearest(workers)}."
+            f"workers={workers} is not possible: all workers of a process work, or none. The nearest possible number "
+            f"is {processes.nearest(workers)}."
         )
     return processes
 
@@ -504,11 +505,11 @@ def spawned_process(
     abandon: Callable[[], None],
     build_digests: Callable[[], Mapping[str, str]],
 ) -> ElasticProcesses:
-    """Return the view of a spawned process: it is on standby, and only the process that spawned it knows it.
+    """Return a spawned process's view of the job: it is on standby, known only to the process that spawned it.
 
     Args:
       comm: the communicator of this process alone.
-      pair: its communicator with the process that spawned it.
+      pair: the communicator of this process and the one that spawned it.
     """
     alone = ProcessGroup(comm, (as_process(request, platform.node()),))
     worker_slots = WorkerSlots(request.capacity, None, min_workers)
@@ -529,7 +530,7 @@ def _first_worker_slot(process: Process) -> int:
 def _without(
     worker_slots: WorkerSlots, losses: tuple[Loss, ...], lost: Mapping[int, Process], how: tuple[str, float]
 ) -> tuple[WorkerSlots, tuple[Loss, ...]]:
-    """Return worker slots and losses after these processes are lost, too. Has no effects."""
+    """Return worker slots and losses, updated for newly lost processes. Has no side effects."""
     worker_slots = deepcopy(worker_slots)
     new = [Loss(tuple(process.worker_slots), f"rank {rank} ({process})", *how) for rank, process in lost.items()]
     for loss in new:

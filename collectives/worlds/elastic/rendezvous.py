@@ -1,6 +1,6 @@
-"""Rendezvous: all processes of a job meet, so that processes on standby can join, or because a run is over.
+"""Rendezvous: all processes of a job meet, to let processes on standby join, or at the end of a run.
 
-A process that dies on the way is left out: the others start again without it.
+If a process dies during the rendezvous, the others repeat it without that process.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ def rendezvous(
     spawned: Sequence[SpawnedProcess] = (),
     entry: Any = None,
 ) -> RendezvousResult:
-    """Meet all processes of the job that are alive. All of them call this.
+    """Meet all processes of the job that are alive. Called by all of them.
 
     Args:
-      make_plan: decides what follows, given the job as it is now and all roles; called on one working process.
+      mpi: the module `mpi4py.MPI`.
+      job: all processes, as this process knows them.
+      role: this process's facts.
+      make_plan: returns the plan, given the present job and all roles; called on one working process.
       survives: whether MPI survives losses.
-      spawned: the processes that this process has spawned and admits, if it is the first working process.
+      spawned: the spawned processes to admit; only on the first working process.
       entry: on a spawned process that is admitted here: its communicator with the process that spawned it, and the
         content of that process's `MEET` message.
     """
@@ -84,7 +87,7 @@ def rendezvous(
         try:
             found.append(_meet(mpi, everyone, role, make_plan))
             error = None
-        except Exception as failed:  # MPI may deliver nothing of what a dead process sent, without reporting an error
+        except Exception as failed:  # not only MPI's: data of a dead process may be missing without an error from MPI
             if not survives:
                 raise
             error = failed
@@ -117,16 +120,16 @@ def _admit(mpi: Any, comm: Any, role: Attendee, spawned: Sequence[SpawnedProcess
         for broken in {everyone, comm}:
             with suppress(mpi.Exception):
                 broken.Revoke()
-    # Also where no process is admitted: one that noticed a loss here would be in another collective than the rest.
+    # Needed even if no process is admitted: otherwise a process that noticed a loss would be in another collective.
     if survives and not all_agree(mpi, comm, fine):
         with suppress(mpi.Exception):
-            everyone.Revoke()  # spawned processes that are in it give up
+            everyone.Revoke()  # releases spawned processes that wait in it
         return shrink(mpi, comm)
     return everyone
 
 
 def _enter(mpi: Any, entry: Any) -> Any:
-    """Return a communicator of all, on a spawned process that is admitted."""
+    """Return a communicator of all processes; called on a spawned process that is admitted."""
     pair, (first, to_come) = entry
     everyone = enter(mpi, pair)
     for _ in range(to_come):

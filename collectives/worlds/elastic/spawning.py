@@ -1,9 +1,9 @@
-"""Processes that are spawned while a job runs: to replace lost ones, or because more workers are asked for.
+"""Processes that are spawned during a run, to replace lost ones or to add workers.
 
-Rank 0 spawns them in a thread, while the steps continue: that takes a second or two, and longer until the new process
-has imported what the script imports and has built its program. A spawned process runs the same command as the others,
-detects who has spawned it, and waits on standby, with control messages in a communicator of the two. It sends digests
-of what it has built; if they match, it is admitted at a rendezvous (`merge_in`) and is part of the job.
+Rank 0 spawns them in a thread, while steps continue. That takes a second or two, and more until the new process has
+imported the script's modules and built its program. A spawned process runs the same command as the others, and waits
+on standby. It exchanges control messages with the process that spawned it, in a communicator of the two. It sends
+digests of its program; if they match, it is admitted at a rendezvous (`merge_in`) and becomes part of the job.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SpawnedProcess:
         self.messages.send([1], ASK)
 
     def receive(self, build_digests: Mapping[str, str]) -> None:
-        """Receive whether it is ready and what it has built; refuse it if that differs from `build_digests`."""
+        """Receive its readiness and the digests of its program; refuse it if they differ from `build_digests`."""
         if self.messages.dead([1]):
             self.over = True
         message = self.messages.receive()
@@ -56,7 +56,7 @@ class SpawnedProcess:
         self.over = True
         name = differs[0]
         theirs, own = message[1].get(name), build_digests[name]
-        text = f"{name} differs: the workers have {own}, and the spawned process has {theirs}"
+        text = f"{name} differs: {own} on the workers, {theirs} on the spawned process"
         _log.error(
             "a spawned process is not admitted: %s. Spawned processes run the command that started the job.", text
         )
@@ -64,7 +64,7 @@ class SpawnedProcess:
 
 
 class Spawner:
-    """Spawns processes; used by rank 0.
+    """The spawned processes that are not admitted yet; used by rank 0.
 
     Attributes:
       failed: whether a process could not be spawned, was refused or has died.
@@ -98,8 +98,8 @@ class Spawner:
         except mpi.Exception as error:
             self.failed = True
             _log.error(
-                "no process could be spawned for worker %d: %s. It needs a free slot of the launcher, and cores that "
-                "no rank is bound to:  adaptive run --oversubscribe --bind-to none …",
+                "no process could be spawned for worker %d: %s. Spawning needs a free slot of the launcher, and cores "
+                "that no rank is bound to:  adaptive run --oversubscribe --bind-to none …",
                 *(request.worker_slots[0], error.Get_error_string()),
             )
 
@@ -125,13 +125,13 @@ class Spawner:
             self._taken -= set(one.worker_slots)
 
     def dismiss(self) -> None:
-        """Tell all processes that are not admitted yet that the job is over."""
+        """Release all processes that are not admitted yet: the job is over."""
         for spawned in self._spawned:
             spawned.messages.send([1], CLOSED)
 
 
 def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, SpawnRequest] | None:
-    """Return the communicator with the process that spawned this one, and its request; None if none did."""
+    """Return the communicator with the process that spawned this one, and its request; None if it was not spawned."""
     if RECRUIT not in environ or mpi.Comm.Get_parent() == mpi.COMM_NULL:
         return None
     parent = mpi.Comm.Get_parent()
@@ -140,7 +140,7 @@ def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> 
         pair = parent.Merge(high=True)
         pair.Set_errhandler(mpi.ERRORS_RETURN)
         return pair, pair.recv(source=0, tag=_REQUEST_TAG)
-    except mpi.Exception:  # the process that spawned this one is gone, and no other process knows of it
+    except mpi.Exception:  # the process that spawned this one has ended, and no other process knows this one
         leave_job()
 
 
@@ -148,7 +148,7 @@ def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
     """Admit a spawned process. Returns a communicator of all, in which it has the last rank; collective.
 
     Args:
-      first: the rank of the process that has spawned it.
+      first: the rank of the process that spawned it.
       pair: on that rank, its communicator with the spawned process; else None.
     """
     remote = 1 if everyone.rank == first else 0
@@ -167,7 +167,7 @@ def enter(mpi: Any, pair: Any) -> Any:
 
 
 def as_process(request: SpawnRequest, node: str) -> Process:
-    """Return this spawned process as the others will know it."""
+    """Return the record of this spawned process that the other processes will use."""
     return Process(
         request.worker_slots, node, request.hosts.get(node, request.worker_slots[0] + (1 << 20)), os.getpid()
     )

@@ -1,17 +1,17 @@
-"""Processes on standby: they wait, at next to no cost, until they are asked to join or the run is over.
+"""Processes on standby: they wait, using little processor time, until they are asked to join or the run is over.
 
-They share a communicator with the workers, the job's, whose only collective is `rendezvous`. Between two rendezvous
-they receive control messages:
+They share a communicator of all processes with the workers, whose only collective is `rendezvous`. Between two
+rendezvous they receive control messages:
 
-    ready?      get ready to join, and answer when that is so
+    ready?      get ready to join, and answer `ready`
     members     these ranks are the workers now
-    meet        come to the rendezvous; sent by every worker, so that the death of one does not lose it
+    meet        come to the rendezvous; sent by every worker, because any one of them may die
     failed      the job ends with an error
 
 and send
 
-    ready       this process could join
-    terminated  this process received a termination signal; the job has to end where it cannot continue without it
+    ready       this process can join
+    terminated  this process received a termination signal; the job ends if it cannot continue without this process
 
 Messages sent before a rendezvous are discarded with the communicator that they were sent in.
 """
@@ -26,7 +26,7 @@ from typing import Any
 TAG = 7101
 IDLE_SECONDS = 0.01  # between two polls; a poll takes some microseconds
 ALERT_SECONDS = 0.0005  # when a rendezvous is near
-SECONDS_BETWEEN_CHECKS = 1.0  # whether any worker is alive
+SECONDS_BETWEEN_CHECKS = 1.0  # between two checks that a worker is alive
 
 ASK, READY, MEMBERS, MEET, FAILED, TERMINATED = "ready?", "ready", "members", "meet", "failed", "terminated"
 REFUSED, CLOSED = "refused", "closed"  # to spawned processes that are not admitted (`spawning.py`)
@@ -54,7 +54,7 @@ class ControlMessages:
                     return None
                 word, content = self._comm.recv(source=status.source, tag=TAG)
                 return word, content, status.source
-            except self._mpi.Exception:  # a possible sender has died since
+            except self._mpi.Exception:  # a possible sender has died meanwhile
                 with suppress(self._mpi.Exception):
                     self._comm.Ack_failed()
         return None
@@ -86,8 +86,8 @@ class StandbyLoop:
         """Wait for a message that ends the wait, and return its word and content.
 
         Args:
-          is_ready: whether this process could join.
-          has_to_terminate: whether it received a termination signal; then `TERMINATED` is returned.
+          is_ready: returns whether this process could join.
+          has_to_terminate: returns whether this process received a termination signal; then returns `TERMINATED`.
         """
         asked = None
         while True:
@@ -108,7 +108,7 @@ class StandbyLoop:
                     return TERMINATED, None
                 time.sleep(ALERT_SECONDS if time.monotonic() < self._alert_until else IDLE_SECONDS)
                 if self._all_workers_dead():
-                    return FAILED, "all workers are lost, and with them the state of the run"
+                    return FAILED, "all workers are lost, and with them the run's state"
 
     def _all_workers_dead(self) -> bool:
         now = time.monotonic()

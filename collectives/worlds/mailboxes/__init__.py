@@ -1,1 +1,1 @@
-"""Mailboxes: memory to which workers publish vectors, and from which others copy them at any time."""
+"""Mailboxes: memory where workers publish vectors, and from which other workers copy them at any time."""

@@ -1,9 +1,8 @@
-"""Copies of what workers of other hosts have published: asks their processes, and waits only briefly.
+"""Fetches publications of workers on other hosts from their processes, with a short timeout.
 
-A connection to a process is made when it is first asked. A process that does not answer in time is not asked again: the
-next call checks how much of the answer has arrived since then, and takes it if it is complete, without waiting. So a
-process that is stopped, dead or cut off costs a short wait, once; and after a late answer the next wait is half as
-long.
+The connection to a process is opened by the first request. If the answer is late, the request stays open: the next call
+continues to receive the answer, without waiting, instead of asking again. A process that is stopped, dead or cut off
+therefore costs one short wait. After a late answer the timeout is halved.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from launchers.ending import give_up_after
 from .flows import WRITE, SocketFlow, greet_owner, receive, received, send
 from .serving import ANSWER, QUESTION, MailboxEndpoint
 
-_LONGEST, _LEAST = 0.25, 0.01  # seconds to wait for an answer,
-_SLOWEST = 20e6  # and longer once it arrives, at this many bytes a second
+_LONGEST, _LEAST = 0.25, 0.01  # seconds until an answer must begin to arrive
+_SLOWEST = 20e6  # bytes per second at which the rest must arrive
 _SECONDS_TO_CONNECT = 3.0  # to one address
 _SECONDS_APART = 1.0  # between two attempts to connect
-_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
+_SECONDS_TO_NOTICE = 60.0  # until the loss of the host at the other end is detected
 
 
 class AnswerTimeout:
-    """How long answers of a host are waited for."""
+    """The timeout for answers of one host, adapted to whether answers arrive in time."""
 
     def __init__(self) -> None:
         self.seconds = _LONGEST
@@ -48,10 +47,10 @@ class AnswerTimeout:
 
 
 class BufferPool:
-    """Buffers for publications that arrive: one is enough, unless an answer is late.
+    """Buffers for received publications. Late answers occupy theirs until they are complete.
 
     Args:
-      size: of each, in bytes.
+      size: size of a buffer in bytes.
     """
 
     def __init__(self, size: int):
@@ -59,7 +58,7 @@ class BufferPool:
         self._free: list[np.ndarray] = []
 
     def take(self) -> np.ndarray:
-        """Return a free buffer."""
+        """Take a free buffer from the pool, or allocate one."""
         return self._free.pop() if self._free else np.empty(self._size, np.uint8)
 
     def give(self, room: np.ndarray) -> None:
@@ -75,12 +74,13 @@ class _Question(NamedTuple):
 
 
 class OwnerConnection:
-    """The connection of one reader to one process. Used by one thread at a time.
+    """The connection of one reader to one process, the owner of publications. Used by one thread at a time.
 
     Args:
-      addresses: of the owner's, those at which it may be reached from here.
-      patience: of all connections to its host.
-      rooms: of the reader.
+      owner: the owner's endpoint.
+      addresses: the owner's addresses that may be reachable from here.
+      patience: the timeout, shared by all connections to the owner's host.
+      rooms: the reader's buffers.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class OwnerConnection:
         self._until = 0.0  # when the answer is late
 
     def look(self, place: int, round: int) -> np.ndarray | None:
-        """Return what one of the owner's workers has published last in a round, as far as is known now, in a buffer of
-        the pool; else None.
+        """Return the latest publication of one of the owner's workers in a round, in a buffer of the pool; None if
+        there is none, or its answer is late.
         """
         late = self._under_way
         if late is not None:
@@ -126,7 +126,7 @@ class OwnerConnection:
             self._line = None
 
     def _go_on(self, question: _Question, *, wait: bool) -> np.ndarray | None:
-        """Continue a question as far as possible in time."""
+        """Continue to send a question and receive its answer, within the timeout if `wait`, else without waiting."""
         try:
             while True:
                 if not self._ready(next(question.flow), wait=wait):
@@ -146,7 +146,7 @@ class OwnerConnection:
         return _is_ready(self._line, waits, max(0.0, self._until - time.monotonic()) if wait else 0.0)
 
     def _asking(self, place: int, round: int, room: np.ndarray) -> SocketFlow[bool]:
-        """Ask, and receive the answer. Returns whether there is any."""
+        """Send the question, and receive the answer. Returns whether it contains a publication."""
         if self._line is None:
             yield from self._connecting()
         line = self._line
@@ -159,7 +159,7 @@ class OwnerConnection:
         return bool(number)
 
     def _connecting(self) -> SocketFlow[None]:
-        """Connect by the first address that leads to the owner, and try it first from then on."""
+        """Connect to the first address that reaches the owner, and try this address first from then on."""
         error: OSError = ConnectionError("no address")
         for address in list(self._addresses):
             self._line = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -187,7 +187,7 @@ def _connected(line: socket.socket, address: Address, key: bytes) -> SocketFlow[
     give_up_after(line, _SECONDS_TO_NOTICE)
     failed = line.connect_ex(tuple(address))
     if failed == errno.EINPROGRESS:
-        while not _is_ready(line, WRITE, 0.0):  # the generator may be resumed before it is
+        while not _is_ready(line, WRITE, 0.0):  # the generator may be resumed too early
             yield WRITE
         failed = line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if failed:
@@ -204,8 +204,8 @@ def _in_time(flow: SocketFlow[None]) -> SocketFlow[None]:
 
 
 def most_likely_first(addresses: Sequence[Address]) -> list[Address]:
-    """Return addresses in networks of this host first, and this host's own ones last, since other hosts may have the
-    same: a bridge to its containers, for example.
+    """Return addresses sorted by how likely they lead to another host: those in this host's networks first, and those
+    that are also this host's own last, because many hosts have them (a bridge to containers, for example).
     """
     import psutil
 

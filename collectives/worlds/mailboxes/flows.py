@@ -1,7 +1,7 @@
-"""Nonblocking socket I/O: generators, which yield the event that they wait for until they are done.
+"""Nonblocking socket I/O by generators, which yield the events that they wait for.
 
-Both ends of a connection begin with a *greeting*, in which each proves to the other that it has a key, without sending
-it: an address may belong to another process, on another network.
+A connection begins with a *greeting*: each end proves that it has the key, without sending it. An address may belong to
+an unrelated process on another network.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def send(line: socket.socket, what: bytes | bytearray | memoryview) -> SocketFlo
 
 
 def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
-    """Greet a process that asks; this process owns the key.
+    """Authenticate the connection as the owner of the key, with a process that asks.
 
     Raises:
       StrangerError: the other process does not have the key.
@@ -75,7 +75,7 @@ def greet_asker(line: socket.socket, key: bytes) -> SocketFlow[None]:
 
 
 def greet_owner(line: socket.socket, key: bytes) -> SocketFlow[None]:
-    """Greet the owner of the key; this process asks.
+    """Authenticate the connection as the process that asks, with the owner of the key.
 
     Raises:
       StrangerError: the other process does not have the key.

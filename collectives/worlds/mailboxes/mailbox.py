@@ -1,10 +1,10 @@
-"""The mailbox of a world of several processes: memory of each process, from which the others copy at any time.
+"""The mailbox of a world of several processes: each process has memory from which the others copy at any time.
 
-Each worker publishes to its place in memory of its process (`seqlock.py`). Processes of its host copy from there
-(`memory.py`); so a process that is slow, stopped or dead delays no other. Other hosts ask a thread of it
-(`serving.py`), and wait for its answer only briefly (`fetching.py`). MPI's one-sided communication is not used between
-hosts, since it needs the owner's help there: Open MPI 5.0.11 waits forever for a host that is gone, and delivers only
-while it is polled again and again, which costs a busy host a time slice each.
+Each worker publishes to its place in its process's memory (`seqlock.py`). Processes of the same host copy from there
+(`memory.py`), so a process that is slow, stopped or dead delays no other. Processes of other hosts ask a thread of the
+owner (`serving.py`), with a short timeout (`fetching.py`). MPI's one-sided communication is not used between hosts,
+because there it needs the owner's cooperation: Open MPI 5.0.11 waits forever for a lost host, and delivers only while
+the owner polls, which costs a busy host a time slice per poll.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _COMPONENT = "OMPI_MCA_osc"
 
 
 def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Exclude MPI's components for networks if all ranks are on one host; call before MPI is loaded. Without a network
-    they print that they have failed, once per rank.
+    """Exclude MPI's network components if all ranks are on one host, because without a network each rank prints their
+    errors. Call before MPI is loaded.
     """
     ranks = environ.get("OMPI_COMM_WORLD_SIZE")
     if ranks is not None and ranks == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
@@ -43,24 +43,25 @@ def prepare_environment(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def why_none(mpi: Any) -> str:
-    """Return why these processes can have no mailbox, or "" if they can."""
+    """Return why there can be no mailbox under this MPI, or "" if there can be one."""
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         return (
-            "MPI was initialised for one thread at a time, and kernels publish from threads of XLA's. Without an "
-            "mpi4py.rc.thread_level of your own, mpi4py asks for MPI.THREAD_MULTIPLE"
+            "MPI was initialized for one thread at a time, but kernels publish from XLA's threads. Do not set "
+            "mpi4py.rc.thread_level: by default mpi4py requests MPI.THREAD_MULTIPLE"
         )
     return ""
 
 
 class CreateMailbox(Operation):
-    """Creates a mailbox, `result`, for the processes of the group.
+    """The operation that creates a mailbox, `result`, for the processes of the group.
 
     Args:
-      nbytes: of the vectors that each worker publishes.
-      everyone: those processes, by rank.
+      about: description of the operation, for errors.
+      nbytes: sizes of the vectors that each worker publishes.
+      everyone: returns those processes, by rank.
       service: returns the server of this process.
-      outdated: the mailbox that it replaces.
-      mpi: whose windows hold it; None for files in memory.
+      outdated: the mailbox that the new one replaces.
+      mpi: the module `mpi4py.MPI` to hold the mailbox in MPI windows; None for shared files.
     """
 
     agreed = True
@@ -100,17 +101,19 @@ class CreateMailbox(Operation):
             self.result.ask(comm.allgather(self.result.shown_by(self._service())))
 
     def _free_outdated(self, comm: Any, everyone: Sequence[Process]) -> None:
-        """Free the outdated mailbox, unless processes that were on standby have another one."""
+        """Free the outdated mailbox if all processes have the same one; those that were on standby may not."""
         names = set(comm.allgather(None if self._outdated is None else self._outdated.name))
         if self._outdated is not None and len(names) == 1:
             self._outdated.free_among(everyone)
 
 
 class ProcessMailbox:
-    """A place for each worker, in memory of its process: see `Mailbox`.
+    """A mailbox with a place for each worker in the memory of its process: see `Mailbox`.
 
     Args:
-      everyone: the processes that have created it, by rank.
+      layout: layout of the memory of a process.
+      memory: the memory of this process, and of others where it is accessible.
+      everyone: the processes that have created the mailbox, by rank.
       own: this process's rank.
     """
 
@@ -125,12 +128,12 @@ class ProcessMailbox:
         self._writing = threading.Lock()
 
     def shown_by(self, service: MailboxServer) -> MailboxEndpoint:
-        """Serve the vectors of this process's workers to others. Returns the endpoint at which they ask."""
+        """Serve the vectors of this process's workers to other processes. Returns the endpoint for their requests."""
         self._shown = PublishedCopies(self._layout, partial(self._memory.copy, self._own), self._writing)
         return service.show(self._shown)
 
     def ask(self, owners: Sequence[MailboxEndpoint]) -> None:
-        """Set the endpoints, by rank, of processes whose memory is not accessible here."""
+        """Set the endpoints of all processes, by rank; used for those whose memory is not accessible here."""
         patience: dict[int, AnswerTimeout] = defaultdict(AnswerTimeout)  # with a host
         for rank, (process, owner) in enumerate(zip(self._everyone, owners, strict=True)):
             if not self._memory.has(rank):
@@ -172,12 +175,12 @@ class ProcessMailbox:
 
     @property
     def name(self) -> bytes:
-        """A name that all its processes know, and that no other mailbox has; empty where there is nothing to free."""
+        """Unique name of this mailbox, the same on all processes; empty if it has no MPI window to free."""
         return self._memory.name if isinstance(self._memory, Windows) else b""
 
     def free_among(self, everyone: Sequence[Process]) -> None:
         """Free this mailbox's memory. MPI windows are freed collectively: every process calls this at the same point.
-        If a process that created the window is gone, the window is leaked until exit, because MPI_Win_free would
+        If a process that created the window is lost, the window is leaked until exit, because MPI_Win_free would
         block.
         """
         self.stop()
@@ -192,10 +195,10 @@ class ProcessMailbox:
 
 
 class Mailboxes:
-    """The mailboxes of a world, and the server that answers questions about them."""
+    """The mailboxes of a world, and the server for requests from other processes."""
 
     def __init__(self) -> None:
-        self._made: list[ProcessMailbox] = []  # that are used, or hold memory of MPI's; in the order of their making
+        self._made: list[ProcessMailbox] = []  # in use, or with an MPI window; in the order of their creation
         self._service: MailboxServer | None = None
 
     def creation(

@@ -1,10 +1,10 @@
-"""Memory of processes of one host, to which each writes its own, and from which the others copy.
+"""Memory that the processes of one host share: each writes to its own memory, and copies from that of the others.
 
-Among ranks that end together these are windows of MPI (MPI-3, chapter 11), locked by all as long as they exist, in
-shared mode: no rank ever locks one exclusively. Among processes that continue when one is lost, or that MPI has not
-started, they are files (`shared_file.py`). Open MPI does not claim that its one-sided communication works with losses:
-where a rank died while a window was made, others died of a segmentation fault (5.0.11, two of six times). A file is
-made by one process alone, and exists until the last one has closed it.
+If all ranks end when one is lost, these are MPI windows (MPI-3, chapter 11), which all ranks lock in shared mode as
+long as they exist. If processes survive losses, or are not started by MPI, these are files (`shared_file.py`): Open MPI
+does not guarantee one-sided communication after losses, and when a rank died while a window was created, others died
+of a segmentation fault (5.0.11, two of six times). A file is created by one process alone, and exists until the last
+process has closed it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Memory(Protocol):
     """The memory of this process and of some others.
 
     Attributes:
-      own: this process's, in bytes.
+      own: this process's memory, as an array of bytes.
     """
 
     own: np.ndarray
@@ -35,22 +35,22 @@ class Memory(Protocol):
         ...
 
     def copy(self, rank: int, start: int, room: np.ndarray) -> None:
-        """Fill `room` from there, after what was read before."""
+        """Copy a rank's memory from byte `start` on into `room`, after all earlier reads."""
         ...
 
     def fence(self) -> None:
-        """Order what was written before ahead of what will be written, and so for reads."""
+        """Order earlier writes before later writes, and earlier reads before later reads."""
         ...
 
 
 class Windows:
-    """Memory that MPI shares among the ranks of a host. Made by all ranks of a communicator at once.
+    """An MPI window on the memory of the ranks of a host. Created collectively by all ranks of a communicator.
 
     Args:
-      ranks: of this host, in the communicator.
+      ranks: the ranks of this host, in the communicator.
 
     Attributes:
-      name: the same for all, and different each time.
+      name: unique name of the window, the same on all ranks.
     """
 
     def __init__(self, mpi: Any, comm: Any, ranks: Sequence[int], size: int):
@@ -92,9 +92,7 @@ class Windows:
 
 
 class Files:
-    """Memory that each process makes for itself, and the others of its host open. Where that is not possible, only a
-    process's own.
-    """
+    """Shared files: each process creates one, and opens those of the other processes of its host, if it can."""
 
     def __init__(self, size: int):
         self._file = SharedFile(size)
@@ -102,7 +100,7 @@ class Files:
         self._memory: dict[int, np.ndarray] = {}
 
     def open(self, own: int, told: Mapping[int, SharedFileAddress]) -> None:
-        """Open those of other ranks, as far as that is possible; they must exist until `close`."""
+        """Open the files of other ranks, if possible. The files must exist until `close`."""
         self._memory[own] = self.own
         for rank, its in told.items():
             if its.path and rank != own:
@@ -110,7 +108,7 @@ class Files:
                     self._memory[rank] = open_shared(its)
 
     def close(self) -> None:
-        """Close this process's file, which no process opens any more. Mappings stay."""
+        """Close this process's file once all others have opened it. Mappings stay valid."""
         self._file.close()
 
     def has(self, rank: int) -> bool:
@@ -129,8 +127,8 @@ class Files:
 
 
 def fence() -> None:
-    """Order what this thread reads and writes before ahead of what it does after: acquiring a lock that was released is
-    a full barrier on processors that reorder memory accesses.
+    """Order this thread's earlier memory accesses before its later ones. Releasing and acquiring a lock is a full
+    barrier, also on processors that reorder memory accesses.
     """
     lock = Lock()
     lock.acquire()

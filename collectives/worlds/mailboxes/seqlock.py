@@ -1,15 +1,14 @@
-"""A seqlock with two slots: places in memory to which workers publish, and from which others copy consistently
-meanwhile.
+"""A seqlock with two slots, so that a worker can publish while others take consistent copies.
 
-A place is a header and two *slots*, which are written alternately:
+A worker's place in memory is a header and two *slots*, which are written alternately:
 
     begun   number of publications begun        written before the slot
-    done    number of publications done         written after it: slot `done % 2` is the latest
-    rounds  of the contents of the slots
+    done    number of publications done         written after the slot; slot `done % 2` is the latest
+    rounds  round of each slot's content
 
-A reader copies the header, the latest slot, and the header again: unless two more publications have begun meanwhile,
-the slot was not written while it was read. Otherwise the copy may be torn, and the reader starts again; it gives up
-after a few attempts. Fences keep reads and writes in this order; no lock is held.
+A reader copies the header, the latest slot, and the header again. If no two more publications have begun meanwhile, the
+slot was not written while it was read. Otherwise the copy may be torn, and the reader tries again, a few times. Fences
+keep reads and writes in this order; no lock is held.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from adaptive.extend import Vectors
 
-_HEADER = 64  # bytes; four numbers, in a line of the cache of their own
+_HEADER = 64  # bytes: one cache line, for four numbers
 _LINE = 64
 _TRIES = 3
 
@@ -28,13 +27,14 @@ Copy = Callable[[int, np.ndarray], None]  # fills an array of bytes from an offs
 
 
 class SlotLayout:
-    """Where things are in the memory of a process.
+    """The layout of a process's memory: a place per worker, each with a header and two slots.
 
     Args:
-      nbytes: of the vectors that each worker publishes.
+      nbytes: sizes of the vectors that each worker publishes.
 
     Attributes:
-      slot: bytes of one publication; `place`: of one worker.
+      slot: bytes of one publication.
+      place: bytes of one worker's place.
       torn: number of copies that were started again so far.
     """
 
@@ -51,7 +51,7 @@ class SlotLayout:
         return [slot[start : start + n] for start, n in zip(self._starts, self._nbytes, strict=False)]
 
     def write(self, place: np.ndarray, round: int, vectors: Vectors, fence: Callable[[], None]) -> None:
-        """Write the slot that is not the latest, and then make it the latest."""
+        """Publish vectors: write the older slot, and then mark it as the latest."""
         header = place[:_HEADER].view(np.int64)
         number = int(header[1]) + 1
         slot = place[_HEADER + number % 2 * self.slot :]
@@ -73,10 +73,13 @@ class SlotLayout:
         """Copy the latest slot of this process's worker `i` consistently.
 
         Args:
-          room: for one slot.
+          copy: copies from the process's memory.
+          i: number of the worker in its process.
+          round: the round.
+          room: receives the slot.
 
         Returns:
-          The number of the publication; 0 if none is of this round, or it was written again and again meanwhile.
+          The number of the publication; 0 if there is none of this round, or every attempt may be torn.
         """
         header = self._header(copy, i)
         for _ in range(_TRIES):

@@ -1,7 +1,7 @@
-"""The thread of a process that serves what its workers have published last to processes that cannot read its memory.
+"""A server thread that sends the latest publications of this process's workers to processes on other hosts.
 
-One thread has all connections, and blocks on none of them: what a reader does not receive yet is kept. It sleeps in the
-kernel until a question arrives, and sends its answers without Python's lock, so steps hardly notice.
+One thread handles all connections without blocking; data that a reader does not receive yet are kept. The thread sleeps
+in the kernel until a request arrives, and sends without holding Python's lock, so steps are hardly slowed down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from launchers.ending import give_up_after
 from .flows import READ, WRITE, SocketFlow, greet_asker, received, send
 from .seqlock import Copy, SlotLayout
 
-QUESTION = struct.Struct("=QIq")  # a mailbox, one of the owner's workers, and a round
-ANSWER = struct.Struct("=Q")  # the number of the publication, which follows; 0 for none of this round
+QUESTION = struct.Struct("=QIq")  # numbers of a mailbox, of one of the owner's workers, and of a round
+ANSWER = struct.Struct("=Q")  # number of the publication, which follows it; 0 if there is none of this round
 _SECONDS_TO_GREET = 5.0
-_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone
+_SECONDS_TO_NOTICE = 60.0  # until the loss of the host at the other end is detected
 _SECONDS_IF_FULL = 0.01
 _BACKLOG = 128
 
@@ -37,11 +37,11 @@ _log = logging.getLogger("adaptive")
 
 
 class MailboxEndpoint(NamedTuple):
-    """Where a process is asked.
+    """The address of a process's mailbox server.
 
     Attributes:
-      addresses: the first for its own host, the others for other hosts.
-      mailbox: its number of the mailbox.
+      addresses: the first is for processes of the same host, the others for other hosts.
+      mailbox: number of the mailbox on that server.
     """
 
     addresses: tuple[Address, ...]
@@ -50,11 +50,12 @@ class MailboxEndpoint(NamedTuple):
 
 
 class PublishedCopies:
-    """Copies of what this process's workers have published. Used by the server's thread alone.
+    """Copies of this process's publications. Used only by the server thread.
 
     Args:
-      copy: from its own memory.
-      writing: held by workers of this process while they publish. Another process could not be made to wait for it.
+      layout: layout of the memory.
+      copy: copies from this process's memory.
+      writing: lock that this process's workers hold while they publish.
     """
 
     def __init__(self, layout: SlotLayout, copy: Copy, writing: threading.Lock):
@@ -62,7 +63,7 @@ class PublishedCopies:
         self._latest: dict[int, _Answer] = {}  # by place
 
     def newest(self, place: int, round: int) -> _Answer | None:
-        """Return a copy of the last publication, or None. Several readers may share one."""
+        """Return a copy of a worker's latest publication of this round, or None. Readers may share a copy."""
         number = self._layout.number(self._copy, place, round)
         latest = self._latest.get(place)
         if not number:
@@ -107,7 +108,7 @@ class MailboxServer:
         self._forget = register_exit_hook(self.stop)
 
     def show(self, shown: PublishedCopies) -> MailboxEndpoint:
-        """Answer questions about this, as long as another object keeps it. Returns the endpoint."""
+        """Serve a mailbox's publications, as long as `shown` is referenced elsewhere. Returns the endpoint."""
         self._mailboxes += 1
         self._shown[self._mailboxes] = shown
         return MailboxEndpoint(self._addresses, self._key, self._mailboxes)
@@ -140,7 +141,7 @@ class MailboxServer:
     def _admit(self) -> None:
         try:
             line, _ = self._door.accept()
-        except OSError:  # the other end is gone, or there are no file descriptors
+        except OSError:  # the other end has closed, or there are no file descriptors
             time.sleep(_SECONDS_IF_FULL)
             return
         line.setblocking(False)
@@ -152,11 +153,11 @@ class MailboxServer:
         self._go_on(line, flow)
 
     def _go_on(self, line: socket.socket, flow: SocketFlow[None]) -> None:
-        """Continue an answer as far as possible without blocking."""
+        """Continue to answer on a connection, as far as possible without blocking."""
         try:
             waits = next(flow)
         except Exception as error:
-            if not isinstance(error, OSError | StopIteration):  # the reader is gone, or a stranger
+            if not isinstance(error, OSError | StopIteration):  # the reader has ended, or is a stranger
                 _log.exception("Sending a publication failed; its reader continues without it.")
             self._end(line)
             return
@@ -170,7 +171,7 @@ class MailboxServer:
         line.close()
 
     def _answering(self, line: socket.socket) -> SocketFlow[None]:
-        """Answer one reader's questions, one after another."""
+        """Authenticate one reader, and answer its questions."""
         yield from greet_asker(line, self._key)
         self._greeting.pop(line, None)
         while True:
@@ -180,7 +181,7 @@ class MailboxServer:
     def _answer(self, line: socket.socket, mailbox: int, place: int, round: int) -> SocketFlow[None]:
         shown = self._shown.get(mailbox)
         found = shown.newest(place, round) if shown is not None else None
-        del shown  # it may be gone before this reader has taken all
+        del shown  # so that it can be freed before this reader has received everything
         if found is None:
             yield from send(line, ANSWER.pack(0))
             return

@@ -1,7 +1,7 @@
-"""The algorithms for large sums between several hosts, and which message takes which.
+"""Algorithms for large sums between several hosts, and the choice between them for each message.
 
-Small sums take the flat algorithm, and so do extremes: between hosts, their cost is a message's latency, which grows
-with the number of steps of an algorithm.
+Small sums and extremes take the flat algorithm: their cost is latency, which grows with the number of steps of an
+algorithm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .hierarchical import HierarchicalSum
 from .parts import FlatPart, pieces
 
 LARGE_BYTES = 64 << 10  # the least size of a part that has several algorithms
-FLAT_PIECE_BYTES = 1 << 30  # each piece costs the network's latency; no more than 32-bit counts hold
+FLAT_PIECE_BYTES = 1 << 30  # each piece costs the network's latency; the limit of 32-bit counts
 NAMES = "flat", "hierarchical"
 HIERARCHICAL = 1
 
@@ -45,7 +45,7 @@ class Algorithms:
     """The algorithms of one process group. One message at a time.
 
     Attributes:
-      hierarchical: whether the message that was begun last takes the hierarchical algorithm. Replicated.
+      hierarchical: whether the latest message takes the hierarchical algorithm. Replicated.
     """
 
     def __init__(self, mpi: Any, group: ProcessGroup, *, survives: bool):
@@ -55,18 +55,20 @@ class Algorithms:
         self._by_host: HierarchicalSum | None = None  # made for the first message that takes it
         self._tuners = AutotunerCache(NAMES)
         self._fixed: set[Hashable] = set()  # channels of deterministic programs, which are not tuned
-        self._seconds = 0.0  # that the message has spent in what has several algorithms
+        self._seconds = 0.0  # time of the message in sums that have several algorithms
         self.hierarchical = False
 
     def begin_message(self, message: ReduceMessage, key: TuningKey, *, fixed: bool) -> None:
-        """Choose the algorithm of a message whose large sums are then given to `sum`.
+        """Choose the algorithm of a message. Its large sums are then passed to `sum`.
 
         Args:
-          fixed: take the hierarchical one, without measuring.
+          message: the operation of the message.
+          key: identifies the messages that share measurements.
+          fixed: take the hierarchical algorithm, without measuring.
         """
         tuner = None if fixed else self._tuners.get(key)
         self.hierarchical = tuner is None or tuner.choice == HIERARCHICAL
-        # If a host's leader dies in the middle of it, some ranks may have the whole result, and others nothing.
+        # If a host's leader dies during the sum, some ranks may have the whole result, and others nothing.
         message.wrap_reduce(partial(self._carry_out, message.about, key, tuner), agreed=self.hierarchical)
 
     def _carry_out(
@@ -90,7 +92,7 @@ class Algorithms:
     def sum(self, parts: Iterable[FlatPart], look: LookAtPiece | None = None) -> None:
         """Sum the large parts of a message over all ranks, and call `look` with each piece of the sums.
 
-        `parts` are taken one by one; that one has arrived is known only after all have.
+        `parts` is iterated lazily. All parts are complete only when this returns.
         """
         began = perf_counter()
         algorithm = self._by_host if self.hierarchical and self._by_host is not None else self._flat
@@ -98,19 +100,19 @@ class Algorithms:
         self._seconds += perf_counter() - began
 
     def reduce_timed(self, reduce: Callable[[HierarchicalSum | None], None]) -> None:
-        """Call `reduce` with the hierarchical sum, if the message takes it, and include its time in the measurement."""
+        """Call `reduce` with the hierarchical sum, or None for the flat one, and add its time to the message's."""
         began = perf_counter()
         reduce(self._by_host if self.hierarchical else None)
         self._seconds += perf_counter() - began
 
     def describe(self, channel: Hashable) -> str:
-        """Return which algorithm a channel's messages take, and why; empty where no large sum was sent. Replicated."""
+        """Describe which algorithm a channel's messages take, and why; "" if they had no large sum. Replicated."""
         if channel in self._fixed:
             return f"{NAMES[HIERARCHICAL]}, not measured: in a deterministic program"
         return self._tuners.describe(channel)
 
     def revoke(self) -> None:
-        """Release the processes that wait in a hierarchical sum for a lost process."""
+        """Release processes that wait for a lost process in a hierarchical sum."""
         if self._by_host is not None:
             self._by_host.revoke()
 
@@ -122,7 +124,7 @@ class Algorithms:
 
 
 def multi_host_algorithms(mpi: Any, group: ProcessGroup, *, survives: bool) -> Algorithms | None:
-    """Return the algorithms for a group; None on one host, or with one rank on each of several: only one is useful."""
+    """Return the algorithms for a group; None if all ranks are on one host, or each on its own, where one is best."""
     ranks = Counter(process.host for process in group.everyone)
     return Algorithms(mpi, group, survives=survives) if 1 < len(ranks) < len(group.everyone) else None
 

@@ -1,12 +1,12 @@
-"""Autotuning: the fastest of several algorithms, by the same measured times on all processes.
+"""Autotuning: selects the fastest of several algorithms, the same on all processes.
 
-Algorithms are measured with messages that have to be sent in any case: the first messages take each algorithm in turn,
-and the least time of each counts, which excludes what happens once, such as opening connections. From then on all
-messages take the fastest one. Its times are still recorded: when the best of many messages is off by half, the network
-has changed, or the measurement was wrong, and tuning starts again.
+Algorithms are measured on real messages: the first messages take each algorithm in turn, and the least time of each
+counts, which excludes one-time costs such as opening connections. All later messages take the fastest one. Its times
+are still recorded: if the least time over many messages is off by half, the network has changed or the measurement was
+wrong, and tuning starts again.
 
-A time is that of the slowest process: processes compare times when `due`, which is after the same message on all. So
-all take the same algorithm, without any communication before a message.
+A message's time is that of the slowest process. Processes compare times when `due`, after the same message on all of
+them. They therefore take the same algorithm, without communication before a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Autotuner:
 
     Attributes:
       seconds: the time of each algorithm; None until it is measured. Replicated.
-      about: the message after which these times were known, in words. Replicated.
+      about: description of the message after which the times were compared. Replicated.
     """
 
     def __init__(self, algorithms: int):
@@ -39,7 +39,7 @@ class Autotuner:
 
     @property
     def choice(self) -> int:
-        """The number of the algorithm that the next message takes. Replicated."""
+        """Index of the algorithm for the next message. Replicated."""
         if self.seconds is None:
             return len(self._times) % self._algorithms
         return int(np.argmin(self.seconds))
@@ -50,7 +50,7 @@ class Autotuner:
 
     @property
     def due(self) -> np.ndarray | None:
-        """This process's times if they are to be compared now, else None; replicated in being None.
+        """This process's times if they must be compared now, else None (on all processes or on none).
 
         All processes then call `compare` with the elementwise maximum over processes.
         """
@@ -58,7 +58,7 @@ class Autotuner:
         return np.array(self._times) if len(self._times) == enough else None
 
     def compare(self, slowest: np.ndarray, about: str) -> None:
-        """Choose by these times, or check whether they have changed. Called by all ranks after the same message."""
+        """Choose an algorithm by these times, or check them for changes. Called by all ranks after the same message."""
         self._times = []
         if self.seconds is None:
             self.seconds = tuple(slowest.reshape(TRIALS, self._algorithms).min(axis=0).tolist())
@@ -68,10 +68,10 @@ class Autotuner:
 
 
 class AutotunerCache:
-    """The tuners of the latest messages.
+    """A cache of tuners, by message.
 
     Args:
-      names: of the algorithms.
+      names: names of the algorithms.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -79,11 +79,11 @@ class AutotunerCache:
         self._tuners: dict[TuningKey, Autotuner] = {}  # the latest last
 
     def get(self, key: TuningKey) -> Autotuner:
-        """Return the tuner of a message, or a new one, which is cached only by `keep`."""
+        """Return the tuner of a message; a new one if there is none, which is cached only by `keep`."""
         return self._tuners.get(key) or Autotuner(len(self._names))
 
     def keep(self, key: TuningKey, tuner: Autotuner) -> None:
-        """Cache the tuner of the latest message."""
+        """Cache a message's tuner as the latest one; drop the oldest."""
         self._tuners.pop(key, None)
         self._tuners[key] = tuner
         if len(self._tuners) > KEPT:
@@ -98,7 +98,7 @@ class AutotunerCache:
         self._tuners.clear()
 
     def describe(self, channel: Hashable) -> str:
-        """Return which algorithm a channel's messages take, and why; empty where it has none. Replicated."""
+        """Describe which algorithm a channel's messages take, and why; "" if there is no tuner. Replicated."""
         tuner = self.latest(channel)
         if tuner is None:
             return ""

@@ -1,4 +1,4 @@
-"""The parts of CUDA's driver API that MPI needs, by ctypes: JAX has loaded the driver and exposes none of them."""
+"""The functions of CUDA's driver API that sums over MPI need, called by ctypes: JAX does not expose them."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def is_nvidia(device: jax.Device) -> bool:
 
 @lru_cache
 def number(device: jax.Device) -> int:
-    """Return the number by which the driver knows a GPU in this process: JAX may use only some of the GPUs."""
+    """Return a GPU's number in the driver, which may differ from JAX's: JAX may use only some of the GPUs."""
     found = _attribute(device, _DEVICE_ORDINAL)
     return int(device.local_hardware_id) if found is None else found
 
 
 @lru_cache
 def can_be_mapped(device: jax.Device) -> bool:
-    """Return whether another process can map the memory that JAX has on a GPU, as MPI does it (cuIpcGetMemHandle). It
-    cannot map what XLA allocates by cuMemCreate, its default since JAX 0.11.
+    """Return whether other processes can map JAX's memory on a GPU as MPI does, by cuIpcGetMemHandle. They cannot map
+    memory allocated by cuMemCreate, XLA's default since JAX 0.11.
     """
     return bool(_attribute(device, _LEGACY_IPC))
 
 
 def _attribute(device: jax.Device, which: int) -> int | None:
-    """Return an attribute of memory that JAX has on a device; None if the driver does not tell."""
+    """Return an attribute of JAX's memory on a device; None if the driver does not report it."""
     x, found = jax.block_until_ready(jnp.zeros((), device=device)), ctypes.c_int(0)
     address = ctypes.c_uint64(x.unsafe_buffer_pointer())
     return None if _driver().cuPointerGetAttribute(ctypes.byref(found), which, address) else found.value
 
 
 def seen(own: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the identity of a GPU, by its number, and those of all GPUs visible to this process."""
+    """Return the UUID of the GPU with the number `own`, and the UUIDs of all GPUs visible to this process."""
     count = ctypes.c_int(0)
     _driver().cuDeviceGetCount(ctypes.byref(count))
     names = tuple(_uuid(i) for i in range(count.value))
@@ -67,8 +67,8 @@ def _handle(i: int) -> ctypes.c_int:
 
 
 def make_current(device: jax.Device) -> None:
-    """Give this thread the context that JAX uses on a GPU, if it has none. MPI asks the driver through it, and if that
-    fails once, it goes through the host from then on. Does nothing on a CPU.
+    """Make JAX's context on a GPU current in this thread, if the thread has none. MPI needs it to query the driver, and
+    sends through the host from the first failure on. Does nothing on a CPU.
     """
     if device.platform == "cpu":
         return
@@ -86,15 +86,15 @@ def _context(i: int) -> ctypes.c_void_p:
 
 
 class Shareable:
-    """Memory on this thread's GPU, apart from JAX's, that other processes can map. Reused: they keep their maps."""
+    """Memory on this thread's GPU that other processes can map; not JAX's. Reused, because they keep their mappings."""
 
     def __init__(self) -> None:
         self._memory, self._nbytes = ctypes.c_uint64(0), 0
         self._stream: ctypes.c_void_p | None = None
 
     def room(self, nbytes: int) -> int:
-        """Return the address of `nbytes` of memory, the same as long as that is large enough; 0 if it cannot be
-        allocated.
+        """Return the address of at least `nbytes` of memory, or 0 if it cannot be allocated. The memory is reused while
+        it is large enough.
         """
         if nbytes > self._nbytes:
             self.free()
@@ -114,7 +114,7 @@ class Shareable:
         _checked(_driver().cuStreamSynchronize(self._stream))
 
     def leave(self) -> None:
-        """Abandon the memory, which another process may still write to; the next `room` is new."""
+        """Abandon the memory without freeing it: another process may still write to it. `room` allocates new memory."""
         self._memory, self._nbytes = ctypes.c_uint64(0), 0
 
     def free(self) -> None:

@@ -1,12 +1,12 @@
 """Large sums from device memory to device memory, with a CUDA-aware MPI.
 
-Each process sums one slice of all processes' values, and then sends it to all, so it sends and receives as many bytes
-as in an all-reduce. MPI only transfers bytes; XLA adds, on the devices. MPI's own `Allreduce` is not used: Open MPI
-copies such buffers to the host, to memory that is not even pinned, and adds there.
+Each process receives one slice of all processes' values, sums it, and sends the sum to all. It sends and receives as
+many bytes as in an all-reduce. MPI only transfers bytes; XLA adds, on the devices. MPI's own `Allreduce` is not used,
+because Open MPI copies such buffers to unpinned memory of the host, and adds there.
 
-    parts      JAX's; packed into one array, a row for each process
-    arriving   written by MPI alone: not handed out, and not used again
-    results    arrays that XLA has made of these, like any others
+    parts      JAX arrays, packed into one array with a row for each process
+    arriving   an array that only MPI writes; not returned, and not reused
+    results    ordinary arrays, computed by XLA from these
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import cuda
 from .algorithms import is_large
 from .autotune import KEPT, Autotuner, AutotunerCache, TuningKey
 
-GROUP_BYTES = 128 << 20  # of parts that are packed together; up to four times that is used while they are sent
+GROUP_BYTES = 128 << 20  # size of a group of packed parts; sending it takes up to four times this memory
 NAMES = "through the host", "from device to device"
 HOST, DEVICES = range(2)
 
@@ -47,11 +47,10 @@ class DeviceAccess(NamedTuple):
     """Which device memory MPI can access for one process.
 
     Attributes:
-      why_not: why it cannot access that of this process's device, in words; "" if it can.
-      device: the identity of that device, for processes on one host.
-      seen: the devices visible to this process. MPI maps another process's memory into this one, for which the
-        driver has
-        to know the device; Open MPI ends the job if it does not.
+      why_not: why MPI cannot access the memory of this process's device; "" if it can.
+      device: the device's UUID.
+      seen: UUIDs of the devices visible to this process. To map another process's memory, the driver must see its
+        device; otherwise Open MPI ends the job.
     """
 
     why_not: str
@@ -60,20 +59,21 @@ class DeviceAccess(NamedTuple):
 
 
 class CudaAwareSums:
-    """Chooses for each message whether its large sums go from device to device, and sums them. One message at a time.
+    """Large sums from device to device, and the choice between this route and the one through the host.
+
+    Handles one message at a time.
 
     Attributes:
-      results: of the message that was begun last, the parts that were summed so.
-      always: the route of all messages, where both are possible; None: the one that is measured to be faster.
-        Replicated.
+      results: the parts of the latest message that were summed from device to device, by number.
+      always: the route of all messages, if both are possible; None selects the faster one by measuring. Replicated.
     """
 
     def __init__(self, mpi: Any, device: jax.Device):
         self._mpi, self._device, self._own = mpi, device, reach(mpi, device)
-        self._why: str | None = None  # all go through the host; "" if they need not, None if that is not known yet
+        self._why: str | None = None  # why all sums go through the host; "" if they need not; None if not known yet
         self._tuners = AutotunerCache(NAMES)
         self._fixed: set[Hashable] = set()  # channels of deterministic programs, whose messages go through the host
-        self._channels: dict[Hashable, None] = {}  # on GPUs, whose messages have large sums; the latest last
+        self._channels: dict[Hashable, None] = {}  # channels on GPUs with large sums, the latest last
         self._held: list[tuple[Any, Any]] = []  # of failed operations: a request, and the memory it may write to
         self._timed: tuple[Autotuner, float] | None = None  # the message under way, and when it began
         # MPI's send and receive memory, if other processes cannot map JAX's.
@@ -83,23 +83,23 @@ class CudaAwareSums:
         self.always: int | None = None
 
     def set_group(self, group: ProcessGroup) -> None:
-        """Use this process group from now on. It agrees on what is possible in the first message with large sums."""
+        """Use this process group from now on. The possible routes are agreed in its first message with large sums."""
         self._group, self._why = group, None
         self._tuners.clear()
 
     @property
     def through_host(self) -> bool:
-        """Whether it is known that all messages go through the host. Replicated."""
+        """Whether all messages go through the host; false while this is not known. Replicated."""
         return bool(self._why)
 
     def stays(self, parts: Sequence[Any], ops: Sequence[Reduction], channel: Hashable) -> list[int]:
-        """Return the parts that most likely do not go through the host, and need no copy there. Local."""
+        """Return the numbers of the parts that most likely need no copy to the host. Local."""
         tuner = self._tuners.latest(channel)
         route = tuner.choice if self.always is None and tuner is not None else self.always
         return [] if route == HOST or channel in self._fixed else self._candidates(parts, ops)
 
     def _candidates(self, parts: Sequence[Any], ops: Sequence[Reduction]) -> list[int]:
-        """Return the parts that may go from device to device. Part 0 may not, since it carries the status."""
+        """Return the numbers of the parts that may go from device to device: not part 0, which carries the status."""
         if self._why or self._own.why_not:
             return []
         return [j for j in range(1, len(parts)) if is_large(ops[j], parts[j].nbytes)]
@@ -117,8 +117,8 @@ class CudaAwareSums:
         """Let the large sums of a message go from device to device, if all processes can and it is faster.
 
         Args:
-          large: whether it has any, apart from part 0.
-          fixed: send it through the host, without measuring: the bits of a sum depend on the route.
+          large: whether the message has large sums other than part 0.
+          fixed: send through the host, without measuring, because the bits of a sum depend on the route.
         """
         self.results, self._timed = {}, None
         if not large or self._group.comm.size == 1:
@@ -133,7 +133,7 @@ class CudaAwareSums:
         message.wrap_reduce(partial(self._carry_out, message, key, candidates, fixed), agreed=False)
 
     def end_message(self) -> None:
-        """Record the time of a message; called when all of it is on the devices."""
+        """Record the time of a message; called when all results are on the devices."""
         if self._timed is not None:
             tuner, began = self._timed
             tuner.record(perf_counter() - began)
@@ -160,7 +160,7 @@ class CudaAwareSums:
         if self._why:
             return others()
         if self._route(comm, message.about, key, fixed) == DEVICES:
-            message.agreed = True  # results on devices are not handed on
+            message.agreed = True  # because results on devices cannot be handed on after a loss
             self.results = self._sum(comm, parts)
         return others()
 
@@ -186,7 +186,7 @@ class CudaAwareSums:
             self._shareable.free()
 
     def describe(self, channel: Hashable) -> str:
-        """Return the route of a channel's large sums, in words; empty on CPUs, or where none was sent. Replicated."""
+        """Describe the route of a channel's large sums; "" on CPUs, or if none was sent. Replicated."""
         if channel not in self._channels or self._why is None:
             return ""
         if self._why:
@@ -200,7 +200,7 @@ class CudaAwareSums:
     # --- the sums -----------------------------------------------------------------------------------------------------
 
     def _sum(self, comm: Any, parts: PartsByNumber) -> PartsByNumber:
-        """Return parts summed over all ranks, on the device: bitwise the same on all, and in every run."""
+        """Return the parts summed over all ranks, on the device; bitwise equal on all ranks and in every run."""
         self._held = [(request, memory) for request, memory in self._held if not _is_over(request)]
         if self._held and self._shareable is not None:
             self._shareable.leave()
@@ -234,7 +234,7 @@ class CudaAwareSums:
         return jax.block_until_ready(_unpack(arriving, own, rank, tuple(x.shape for x in parts)))
 
     def _copy(self, shared: int, to: int, source: int, nbytes: int) -> None:
-        """Copy between JAX's memory and the shared memory, where these differ."""
+        """Copy between JAX's memory and the shareable memory, if MPI uses the latter."""
         if shared and self._shareable is not None:
             self._shareable.copy(to, source, nbytes)
 
@@ -246,9 +246,7 @@ class CudaAwareSums:
         nbytes: int,
         memory: Any,
     ) -> None:
-        """Send `nbytes` from each address in `sent` to its rank, and receive as many from ranks into addresses, within
-        `memory`.
-        """
+        """Exchange `nbytes` with other ranks: `sent` and `received` hold pairs of a rank and an address in `memory`."""
         under_way: list[Any] = []
         try:
             for other, address in received:
@@ -274,11 +272,10 @@ def _is_over(request: Any) -> bool:
 
 
 def groups(parts: Mapping[int, tuple[int, np.dtype]]) -> list[list[int]]:
-    """Return groups of parts that are packed together: consecutive ones of one dtype, up to `GROUP_BYTES`, or one
-    larger part.
+    """Return groups of parts to pack together: consecutive parts of one dtype, up to `GROUP_BYTES`, or one larger part.
 
     Args:
-      parts: bytes and dtype of each.
+      parts: bytes and dtype of each part, by number.
     """
     found: list[list[int]] = []
     room, last = 0, None
@@ -297,21 +294,21 @@ def _address(x: jax.Array) -> int:
 
 @partial(jax.jit, static_argnums=1)
 def _pack(parts: list[jax.Array], size: int) -> jax.Array:
-    """Return all elements, in a row for each rank, padded."""
+    """Pack all elements of the parts into one row per rank, padded; shape=(size, elements per rank)."""
     flat = jnp.concatenate([x.reshape(-1) for x in parts])
     return jnp.pad(flat, (0, -flat.size % size)).reshape(size, -1)
 
 
 @partial(jax.jit, static_argnums=2)
 def _add_up(rows: jax.Array, arriving: jax.Array, rank: int) -> jax.Array:
-    """Return this rank's slice of the sum, added in the order of ranks."""
+    """Return this rank's slice of the sum, added in the order of the ranks."""
     addends = [rows[rank] if other == rank else arriving[0, other] for other in range(len(rows))]
     return reduce(jnp.add, addends)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _unpack(arriving: jax.Array, own: jax.Array, rank: int, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
-    """Return the parts, from all slices."""
+    """Return the parts, reassembled from all ranks' slices."""
     flat = arriving[1].at[rank].set(own).reshape(-1)
     sizes = [int(np.prod(shape)) for shape in shapes]
     ends = np.cumsum(sizes)
@@ -325,9 +322,9 @@ def agreed(everyone: Sequence[DeviceAccess], *, one_host: bool) -> str:
     """Return why large sums go through the host, or "" if they need not.
 
     Args:
-      everyone: by rank.
-      one_host: whether all are on one. Between several, which route is fast depends on the network, which MPI does
-        not tell.
+      everyone: the memory access of each process, by rank.
+      one_host: whether all processes are on one host. Between hosts sums go through the host, because the faster route
+        depends on the network, which MPI does not report.
     """
     for rank, own in enumerate(everyone):
         if own.why_not:
@@ -337,7 +334,7 @@ def agreed(everyone: Sequence[DeviceAccess], *, one_host: bool) -> str:
     for rank, own in enumerate(everyone):
         for other, its in enumerate(everyone):
             if its.device not in own.seen:
-                return f"rank {rank} does not see the GPU of rank {other}, as MPI would have to"
+                return f"rank {rank} does not see the GPU of rank {other}, which MPI needs"
     return ""
 
 
@@ -351,7 +348,7 @@ def reach(mpi: Any, device: jax.Device) -> DeviceAccess:
 
 
 def why_not(mpi: Any, device: jax.Device) -> str:
-    """Return why MPI is not to access the memory of a device, in words; "" if it can."""
+    """Return why MPI cannot access the memory of a device; "" if it can."""
     if device.platform == "cpu":
         return "there is no accelerator"
     if not cuda.is_nvidia(device):
@@ -360,8 +357,8 @@ def why_not(mpi: Any, device: jax.Device) -> str:
 
 
 def says_cuda(mpi: Any) -> bool:
-    """Return whether MPI reports that it accepts CUDA memory: built with support for it, which is not switched off."""
-    library = ctypes.CDLL(mpi.__file__)  # what mpi4py has loaded is found through it
+    """Return whether MPI reports that it accepts CUDA memory: it is built with support, which is enabled."""
+    library = ctypes.CDLL(mpi.__file__)  # finds the symbols of the MPI library that mpi4py has loaded
     if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, and MPICH
         return bool(library.MPIX_Query_cuda_support())
     if hasattr(library, "MPIX_GPU_query_support"):  # others that come from MPICH
@@ -371,12 +368,12 @@ def says_cuda(mpi: Any) -> bool:
 
 
 def prepare_context(devices: Sequence[jax.Device] | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Give this thread the context of the GPU that it will use, before MPI is loaded. Open MPI looks for one when it
-    starts;
-    without one it never maps the memory of other processes' GPUs, but copies it in pieces through the host.
+    """Make the context of this process's GPU current in this thread, before MPI is loaded. Without a context at start,
+    Open MPI never maps the memory of other processes' GPUs, but copies it in pieces through the host.
 
     Args:
-      devices: this process's, if known; otherwise the device with the number of this process on its host.
+      devices: the devices of this process; by default the device with the number of this process on its host.
+      environ: the environment variables of the launcher.
     """
     found = jax.local_devices() if devices is None else devices
     local = next((int(environ[name]) for name in _LOCAL_RANKS if environ.get(name, "").isdigit()), 0)

@@ -1,6 +1,4 @@
-"""Custom reductions (`Sliced` and `Mixed`) within one program over several devices: traced inside a `shard_map` over
-the workers.
-"""
+"""Custom reductions (`Sliced` and `Mixed`) over several devices, traced inside a `shard_map` over the workers."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from adaptive.extend import Mixed, Sliced, summed_statistics
 
 
 def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
-    """Return a part, reduced by a `Sliced` reduction: each device reduces one slice of all workers' values, and all
-    gather all slices.
-    """
+    """Return a part, reduced by a `Sliced` reduction: each device reduces one slice, and all gather the slices."""
     workers, number = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     sent = op.sent(x.reshape(-1), step, number)
     sent = jnp.pad(sent, (0, -len(sent) % (workers * op.granule))).reshape(workers, -1)
@@ -29,10 +25,12 @@ def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:
 
 
 def mixed(x: jax.Array, weights: jax.Array, axis: str) -> jax.Array:
-    """Return a worker's weighted mean of all values.
+    """Return a worker's weighted mean of all workers' values.
 
     Args:
-      weights: of all workers' means, a row each; see `table`.
+      x: this worker's value.
+      weights: the weights of all workers' means, a row per worker; see `table`.
+      axis: name of the mesh axis of the workers.
     """
     values = jax.lax.all_gather(x, axis)
     own = weights[jax.lax.axis_index(axis)].astype(x.dtype)
@@ -41,9 +39,7 @@ def mixed(x: jax.Array, weights: jax.Array, axis: str) -> jax.Array:
 
 
 def table(op: Mixed, step: int, members: Sequence[int], workers: int) -> np.ndarray:
-    """Return the weights of all workers' means in a step; shape=(workers, workers). A worker that is not a member keeps
-    its own value.
-    """
+    """Return the weights of all workers' means in a step; shape=(workers, workers). Non-members keep their value."""
     found, table = op.weights(step, members), np.eye(workers)
     for worker, weights in found.items():
         table[worker] = 0

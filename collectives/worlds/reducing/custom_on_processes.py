@@ -1,9 +1,8 @@
-"""Custom reductions (`Sliced`, `Mixed`, `Gathered`) between processes: MPI sends from the host, and the host reduces.
+"""Custom reductions (`Sliced`, `Mixed`, `Gathered`) between processes: MPI sends host memory, and the host reduces.
 
-A `Sliced` part is sent twice: each process receives a slice of all workers' values, and when it has reduced that, all
-gather all slices. So a process sends and receives as many bytes as in an all-reduce, in the format of the reduction. A
-`Mixed` part is sent to the workers that average it, and to no others. Of a `Gathered` part each process sends its
-workers' rows to all others.
+A `Sliced` part is sent twice: each process receives one slice of all workers' values, reduces it, and sends the result
+to all. A process sends and receives as many bytes as in an all-reduce, in the reduction's wire format. A `Mixed` part
+is sent only to the workers that average it. Of a `Gathered` part each process sends its workers' rows to all others.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .hierarchical import HierarchicalSum
 
 _TAG = 7103
 
-RowsByWorker = Mapping[int, np.ndarray]  # a part, of each worker that this process carries
+RowsByWorker = Mapping[int, np.ndarray]  # one part's values, for each worker of this process
 
 
 def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
-    """Reduce a part into `received`, the same on all processes."""
+    """Reduce a part by a `Sliced` reduction into `received`, with the same result on all processes."""
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
     bounds = [len(flat) // op.granule * rank // comm.size * op.granule for rank in range(comm.size + 1)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -42,7 +41,7 @@ def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, s
 
 
 def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
-    """Reduce a part that is a sum as `by_slices` does; what a host sends is the sum of what its workers would send."""
+    """Reduce a sum as `by_slices` does, but between hosts: each host sends the sum of its workers' values."""
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
     own = np.zeros(len(flat), np.float32)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -50,16 +49,19 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
             own += np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))).astype(np.float32)
 
     def between(comm: Any, of_host: np.ndarray) -> None:
-        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # not a worker's number: it is rounded separately
+        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # unlike any worker's number, for rounding
 
     hosts.reduce(own, between)
     flat[:] = own.astype(flat.dtype)
 
 
 def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray, worker_slots: Sequence[Sequence[int]]) -> None:
-    """Gather workers' rows into `received`, which has one for each worker slot; the same on all processes.
+    """Gather all workers' rows into `received`, with the same result on all processes.
 
     Args:
+      comm: the communicator.
+      rows: this process's rows.
+      received: receives one row for each worker slot.
       worker_slots: the workers of each process, by rank.
     """
     own = np.stack([part[worker] for worker, part in rows.items()])
@@ -73,16 +75,18 @@ def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray, worker_slots: 
 def mixed(
     comm: Any, weights: Mapping[int, Mapping[int, float]], rows: RowsByWorker, carrier: Mapping[int, int]
 ) -> RowsByWorker:
-    """Return each of this process's workers' weighted mean, or its own value if it has none.
+    """Return the weighted mean of each worker of this process; its own value if it averages with no other.
 
     Args:
-      weights: of all workers' means; see `Mixed.weights`.
-      carrier: the rank of the process of each worker.
+      comm: the communicator.
+      weights: the weights of all workers' means; see `Mixed.weights`.
+      rows: the values of this process's workers.
+      carrier: the rank of each worker's process.
     """
     here = {worker: np.ascontiguousarray(row) for worker, row in rows.items()}
     elsewhere: dict[tuple[int, int], np.ndarray] = {}
     under_way = []
-    for taker in sorted(weights):  # in one order on all processes, by which messages between two of them match
+    for taker in sorted(weights):  # in the same order on all processes, so that their messages match
         for giver in sorted(weights[taker]):
             there, here_too = carrier[giver] == comm.rank, carrier[taker] == comm.rank
             if here_too and not there:
@@ -139,26 +143,29 @@ def _slice_of_all(comm: Any, sent: Sequence[np.ndarray], bounds: Sequence[int]) 
 
 
 def _placed(array: np.ndarray, sizes: np.ndarray) -> list[Any]:
-    """Return the arguments by which MPI sends an array in pieces of these sizes: the first to rank 0, and so on."""
+    """Return MPI's buffer specification for an array whose piece i, of `sizes[i]` elements, belongs to rank i."""
     words = _words(array)
     counts = sizes * (len(words) // array.size if array.size else 1)
     return [words, (counts, np.concatenate([[0], np.cumsum(counts)[:-1]]))]
 
 
 def _words(array: np.ndarray) -> np.ndarray:
-    """Return an array as integers, which MPI has of every width; it has no half precisions."""
+    """View an array as integers of the same width, because MPI has no half precisions."""
     return np.ascontiguousarray(array).reshape(-1).view(f"u{min(array.itemsize, 8)}")
 
 
 class CustomReductions:
-    """The parts of one message with a custom reduction, and their results.
+    """The parts of one message that have a custom reduction, and their results.
 
     Args:
-      buffers: receive all parts.
-      parts: of each of this process's workers; `workers`: their numbers.
+      buffers: receive buffers of all parts.
+      parts: the parts of each worker of this process.
+      ops: the reduction of each part.
+      workers: the numbers of this process's workers.
+      step: number of the step.
 
     Attributes:
-      numbers: of these parts.
+      numbers: numbers of the parts that have a custom reduction.
       differ: whether workers receive different results.
     """
 
@@ -182,8 +189,13 @@ class CustomReductions:
         slots: Sequence[Sequence[int]],
         hosts: HierarchicalSum | None = None,
     ) -> None:
-        """Reduce them over the processes of `comm`, which carry these worker slots; through `hosts`, if given, where
-        that is possible.
+        """Reduce the parts over all processes.
+
+        Args:
+          comm: the communicator.
+          members: the workers that take part.
+          slots: the worker slots of each process, by rank.
+          hosts: the hierarchical sum, for reductions that can use it; or None.
         """
         carrier = {worker: rank for rank, own in enumerate(slots) for worker in own}
         for j in self.numbers:
@@ -200,9 +212,7 @@ class CustomReductions:
                 gathered(comm, rows, self._buffers[j], slots)
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
-        """Return `results`, which are right for the first worker, with the results of the other workers in their
-        places.
-        """
+        """Replace results that differ between workers: `results` holds the first worker's for all of them."""
         for j, rows in self._own.items():
             for i, (worker, device) in enumerate(zip(self._workers, devices, strict=True)):
                 if i:

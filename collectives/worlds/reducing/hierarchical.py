@@ -1,23 +1,22 @@
-"""Hierarchical sums over several hosts, in which each host sends the sum of its ranks once.
+"""Hierarchical sums over several hosts: each host sends the sum of its ranks once.
 
-    within    the ranks of a host add up, in shared memory, at its *leader*, the first of them
+    within    the ranks of a host sum to its *leader*, its first rank, in shared memory
     between   leaders sum over hosts (`inter_host.py`)
     within    each leader broadcasts to its host
 
-So of h hosts, n bytes of each rank, a host sends and receives 2 (h - 1) / h · n bytes, however many ranks it has and in
-whatever order they are numbered. In a flat Allreduce of four ranks on two hosts Open MPI sends as much where the ranks
-of a host are numbered consecutively, and twice as much where they alternate. Hosts may have different numbers of ranks.
+With h hosts and n bytes, a host sends and receives 2 (h - 1) / h · n bytes, whatever the number and order of its ranks.
+In a flat Allreduce of four ranks on two hosts, Open MPI sends as much if the ranks of a host are numbered
+consecutively, and twice as much if they alternate. Hosts may have different numbers of ranks.
 
-It is a pipeline: while some pieces are between hosts, the next ones are added up within them, and the previous ones are
-broadcast. MPI sends and receives while it waits within. The order of steps follows from sizes alone, never from what
-has arrived, so all ranks call MPI in one order, and results do not depend on timing.
+The steps are pipelined: while some pieces are sent between hosts, the next ones are summed within the hosts, and the
+previous ones are broadcast. MPI progresses transfers between hosts while it waits within a host. The order of steps
+depends only on sizes, not on arrival, so all ranks call MPI in the same order, and results do not depend on timing.
 
-Each element is summed at one place of each host, so all of its ranks have the same bits; and at one place of all hosts.
+Each element is summed at one place within a host and at one place between hosts, so all ranks have the same bits.
 
-Without a pipeline, so that the link waits while hosts add up, ResNet-50's gradients took two hosts at 1 Gbit/s,
-two ranks each, 1.6 s where they now take 0.91, of which 0.82 are the link's. Leaders that sum by Iallreduce took 1.06.
-As many slices as a host has ranks, each summed between hosts by another of them (Reduce_scatter, Allreduce and
-Allgather), took 1.13 s without a pipeline, where leaders took 0.98.
+Alternatives, measured with ResNet-50's gradients on two hosts of two ranks at 1 Gbit/s, where this takes 0.91 s (0.82 s
+of transfer): without a pipeline 1.6 s; with Iallreduce between leaders 1.06 s. In an earlier measurement without a
+pipeline, Reduce_scatter, Allreduce by each rank on its slice, and Allgather took 1.13 s, and leaders 0.98 s.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from collectives.worlds.transport.repair import all_agree
 from .inter_host import InterHostSum
 from .parts import FlatPart, pieces
 
-# Two hosts at 1 Gbit/s, two ranks each, on a busy machine of two cores, ResNet-50's gradients, the least of six times
-# where ranks follow one another and where they alternate: in pieces of 256 kB with 2 MB before each of the two steps
-# 0.95 and 1.08 s; of 512 kB with 1 MB 1.30 and 1.00, with 2 MB 0.90 and 0.91, with 4 MB 0.90 and 0.89; of 1 MB with
-# 2 MB 1.04 and 1.02, with 4 MB 0.98 and 0.98. Medians are shorter with 4 MB than with 2: leaders are late now and then.
+# Chosen by the least of six times for ResNet-50's gradients, two hosts of two ranks at 1 Gbit/s, in s, for ranks that
+# are numbered consecutively / alternate. Pieces of 256 kB, 2 MB waiting per step: 0.95 / 1.08. Pieces of 512 kB, 1 MB:
+# 1.30 / 1.00; 2 MB: 0.90 / 0.91; 4 MB: 0.90 / 0.89. Pieces of 1 MB, 2 MB: 1.04 / 1.02; 4 MB: 0.98 / 0.98. Medians are
+# shorter with 4 MB than with 2 MB, because leaders are sometimes late.
 PIECE_BYTES = 512 << 10
 UNDER_WAY_BYTES = 4 << 20
 
@@ -45,14 +44,16 @@ _LEFT: list[Any] = []  # requests that were under way when a process was lost: M
 
 
 class HierarchicalSum:
-    """A hierarchical sum over the ranks of a communicator. Made by all of them; communicates.
+    """Hierarchical sums over the ranks of a communicator. Created by all of them together; communicates.
 
     Args:
-      host: the number of this process's host.
-      survives: whether the others continue when a process is lost: then no process is left waiting in it.
+      mpi: the module `mpi4py.MPI`.
+      comm: the communicator.
+      host: number of this process's host.
+      survives: whether the others continue when a process is lost; if so, none is left waiting for the lost one.
 
     Raises:
-      Exception: MPI's. If one process raises it, all do, and `comm` is revoked.
+      Exception: an error of MPI. If one process raises it, all do, and `comm` is revoked.
     """
 
     def __init__(self, mpi: Any, comm: Any, host: int, *, survives: bool):
@@ -70,8 +71,8 @@ class HierarchicalSum:
                 raise
             error = failed
             with suppress(mpi.Exception):
-                comm.Revoke()  # others may still be making theirs
-        # A process that has them would wait in them for one that has not, without an error: so all have them, or none.
+                comm.Revoke()  # others may still be creating theirs
+        # All processes must have the communicators or none, or some would wait forever for the others.
         if survives and not all_agree(mpi, comm, error is None):
             raise error or mpi.Exception(mpi.ERR_PROC_FAILED)
         self._within, self._between = within, between
@@ -80,25 +81,24 @@ class HierarchicalSum:
         self._outgoing: list[Any] = []  # of leaders, in the message so far
 
     def sum(self, parts: Iterable[FlatPart], done: Callable[[FlatPart], None]) -> None:
-        """Sum parts over all ranks, and call `done` with each piece, on all ranks in the same order. `parts` are taken
-        one by one, when the previous ones are under way.
+        """Sum parts over all ranks, and call `done` with each summed piece, in the same order on all ranks. `parts` is
+        iterated lazily, while earlier parts are under way.
         """
         for piece in pieces(parts, PIECE_BYTES):
             self._add_up(piece)
             self._proceed(UNDER_WAY_BYTES, done)
         self._proceed(0, done)
         if self._leads:
-            self._between.Barrier()  # all leaders have finished, so what was sent has arrived
+            self._between.Barrier()  # all leaders have finished, so all sent data have arrived
             self._mpi.Request.Waitall(self._outgoing)
             self._outgoing = []
 
     def reduce(self, values: np.ndarray, between: Callable[[Any, np.ndarray], None]) -> None:
-        """Reduce over hosts by another function: sum within each host, call `between` on the leaders, broadcast its
-        result.
+        """Sum within each host, reduce between the leaders by a function, and broadcast its result, in place.
 
         Args:
-          values: flat; reduced in place.
-          between: given the leaders' communicator, and the sum over a host, which it replaces.
+          values: this rank's values; shape=(elements,). Replaced by the result.
+          between: `between(comm, sums)`: reduces a host's sums in place over the leaders' communicator.
         """
         if self._leads:
             self._within.Reduce(self._mpi.IN_PLACE, values)
@@ -119,7 +119,7 @@ class HierarchicalSum:
             self._to_add.append(piece, None)
 
     def _proceed(self, left: int, done: Callable[[FlatPart], None]) -> None:
-        """Finish the oldest steps, until no more than `left` bytes wait for either of the two."""
+        """Finish the oldest steps, until at most `left` bytes wait for the sum between hosts, and for the broadcast."""
         while self._to_add.nbytes > left:
             piece, between = self._to_add.first
             if between is not None:
@@ -135,7 +135,7 @@ class HierarchicalSum:
             done(piece)
 
     def revoke(self) -> None:
-        """Release the processes that wait in it for a lost process."""
+        """Release processes that wait for a lost process in one of its communicators."""
         self._revoked = True
         for comm in self._comms():
             with suppress(self._mpi.Exception):
@@ -155,10 +155,10 @@ class HierarchicalSum:
 
 
 class _Queue:
-    """Pieces that wait for the same step, the oldest first, with what leaders have under way for them.
+    """Pieces that wait for the same step, the oldest first, each with its sum between hosts (on leaders, else None).
 
     Attributes:
-      nbytes: of all of them.
+      nbytes: total size of the pieces.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Queue:
 
     @property
     def first(self) -> tuple[FlatPart, InterHostSum | None]:
-        """The oldest piece. It stays until its step is finished, so that its requests are kept if that fails."""
+        """The oldest piece. Removed only after its step, so that its requests are kept if the step fails."""
         return self._pieces[0]
 
     def append(self, piece: FlatPart, between: InterHostSum | None) -> None:

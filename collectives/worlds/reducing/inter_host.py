@@ -1,13 +1,13 @@
-"""A sum over hosts, in which one process of each takes part, while these processes do other work.
+"""A nonblocking sum over hosts, by one process of each host.
 
-Each process sums one share of the elements: it receives this share from all others, adds up, and sends the sum to them.
-So each of h hosts sends 2 (h - 1) / h of the array; each element is summed at one place, in one order, so all have the
-same bits; and it takes two steps however many hosts there are.
+Each process sums one share of the elements: it receives this share from all others, adds, and sends the sum to them.
+Each of h hosts therefore sends 2 (h - 1) / h of the array, in two steps. Each element is summed at one place in one
+order, so all hosts have the same bits.
 
-When processes are lost, Open MPI (5.0.11) crashes in requests that are waited for together ("error after request
-freed"): it frees the unfinished ones with the one that failed, and what still arrives for them is an error that cannot
-be handled. So what is received is waited for one by one; what is sent, only when it is known to have arrived; and what
-is under way when a process is lost is not waited for, and its memory is kept (`hierarchical.py`).
+When a process is lost, Open MPI (5.0.11) crashes in requests that are waited for together ("error after request
+freed"): it frees the unfinished ones with the failed one, and data that arrive for them later cause an error that
+cannot be handled. Receives are therefore waited for one by one, and sends only when they are known to have arrived.
+Requests under way when a process is lost are not waited for, and their memory is kept (`hierarchical.py`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _TO_ADD, _ADDED = 7105, 7106
 
 
 class InterHostSum:
-    """One such sum: `begin`, then `add`, then `finish`; they raise MPI's errors. With several sums under way, all
-    processes take the same steps in the same order.
+    """One sum over hosts. Call `begin`, then `add`, then `finish`; they raise MPI's errors.
 
-    What arrives is kept here until `finish`: after a loss it is not known what MPI still receives.
+    If several sums are under way, all processes must call these methods in the same order. Received data are kept until
+    `finish`, because after a loss it is unknown which of them MPI still writes.
 
     Args:
-      array: this process's values, flat; after `finish`, the sum. It must not be used before that, nor written to
-        while it is sent.
+      comm: the communicator of one process per host.
+      array: this process's values; shape=(elements,). Holds the sum after `finish`; do not use it before that.
 
     Attributes:
-      outgoing: the requests that send. All are complete when all processes have finished.
+      outgoing: the send requests. All are complete when all processes have finished.
     """
 
     def __init__(self, comm: Any, array: np.ndarray):
@@ -39,13 +39,13 @@ class InterHostSum:
         bounds = [array.size * rank // comm.size for rank in range(comm.size + 1)]
         self._shares = [array[start:stop] for start, stop in pairwise(bounds)]
         self._own = self._shares[comm.rank]
-        self._others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]  # each rank starts with another one
+        self._others = [(comm.rank + i) % comm.size for i in range(1, comm.size)]  # each starts with another
         self._arrives: list[np.ndarray] = []
         self._incoming: list[Any] = []
         self.outgoing: list[Any] = []
 
     def begin(self) -> None:
-        """Start to send the others their shares of this process's values. Does not block."""
+        """Start to send every other process its share of this process's values. Does not block."""
         self._arrives = list(np.empty((len(self._others), self._own.size), self._array.dtype))
         for other, row in zip(self._others, self._arrives, strict=True):
             self._incoming.append(self._comm.Irecv(row, other, _TO_ADD))
@@ -65,9 +65,9 @@ class InterHostSum:
             self.outgoing.append(self._comm.Isend(self._own, other, _ADDED))
 
     def finish(self) -> None:
-        """Wait until the whole sum is here."""
+        """Wait until the whole sum has been received."""
         self._wait()
-        # A process that sends the sum of its share has received all that was sent to it for that, from these places.
+        # A process sends its share's sum only after it has received all values of the share, so their memory is free.
         for other, share in zip(self._others, self._arrives, strict=True):
             self._shares[other][:] = share
 

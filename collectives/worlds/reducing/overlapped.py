@@ -1,8 +1,8 @@
-"""Sums that overlap with computation on this process: MPI is polled now and then, and not waited in.
+"""Sums that overlap with computation on this process, by polling MPI instead of waiting in it.
 
-MPI waits by spinning, on the core that the computation needs. Between hosts, bytes are in the network for most of the
-time, and the kernel moves them by itself, as far as socket buffers have room. So a process that computes meanwhile has
-some pieces under way, polls them, and sleeps. When it computes no longer it waits in MPI, which is faster.
+MPI waits by spinning, on a core that the computation needs. Between hosts, bytes are in the network for most of the
+time, and the kernel moves them without MPI, as far as socket buffers have room. While the process computes, it keeps
+some pieces under way, polls them, and sleeps. When the computation is done, it waits in MPI, which is faster.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 from .parts import FlatPart, pieces
 
-Computing = Callable[[], bool]  # whether this process computes something meanwhile; called by the thread that sends
+Computing = Callable[[], bool]  # returns whether this process still computes; called by the thread that sends
 
 # Chosen between two hosts at 1 Gbit/s, with a rank on one core each: see benchmarks/overlap_between_hosts.py.
-PIECE_BYTES = 4 << 20  # of one of the pieces under way: several, so that the link is busy while one is added up
+PIECE_BYTES = 4 << 20  # size of a piece; several are under way, so that the link is busy while one is summed
 UNDER_WAY = 4
-NAP = 5e-4  # seconds between two polls, of two ranks: 1 Gbit/s brings 60 kB meanwhile, and sockets hold some MB
-LEAST_NAP = 1e-4  # of many ranks: a piece takes more rounds the more ranks there are, and each round waits for a poll
+NAP = 5e-4  # seconds between two polls with two ranks: 60 kB at 1 Gbit/s, and sockets buffer some MB
+LEAST_NAP = 1e-4  # with many ranks: a piece takes more rounds, and each round waits for a poll
 
-_left: list[tuple[Any, ...]] = []  # requests that an error has left under way: MPI may still write into their memory
+_left: list[tuple[Any, ...]] = []  # requests under way after an error, kept because MPI may still write to their memory
 
 
 def overlapped_sum(
@@ -35,10 +35,15 @@ def overlapped_sum(
     *,
     survives: bool,
 ) -> Iterator[FlatPart]:
-    """Reduce a part over all ranks, and yield its pieces as they arrive. Called by all ranks, whatever they compute.
+    """Reduce a part over all ranks, and yield its pieces as they arrive. Called by all ranks, computing or not.
 
     Args:
-      survives: whether the others continue when a process is lost: then nothing is left under way after the error.
+      mpi: the module `mpi4py.MPI`.
+      comm: the communicator.
+      part: the part.
+      op: MPI's reduction.
+      computing: returns whether this process still computes.
+      survives: whether the others continue when a process is lost; if so, all requests are completed after an error.
     """
     nap = max(LEAST_NAP, 2 * NAP / comm.size)
     waiting = deque(pieces([part], PIECE_BYTES))

@@ -13,8 +13,8 @@ class FlatPart(NamedTuple):
     """A part of a message, or a piece of one. Its arrays are one-dimensional, and local.
 
     Attributes:
-      number: of the part in its message.
-      source: this process's values; None where they are in `target`.
+      number: number of the part in its message.
+      source: this process's values; None if they are in `target`.
       target: receives the sum.
       start: the piece's first element in its part.
     """
@@ -26,7 +26,7 @@ class FlatPart(NamedTuple):
 
 
 def pieces(parts: Iterable[FlatPart], nbytes: int) -> Iterator[FlatPart]:
-    """Yield parts in pieces of at most `nbytes`, all pieces of a part equally large; one part after another."""
+    """Split parts into pieces of at most `nbytes`, of equal size within a part, and yield them in order."""
     for number, source, target, _ in parts:
         count = -(-target.size // (nbytes // target.itemsize))
         bounds = [target.size * i // max(count, 1) for i in range(count + 1)]

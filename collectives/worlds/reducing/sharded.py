@@ -1,7 +1,7 @@
-"""Parts of workers, one on each device, as sharded arrays that one XLA program reduces.
+"""Reductions over devices: the workers' parts become sharded arrays, which one XLA program reduces.
 
-The devices may be those of one process (`DeviceWorld`) or of several that `jax.distributed` has joined (`JaxWorld`):
-the program is the same, and XLA sends what has to be sent.
+The devices may be those of one process (`DeviceWorld`) or of all processes of `jax.distributed` (`JaxWorld`). The
+program is the same, and XLA communicates.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from collectives.worlds.transport.tcp_tree import in_order_of_lines
 
 from .custom_on_devices import by_slices, mixed, table
 
-# Two programs over several devices, started by two threads, could start on two devices in different orders, and wait
-# for each other.
-ONE_AT_A_TIME = RLock()  # from the start to the end of an exchange; one thread may have several under way
+# Programs over several devices that are started by two threads could run in different orders on different devices, and
+# deadlock.
+ONE_AT_A_TIME = RLock()  # held from the start to the end of an exchange; one thread may have several under way
 
 
-# Over gloo every collective has a cost: 0.4 ms, and 4 for one of 300 kB as for one of 3 MB where a process has one
-# core (benchmarks/jax_world_against_shard_map.py). So parts up to this size are sent as one, and larger ones are not
-# copied. On GPUs XLA does so by itself.
+# Over gloo every collective has a fixed cost: 0.4 ms, and 4 ms for one of 300 kB or of 3 MB if a process has one core
+# (benchmarks/jax_world_against_shard_map.py). Parts up to this size are therefore concatenated; copying larger ones
+# would cost more. On GPUs XLA combines collectives itself.
 PACKED_BYTES = 8 << 20
 
 
@@ -39,17 +39,17 @@ class Joined(NamedTuple):
 
     arrays: list[jax.Array]
     ops: tuple[Reduction, ...]
-    scalar: tuple[bool, ...]  # parts without an axis, which have got one
-    by_step: Any  # what reductions that are objects take, and is another in each step
+    scalar: tuple[bool, ...]  # whether a part was a scalar, which was given an axis
+    by_step: Any  # arguments of custom reductions that change in each step
 
 
 class Sharded:
-    """A mesh of the workers' devices.
+    """A mesh of the workers' devices, and the programs that reduce messages over it.
 
     Args:
-      devices: of all workers, in their order: one process's after another's.
-      own: those of this process, in its order.
-      in_preamble: the size up to which part 0 of a message is summed in a preamble (`JaxChannel`), in double precision.
+      devices: the devices of all workers, in the order of workers.
+      own: the devices of this process, in the order of its workers.
+      in_preamble: the largest size of part 0 that `JaxChannel` sums in the preamble, in double precision.
 
     Attributes:
       mesh, axis: as in `WorkerMesh`.
@@ -82,18 +82,18 @@ class Sharded:
 
     @thread_status("compiling", compiles=True)
     def compile(self, joined: Joined) -> None:
-        """Compile the program that reduces these; called before any of several processes runs it."""
+        """Compile the program that reduces these arrays, before any process runs it."""
         layout = tuple((x.shape, str(x.dtype)) for x in joined.arrays), joined.ops, joined.scalar
         if layout not in self._compiled:
             self._reduce.lower(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar).compile()
             self._compiled.add(layout)
 
     def reduce(self, joined: Joined) -> list[jax.Array]:
-        """Start to reduce these. Called by all processes."""
+        """Start to reduce these arrays. Called by all processes."""
         return self._reduce(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar)
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
-        """Compile the program that reduces messages of such parts: see `WorkerMesh`."""
+        """Compile the program for messages of these shapes: see `WorkerMesh`."""
         first = self._is_in_preamble(parts)
         parts, ops = parts[first:], ops[first:]
         if not parts:
@@ -105,7 +105,7 @@ class Sharded:
         self._reduce.lower(arrays, by_step, ops=tuple(ops), scalar=scalar).compile()
 
     def reduces(self, op: Reduction) -> bool:
-        """Return whether `reduce_within` supports a reduction: the weights of a `Mixed` are made on the host."""
+        """Return whether `reduce_within` supports a reduction. Not `Mixed`, whose weights are computed on the host."""
         return not isinstance(op, Mixed)
 
     def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
@@ -115,12 +115,12 @@ class Sharded:
         return [self._sum_as_in_preamble(parts[0]), *rest] if first else rest
 
     def _is_in_preamble(self, parts: Sequence[Any]) -> bool:
-        """Whether part 0 of such a message travels in a frame, where the message is not part of a program."""
+        """Return whether part 0 of a message with these parts is summed in the preamble."""
         return parts[0].size <= self._in_frame
 
     def _sum_as_in_preamble(self, x: jax.Array) -> jax.Array:
-        """Sum a worker's part 0 over all workers; traced. The same bits as the preamble's: in double precision, first
-        over the workers of each process, and then in the order of `TCPTree.sum`.
+        """Sum a worker's part 0 over all workers, with the same bits as in the preamble; traced. Sums in double
+        precision, first over the workers of each process, and then in the order of `TCPTree.sum`.
         """
         rows = jax.lax.all_gather(x, self.axis)
         with jax.enable_x64(True):
@@ -129,18 +129,18 @@ class Sharded:
             return jax.lax.convert_element_type(in_order_of_lines(of_processes), x.dtype)
 
     def copies(self, reduced: Sequence[jax.Array]) -> list[list[jax.Array]]:
-        """Return each own worker's copies of the reduced arrays."""
+        """Return the reduced arrays on the device of each worker of this process."""
         return [list(row) for row in zip(*map(self._copies, reduced), strict=True)]
 
     def _join(self, column: tuple[jax.Array, ...]) -> jax.Array:
-        """Return one array of `size * len` rows, whose shards are the workers' arrays themselves."""
+        """Return one array of `size * len` rows, whose shards are the workers' arrays, without a copy."""
         if column[0].ndim == 0:
             column = tuple(x.reshape(1) for x in column)
         shape = (self._size * column[0].shape[0], *column[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._sharding, list(column))
 
     def _copies(self, replicated: jax.Array) -> list[jax.Array]:
-        """Return the shards of this process by its devices; JAX lists them in an order of its own."""
+        """Return this process's shards in the order of its devices, which may differ from JAX's order."""
         on = {shard.device: shard.data for shard in replicated.addressable_shards}
         return [on[device] for device in self._own]
 
@@ -154,8 +154,8 @@ def _reduce(
     ops: tuple[Reduction, ...],
     scalar: tuple[bool, ...],
 ) -> list[jax.Array]:
-    """Return arrays of all workers, reduced: replicated, or, where each has its own result, sharded as they were. Parts
-    with the same reduction, not larger than `packed_bytes`, are reduced as one array.
+    """Reduce sharded arrays. The results are replicated, or sharded if each worker has its own result. Parts with the
+    same reduction and at most `packed_bytes` are concatenated.
     """
 
     def on_each(parts: list[jax.Array], by_step: Any) -> list[jax.Array]:
@@ -163,7 +163,7 @@ def _reduce(
         return _reduce_own(own, ops, by_step, packed_bytes)
 
     specs = [P("worker") if isinstance(op, Mixed) else P() for op in ops]
-    named = all(isinstance(op, str) for op in ops)  # what all_gather brings, JAX does not know to be replicated
+    named = all(isinstance(op, str) for op in ops)  # JAX does not infer that results of all_gather are replicated
     over_workers = jax.shard_map(on_each, mesh=mesh, in_specs=(P("worker"), P()), out_specs=specs, check_vma=named)
     return over_workers(joined, by_step)
 
@@ -183,7 +183,7 @@ def _reduce_own(own: list[jax.Array], ops: Sequence[Reduction], by_step: Any, pa
 
 def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
     if x.size == 0 and not isinstance(op, Mixed):
-        # XLA's compiler of JAX 0.11.2 crashes where one program has an all-reduce of no elements beside another one.
+        # XLA's compiler of JAX 0.11.2 crashes if a program has an all-reduce of no elements and another all-reduce.
         return jnp.zeros(x.shape, x.dtype)
     if isinstance(op, Mixed):
         return mixed(x, by_step[1][part], "worker")
@@ -193,7 +193,7 @@ def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
 
 
 def _reduce_as_one(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
-    """Return what `reduce` makes of the parts, joined to one array."""
+    """Apply `reduce` to the concatenation of the parts, and split the result."""
     if len(parts) == 1:
         return [reduce(parts[0])]
     ends = list(itertools.accumulate(x.size for x in parts))
@@ -202,7 +202,7 @@ def _reduce_as_one(reduce: Callable[[jax.Array], jax.Array], parts: list[jax.Arr
 
 
 def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """Reduce an extreme, and keep NaNs as the other worlds do: XLA's extremes over devices drop them on CPU."""
+    """Reduce by a maximum or minimum that keeps NaNs, as in other worlds: XLA's collectives drop them on CPU."""
     extreme = collective(x, "worker")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return extreme
@@ -210,10 +210,10 @@ def _extreme(collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
     return jnp.where(seen > 0, jnp.asarray(jnp.nan, x.dtype), extreme)
 
 
-# What a worker's device does with its part, for each op; a new one is a function here. The same bits on all devices.
+# The reduction of a part over all devices, by name, with the same bits on all of them. Add new reductions here.
 _REDUCE: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sum": lambda x: jax.lax.psum(x, "worker"),
     "max": partial(_extreme, jax.lax.pmax),
     "min": partial(_extreme, jax.lax.pmin),
 }
-_BY_ELEMENT = frozenset(_REDUCE)  # those for which parts may be put side by side
+_BY_ELEMENT = frozenset(_REDUCE)  # reductions for which parts can be concatenated

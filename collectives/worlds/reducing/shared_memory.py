@@ -1,17 +1,17 @@
 """Sums between the processes of one host, on CPUs, in shared memory.
 
-gloo sends by TCP, also within a host: 3 MB between two processes of one core each took 4 ms, of which they computed for
-1.6. Shared memory needs no sending. Each process has a row of the memory, and one row is for results:
+gloo uses TCP even within a host: 3 MB between two processes of one core each took 4 ms, 1.6 ms of them processor time.
+In shared memory nothing is sent. Each process has a row, and one more row is for results:
 
-    1. each copies what it sends into its row
-    2. all wait for all (the preamble of the message, for its first load)
-    3. each reduces its share of the elements over all rows, in the order of ranks, into the row of results
-    4. all wait for all
-    5. each copies the results
+    1. each process copies its values into its row
+    2. barrier (for the first load: the message's preamble)
+    3. each process reduces its share of the elements over all rows, in the order of ranks, into the row of results
+    4. barrier
+    5. each process copies the results
 
-What is larger than a row is sent as several such loads. A process that comes to 1 again has been at 4 with all others,
-which have read the rows then; a process that comes to 3 again has been at 2 with all others, which have read the
-results. Each element is reduced by one process, so all have the same bits.
+A message larger than a row is sent as several *loads*. When a process writes its row again (1), all have passed barrier
+4 and read the rows. When it writes results again (3), all have passed barrier 2 and read the results. Each element is
+reduced by one process, so all processes have the same bits.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .receive_buffers import ALIGNMENT, Buffers, MessageLayout
 
 ROW = 4 << 20  # bytes
 
-# All of them keep NaNs, and integers overflow as in the other worlds.
+# All of these keep NaNs, and integers overflow as in other worlds.
 _REDUCE: dict[Reduction, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class SharedMemorySum:
-    """Reduces parts together with the other processes of the host.
+    """Sums over the processes of a host.
 
     Args:
-      memory: a row for each process, and one for results: shape=(processes + 1, ROW), of bytes. See `shared_rows`.
-      rank: of this process.
+      memory: a row for each process and one for results; shape=(processes + 1, ROW), uint8. See `shared_rows`.
+      rank: this process's rank.
       barrier: returns when all processes have called it.
     """
 
@@ -50,17 +50,17 @@ class SharedMemorySum:
         self._rank, self._barrier = rank, barrier
 
     def buffers(self, layout: MessageLayout) -> SharedMemoryBuffers | None:
-        """Return buffers for messages of one layout, or None for what numpy does not reduce as XLA does: the same on
-        all processes.
-        """
+        """Return buffers for messages of one layout; None if numpy cannot reduce it as XLA does. Same on all ranks."""
         functions = _functions(layout)
         return None if functions is None else SharedMemoryBuffers(self, layout, functions)
 
     def write(self, load: Load, sent: Sequence[Sequence[np.ndarray]], functions: Sequence[np.ufunc]) -> None:
-        """Copy a load into this process's row: what its workers send, reduced.
+        """Write a load into this process's row: the values of its workers, reduced.
 
         Args:
-          sent: flat, by part: of each worker.
+          load: the pieces to write.
+          sent: for each part, the flat values of each worker.
+          functions: the reduction of each part.
         """
         for piece in load:
             room = _seen(self._rows[self._rank], piece, sent[piece.part][0].dtype)
@@ -70,7 +70,7 @@ class SharedMemorySum:
                 functions[piece.part](room, x, out=room)
 
     def reduce(self, load: Load, received: Sequence[np.ndarray], functions: Sequence[np.ufunc]) -> None:
-        """Reduce a load, which all processes have written, into `received`; called by all of them."""
+        """Reduce a load that all processes have written into `received`. Called by all processes."""
         rank, processes = self._rank, len(self._rows)
         for piece in load:
             dtype, function, n = received[piece.part].dtype, functions[piece.part], piece.stop - piece.start
@@ -90,7 +90,7 @@ class SharedMemorySum:
 
 
 class SharedMemoryBuffers:
-    """Receive buffers for messages of one layout, one after another, and the loads in which they are sent."""
+    """Receive buffers for messages of one layout, and the loads into which a message is divided."""
 
     def __init__(self, summation: SharedMemorySum, layout: MessageLayout, functions: Sequence[np.ufunc]):
         self.summation, self.functions, self.buffers = summation, functions, Buffers(layout)
@@ -105,7 +105,7 @@ class SharedMemoryBuffers:
 
 
 class SharedMemoryMessage:
-    """Parts of a message that are reduced in shared memory: `prepare` before the preamble, then `reduce`."""
+    """A message that is reduced in shared memory. Call `prepare` before the preamble, and `reduce` after it."""
 
     def __init__(
         self, room: SharedMemoryBuffers, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None
@@ -116,13 +116,13 @@ class SharedMemoryMessage:
         self._sent = [[np.asarray(x).reshape(-1) for x in column] for column in zip(*parts, strict=True)]
 
     def prepare(self) -> None:
-        """Write the first load; the preamble that follows shows that all processes have."""
+        """Write the first load. The preamble that follows is the barrier for it."""
         if self._loads:
             with np.errstate(all="ignore"):
                 self._sum.write(self._loads[0], self._sent, self._functions)
 
     def reduce(self) -> list[list[jax.Array]]:
-        """Return the parts, reduced, of each of this process's workers."""
+        """Return the reduced parts for each worker of this process."""
         with np.errstate(all="ignore"):
             for number, load in enumerate(self._loads):
                 if number:
@@ -149,10 +149,10 @@ Load = tuple[RowPiece, ...]
 
 @lru_cache(maxsize=256)
 def _loads(parts: tuple[tuple[int, int], ...]) -> tuple[Load, ...]:
-    """Return the loads in which parts are sent, each at most a row.
+    """Divide parts into loads of at most one row.
 
     Args:
-      parts: of each, its number of elements, and the bytes of one.
+      parts: number of elements and bytes per element of each part.
     """
     loads: list[list[RowPiece]] = [[]]
     at = 0
@@ -187,12 +187,13 @@ def _seen(row: np.ndarray, piece: RowPiece, dtype: np.dtype) -> np.ndarray:
 def shared_rows(
     rank: int, hosts: Sequence[Hashable], gather: Callable[[bytes], list[bytes]], *, wanted: bool
 ) -> np.ndarray | None:
-    """Return a row for each process, and one more, in a file of the first process. On all processes, or None on all.
+    """Return shared memory with a row per process and one more, in rank 0's file; None on all if one cannot use it.
 
     Args:
-      hosts: of each process: equal on processes that see each other's pids.
+      rank: this process's rank.
+      hosts: the host of each process; equal for processes that see each other's pids.
       gather: returns the bytes of all processes, by rank. Communicates.
-      wanted: whether this process can use it.
+      wanted: whether this process can use shared memory.
     """
     if len(hosts) == 1 or len(set(hosts)) > 1:
         return None

@@ -1,1 +1,1 @@
-"""What processes share to carry out collectives: channels, operations, repair after losses."""
+"""Communication between processes: channels, operations, and repair after losses."""

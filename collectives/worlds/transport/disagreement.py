@@ -1,4 +1,4 @@
-"""The error that all processes raise where they are in different operations."""
+"""The error that all processes raise if they are in different operations."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from adaptive import DisagreementError, WorkerError
 from adaptive.extend import at
 
-_SHOWN = 8  # different intents; a thousand ranks are in a few places
+_SHOWN = 8  # different intents in the message; even a thousand ranks are in a few places
 
 
 class Intent(NamedTuple):
     """The operation that a process is about to run, sent to the others after a disagreement."""
 
-    about: str  # the operation; "" if it has no description
-    text: str  # what it sends
+    about: str  # description of the operation; "" if it has none
+    text: str  # description of the data it sends
     more: str  # further information, not compared
-    line: str  # of the user's file
-    failure: str  # where the process has failed, and how; "" if it has not
-    leaves: bool  # the world, for good
+    line: str  # the line of the user's file that called it
+    failure: str  # where and how the process has failed; "" if it has not
+    leaves: bool  # whether the process leaves the world with this operation
     threads: Sequence[str]  # names of the threads that have used the world in this process
     world: str = ""  # which of several worlds that share a transport
 
@@ -30,18 +30,19 @@ ONE_WORLD_EACH = "programs in threads of their own need a world each,  world=com
 def disagreement_error(
     everyone: Sequence[Intent], own: int, threads: str = ONE_WORLD_EACH
 ) -> WorkerError | DisagreementError:
-    """Return the error for the process with rank `own`, which has not failed itself.
+    """Return the error that the process with rank `own` raises; it has not failed itself.
 
     Args:
       everyone: the intents of all processes, by rank.
-      threads: the remedy where several threads share a world.
+      own: this process's rank.
+      threads: the remedy if several threads share a world.
     """
     failed = {rank: p.failure for rank, p in enumerate(everyone) if p.failure}
     mine = everyone[own]
     if failed:
         whys = "; ".join(f"{_ranks([r for r in failed if failed[r] == why])} failed {why}" for why in _unique(failed))
         where = f"{mine.about or 'a collective'}{at(mine.line)}"
-        return WorkerError(f"{whys}\nIts own output says more. Rank {own} stops with it, in {where}.")
+        return WorkerError(f"{whys}\nSee its own output for details. Rank {own} stops too, in {where}.")
     same = len({p.about for p in everyone}) == 1
     one_world = len({p.world for p in everyone}) == 1
     doing = {

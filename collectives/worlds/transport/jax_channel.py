@@ -1,4 +1,4 @@
-"""Messages of one layout between the processes that `jax.distributed` has joined, one after another."""
+"""The channel of a `JaxWorld`: messages of one layout between the processes of `jax.distributed`."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 class _Rest(Protocol):
-    """The parts of a message that do not travel in the preamble."""
+    """The parts of a message that are not reduced in the preamble."""
 
     def prepare(self) -> None:
-        """Do what is possible before the preamble."""
+        """Prepare the reduction, before the preamble."""
         ...
 
     def reduce(self) -> list[list[jax.Array]]:
-        """Return the parts, reduced, of each of this process's workers."""
+        """Return the reduced parts for each worker of this process."""
         ...
 
 
 class _ReducedByXLA:
-    """Parts that one program over the devices of all processes reduces: by NCCL, or by gloo."""
+    """Parts that one XLA program over the devices of all processes reduces, by NCCL or gloo."""
 
     def __init__(self, sharded: Sharded, joined: Joined, workers: int):
         self._sharded, self._joined, self._workers = sharded, joined, workers
-        sharded.compile(joined)  # after the preamble the others would wait for it, and forever if it fails
+        sharded.compile(joined)  # before the preamble: after it, the others would wait for the compilation
 
     def prepare(self) -> None:
-        """Do nothing: XLA runs collectives in the order of its programs."""
+        """Do nothing: the program is already compiled."""
 
     def reduce(self) -> list[list[jax.Array]]:
         if not self._joined.arrays:
@@ -52,20 +52,21 @@ class _ReducedByXLA:
 
 
 def _look_at_later_part(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
-    """Call `look` with a piece of a message whose first parts travel in the preamble."""
+    """Call `look` with a piece of a message whose first `first` parts are reduced in the preamble."""
     look(part + first, start, piece)
 
 
 class JaxChannel:
     """A channel of a `JaxWorld`: see `Channel`.
 
-    Part 0 travels in the preamble if there is room for it, and the others through shared memory or XLA.
+    Part 0 is reduced in the preamble if it fits, the others in shared memory or by XLA.
 
     Args:
+      world: the world.
       layout, status: see `World.channel`.
 
     Attributes:
-      ops: the reductions of the parts, in order.
+      ops: the reductions of the parts.
     """
 
     def __init__(self, world: JaxWorld, layout: Sequence[PartSpec], status: int):
@@ -103,7 +104,7 @@ class JaxChannel:
     ) -> Arriving:
         """Join the parts, and compile the program that reduces them: see `Channel.start`.
 
-        Sends nothing before the message is waited for, and the preamble has passed.
+        Sends nothing until the result is requested and the preamble has passed.
         """
         world = self._world
         world.lifetime.check_open()
@@ -125,7 +126,11 @@ class JaxChannel:
         """Reduce part 0 and the status in the preamble, and the rest after it.
 
         Args:
-          own: this process's workers' part 0, if it travels in the preamble.
+          own: part 0 of this process's workers, if it is reduced in the preamble; else empty.
+          rest: the other parts.
+          status: see `Channel.exchange`.
+          about: see `Channel.exchange`.
+          more: see `Channel.exchange`.
         """
         transport = self._transport
         travelling = transport.preamble.room[: len(own[0]) if own else len(status)]
@@ -154,13 +159,13 @@ class JaxChannel:
         travelling: np.ndarray,
         status: np.ndarray,
     ) -> np.ndarray:
-        """Reduce what does not travel in the preamble, after every process has passed it. Returns the status."""
+        """Reduce the rest of the message, after every process has passed the preamble. Returns the status."""
         if not self._status_in_preamble:
             self._transport.tree.sum(travelling)
         reduced_status = travelling[len(travelling) - len(status) :].astype(status.dtype)
         arrived[:] = rest.reduce()
         if own:
-            first = np.empty(own[0].shape, own[0].dtype)  # a new one each time: it may become the array's memory
+            first = np.empty(own[0].shape, own[0].dtype)  # new each time: a JAX array may alias it
             round_to(travelling, first)
             devices = list(self._world.devices)
             for row, x in zip(arrived, jax.device_put([first] * len(devices), devices), strict=True):

@@ -1,4 +1,4 @@
-"""Operations of the processes that `jax.distributed` has joined, over a tree of TCP connections."""
+"""The transport of a `JaxWorld`: operations of the processes of `jax.distributed`, over a tree of TCP connections."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from collectives.worlds.watchdog.watchdog import Watchdog
 
 _ONE_AT_A_TIME = (
-    "XLA has one order of collectives for all of a process. Run one program after another, or start the job under MPI, "
-    "where programs in threads of their own can have a world each."
+    "XLA runs the collectives of a process in one order. Run one program after another, or start the job under MPI, "
+    "where each thread's program can have a world of its own."
 )
 
 
 class JaxTransport(Transport):
-    """Operations of one world; all worlds of a process share the tree, its lock and its threads.
+    """Performs the operations of one world. All worlds of a process share the tree, its lock and its threads.
 
     Attributes:
       world: the name of the world, the same on all processes.
       tree: the connections.
-      watchdog: watches over the processes, if hang_timeout is set.
+      watchdog: detects stuck ranks; None if hang_timeout is 0.
     """
 
     def __init__(self, lifetime: Lifetime, tree: TCPTree):
@@ -45,7 +45,7 @@ class JaxTransport(Transport):
 
     @thread_status("in a collective", exchanges=True)
     def perform(self, operation: Operation) -> None:
-        """Compare what the processes are about to do, in the preamble, and do it if that is the same: see
+        """Compare the processes' operations in the preamble, and carry the operation out if they are equal: see
         `Transport.perform`.
         """
         self.preamble.announce(crc32(f"{self.world}: {operation.about}".encode(), operation.kind))
@@ -53,14 +53,14 @@ class JaxTransport(Transport):
         came = perf_counter()
         try:
             self.tree.sum(self.preamble.numbers)
-        finally:  # count the wait for a process that did not come, too
+        finally:  # also if a process did not come
             self.waited += perf_counter() - came
         if self.preamble.heard() == self.preamble.expected:
             operation.carry_out(self.tree)
             return
         everyone: list[Intent] = self.tree.allgather(self.intent(operation, self.world))
         self.inside = False
-        # A process that leaves would not come to any later operation.
+        # A process that leaves takes part in no later operation.
         self.lifetime.closed = any(intent.leaves and intent.world == self.world for intent in everyone)
         if self.lifetime.closed and self.watchdog is not None:
             self.watchdog.close()
@@ -77,11 +77,12 @@ class JaxTransport(Transport):
         try:
             self.tree.check_open()
         except TCPTreeError as closed:
-            raise WorkerError(f"rank {self.rank} cannot reach the other ranks any more: {closed}.") from None
+            raise WorkerError(f"rank {self.rank} is disconnected from the other ranks: {closed}.") from None
         self.threads.setdefault(get_ident(), current_thread().name)
 
     def translate_error(self, error: BaseException) -> None:
-        """Raise a WorkerError in place of an error of the tree or of XLA; close the tree if the operation is torn.
+        """Raise a WorkerError in place of an error of the tree or of XLA; close the tree if other processes may still
+        be in the operation.
 
         Raises:
           WorkerError: `error` is one of these.
@@ -92,6 +93,6 @@ class JaxTransport(Transport):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             where = f" in {self.operation.about}" if self.operation.about else ""
             raise WorkerError(
-                f"rank {self.rank} of {self.processes} has lost the others{where}: {said}. Most likely another rank "
-                "has failed: its own output says why."
+                f"rank {self.rank} of {self.processes} lost the connection to the others{where}: {said}. Most likely "
+                "another rank has failed: see its output."
             ) from error

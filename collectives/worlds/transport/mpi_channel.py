@@ -1,14 +1,12 @@
-"""Messages of one layout between MPI processes, one after another.
+"""The channel of an `MPIWorld`: messages of one layout between MPI processes.
 
-A message is little Python and large sums. What depends on the layout and on the group alone is computed once: buffers,
-JAX arrays over them, the pieces in which parts are summed. The common message, of one worker on a CPU whose parts are
-all reduced by name, then takes a handful of function calls (`MPIChannel._exchange_fast`); every other one takes the
-general path, as a `ReduceMessage`. Both call MPI in the same order with the same buffers, so processes need not take
-the same path.
+Everything that depends only on the layout and the group is computed once: buffers, JAX arrays that alias them, pieces.
+The common message, of one worker on a CPU without custom reductions, then takes a few function calls
+(`MPIChannel._exchange_fast`). Every other message takes the general path, as a `ReduceMessage`. Both call MPI in the
+same order with the same buffers, so processes need not take the same path.
 
-A channel has one set of receive buffers. Nothing is written to them before the preamble has shown that all processes
-have completed the previous message: until then a process may have to hand that message on after a loss
-(`operations.py`).
+A channel has one set of receive buffers. They are written only after the preamble has shown that all processes have
+completed the previous message: until then a process may have to hand that message on after a loss (`operations.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +46,9 @@ class MPIChannel:
     """A channel of an `MPIWorld`: see `Channel`.
 
     Args:
-      make_local: makes a channel over this process's devices, where it has several.
+      world: the world.
+      transport: performs the operations.
+      make_local: creates a channel over this process's devices, if it has several.
       layout, status, name: see `World.channel`.
 
     Raises:
@@ -71,7 +71,7 @@ class MPIChannel:
         self._buffers = buffers = ReceiveBuffers(tuple(layout), status, transport.preamble.room)
         self._status_dtype = buffers.buffers[0].dtype
         is_float = self._status_dtype.kind == "f"
-        self._limit = float(np.finfo(self._status_dtype).max) if is_float else -1.0  # of what needs no rounding
+        self._limit = float(np.finfo(self._status_dtype).max) if is_float else -1.0  # largest without rounding
         several = len(world.devices) > 1
         self._local = make_local([layout[j] for j in self._named], status, name) if several else None
         self._on_cpu = world.devices[0].platform == "cpu"
@@ -95,7 +95,7 @@ class MPIChannel:
     ) -> Arrived:
         """Reduce a message over all workers: see `Channel.exchange`."""
         if self._fast:
-            # Without copies. A part that is still being computed is waited for here, and not in a collective.
+            # Without copies. Waits here, not in the collective, for parts that are still being computed.
             arrived = self._exchange_fast(list(map(np.asarray, parts[0])), status, about, more, look)
             if arrived is not None:
                 return arrived
@@ -113,7 +113,7 @@ class MPIChannel:
     ) -> Arriving:
         """Start to reduce over this process's workers, and to copy from accelerators: see `Channel.start`.
 
-        Sends nothing before the message is waited for: Allreduce blocks, and several Iallreduce took longer (see
+        Sends nothing until the result is requested: Allreduce blocks, and several Iallreduce took longer (see
         `mpi_transport.py`).
         """
         if self._fast and beside is None:
@@ -155,7 +155,7 @@ class MPIChannel:
                 came = perf_counter()
                 try:
                     comm.Allreduce(transport.mpi.IN_PLACE, preamble.numbers)
-                finally:  # count the wait for a process that did not come, too
+                finally:  # also if a process did not come
                     transport.waited += perf_counter() - came
                 if preamble.heard() == preamble.expected:
                     arrived = buffers.free.astype(self._status_dtype)
@@ -180,7 +180,7 @@ class MPIChannel:
                     transport.exchange_intents(message)
             except Exception as error:
                 if not transport.settle(message, error):
-                    transport.perform(message)  # raises MembersChanged: the others continue without the lost ones
+                    transport.perform(message)  # raises MembersChanged on the survivors of a loss
             transport.completed += 1
             transport.last = message
             if message.intents is not None:
@@ -197,7 +197,7 @@ class MPIChannel:
             transport.lock.release()
 
     def _prepare(self) -> bool:
-        """Prepare the fast path for the present group. Returns whether its messages can take it."""
+        """Prepare the fast path for the present group. Returns whether the channel's messages can take it."""
         transport, buffers = self._transport, self._buffers
         large = buffers.large_others and transport.processes > 1
         if transport.algorithms is not None or (large and not transport.cuda_sums.through_host):
@@ -245,7 +245,7 @@ class MPIChannel:
         step: int,
         beside: Callable[[], bool] | None,
     ) -> Arrived:
-        """Reduce over ranks what `local` has reduced over this process's workers, or the parts of its only worker."""
+        """Reduce over all ranks: the result of `local` over this process's workers, or its only worker's parts."""
         world, transport, buffers, ops = self._world, self._transport, self._buffers, self._ops
         row = parts[0]
         if local is not None:
@@ -331,7 +331,7 @@ class MPIChannel:
     ) -> None:
         """Allreduce a part piece by piece, and call `look` with each."""
         if _is_extreme_of_floats(op, part.target.dtype):
-            # As integers: MPI's extremes of floats drop NaNs or not, depending on how the ranks are paired.
+            # As integers: whether MPI's extremes of floats keep NaNs depends on the pairing of ranks.
             whole = keys(part.target if part.source is None else part.source, op)
             self._reduce(FlatPart(part.number, None, whole), op, beside=beside)
             part.target[:] = from_keys(whole, part.target.dtype)

@@ -1,4 +1,4 @@
-"""Operations over MPI, and what happens to them when processes are lost."""
+"""The transport of an `MPIWorld`: operations over MPI, also after processes are lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PIECE_BYTES = 512 << 10
 
 
 class MPITransport(Transport):
-    """Operations of a group of MPI processes, which shrinks when processes are lost.
+    """Performs the operations of a group of MPI processes, which shrinks when processes are lost.
 
     Args:
       mpi: the module `mpi4py.MPI`.
@@ -48,14 +48,15 @@ class MPITransport(Transport):
       group, comm: the processes that run operations now, and their communicator.
       ops: MPI's reductions, by name.
       piece_bytes: size of the pieces in which large parts are summed.
-      algorithms: the algorithms for large sums between hosts, or None where there is only one.
+      algorithms: the algorithms for large sums between hosts, or None if only one is possible.
       cuda_sums: the sums of parts on GPUs.
       completed: number of operations completed in this group.
-      last: the latest operation that was completed; its result is kept for processes that have not received it.
+      last: the latest completed operation; its result is kept for processes that have not received it.
       torn: whether this process has left an operation that other processes are still in.
-      survivors: after a loss, the remaining group, from the next operation on, and what was lost when; else None.
-      on_lost: called by the next operation with that group, the lost processes by rank, and what was lost when.
-      watchdog: watches over the group, if hang_timeout is set; `peers`: all its processes as the watchdog knows them.
+      survivors: after a loss, the group for the next operation, and the operation and time of the loss; else None.
+      on_lost: called by the next operation with that group, the lost processes by rank, and the operation and time.
+      watchdog: detects stuck ranks; None if hang_timeout is 0.
+      peers: all processes of the group, as the watchdog knows them.
     """
 
     def __init__(self, mpi: Any, lifetime: Lifetime, device: jax.Device, *, survives: bool):
@@ -72,7 +73,7 @@ class MPITransport(Transport):
         self.peers: Mapping[Process, Peer] = {}
 
     def set_group(self, group: ProcessGroup) -> None:
-        """Run operations in this group from now on. Local; all its processes do so at the same point."""
+        """Perform operations in this group from now on. Local; called by all its processes at the same point."""
         self.group, self.comm = group, group.comm
         self.watch_over(group)
         self.rank, self.processes = self.comm.rank, self.comm.size
@@ -89,7 +90,7 @@ class MPITransport(Transport):
             self.watchdog.watch_only([self.peers[process] for process in group.everyone if process in self.peers])
 
     def algorithm(self, channel: Any) -> str:
-        """Return which algorithm messages of a channel take, and why; empty where there is only one. Replicated."""
+        """Describe which algorithm a channel's messages take, and why; "" if only one is possible. Replicated."""
         between_hosts = "" if self.algorithms is None else self.algorithms.describe(channel)
         return "; ".join(filter(None, [self.cuda_sums.describe(channel), between_hosts]))
 
@@ -100,9 +101,7 @@ class MPITransport(Transport):
         self.comm.Free()
 
     def confirm_alive(self) -> None:
-        """Return if the others are lost to this process; end this process if the others have declared it lost, as
-        after it was stopped for long.
-        """
+        """End this process if the others have declared it lost, for example after it was stopped for long."""
         if self.watchdog is not None:
             self.watchdog.catch_up()
         ending.confirm()
@@ -126,7 +125,7 @@ class MPITransport(Transport):
             error: Exception | None = None
             try:
                 self._attempt(operation)
-            except Exception as lost:  # not only MPI's: an object sent by a process that died may not unpickle
+            except Exception as lost:  # not only MPI's: data from a process that died may not unpickle
                 error = lost
             completed = self.settle(operation, error)
         self.completed += 1
@@ -135,7 +134,7 @@ class MPITransport(Transport):
             self.raise_disagreement(operation)
 
     def _attempt(self, operation: Operation) -> None:
-        """Compare what the processes are about to do, in the preamble, and do it if that is the same."""
+        """Compare the processes' operations in the preamble, and carry the operation out if they are equal."""
         operation.intents = None
         self.preamble.announce(crc32(operation.about.encode(), operation.kind))
         self.operation = operation
@@ -144,7 +143,7 @@ class MPITransport(Transport):
         came = perf_counter()
         try:
             self.comm.Allreduce(self.mpi.IN_PLACE, self.preamble.numbers)
-        finally:  # count the wait for a process that did not come, too
+        finally:  # also if a process did not come
             self.waited += perf_counter() - came
         if self.preamble.heard() == self.preamble.expected:
             operation.carry_out(self.comm)
@@ -152,21 +151,22 @@ class MPITransport(Transport):
             self.exchange_intents(operation)
 
     def exchange_intents(self, operation: Operation) -> None:
-        """Tell the others what this process is about to do, and receive the same from them, after a disagreement."""
+        """Exchange descriptions of what each process is about to do, after a disagreement."""
         operation.rank = self.rank
         operation.intents = self.comm.allgather(self.intent(operation))
 
     def settle(self, operation: Operation, error: Exception | None) -> bool:
-        """Agree with the others whether an attempt at an operation counts, as one of them may have been lost.
+        """Agree with the other processes whether an attempt at an operation succeeded, since some may be lost.
 
         Args:
-          error: that ended this process's attempt; None if it was completed.
+          operation: the operation.
+          error: the error of this process's attempt; None if it succeeded.
 
         Returns:
-          Whether the operation is completed. If not, `survivors` is set, and it has to be performed again.
+          Whether the operation is completed. If not, `survivors` is set, and the operation must be performed again.
 
         Raises:
-          Exception: `error`, where losses are not survived, or no process was lost.
+          Exception: `error`, if losses are not survived, or no process was lost.
         """
         if error is not None:
             if not self.survives:
@@ -177,7 +177,7 @@ class MPITransport(Transport):
                 self.algorithms.revoke()
         elif not operation.agreed or not self.survives or operation.intents is not None:
             return True
-        # Every failed attempt leads here, whatever the error: others may have completed what all have to agree on.
+        # Every failed attempt leads here, whatever the error, because the others may have completed the operation.
         if all_agree(self.mpi, self.comm, error is None):
             return True
         return self._repair(operation, error or self.mpi.Exception(self.mpi.ERR_PROC_FAILED))
@@ -186,18 +186,18 @@ class MPITransport(Transport):
         """Raise the error that describes what each process was about to do."""
         intents = operation.intents or []
         self.inside = False
-        # A process that leaves would not come to any later operation.
+        # A process that leaves takes part in no later operation.
         self.lifetime.closed = any(intent.leaves for intent in intents)
         if self.lifetime.closed and self.watchdog is not None:
             self.watchdog.close()
         raise FailureReported if operation.failure else disagreement_error(intents, operation.rank)
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
-        """Make a communicator of the survivors, for their next attempt. All of them come here, from this operation or
-        from the next one.
+        """Create a communicator of the survivors, for the next attempt. All survivors call this, in this operation or
+        in the next one.
 
         Returns:
-          Whether others had completed the operation: then this process has received its result, too.
+          Whether another process had completed the operation; if so, this process has received the result.
         """
         noticed = perf_counter()
         self.confirm_alive()
@@ -219,9 +219,7 @@ class MPITransport(Transport):
         return behind
 
     def _continue_with_survivors(self, survivors: ProcessGroup, how: tuple[str, float]) -> None:
-        """Continue without the lost processes, from the same operation on everywhere. Raises WorkerError where too few
-        are left.
-        """
+        """Continue with the survivors, all from the same operation on. Raises WorkerError if too few are left."""
         lost, self.survivors = self.group.lost_in(survivors), None
         self.on_lost(survivors, lost, how)
 
@@ -237,8 +235,8 @@ class MPITransport(Transport):
         self.lifetime.check_open()
         if self.torn:
             raise WorkerError(
-                f"rank {self.rank} has left a collective before its end, by an error, while the others are still in "
-                "it: they cannot be reached any more."
+                f"rank {self.rank} left a collective by an error while the others were in it, so no further "
+                "communication with them is possible."
             )
         if get_ident() not in self.threads:
             self._admit(current_thread().name)
@@ -252,7 +250,7 @@ class MPITransport(Transport):
         if isinstance(error, self.mpi.Exception):
             raise WorkerError(
                 f"rank {self.rank} of {self.processes}: MPI failed ({error.Get_error_string()}). Most likely another "
-                "rank has failed: its error says why."
+                "rank has failed: see its error."
             ) from error
         self.torn = self.inside
 
@@ -261,7 +259,7 @@ class MPITransport(Transport):
         if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE and not self.mpi.Is_thread_main():
             raise CollectiveError(
                 f"MPI was initialized for one thread at a time, and thread {thread!r} uses "
-                f"{self.lifetime.world_name}. Unless mpi4py.rc.thread_level is set, mpi4py asks for "
+                f"{self.lifetime.world_name}. Do not set mpi4py.rc.thread_level: by default mpi4py requests "
                 "MPI.THREAD_MULTIPLE."
             )
         self.threads[get_ident()] = thread

@@ -1,13 +1,13 @@
-"""Operations: what processes do together, one after another. Each is completed by all processes that survive it, or by
-none.
+"""Operations: collectives of all processes, performed one after another. The survivors of a loss all complete an
+operation, or none does.
 
-An operation begins with the preamble (`preamble.py`). Where a process is lost in the middle of one, some of the others
-may have completed it and some not. Those that have then hand on its result, so that no process is ahead of the others;
-therefore the result of an operation is kept until the next one is completed.
+An operation begins with the preamble (`preamble.py`). If a process is lost during the operation, some of the others may
+have completed it and some not. Those that have completed it then send its result to the others. The result of an
+operation is therefore kept until the next one is completed.
 
-After some operations, the processes that have completed them have left this communicator, for another one or for good.
-Of others, MPI may report success although the data of a process that died have not arrived. These operations are
-`agreed`: all processes learn whether all have completed it, and otherwise it counts for none.
+This is not possible for operations after which processes leave the communicator, nor for those where MPI may report
+success although data of a dead process are missing. Such operations are `agreed`: the processes check whether all have
+completed it, and otherwise it counts as failed on all of them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ SHARE, BARRIER, CLOSE, FAILURE, REGROUP, STATE_TRANSFER, RENDEZVOUS, ON_MESH = (
 
 
 class Operation:
-    """An operation. Subclasses override `carry_out`, which raises the errors of MPI, and keep its result.
+    """Base class of operations. Subclasses override `carry_out`, which raises MPI's errors, and keep its result.
 
     Args:
       about, more: see `World`.
-      kind: a number that encodes all else that must be equal on all processes; `text`: the words for it.
-      failure: this process takes part in no collective, but reports this failure.
+      kind: a checksum of everything else that must be equal on all processes.
+      text: description of that.
+      failure: a failure that this process reports instead of taking part in a collective; else "".
 
     Attributes:
-      repeats: whether the survivors of a loss can simply repeat it.
-      agreed: whether it is completed on all processes or on none, so that its result is never handed on.
-      intents: where the processes were not in the same operation, what each was about to do, by rank; `rank`: this
-        process's among them.
+      repeats: whether the survivors of a loss can simply repeat the operation.
+      agreed: whether all processes check that all have completed it, so that its result is never handed on.
+      intents: after a disagreement, what each process was about to do, by rank; else None.
+      rank: this process's rank in `intents`.
     """
 
     repeats = True
@@ -57,10 +58,10 @@ class Operation:
         self.rank = 0
 
     def carry_out(self, comm: Any) -> None:
-        """Do what follows the preamble, which all processes have found to be the same."""
+        """Carry out the operation after the preamble: all processes are in the same one."""
 
     def hand_on(self, comm: Any, root: int) -> None:
-        """Broadcast the result of rank `root`, which has completed the operation, to the ranks of `comm`."""
+        """Broadcast the result from rank `root`, which has completed the operation, to all ranks of `comm`."""
         self.intents = comm.bcast(self.intents, root)
         if self.intents is None:
             self.send_result(comm, root)
@@ -70,13 +71,13 @@ class Operation:
 
 
 class FinalOperation(Operation):
-    """The last operation of these processes in their communicator."""
+    """An operation after which the processes no longer use their communicator."""
 
     agreed = True
 
 
 class GatherBytes(Operation):
-    """Gathers every process's bytes, by rank, into `result`."""
+    """The operation that gathers every process's bytes, by rank, into `result`."""
 
     agreed = True  # MPI may report success although the data of a process that died have not arrived
 
@@ -90,10 +91,12 @@ class GatherBytes(Operation):
 
 
 class Regroup(FinalOperation):
-    """Makes a communicator, `result`, of those processes of the group that continue without the others.
+    """The operation that creates a communicator, `result`, of some processes of the group, which leave the others.
 
     Args:
-      stays: whether this process is one of them; called when the operation is carried out.
+      mpi: the module `mpi4py.MPI`.
+      about: see `World`.
+      stays: returns whether this process is one of them; called when the operation is carried out.
     """
 
     def __init__(self, mpi: Any, about: str, stays: Callable[[], bool]):
@@ -108,17 +111,18 @@ class Regroup(FinalOperation):
 
 
 class StateTransfer(Operation):
-    """Transfers the state of a run to joining processes: their `result`; None on the others.
+    """The operation that sends a run's state to joining processes. It is their `result`; on others that is None.
 
-    Small objects are broadcast; each process that has the arrays sends them to some of the joining ones.
+    Small objects are broadcast. Arrays are sent in parallel: each process with the state serves some joining ones.
 
     Args:
-      make: returns small objects and arrays; called on some processes that have the state.
-      room: returns arrays to receive into; called on processes that do not.
+      about: see `World`.
+      make: returns small objects and arrays; called on some processes with the state.
+      room: returns arrays to receive into; called on joining processes.
       has_state: whether this process has the state.
     """
 
-    agreed = True  # otherwise each process would have to keep all that it has sent or received
+    agreed = True  # otherwise each process would have to keep all data that it has sent or received
 
     def __init__(
         self,
@@ -136,12 +140,12 @@ class StateTransfer(Operation):
         """Send the state to all processes that lack it.
 
         Raises:
-          WorkerError: no process has it.
+          WorkerError: no process has the state.
         """
         has_state = comm.allgather(self._has_state)
         senders, receivers = ([rank for rank, has in enumerate(has_state) if has is wanted] for wanted in (True, False))
         if not senders:
-            raise WorkerError("all workers with the state of the run are lost; only joining ones remain.")
+            raise WorkerError("all workers that had the run's state are lost; only joining ones remain.")
         sender_of = {rank: senders[i % len(senders)] for i, rank in enumerate(receivers)}
         first, own_receivers = senders[0], [rank for rank in receivers if sender_of[rank] == comm.rank]
         small, arrays = self._make() if own_receivers or comm.rank == first else (None, [])
@@ -161,11 +165,12 @@ class StateTransfer(Operation):
 class StepOnMesh(Operation):
     """A whole step as one XLA program over the devices of all processes.
 
-    Not repeated: the program donates the state of the step before.
+    Not repeated after a loss, because the program donates the previous state.
 
     Args:
-      run: runs the program, and keeps its results elsewhere: the watchdog's thread may hold the last reference to this
-        operation, and must not free arrays.
+      about, more: see `World`.
+      run: runs the program, and stores the results elsewhere: the watchdog's thread may hold the last reference to this
+        operation, and must not free JAX arrays.
     """
 
     repeats = False
@@ -183,12 +188,14 @@ class StepOnMesh(Operation):
 class ReduceMessage(Operation):
     """The exchange of one message: reduces its parts into buffers, and its status into `arrived`.
 
-    Not repeated: the examples of a lost worker would be missing in it.
+    Not repeated after a loss, because the lost worker's examples would be missing.
 
     Args:
       header: `about`, `more`, `kind` and `text` of the operation.
-      reduce: reduces all that did not travel in the preamble, into `buffers`; returns the status.
-      replicated: whether all processes receive the same: then one that has completed it can hand it on.
+      buffers: receive buffers of the parts.
+      status: this process's status; see `Channel.exchange`.
+      reduce: reduces everything that is not reduced in the preamble into `buffers`; returns the reduced status.
+      replicated: whether all processes receive the same result, so that one can hand it on to others.
     """
 
     repeats = False
@@ -206,13 +213,13 @@ class ReduceMessage(Operation):
         self.arrived = status
 
     def wrap_reduce(self, wrapper: Callable[[Callable[[], np.ndarray]], np.ndarray], *, agreed: bool) -> None:
-        """Replace `reduce` by `wrapper(reduce)`; `agreed`: from now on it is completed on all processes or on none."""
+        """Replace `reduce` by a call of `wrapper(reduce)`, and mark the operation as agreed if `agreed`."""
         self._reduce, self.agreed = partial(wrapper, self._reduce), self.agreed or agreed
 
     def carry_out(self, comm: Any) -> None:
         self.arrived = self._reduce()
-        # The watchdog's thread may hold the last reference to this operation. It must not free JAX arrays, as it would
-        # when the interpreter ends.
+        # The watchdog's thread may hold the last reference to this operation, and must not free JAX arrays when the
+        # interpreter ends. So drop `reduce`, which refers to them.
         self._reduce = carried_out
 
     def send_result(self, comm: Any, root: int) -> None:
@@ -222,7 +229,7 @@ class ReduceMessage(Operation):
 
 
 def carried_out() -> np.ndarray:
-    """Stand in for the `reduce` of a message that has been reduced, or is reduced by other means.
+    """Fail: a placeholder for the `reduce` of a message that is already reduced, or takes the fast path.
 
     Raises:
       AssertionError: always.

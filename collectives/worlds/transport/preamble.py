@@ -1,12 +1,12 @@
 """The preamble: the first collective of every operation, which detects processes that are in different operations.
 
-MPI matches collectives by their order alone: a rank in another collective receives numbers of another meaning, or
-waits forever. So each operation begins with one Allreduce that is the same for all, of `NUMBERS` float64s. In it,
-every process adds the number x of the operation it is about to do, and x². If the numbers of p processes sum to
+MPI matches collectives only by their order: ranks in different collectives receive each other's data, or wait forever.
+Each operation therefore begins with an Allreduce of `NUMBERS` float64s that is the same for all operations. In it, each
+process contributes the number x of the operation that it is about to do, and x². If for p processes
 
     sum x = p x_own    and    sum x^2 = p x_own^2
 
-then the variance of x is 0, so all numbers are equal; and if one process finds that, all do. Applied to 16 bits at a
+then the variance of x is 0, so all numbers are equal; and if one process finds this, all do. Applied to 16 bits at a
 time, these sums are exact for up to a million processes. The rest of the buffer has room for small messages, which
 then need no Allreduce of their own.
 """
@@ -23,11 +23,11 @@ _HEADER = Struct("=4d")
 
 
 class Preamble:
-    """The buffer of one Allreduce by MPI.SUM, in place.
+    """The buffer of the preamble, an in-place Allreduce by MPI.SUM.
 
     Attributes:
       numbers: the buffer.
-      room: the part of it that is free for a message.
+      room: the part of the buffer that is free for a message.
       heard: after the Allreduce, returns the sums over all processes.
       expected: the sums if all processes have announced the same number. Either all processes find `heard()` equal to
         it, or none does.
@@ -38,7 +38,7 @@ class Preamble:
         self.room = self.numbers[4:]
         self._bytes = self.numbers.view(np.uint8).data
         self._processes = processes
-        self.heard = partial(_HEADER.unpack_from, self._bytes)  # not a Python function: every message calls it
+        self.heard = partial(_HEADER.unpack_from, self._bytes)  # C code, because every message calls it
         self.expected = (0.0, 0.0, 0.0, 0.0)
 
     def set_processes(self, processes: int) -> None:
@@ -46,7 +46,7 @@ class Preamble:
         self._processes = processes
 
     def announce(self, number: int) -> None:
-        """Write the number, of 32 bits, of the operation that this process is about to do."""
+        """Write the 32-bit number of the operation that this process is about to do."""
         high, low, p = float(number >> 16), float(number & 0xFFFF), self._processes
         _HEADER.pack_into(self._bytes, 0, high, high * high, low, low * low)
         self.expected = (p * high, p * high * high, p * low, p * low * low)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 class Process(NamedTuple):
     """One process of a job."""
 
-    worker_slots: range  # the worker slots that it carries
+    worker_slots: range  # its worker slots
     node: str  # the name of its host, for messages
     host: int  # number of its host: processes with the same number share memory and see each other's pids
     pid: int
@@ -26,7 +26,7 @@ class ProcessGroup:
     """Processes that communicate with each other, by rank.
 
     Attributes:
-      comm: their communicator; its errors raise exceptions.
+      comm: their communicator. Errors raise exceptions.
     """
 
     comm: Any
@@ -34,15 +34,15 @@ class ProcessGroup:
 
     @property
     def one_host(self) -> bool:
-        """Whether all share memory."""
+        """Whether all processes are on one host."""
         return len({process.host for process in self.everyone}) == 1
 
     def lost_in(self, later: ProcessGroup) -> dict[int, Process]:
-        """Return the processes that are not part of a later group, by their ranks in this one."""
+        """Return the processes that a later group lacks, by their ranks in this group."""
         return {rank: p for rank, p in enumerate(self.everyone) if p not in later.everyone}
 
     def subgroup(self, comm: Any) -> ProcessGroup:
-        """Return the group of a communicator of some of these processes, in its order."""
+        """Return the group of the processes in `comm`, a communicator of some of these processes."""
         ranks = range(comm.size)
         before = comm.group.Translate_ranks(list(ranks), self.comm.group)
         return ProcessGroup(comm, tuple(self.everyone[rank] for rank in before))
@@ -52,8 +52,9 @@ def all_processes(comm: Any, host: Any, n_devices: int) -> tuple[Process, ...]:
     """Return all processes of a communicator, by rank. Communicates.
 
     Args:
+      comm: the communicator.
       host: the communicator of this host's processes.
-      n_devices: number of this process's devices; it carries one worker on each.
+      n_devices: number of this process's devices, with one worker on each.
     """
     number = host.bcast(comm.rank)
     infos: Sequence[tuple[int, str, int, int]] = comm.allgather((n_devices, platform.node(), number, os.getpid()))

@@ -1,13 +1,13 @@
-"""A tree of TCP connections between the processes that `jax.distributed` has joined, for small sums on the host.
+"""A tree of TCP connections between the processes of `jax.distributed`, for small sums on the host.
 
-XLA matches collectives by their order alone, and waits without a message, or forever, in one that not all processes
-come to. So processes agree first, beside XLA: by TCP, along a tree, from each process to its parent and back. Between
-two processes of one host an agreement takes 15 µs; the smallest XLA collective over gloo took 0.3 to 3.5 ms there, and
-a value by way of the coordinator's key-value store 0.5 (two cores). On GPUs it would wait for what is in the stream.
+XLA matches collectives only by their order, and waits silently, even forever, in one that some process does not enter.
+Processes therefore first agree without XLA: by TCP, along a tree, from each process to its parent and back. Between two
+processes of one host this takes 15 µs. The smallest XLA collective over gloo took 0.3 to 3.5 ms there, and a value
+through the coordinator's key-value store 0.5 ms (two cores). On GPUs a collective would wait for the stream.
 
-A process that ends closes its connections; processes that wait in them notice at once, and close theirs, so all do.
+When a process ends, its connections close. Processes that wait on them notice at once and close theirs, so all notice.
 
-A process has one tree for all of its worlds, as XLA has one order of collectives for all of its programs.
+A process has one tree for all of its worlds, because XLA runs the collectives of all its programs in one order.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from launchers import ending
 T = TypeVar("T")
 
 BELOW = 8  # children of a process, at most: up to nine processes are a star
-SECONDS_TO_COME = 300.0  # for all processes to make their first world; as long as JAX waits for them at the start
+SECONDS_TO_COME = 300.0  # for all processes to create their first world; JAX's own timeout at the start
 _SECONDS_TO_CONNECT = 30.0
-_SECONDS_TO_NOTICE = 60.0  # that the host at the other end is gone without closing its connections
-_SECONDS_TO_END = 5.0  # for exit handlers, where a process was lost
+_SECONDS_TO_NOTICE = 60.0  # until the loss of a host that did not close its connections is detected
+_SECONDS_TO_END = 5.0  # for exit handlers, if a process was lost
 _EXIT_STATUS = 1
-_ROOM = 4096  # bytes of what a process tells of itself
+_ROOM = 4096  # bytes for the addresses that a process sends at the start
 _SECRET = 16  # bytes
 _LENGTH = struct.Struct("=Q")
 _RANK = struct.Struct("=I")
 
 
 class TCPTreeError(Exception):
-    """A process at the other end of a connection is gone, or the connection is."""
+    """A connection is closed, because its other process has ended or the network failed."""
 
 
 class TCPTree:
     """The connections of this process: to its parent, and to its children.
 
     Attributes:
-      rank, processes: as `jax.distributed` numbers them.
+      rank, processes: JAX's process index and process count.
       lock: held during an operation.
-      worlds: number of worlds that all processes have made.
+      worlds: number of worlds that the processes have created.
       threads: names of the threads that have used any world, by identifier.
 
     Raises:
-      LaunchError: the processes do not reach each other.
+      LaunchError: the processes cannot connect to each other.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TCPTree:
             told = _of_everyone(json.dumps([secret.hex(), socket.gethostname(), addresses]).encode())
             if above is not None:
                 key, host, addresses = json.loads(told[above])
-                reachable = addresses if host == socket.gethostname() else addresses[1:]  # the first is its own loop
+                reachable = addresses if host == socket.gethostname() else addresses[1:]  # the first is loopback
                 self._above = above, _connect(above, bytes.fromhex(key), reachable, self.rank)
             self._below = _admit(door, secret, below)
         self._lines = [*self._below.items(), *([self._above] if self._above else [])]
@@ -91,7 +91,7 @@ class TCPTree:
         atexit.register(self._at_exit)
 
     def sum(self, numbers: np.ndarray) -> None:
-        """Sum float64s over all processes, in place; the same bits on all. All processes sum equally many."""
+        """Sum an array of float64s over all processes, in place; bitwise equal on all. The shape is the same on all."""
         if self._room.shape != numbers.shape:
             self._room = np.empty_like(numbers)
         sent, received = numbers.view(np.uint8).data, self._room.view(np.uint8).data
@@ -111,7 +111,7 @@ class TCPTree:
             raise
 
     def allgather(self, value: Any) -> list[Any]:
-        """Return every process's value, by rank: anything that can be pickled."""
+        """Return every process's value, by rank. Values can be anything that can be pickled."""
         try:
             found = {self.rank: pickle.dumps(value)}
             for rank, line in self._below.items():
@@ -129,16 +129,16 @@ class TCPTree:
         return [pickle.loads(by_rank[rank]) for rank in range(self.processes)]
 
     def check_open(self) -> None:
-        """Raise where the connections are closed.
+        """Check that the connections are open.
 
         Raises:
-          TCPTreeError: they are.
+          TCPTreeError: they are closed.
         """
         if self._why_closed:
             raise TCPTreeError(self._why_closed)
 
     def close(self, why: str) -> None:
-        """Close the connections; processes that wait at the other ends notice."""
+        """Close the connections, which interrupts processes that wait at the other ends. `why`: for later errors."""
         self._why_closed = self._why_closed or why
         for _, line in self._lines:
             with suppress(OSError):
@@ -146,9 +146,8 @@ class TCPTree:
             line.close()
 
     def _at_exit(self) -> None:
-        """Close the connections when the process ends. If a process was lost, JAX would wait for it and then abort
-        (`heartbeat_timeout_seconds`, 100 by default): so this process ends some seconds later, after other exit
-        handlers.
+        """Close the connections when the process ends. If a process was lost, JAX's exit handler would wait for it and
+        then abort (`heartbeat_timeout_seconds`, 100 by default); so end this process after a few seconds.
         """
         lost = bool(self._why_closed)
         self.close("its script is over")
@@ -156,9 +155,9 @@ class TCPTree:
             threading.Thread(target=_end_soon, name="adaptive-end", daemon=True).start()
 
     def _close_by(self, error: BaseException) -> None:
-        """Close the connections after any error: the next data on a connection would be the rest of these."""
+        """Close the connections after an error, because unread data of this operation would be read by the next one."""
         self.close(
-            str(error) if isinstance(error, TCPTreeError) else f"a collective was left by {type(error).__name__}"
+            str(error) if isinstance(error, TCPTreeError) else f"a collective was aborted by {type(error).__name__}"
         )
 
 
@@ -166,10 +165,10 @@ _making = threading.Lock()
 
 
 def process_tree() -> TCPTree:
-    """Return this process's tree, made by the first call; all processes make it at the same point.
+    """Return this process's tree. The first call creates it, on all processes together.
 
     Raises:
-      LaunchError: not all processes have come to it, or they do not reach each other.
+      LaunchError: some processes did not call this in time, or the processes cannot connect to each other.
     """
     with _making:
         return _made_once()
@@ -189,11 +188,11 @@ def _end_soon() -> None:
 
 
 def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
-    """Add up the values of all processes in the order of `TCPTree.sum`.
+    """Add values in the order of `TCPTree.sum`.
 
     Args:
-      values: by rank; anything with `+`.
-      rank: the process at whose place in the tree to begin.
+      values: a value of each process, by rank; anything with `+`.
+      rank: the root of the subtree to sum.
     """
     total = values[rank]
     for below in _neighbors(rank, len(values))[1]:
@@ -210,9 +209,9 @@ def _neighbors(rank: int, processes: int) -> tuple[int | None, range]:
 
 
 def _of_everyone(told: bytes) -> list[bytes]:
-    """Return what every process tells of itself, by rank: over XLA, since nothing else connects them yet."""
+    """Gather each process's bytes, by rank, over XLA, because no other connection exists yet."""
     if len(told) > _ROOM:
-        raise LaunchError(f"this host has too many addresses: {len(told)} bytes, and at most {_ROOM} can be sent.")
+        raise LaunchError(f"this host has too many addresses: {len(told)} bytes, but at most {_ROOM} can be sent.")
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
@@ -243,19 +242,19 @@ def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
     thread.join(SECONDS_TO_COME)
     if not results:
         raise LaunchError(
-            f"not all {jax.process_count()} processes of jax.distributed have made a world within "
-            f"{SECONDS_TO_COME:g} s: all run the same script, and come to `with comm.world()` together."
+            f"not all {jax.process_count()} processes of jax.distributed created a world within {SECONDS_TO_COME:g} s. "
+            "All must run the same script, and call comm.world() at the same point."
         )
     if isinstance(results[0], Exception):
         raise LaunchError(
-            f"the processes of jax.distributed cannot be joined: {str(results[0]).splitlines()[0]}. On CPUs that takes "
+            f"the processes of jax.distributed cannot be connected: {str(results[0]).splitlines()[0]}. On CPUs, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo') before jax.distributed.initialize()."
         ) from results[0]
     return results[0]
 
 
 def _connect(rank: int, secret: bytes, addresses: Sequence[tuple[str, int]], own: int) -> socket.socket:
-    """Return a connection to the parent, by whichever of its addresses can be reached."""
+    """Return a connection to the parent, at the first of its addresses that can be reached."""
     until, said = time.monotonic() + _SECONDS_TO_CONNECT, "it has only a loopback address"
     for host, port in addresses:
         seconds = max(1.0, (until - time.monotonic()) / len(addresses))
@@ -341,7 +340,7 @@ def _receive_into(rank: int, line: socket.socket, room: memoryview) -> None:
 
 
 def _gone(rank: int) -> TCPTreeError:
-    return TCPTreeError(f"rank {rank} has closed its connection: it has ended, or lost another rank")
+    return TCPTreeError(f"rank {rank} has closed its connection: it ended, or lost another rank")
 
 
 def _read(line: socket.socket, length: int) -> bytearray:

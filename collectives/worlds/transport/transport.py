@@ -1,4 +1,4 @@
-"""Operations of several processes: one thread at a time, and all processes in the same operation."""
+"""Base class of transports, which perform the operations of several processes, one thread at a time."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .preamble import Preamble
 
 
 class FailureReported(Exception):
-    """The other processes have received this process's failure report; ends the operation that sent it."""
+    """Ends an operation that reports a failure, once the other processes have received the report."""
 
 
 class Transport(ABC):
-    """Runs the operations of a world of several processes, one after another.
+    """Performs the operations of a world of several processes, one after another.
 
     Args:
-      lifetime: of the world.
-      lock: held during an operation; worlds that share their connections share it.
+      lifetime: the world's lifetime.
+      lock: held during an operation; shared by worlds with the same connections.
       threads: names of the threads that have used these connections, by thread identifier.
 
     Attributes:
-      rank, processes: of this process, in the group that runs operations now.
+      rank, processes: rank of this process and number of processes in the present group.
       preamble: the first collective of every operation.
-      operation: the operation under way, or else the latest one; a channel uses one object for all its messages.
+      operation: the operation under way, or the latest one. A channel uses one object for all its messages.
       begun: number of operations that this process has begun.
-      inside: whether this process is in an operation that other processes take part in.
+      inside: whether this process is in an operation.
       survives: whether the others continue when processes are lost. Replicated.
-      waited: seconds spent in preambles so far; a preamble lasts until the last process has come. Local.
+      waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
     """
 
     survives = False
@@ -52,7 +52,7 @@ class Transport(ABC):
         self.waited = 0.0
 
     def collective(self) -> CollectiveLock:
-        """Return a context manager for `perform`: one thread at a time; errors of the library become WorkerErrors."""
+        """Return a context manager for `perform`, which holds the lock and raises MPI's errors as WorkerErrors."""
         return CollectiveLock(self)
 
     def run(self, operation: Operation) -> None:
@@ -61,7 +61,7 @@ class Transport(ABC):
             self.perform(operation)
 
     def mark_begun(self, operation: Operation) -> None:
-        """Record that an operation is under way that does not pass through `perform`, for the watchdog."""
+        """Record for the watchdog that an operation is under way without `perform`."""
         self.operation, self.inside = operation, True
         self.begun += 1
 
@@ -81,7 +81,7 @@ class Transport(ABC):
             self.run(Operation("", "", FAILURE, failure=why))
 
     def intent(self, operation: Operation, world: str = "") -> Intent:
-        """Return a description of what this process is about to do, for the error of processes that disagree."""
+        """Describe what this process is about to do, for the error after a disagreement."""
         names = [name for name in self.threads.values() if name != FAILURE_THREAD]
         leaves = self.lifetime.leaving or operation.kind == CLOSE
         what = operation.about, operation.text, operation.more, current_line(), operation.failure
@@ -103,11 +103,11 @@ class Transport(ABC):
 
     @abstractmethod
     def translate_error(self, error: BaseException) -> None:
-        """Raise a WorkerError in place of an error of the library that carries messages. Called with the lock held."""
+        """Raise a WorkerError in place of an error of MPI, XLA or TCP. Called with the lock held."""
 
 
 class CollectiveLock:
-    """The `with` block of `Transport.collective`. A class rather than a generator: every message passes through one."""
+    """The `with` block of `Transport.collective`. Not a generator, which costs more time in every message."""
 
     def __init__(self, transport: Transport):
         self._transport = transport

@@ -1,1 +1,1 @@
-"""A thread per rank that finds ranks which are stuck."""
+"""Detection of stuck ranks, by a thread in each rank."""

@@ -1,4 +1,4 @@
-"""What a waiting rank finds out about the other ranks, and the reports of it."""
+"""Findings of a waiting rank about the other ranks, and reports of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adaptive.extend import at
 
 from .stacks import ProcessId
 
-_SHOWN = 8  # ranks with their stacks; of a thousand stuck ranks, most are stuck in one place
+_SHOWN = 8  # ranks with their stacks in a report; even a thousand ranks are mostly stuck in one place
 _MOST = 40_000  # characters of a report
 
 
@@ -25,29 +25,32 @@ class RankState(Enum):
     STOPPED = "is stopped"
     GONE = "no longer exists"
     ENDED = "has ended"
-    CUT_OFF = "cannot be reached any more"
+    CUT_OFF = "can no longer be reached"
     UNKNOWN = "cannot be asked"
 
     @property
     def well(self) -> bool:
-        """Whether it will come, as far as is known."""
+        """Whether the rank will enter the operation, as far as is known."""
         return self in (RankState.HERE, RankState.COMPILES)
 
     @property
     def runs(self) -> bool:
-        """Whether its Python answers."""
+        """Whether the rank's Python answers."""
         return self in (RankState.HERE, RankState.COMPILES, RankState.AWAY, RankState.CROSSED)
 
 
 @dataclass(frozen=True)
 class RankFinding:
-    """What was found out about one rank.
+    """The state of one rank, as another rank has found it.
 
     Attributes:
-      doing: in words.
-      line: of the user's file.
-      seconds: for how long it has been in no collective; None where only the rank itself could know.
-      stack: of Python, or "".
+      rank: the rank.
+      process: its process.
+      state: its state.
+      doing: description of its activity.
+      line: the line of the user's file at which it is.
+      seconds: seconds since its last collective; None if the rank did not answer.
+      stack: its Python stack, or "".
     """
 
     rank: int
@@ -69,7 +72,7 @@ class RankFinding:
             case RankState.CROSSED:
                 text = f"is in a collective of another world{at(self.line)}{since}"
             case RankState.SILENT:
-                text = "runs, but its Python does not answer: C code holds the interpreter's lock" + (
+                text = "runs, but its Python does not answer: C code holds the GIL" + (
                     "" if self.stack else ", or Python has ended"
                 )
             case RankState.STOPPED:
@@ -79,7 +82,7 @@ class RankFinding:
             case RankState.CUT_OFF:
                 text = "does not answer, nor does any other rank of its host: the rank, the host or the network hangs"
             case RankState.UNKNOWN:
-                text = f"cannot be asked: UDP does not reach {self.process.host} from here. It is not reported as stuck"
+                text = f"cannot be asked: UDP does not reach {self.process.host} from here. It does not count as stuck"
             case _:
                 text = self.state.value
         stack = "".join(f"\n        {row}" for row in self.stack.splitlines())
@@ -87,14 +90,15 @@ class RankFinding:
 
 
 def report(rank: int, about: str, line: str, waited: float, findings: Sequence[RankFinding], rest: str) -> str:
-    """Return the report of a hang, which is logged once.
+    """Return the text of a report about a hang, which is logged once.
 
     Args:
       rank: the rank that waits.
       about: the operation in which it waits.
-      line: where that was called.
-      findings: about all other ranks.
-      rest: what will be done.
+      line: the line of the user's file that called the operation.
+      waited: seconds that it has waited.
+      findings: the findings about all other ranks.
+      rest: the last sentence: the consequences.
     """
     told = [finding for finding in findings if finding.state is not RankState.HERE]
     more = [f"    and {len(told) - _SHOWN} more ranks are not in it"] if len(told) > _SHOWN else []
@@ -104,21 +108,22 @@ def report(rank: int, about: str, line: str, waited: float, findings: Sequence[R
 
 
 def given_up_message(about: str, waited: float, hang_timeout: float) -> str:
-    """Return the message of a rank on which the others have given up.
+    """Return the last message of a rank that the others have declared lost.
 
     Args:
       about: the operation in which they waited.
-      waited: for how many seconds.
+      waited: seconds that they waited.
+      hang_timeout: the setting, in seconds.
     """
     return (
-        f"The other ranks have given up on this process: they waited for it for {_seconds(waited)} in {about}, and it "
-        "did not answer. It or its host may have been stopped. The job has ended because of it, so it ends too. "
+        f"The other ranks have declared this process lost: they waited for it for {_seconds(waited)} in {about}, and "
+        "it did not answer. It or its host may have been stopped. The job has ended, so this process ends too. "
         f"hang_timeout= of comm.world() sets how long the others wait ({hang_timeout:g} s)."
     )
 
 
 def rank_names(ranks: Iterable[int]) -> str:
-    """Return `rank 1`, or `ranks 1, 2`."""
+    """Describe ranks: `rank 1`, or `ranks 1, 2`."""
     numbers = sorted(ranks)
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 

@@ -1,7 +1,7 @@
-"""Questions between watchdogs: each rank asks the others for their state, or to act on a process of their host.
+"""Requests between watchdogs: a rank asks others for their state, or to inspect or kill a process of their host.
 
-All in one thread of each rank, the watchdog's; questions that arrive while it waits for an answer are answered
-meanwhile. Datagrams may be lost or duplicated: questions are repeated, and answering twice is harmless.
+Each rank uses one thread, the watchdog's. While it waits for answers, it also answers requests. Datagrams may be lost
+or duplicated, so requests are repeated, and answering one twice is harmless.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .udp import Address, UDPSocket
 _SECONDS_TO_DO = 2 * stacks.SECONDS_TO_WRITE
 _TIMES = 3  # sends of a question
 _HELLOS = 10
-_MARKS = 20  # sends to oneself, until one arrives
+_MARKS = 20  # attempts to send a datagram to oneself
 
 Datagram = dict[str, Any]
 
 
 class Peer(NamedTuple):
-    """A rank as the others know it.
+    """The contact data of a rank.
 
     Attributes:
-      number: its first rank, which stays the same when ranks are renumbered.
-      group: the same for all ranks of its host: the least of their numbers.
-      addresses: the first for ranks of its host, the others for those of other hosts.
-      key: authenticates datagrams; all use that of rank 0.
+      number: its original rank, which does not change when ranks are renumbered.
+      group: identifies its host: the least number of a rank there.
+      addresses: the first is for ranks of the same host, the others for other hosts.
+      key: authenticates datagrams; all ranks use rank 0's.
     """
 
     number: int
@@ -44,11 +44,11 @@ class Peer(NamedTuple):
 
 
 class Probe:
-    """The questions and answers of this rank.
+    """Sends this rank's requests, and answers those of others.
 
     Attributes:
       me: this rank.
-      left: ranks that have announced that they will not come any more, and why.
+      left: reasons of ranks that have announced that they enter no further operation, by number.
     """
 
     def __init__(self, peers: Sequence[Peer], own: int, socket: UDPSocket):
@@ -59,20 +59,20 @@ class Probe:
         self._reached = {self.me.group}  # hosts from which a datagram has arrived
         self._hellos = _HELLOS
         self._question = 0
-        self._came: dict[str, dict[int, Datagram]] = {}  # since the last question, by kind and sender
+        self._came: dict[str, dict[int, Datagram]] = {}  # datagrams since the last request, by kind and sender
         self._first = frozenset(peer.number for peer in peers)
-        self._marks = 0  # number of the latest mark sent to oneself, to know what was read
+        self._marks = 0  # number of the latest mark, a datagram sent to oneself to learn what was read
         self._read = 0  # number of the latest mark received
         self._mark_read = threading.Condition()
         self.keep(peers)
 
     def keep(self, peers: Sequence[Peer]) -> None:
-        """Know only these ranks, among them this one, in the order of their ranks now."""
+        """Set the ranks of the world, including this one, in the order of their present ranks."""
         self._peers = {peer.number: peer for peer in peers}  # replaced as a whole: the watchdog may be reading it
 
     @property
     def others(self) -> list[Peer]:
-        """All other ranks of the world, by rank."""
+        """All other ranks of the world, in the order of their ranks."""
         return [peer for peer in self._peers.values() if peer.number != self.me.number]
 
     def rank(self, number: int) -> int:
@@ -80,7 +80,7 @@ class Probe:
         return list(self._peers).index(number)
 
     def greet(self) -> None:
-        """Find out which other hosts can be reached: one that never could is not reported as stuck later."""
+        """Send a datagram to all ranks, to learn which hosts can be reached. Others are not reported as stuck later."""
         if self._hellos:
             self._hellos -= 1
             self.send([p.number for p in self.others if p.group == p.number and p.group not in self._reached], "hello")
@@ -88,11 +88,11 @@ class Probe:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def find(self, seconds: float, here: Callable[[Datagram], None]) -> dict[int, RankFinding]:
-        """Return a finding for each other rank, by number, in the order of ranks.
+        """Ask all other ranks for their state. Returns a finding for each, by number, in the order of ranks.
 
         Args:
           seconds: how long to wait for answers.
-          here: handles what others ask meanwhile, where it is not for this class.
+          here: handles requests that arrive meanwhile and that this class does not handle.
         """
         self._question += 1
         answers = self._came["answer"] = {}
@@ -109,14 +109,19 @@ class Probe:
         return {peer.number: found[peer.number] for peer in self.others}
 
     def helper(self, number: int, runs: set[int]) -> int | None:
-        """Return a rank on the host of this peer whose Python runs, preferably this one; None if there is none."""
+        """Return the number of a rank on a peer's host whose Python runs, preferably this one; None if there is none.
+
+        Args:
+          number: the peer's number.
+          runs: numbers of the ranks whose Python runs.
+        """
         group = self._peers[number].group
         if group == self.me.group:
             return self.me.number
         return next((p.number for p in self.others if p.group == group and p.number in runs), None)
 
     def request(self, helper: int, what: str, number: int, here: Callable[[Datagram], None]) -> Any:
-        """Have a rank "look" at a process of its host, or "kill" it. Returns the result, or None without an answer."""
+        """Ask a rank to "look" at a process of its host, or to "kill" it. Returns its answer; None if there is none."""
         if helper == self.me.number:
             return self._do(what, number)
         done = self._came["done"] = {}
@@ -125,7 +130,7 @@ class Probe:
         return done[helper]["result"] if helper in done else None
 
     def request_report(self, by: int, seconds: float, here: Callable[[Datagram], None], **fields: Any) -> bool:
-        """Have a rank log a report. Returns whether it has."""
+        """Ask a rank to log a report. Returns whether it has confirmed that."""
         heard = self._came["heard"] = {}
         for _ in range(_TIMES):
             self.send([by], "report", **fields)
@@ -152,13 +157,13 @@ class Probe:
     # --- being asked --------------------------------------------------------------------------------------------------
 
     def send(self, to: Sequence[int], kind: str, **fields: Any) -> None:
-        """Send to ranks, by number, without confirmation."""
+        """Send a datagram to ranks, given by number, without confirmation."""
         for peer in (self._peers[number] for number in to):
             addresses = peer.addresses[:1] if peer.group == self.me.group else peer.addresses[1:]
             self._socket.send(peer.number, addresses, kind=kind, **fields)
 
     def serve(self, seconds: float, here: Callable[[Datagram], None], until: Callable[[], bool]) -> bool:
-        """Answer what arrives, for so many seconds or until `until()` is true. Returns whether it is."""
+        """Answer requests for `seconds`, or until `until()` returns true. Returns whether it did."""
         deadline = time.monotonic() + seconds
         while not until():
             left = deadline - time.monotonic()
@@ -170,15 +175,14 @@ class Probe:
             if message["from"] in self._peers:
                 self._handle(message, here)
             elif message["kind"] == "stop" and message["from"] in self._first:
-                here(message)  # from a rank that this one considers lost, and that has given up on this one
+                here(message)  # from a rank that this one considers lost, and that considers this one lost
         return True
 
     def catch_up(self, seconds: float) -> bool:
-        """Return whether all datagrams that have arrived by now are handled. Waits up to `seconds` until they are.
+        """Wait at most `seconds` until all datagrams that have already arrived are handled. Returns whether they are.
 
-        Called by another thread than the one that serves. Datagrams to oneself arrive after those that are there;
-        where the
-        system's buffer is full they are dropped, so they are sent again.
+        Called by another thread than the one that serves. Sends a datagram to this rank itself, which arrives after the
+        others; it is repeated, because the system drops it if the buffer is full.
         """
         with self._mark_read:
             self._marks += 1
@@ -218,7 +222,7 @@ class Probe:
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        """Make `serve` return soon, in whichever thread it runs."""
+        """Make `serve` return soon, if another thread is in it."""
         self._socket.ring()
 
     def close(self) -> None:

@@ -1,19 +1,18 @@
-"""Detection of stuck ranks: they are reported after `hang_timeout`, and ended after twice that; slow ranks are not.
+"""Settings of the watchdog: stuck ranks are reported after `hang_timeout`, and ended after twice that time.
 
-A rank that is stopped, or loops, or has left, hangs all others, since MPI waits for it without a limit. So each rank
-has a thread (`watchdog.py`) that checks, a few times in `hang_timeout`, whether its world is in an operation and for
-how long. If that is longer than `hang_timeout`, the thread asks all other ranks for their state, by datagrams
-(`probe.py`): it needs Python's lock for moments, and no MPI.
+MPI waits without a limit for a rank that is stopped, loops or has left. Each rank therefore has a thread
+(`watchdog.py`) that checks how long its world has been in an operation. After `hang_timeout` the thread asks all other
+ranks for their state, by datagrams (`probe.py`); it does not need MPI, and holds the GIL only briefly.
 
 * A rank that is in the operation, or waits for XLA's compiler, is well.
-* A rank that is elsewhere, or does not answer, after the others have waited for `hang_timeout`, is *stuck*, and is
-  reported, once.
-* A rank that still is after twice `hang_timeout` is killed by a rank of its host, if its loss is survived; otherwise
-  the job ends.
-* A rank that has left, or whose process is gone, is not waited for.
+* A rank that is elsewhere, or does not answer, after the others have waited for `hang_timeout`, is *stuck*. It is
+  reported once.
+* A rank that is still stuck after twice `hang_timeout` is killed by a rank of its host if the others can continue
+  without it; otherwise the job ends.
+* A rank that has left, or whose process has ended, is not waited for.
 
-The wait for a rank is the longest time that any rank has waited in this operation; it starts again whenever the rank is
-seen compiling. Of the ranks that wait, the one whose timeout ends first asks, and the others leave it to that one.
+The waiting time for a rank is the longest time that any rank has waited in this operation. It starts again whenever the
+rank is found compiling. Only the waiting rank whose timeout ends first asks the others.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SHOWN = 8
 
 
 def check_hang_timeout(hang_timeout: Any) -> float:
-    """Return `hang_timeout` as seconds; 0 disables the watchdog.
+    """Return `hang_timeout` as a float, in seconds; 0 disables the watchdog.
 
     Raises:
       CollectiveError: it is not a number of seconds.
@@ -45,18 +44,19 @@ def check_hang_timeout(hang_timeout: Any) -> float:
     seconds = real(hang_timeout)
     if seconds is None or not isfinite(seconds) or seconds < 0:
         raise CollectiveError(
-            f"hang_timeout={brief(hang_timeout)}: write the seconds after which a rank that keeps others waiting is "
+            f"hang_timeout={brief(hang_timeout)} must be the seconds after which a rank that keeps others waiting is "
             f"reported as stuck ({HANG_TIMEOUT:g} by default), or 0 to wait without a limit."
         )
     return seconds
 
 
 def introduce(number: int, group: int, hang_timeout: float) -> tuple[Peer, UDPSocket | None]:
-    """Return what this rank tells all others of itself, and the socket at which they reach it.
+    """Return this rank's contact data for the others, and its socket; no socket if the watchdog is disabled.
 
     Args:
-      number: its rank.
-      group: the same for all ranks of its host: the least of their numbers.
+      number: this rank.
+      group: identifies this rank's host: the least rank there.
+      hang_timeout: the setting, in seconds.
     """
     if not hang_timeout:
         return Peer(number, group, ProcessId("", os.getpid(), 0.0, "", -1), (), b"", hang_timeout), None
@@ -72,11 +72,14 @@ def start_watchdog(
     socket: UDPSocket | None,
     abort: Callable[[int], object],
 ) -> Watchdog | None:
-    """Start to watch over these ranks; returns None where there are no others, or `hang_timeout` is 0.
+    """Start this rank's watchdog. Returns None if there are no other ranks, or `hang_timeout` is 0.
 
     Args:
-      peers: all ranks; `own`: this one among them; `socket`: its.
-      abort: ends all processes of the job with a status; called from any thread.
+      transport: the transport to watch.
+      peers: contact data of all ranks.
+      own: this rank.
+      socket: this rank's socket.
+      abort: ends all processes of the job with an exit status; called from any thread.
 
     Raises:
       DisagreementError: `hang_timeout` differs between ranks. On every rank.

@@ -1,4 +1,4 @@
-"""What Python is doing in this process and, where it does not answer, in another process of this host."""
+"""Python stacks of this process and of other processes of this host, also if their Python does not answer."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from adaptive.extend import write_stacks_upon_signal, written_stacks
 if TYPE_CHECKING:
     import psutil
 
-_SAME = 2.0  # seconds by which the time of a process's start may seem to differ, as clocks are set
+_SAME = 2.0  # seconds by which a process's start time may appear to change when the clock is set
 
 _PROGRAM = os.path.join("adaptive", "program", "program.py")
-_READS = re.compile(r"adaptive.data.(?!fetch_thread\.py)\w+\.py")  # a thread that is only in the latter is idle
+_READS = re.compile(r"adaptive.data.(?!fetch_thread\.py)\w+\.py")  # a thread in fetch_thread.py alone is idle
 
 GONE, STOPPED, RUNS, UNKNOWN = "gone", "stopped", "runs", "unknown"
 
 
 class ProcessId(NamedTuple):
-    """The identity of a process for others of its host.
+    """The identity of a process, for other processes of its host.
 
     Attributes:
       host: the name of the host.
-      pid: its number.
-      created: seconds since 1970; the kernel reuses pids.
-      space: the pid namespace: containers of one host number their processes separately.
-      file: the descriptor of the file to which it writes its stack upon SIGURG; -1 where it does not.
+      pid: the process's pid.
+      created: its start time, in seconds since 1970; needed because the kernel reuses pids.
+      space: its pid namespace, because containers of one host number their processes separately.
+      file: descriptor of the file to which it writes its stack upon SIGURG; -1 if it does not.
     """
 
     host: str
@@ -48,9 +48,7 @@ class ProcessId(NamedTuple):
 
 @lru_cache(maxsize=1)
 def this_process() -> ProcessId:
-    """Return the identity of this process; from now on it writes its stack upon SIGURG, unless the program uses that
-    signal itself.
-    """
+    """Return the identity of this process, and make it write its stack upon SIGURG, unless the script handles SIGURG."""
     import psutil
 
     pid, file = os.getpid(), write_stacks_upon_signal()
@@ -58,7 +56,7 @@ def this_process() -> ProcessId:
 
 
 def frames_of(threads: Sequence[int]) -> list[FrameType]:
-    """Return the innermost frames of these threads of this process; of the main thread if none of them is alive."""
+    """Return the innermost frames of these threads, or of the main thread if none of them is alive."""
     frames = sys._current_frames()
     found = [frames[thread] for thread in threads if thread in frames]
     main = threading.main_thread().ident
@@ -66,8 +64,8 @@ def frames_of(threads: Sequence[int]) -> list[FrameType]:
 
 
 def look_at(process: ProcessId) -> tuple[str, str]:
-    """Return GONE, STOPPED, RUNS or UNKNOWN (not visible from here) for another process of this host, and its stack if
-    available.
+    """Return the state of another process of this host and its stack, if available. The state is GONE, STOPPED, RUNS,
+    or UNKNOWN for a process that is not visible from here.
     """
     import psutil
 
@@ -90,7 +88,7 @@ def look_at(process: ProcessId) -> tuple[str, str]:
 
 
 def kill(process: ProcessId) -> bool:
-    """Kill another process of this host, unless its pid was reused. Returns whether it is gone, or will be."""
+    """Kill another process of this host, unless its pid was reused. Returns whether it has ended, or will."""
     import psutil
 
     found = _find(process) if process.space == this_process().space else None
@@ -126,7 +124,7 @@ def _find(process: ProcessId) -> psutil.Process | None:
 
 
 def _of_its_own(dump: str) -> str:
-    """Return, of what faulthandler wrote, the threads that read examples, the main thread, and those in a program."""
+    """Return a part of faulthandler's dump: threads that read examples, the main thread, and threads in a program."""
     *others, main = [block.strip() for block in dump.split("\n\n") if block.strip()] or [""]
     read = [block for block in others if _READS.search(block)]
     return shortened("\n".join([*read, main, *(block for block in others if _PROGRAM in block)]).strip())

@@ -1,8 +1,8 @@
-"""Small messages between the processes of a world, beside MPI: for when a process does not come to an operation of MPI.
+"""Datagrams between the processes of a world, for use when a process does not enter an MPI operation.
 
-By UDP, since it never blocks. Messages may be lost or duplicated. Each datagram is authenticated with a key that only
-the world's processes have, and names its receiver: so others are ignored, as is what reaches another process under an
-address that two networks have. Nothing is unpickled.
+They are sent by UDP, which never blocks, and may be lost or duplicated. Each datagram is authenticated with a key that
+only the world's processes have, and names its receiver. Other datagrams are ignored, including those that reach the
+wrong process because two networks use the same address. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class UDPSocket:
     """The socket of one process.
 
     Attributes:
-      addresses: at which others may reach it: of all networks of this host, since it is not known here which of them
-        another host is in.
+      addresses: addresses in all networks of this host, because it is unknown which of them other hosts can reach.
     """
 
     def __init__(self) -> None:
@@ -39,11 +38,11 @@ class UDPSocket:
         self._own = -1
 
     def join(self, key: bytes, own: int) -> None:
-        """Set the key of the world's processes, and the number of this one among them."""
+        """Set the key of the world's processes, and this process's number."""
         self._key, self._own = key, own
 
     def send(self, to: int, addresses: Iterable[Address], **fields: Any) -> None:
-        """Send to all addresses of a process, without confirmation."""
+        """Send a datagram to all addresses of a process, without confirmation."""
         fields |= {"to": to, "from": self._own}
         body = json.dumps(fields).encode()
         sealed = hmac.digest(self._key, body, "sha256") + body
@@ -52,9 +51,7 @@ class UDPSocket:
                 self._socket.sendto(sealed, tuple(address))
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
-        """Return a datagram that arrives within so many seconds, with the sender's number under "from"; None if none
-        does.
-        """
+        """Return the next datagram, with the sender's number under "from"; None if none arrives within `seconds`."""
         if not select.select([self._socket], [], [], max(0.0, seconds))[0]:
             return None
         try:
@@ -68,7 +65,7 @@ class UDPSocket:
         return fields if fields["to"] == self._own else None
 
     def ring(self) -> None:
-        """Make `receive` return, in whichever thread it runs."""
+        """Make `receive` return, if another thread is in it."""
         with suppress(OSError):
             self._socket.sendto(b"", (_HERE, self._port))
 

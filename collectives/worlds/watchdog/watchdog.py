@@ -1,6 +1,4 @@
-"""The thread that watches whether other ranks come to an operation, and its two deadlines: see `settings.py` for the
-rules.
-"""
+"""The thread that detects ranks which do not enter an operation, and its two deadlines. `settings.py` has the rules."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from .probe import Datagram, Peer, Probe
 
 _TICKS = 20  # checks in `hang_timeout`
 _LONGEST_TICK = 1.0  # seconds
-_ROUNDS = 4  # of questions, in `hang_timeout`
+_ROUNDS = 4  # rounds of requests per `hang_timeout`
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_ABORT = 5.0
 _SECONDS_TO_END = 1.0
-_SECONDS_TO_PRINT = 1.0  # a launcher drops what it has not printed yet when it ends the job
+_SECONDS_TO_PRINT = 1.0  # for output: launchers drop what they have not printed when the job ends
 _EXIT_STATUS = 1
-_HURRY = 1 / 12  # of `hang_timeout`, after which ranks that have announced that they will not come are examined
+_HURRY = 1 / 12  # fraction of `hang_timeout` after which ranks that have announced to leave are examined
 
 _log = logging.getLogger("adaptive")
 
@@ -39,7 +37,7 @@ Findings = dict[int, RankFinding]  # by number
 
 
 class WatchedTransport(Protocol):
-    """What a watchdog reads of a transport, from another thread than the transport's."""
+    """The attributes of a transport that the watchdog's thread reads."""
 
     operation: Operation  # channels use one object for all their messages
     begun: int  # number of operations begun
@@ -52,8 +50,10 @@ class Watchdog:
     """One rank's watchdog thread for one world.
 
     Args:
-      hang_timeout: seconds.
-      abort: ends all processes of the job with a status; called from any thread.
+      transport: the transport to watch.
+      probe: sends and answers requests.
+      hang_timeout: the setting, in seconds.
+      abort: ends all processes of the job with an exit status; called from any thread.
     """
 
     def __init__(self, transport: WatchedTransport, probe: Probe, hang_timeout: float, abort: Callable[[int], object]):
@@ -76,16 +76,16 @@ class Watchdog:
         self._anew = True
 
     def catch_up(self) -> None:
-        """Return when this rank has handled what the others had sent to it by now.
+        """Wait until this rank has handled all datagrams that have already arrived.
 
-        Called by the world's thread before it declares others lost: after a long stop, this process may find that the
-        others have given up on it; then this does not return.
+        Called by the world's thread before it declares others lost. After a long stop, a datagram may say that the
+        others have declared this process lost; then this does not return.
         """
         if not self._closed and threading.current_thread() is not self._thread:
             self.probe.catch_up(_SECONDS_TO_ANSWER)
 
     def close(self, why: str = "") -> None:
-        """Stop the thread. If this rank leaves the others, send them the reason `why`."""
+        """Stop the thread. If this rank leaves the others early, send them the reason `why`."""
         if self._closed or os.getpid() != self._pid:  # a forked child shares the socket
             return
         self._closed = True
@@ -105,7 +105,7 @@ class Watchdog:
         return transport
 
     def _at_exit(self) -> None:
-        """Close it when the process ends while its world is open, and tell the others, which would wait for it."""
+        """Close the watchdog when the process ends with its world open, and send the others the reason."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         how = f"by {type(error).__name__}: {error}" if error else "at its end, or by sys.exit()"
         words = getattr(self._watched(), "operation", self._operation).about
@@ -127,9 +127,7 @@ class Watchdog:
         self.probe.close()
 
     def _check(self) -> None:
-        """Measure for how long this rank has been in its operation, and ask the others for their state if that is too
-        long.
-        """
+        """Ask the other ranks for their state if this rank has been in its operation for too long."""
         now = time.monotonic()
         away = now - self._last
         passed = min(away, 10 * self._tick)  # a longer time means that this process was stopped
@@ -173,11 +171,11 @@ class Watchdog:
             self._report(findings, self._outlook(late), late, logging.ERROR)
         else:
             here = all(finding.state is RankState.HERE for finding in findings.values())
-            rest = "all ranks are in it; its messages take long, or were lost" if here else "no rank is stuck"
+            rest = "all ranks are in it; its messages are slow, or were lost" if here else "no rank is stuck"
             self._report(findings, f"As far as is known, {rest}.", findings, logging.WARNING)
 
     def _judge(self, findings: Findings) -> tuple[Findings, Findings]:
-        """Return the findings of ranks that are stuck, and of those of them that are past the second deadline."""
+        """Return the findings of ranks that are past the first deadline, and of those past the second."""
         late, due = {}, {}
         for number, finding in findings.items():
             if finding.state.well:
@@ -185,7 +183,7 @@ class Watchdog:
             if finding.state.well or finding.state is RankState.UNKNOWN:
                 continue
             if self._operation.kind == CLOSE and finding.state in (RankState.AWAY, RankState.CROSSED):
-                continue  # at the end of a world no rank needs a result, so others may take their time
+                continue  # at the end of a world no rank waits for a result, so the others may be late
             certain = finding.state is RankState.ENDED or (
                 finding.state is RankState.GONE and not self._transport.survives
             )
@@ -225,7 +223,7 @@ class Watchdog:
         self._stop()
 
     def _can_be_killed(self, due: Findings, helpers: dict[int, int | None]) -> bool:
-        """Return whether these ranks can be killed, killing them helps, and it was not tried in vain."""
+        """Return whether killing these ranks is possible and helps, and has not failed before."""
         possible = None not in helpers.values() and all(f.state is not RankState.CROSSED for f in due.values())
         return possible and all(self._waited - self._killed.get(n, self._waited) < self._hang_timeout for n in due)
 
@@ -236,7 +234,7 @@ class Watchdog:
                 self.probe.request(helper, "kill", number, self._handle)
 
     def _stop(self) -> None:
-        """End the job, and this process, whatever its other threads are in."""
+        """End the job and this process, even if other threads are blocked."""
 
         def end() -> None:
             run_exit_hooks()
@@ -254,9 +252,7 @@ class Watchdog:
     # --- saying it ----------------------------------------------------------------------------------------------------
 
     def _report(self, findings: Findings, rest: str, about: Iterable[int], level: int) -> None:
-        """Have a report logged once, by the least rank that waits, and recorded by all others. Does nothing if all
-        these ranks were reported before.
-        """
+        """Have the least waiting rank log a report, and all others record it. Does nothing if `about` is not new."""
         if not self._is_new(about, level):
             return
         words, line = self._operation.about or "reporting a failure to the others", self._own_state()["line"]
@@ -282,7 +278,7 @@ class Watchdog:
     def _handle(self, message: Datagram) -> None:
         match message["kind"]:
             case "ask":
-                # The asking rank does what this one would do next, so this one leaves it to that rank.
+                # The rank that asks will act on the answers, so this one need not ask.
                 self._next = max(self._next, self._waited + self._hang_timeout / _ROUNDS + self._answer_seconds)
                 self.probe.send([message["from"]], "answer", question=message["question"], **self._own_state())
             case "report":
@@ -297,7 +293,7 @@ class Watchdog:
                 self._stop()
 
     def _own_state(self) -> dict[str, Any]:
-        """Return the state of this rank, read off the frames of the threads that use the world."""
+        """Return this rank's state, from the frames of the threads that use the world."""
         threads = [ident for ident, name in list(self._transport.threads.items()) if name != FAILURE_THREAD]
         frames = stacks.frames_of(threads)
         found = [thread_status_of(frame) for frame in frames]
@@ -319,6 +315,6 @@ class Watchdog:
 
 
 def _stack_of(waits: Sequence[Wait], frames: Sequence[FrameType]) -> str:
-    """Return the stacks of what threads wait for, or of the threads themselves if that is not known."""
+    """Return the stacks of the threads that `waits` names as blocking, or else of the waiting threads themselves."""
     found = [stack for stack in (wait.stack() for wait in waits) if stack]
     return stacks.shortened("\n".join(found or map(stacks.stack_of, frames)))

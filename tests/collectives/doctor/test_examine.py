@@ -13,9 +13,16 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from collectives.doctor import command, examine
-from collectives.doctor.examine import Examination, as_examination, of_this_process
+from collectives.doctor.examine import Examination, as_examination, examine_process
 from collectives.doctor.facts import PACKAGES, JobFacts
-from collectives.doctor.findings import HealthCheck, of_clocks, of_folder, of_job, of_launcher, of_process
+from collectives.doctor.findings import (
+    HealthCheck,
+    clock_findings,
+    folder_findings,
+    job_findings,
+    launcher_findings,
+    process_findings,
+)
 from collectives.doctor.measure import ExchangeTimes, Folder, LinkTimes, folder, kind
 from collectives.doctor.show import show
 from collectives.worlds.launch import check_agreement, no_mpi
@@ -36,27 +43,27 @@ def only(findings, level="wrong") -> HealthCheck:
 
 
 def test_nothing_is_found_where_all_is_well():
-    assert list(of_process(WELL)) == []
-    assert list(of_job([RANK, replace(RANK, rank=1)])) == []
-    assert list(of_job([GPU, replace(GPU, visible="1")])) == []
-    assert list(of_launcher(Implementation("mpirun", "Open MPI", (5,)), RANK)) == []
+    assert list(process_findings(WELL)) == []
+    assert list(job_findings([RANK, replace(RANK, rank=1)])) == []
+    assert list(job_findings([GPU, replace(GPU, visible="1")])) == []
+    assert list(launcher_findings(Implementation("mpirun", "Open MPI", (5,)), RANK)) == []
 
 
 @pytest.mark.parametrize(
     ("facts", "what", "do"),
     [
-        ({"tasks": 32}, "Slurm has 32 tasks for this job, and they were not started", "adaptive run -n 32 "),
+        ({"tasks": 32}, "Slurm has 32 tasks for this job, but they were not started", "adaptive run -n 32 "),
         ({"intruder": "another project"}, "another project", "pip uninstall adaptive && "),
-        ({"code": "1.1"}, "1.0 is installed on a, and 1.1 is imported", "pip install -e ."),
+        ({"code": "1.1"}, "1.0 is installed on a, but 1.1 is imported", "pip install -e ."),
         ({"versions": {**VERSIONS, "flax": "missing"}}, "a lacks flax", "pip install flax"),
-        ({"quota": 1.5}, "has the time of 1.5 cores and sees 4", "export PJRT_NPROC=2"),
-        ({"gpus": 8}, "a has 8 NVIDIA GPUs, and JAX computes on the CPU", 'pip install -U "jax[cuda12]"'),
+        ({"quota": 1.5}, "is limited to 1.5 cores' time but sees 4", "export PJRT_NPROC=2"),
+        ({"gpus": 8}, "a has 8 NVIDIA GPUs, but JAX computes on the CPU", 'pip install -U "jax[cuda12]"'),
         ({"devices": (), "no_devices": "no driver"}, "no devices on a: no driver", "jax.devices()"),
-        ({"versions": {**VERSIONS, "jax-cuda12-plugin": "0.9"}}, "jax-cuda12-plugin is 0.9, and jaxlib", "[cuda12]"),
+        ({"versions": {**VERSIONS, "jax-cuda12-plugin": "0.9"}}, "jax-cuda12-plugin is 0.9, but jaxlib is", "[cuda12]"),
     ],
 )  # fmt: skip
 def test_of_one_process(facts, what, do):
-    found = only(of_process(replace(WELL, **facts)))
+    found = only(process_findings(replace(WELL, **facts)))
     assert what in found.what
     assert do in found.do
 
@@ -66,11 +73,11 @@ def test_of_one_process(facts, what, do):
     [{"quota": 1.5, "threads": 1}, {"quota": 8.0}, {"gpus": 1, "platforms": "cpu"}, {"gpus": 1, "visible": "-1"}],
 )
 def test_what_was_chosen_is_well(facts):
-    assert list(of_process(replace(WELL, **facts))) == []
+    assert list(process_findings(replace(WELL, **facts))) == []
 
 
 def test_a_jax_that_is_newer_than_the_tested_ones_is_a_note():
-    found = only(of_process(replace(WELL, versions={**VERSIONS, "jax": "7.1.0"})), "note")
+    found = only(process_findings(replace(WELL, versions={**VERSIONS, "jax": "7.1.0"})), "note")
     assert "JAX 7.1.0 is newer than the newest tested series" in found.what
     assert 'pip install "jax<' in found.do
 
@@ -78,16 +85,16 @@ def test_a_jax_that_is_newer_than_the_tested_ones_is_a_note():
 def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
     with pytest.raises(Exception, match="alone") as error:
         check_agreement(1, "MPICH Version: 4.2", {"OMPI_COMM_WORLD_SIZE": "2"})
-    found = only(of_job([replace(RANK, cpus=(0,), trouble=str(error.value))]))
+    found = only(job_findings([replace(RANK, cpus=(0,), trouble=str(error.value))]))
     assert "Open MPI's mpirun started 2 processes, but MPI finds each of them alone: mpi4py uses\n" in found.what
     assert found.do.startswith("Start the job with the launcher of that MPI:\n    adaptive run -n 2 ")
-    found = only(of_job([replace(RANK, trouble=str(no_mpi(ImportError("no libmpi"), {})))]))
+    found = only(job_findings([replace(RANK, trouble=str(no_mpi(ImportError("no libmpi"), {})))]))
     assert found.what == "MPI cannot be loaded: no libmpi."
     assert "pip install" in found.do
     found = only(
-        of_launcher(Implementation("/x/mpirun", "Open MPI", (5,)), replace(WELL, library="MPICH Version:\t4.2"))
+        launcher_findings(Implementation("/x/mpirun", "Open MPI", (5,)), replace(WELL, library="MPICH Version:\t4.2"))
     )
-    assert "/x/mpirun starts jobs of Open MPI 5, and mpi4py loads MPICH Version: 4.2" in found.what
+    assert "/x/mpirun belongs to Open MPI 5, but mpi4py loads MPICH Version: 4.2" in found.what
 
 
 @pytest.mark.parametrize(
@@ -103,8 +110,8 @@ def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
         ([RANK, *[replace(RANK, python="3.12", threads=1)] * 3], "wrong",
          "3.11 on rank 0, 3.12 on ranks 1–3", "same Python"),
         ([RANK, replace(RANK, processor="another")], "note", "Processors differ", ""),
-        ([replace(RANK, survives=False)] * 2, "note", "mpirun was not told otherwise", "adaptive run -n 2"),
-        ([replace(RANK, survives=False, library="MPICH")] * 2, "note", "this MPI knows no other", "[openmpi]"),
+        ([replace(RANK, survives=False)] * 2, "note", "started without fault tolerance", "adaptive run -n 2"),
+        ([replace(RANK, survives=False, library="MPICH")] * 2, "note", "this MPI has no fault tolerance", "[openmpi]"),
         ([replace(GPU, devices=("H100",) * 2, visible="")] * 2, "wrong",
          "2 ranks see 2 GPUs each", "--gpus-per-host 2"),
         ([GPU, GPU], "wrong", "2 ranks share a GPU", "--gpus-per-host 2"),
@@ -112,7 +119,7 @@ def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
     ],
 )  # fmt: skip
 def test_of_a_job(ranks, level, what, do):
-    found = only(of_job(ranks), level)
+    found = only(job_findings(ranks), level)
     assert what in found.what
     assert do in found.do
 
@@ -120,18 +127,18 @@ def test_of_a_job(ranks, level, what, do):
 def test_of_clocks():
     ranks = [RANK, replace(RANK, host="b"), replace(RANK, host="b"), replace(RANK, host="c")]
     links = [LinkTimes(1, 1e-6, 1e9, 2.0, 0.01), LinkTimes(2, 1e-6, 1e9, 2.0, 0.01), LinkTimes(3, 1e-6, 1e9, 5.0, 4.95)]
-    assert "The clock of b is 2 s ahead of that of a" in only(of_clocks(ranks, links)).what
-    assert "3 s behind" in only(of_clocks(ranks, [replace(links[0], offset=-3.0)])).what
+    assert "The clock of b is 2 s ahead of that of a" in only(clock_findings(ranks, links)).what
+    assert "3 s behind" in only(clock_findings(ranks, [replace(links[0], offset=-3.0)])).what
 
 
 def test_of_folders(tmp_path):
     ranks = [RANK, replace(RANK, host="b")]
     seen = Folder("/x", "ext4", 1, "", (1,))
-    assert "/x on a is not the folder of that name on b" in only(of_folder(ranks, seen, asked=False), "note").what
-    only(of_folder(ranks, seen, asked=True))
+    assert "/x on a is not the folder of that name on b" in only(folder_findings(ranks, seen, asked=False), "note").what
+    only(folder_findings(ranks, seen, asked=True))
     told = replace(seen, trouble="Permission denied", unseen=())
-    assert "cannot be written to on a: Permission denied" in only(of_folder(ranks, told, asked=True)).what
-    assert list(of_folder(ranks, replace(seen, unseen=()), asked=True)) == []
+    assert "cannot be written to on a: Permission denied" in only(folder_findings(ranks, told, asked=True)).what
+    assert list(folder_findings(ranks, replace(seen, unseen=()), asked=True)) == []
 
 
 def test_a_folder_that_only_some_see(tmp_path, monkeypatch):
@@ -197,7 +204,7 @@ def test_a_job_that_cannot_be_started(monkeypatch, tmp_path, does, seconds, why)
     launcher.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5.0" && exit\n{does}\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "lib" / "libmpi.so"))
-    found = of_this_process(tmp_path, trial=True, seconds=seconds)
+    found = examine_process(tmp_path, trial=True, seconds=seconds)
     assert why in only([f for f in found.findings if "ranks" in f.what]).what
     assert ("no pmix" in found.findings[-1].what) == (seconds == 60)
     assert not found.ok
@@ -210,8 +217,8 @@ def test_without_an_mpirun_one_process_works(monkeypatch, tmp_path):
 
     monkeypatch.setattr(examine, "find", find)
     monkeypatch.setattr(examine, "_library", lambda: "")
-    found = of_this_process(tmp_path, trial=True, seconds=1)
-    assert "One process works without" in only([f for f in found.findings if "mpirun" in f.what], "note").what
+    found = examine_process(tmp_path, trial=True, seconds=1)
+    assert "needs none" in only([f for f in found.findings if "mpirun" in f.what], "note").what
 
 
 def test_whoever_waits_for_ever_is_ended(monkeypatch, capsys):
@@ -263,8 +270,8 @@ def test_it_is_shown_for_people():
     for text in (
         "80 ranks on 40 hosts", "1 to 79 µs, 1 GB/s", "Allreduce of 8 bytes 1 µs, of 16 MiB 20 ms",
         "clocks           at most 1 ms", "/shared: nfs, 1e+03 GB free, not seen by ranks 4, 7",
-        "0 | 1   2 each", "… 8 hosts more",
-        "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 thing is wrong",
+        "0 | 1   2 each", "… 8 more hosts",
+        "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 problem",
     ):  # fmt: skip
         assert text in said, said
 

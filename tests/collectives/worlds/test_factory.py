@@ -253,7 +253,7 @@ def test_ranks_with_cores_of_their_own_are_left_in_peace(cpus):
         (cores(*[range(32)] * 4), "mpiexec (MPICH)", "128", ["mpiexec -bind-to core:8 …", "PJRT_NPROC=8"]),
         (cores(range(4), range(3, 8)), "", "2 ranks on one host start 9 computing threads on 8 cores", ["PE=4"]),
         (cores({0}, {0}), "", "2 ranks on one host start 2 computing threads on 1 core.",
-         ["Start no more than 1 there", "PJRT_NPROC=1"]),
+         ["Start at most 1 rank there", "PJRT_NPROC=1"]),
     ],
 )  # fmt: skip
 def test_ranks_in_each_others_way_are_told_the_command(cpus, launcher, said, commands):

@@ -153,15 +153,25 @@ def script(tmp_path):
 @pytest.mark.parametrize(
     ("how", "lost", "n", "heard"),
     [
-        ("killed", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its connection"),
-        ("killed", 2, 3, r"rank \d of 3 has lost the others in all_reduce.*: rank \d has closed its connection"),
+        (
+            "killed",
+            1,
+            2,
+            "rank 0 of 2 lost the connection to the others in all_reduce.*: rank 1 has closed its connection",
+        ),
+        (
+            "killed",
+            2,
+            3,
+            r"rank \d of 3 lost the connection to the others in all_reduce.*: rank \d has closed its connection",
+        ),
         (
             "killed in a message",
             1,
             2,
-            "rank 0 of 2 has lost the others in all_reduce.*: rank 1 has closed its connection",
+            "rank 0 of 2 lost the connection to the others in all_reduce.*: rank 1 has closed its connection",
         ),
-        ("killed in a message by XLA", 1, 2, "rank 0 of 2 has lost the others in all_reduce.*Gloo"),
+        ("killed in a message by XLA", 1, 2, "rank 0 of 2 lost the connection to the others in all_reduce.*Gloo"),
         ("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
         ("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision"),
     ],

@@ -85,7 +85,7 @@ def test_a_failure_comes_before_all_else():
     failed = presence("", failure="in step 2: OSError: gone")
     text = str(disagreement_error([presence("a barrier", line="train.py:8"), failed, presence("y"), failed], own=0))
     assert text.startswith("ranks 1, 3 failed in step 2: OSError: gone")
-    assert "Rank 0 stops with it, in a barrier (train.py:8)." in text
+    assert "Rank 0 stops too, in a barrier (train.py:8)." in text
 
 
 def test_threads_that_share_a_world_are_told_what_to_do():
