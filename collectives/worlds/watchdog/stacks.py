@@ -48,7 +48,7 @@ class ProcessId(NamedTuple):
 
 @lru_cache(maxsize=1)
 def this_process() -> ProcessId:
-    """Return the identity of this process, and make it write its stack upon SIGURG, unless the script handles SIGURG."""
+    """Return the identity of this process, and make it write its stack upon SIGURG, if the script has no handler."""
     import psutil
 
     pid, file = os.getpid(), write_stacks_upon_signal()
