@@ -11,7 +11,10 @@ import optax
 import pytest
 
 import adaptive as ad
+import collectives as comm
 import controllers as ctrl
+import monitors as mon
+from adaptive.runtime.local_world import LocalWorld
 
 SETTINGS = {"b1": 0.9, "b2": 0.99, "eps": 1e-3, "weight_decay": 0.3}
 DATA = {"x": np.zeros((4096, 1), np.float32)}
@@ -76,6 +79,36 @@ def test_weights_outside_the_mask_do_not_decay():
     updates, _ = tx.update(dict.fromkeys("ab", jnp.zeros(())), tx.init(w), w)
     assert float(updates["a"]) == pytest.approx(-0.05)
     assert float(updates["b"]) == 0.0
+
+
+def test_it_follows_batches_that_a_noise_policy_chooses():
+    tx, rng = ctrl.scale_adamw(0.05, base=4, **SETTINGS), np.random.default_rng(0)
+    data, w = {"x": rng.normal(1, 3, (256, 3)).astype(np.float32)}, jnp.zeros(3)
+
+    def trained(hook):
+        def driver(state, batch):
+            grads = state[0] - batch["x"].mean(0)
+            avg_grads = comm.all_reduce(grads)
+            hook(mon.noise_scale(grads, avg_grads))
+            updates, opt_state = tx.update(avg_grads, state[1], state[0])
+            return (state[0] + updates, opt_state), {}
+
+        options = {"global_batch": 4, "world": LocalWorld(2), "deterministic": True}
+        with ad.Program(driver, (w, tx.init(w)), data, **options) as program:
+            return [program.step().global_batch for _ in range(24)], program.state
+
+    batches, (found, state) = trained(
+        lambda noise: ctrl.hook(ctrl.noise_batch(max_batch=32, confident=False, factor=4), noise, every=4)
+    )
+    assert max(batches) >= 16
+    assert float(state.progress) == sum(batches) / 4
+
+    def replay(control):
+        return control.rescale(global_batch=batches[control.step]) if control.step < 24 else None
+
+    again, (expected, _) = trained(lambda noise: ctrl.hook(replay))
+    assert again == batches
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def ensemble(batches, *, examples=6400, optimizer=None, seed=0):

@@ -13,6 +13,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
+from tests.threaded_world import Job
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
@@ -135,3 +136,59 @@ def test_iterators_go_back_to_where_they_stood():
         with program.branch(global_batch=8):
             assert float(program.step().metrics["mean"]) == np.arange(4, 12).mean()
         assert float(program.step().metrics["mean"]) == np.arange(4, 8).mean()
+
+
+NUMBERED = {"x": np.arange(60, dtype=np.float32), "number": np.arange(60)}
+
+
+def count(state, batch):
+    """Count how often each example was used, and sum the means of the batches."""
+    used = comm.all_reduce(jnp.zeros(60, jnp.int32).at[batch["number"]].add(1), op="sum")
+    return {"used": state["used"] + used, "sum": state["sum"] + comm.all_reduce(batch["x"].mean())}, {}
+
+
+def test_workers_lost_in_a_branch_are_gone_after_it_and_nothing_else_is():
+    def script(world):
+        state = {"used": jnp.zeros(60, jnp.int32), "sum": jnp.zeros(())}
+        with ad.Program(count, state, NUMBERED, global_batch=12, world=world, seed=3) as program:
+            program.step()
+            mark = len(world.job.operations[0])
+            with program.branch(global_batch=18):
+                program.step()
+                program.step()
+            left = len(world.job.operations[0])
+            assert program.steps == 1
+            for _ in range(4):
+                assert program.step().global_batch == 12
+            return program.state, program.members, (mark, left)
+
+    calm = Job(3).run(script)
+    expected, _, (mark, left) = calm[0]
+    assert np.array_equal(expected["used"], np.ones(60))  # the branch's examples came again
+    assert left - mark >= 2  # both steps
+    for operation in range(mark, left):
+        survivors = Job(3, {2: operation}).run(script)
+        assert sorted(survivors) == [0, 1]
+        state, members, _ = survivors[0]
+        assert members == (0, 1)
+        np.testing.assert_array_equal(state["used"], expected["used"])
+        np.testing.assert_allclose(state["sum"], expected["sum"], rtol=1e-6)
+
+
+def test_workers_that_read_each_others_parameters_do_not_read_those_of_a_branch():
+    """A publication is of a step, and a branch has steps of the same numbers as those after it."""
+
+    def driver(w, batch):
+        lr = ad.hyperparameter("lr", 0.01)
+        return comm.asynchronous_mean(w) - lr * jnp.ones_like(w), {"x": comm.all_reduce(batch["x"].mean())}
+
+    state, world = np.zeros(3, np.float32), LocalWorld(2)
+    with ad.Program(driver, state, make_data(24), global_batch=4, world=world, per_worker_state=lambda w: w) as program:
+        program.step()
+        with program.branch(lr=1e6):
+            for _ in range(3):
+                program.step()
+            assert abs(np.asarray(program.state)).min() > 1e6
+        for _ in range(3):
+            program.step()
+        assert abs(np.asarray(program.state)).max() < 0.1
