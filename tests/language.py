@@ -134,9 +134,12 @@ def reaches(tree: ast.Module, file: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or _is_self(node.value):
             continue
-        name, base = node.attr, ast.unparse(node.value)
+        name = node.attr
         private = name.startswith("_") and not name.startswith("__") and name not in _NOT_PRIVATE
-        if private and name not in own and base.split(".")[0] not in _PYTHONS_OWN and base != "super()":
+        if not private or name in own:
+            continue
+        base = ast.unparse(node.value)
+        if base.split(".")[0] not in _PYTHONS_OWN and base != "super()":
             yield f"{file}:{node.lineno}: {ast.unparse(node)}"
 
 

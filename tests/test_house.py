@@ -10,7 +10,8 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -67,9 +68,21 @@ FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in
 # --- the checkers: source text in, complaints out ---------------------------------------------------------------------
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a source text."""
+    return ast.parse(source)
+
+
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    """Return all nodes of a source text."""
+    return list(ast.walk(parsed(source)))
+
+
 def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
     """Line and absolute name of every module that the source imports, at its top, in functions, or by name."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)
@@ -121,14 +134,14 @@ def jax_corners(source: str, file: str) -> list[str]:
     """What of JAX is not promised to stay, outside the one file that holds all of it."""
     names = ("source_info_util", "get_bind_params", "make_user_context", "inner_aval", "effects", "compiler_ir")
     names += ("runtime_executable", "jaxprs_in_params", "ctx")
-    found = {n.attr: n.lineno for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    found = {n.attr: n.lineno for n in nodes_of(source) if isinstance(n, ast.Attribute)}
     found |= {name.rpartition(".")[2]: line for line, name in imports(source, "")}
     return [f"{file}:{found[name]}: {name} belongs in {THE_JAX_FILE}" for name in names if name in found]
 
 
 def private_jax(source: str, file: str) -> list[str]:
     """Private JAX reached by attribute, with no import to see."""
-    nodes = ast.walk(ast.parse(source))
+    nodes = nodes_of(source)
     return [f"{file}:{n.lineno}: {ast.unparse(n)}" for n in nodes if isinstance(n, ast.Attribute) and n.attr == "_src"]
 
 
@@ -199,20 +212,26 @@ def public(door: ModuleType) -> dict[str, object]:
 # --- the house --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_imports_keep_their_direction(file):
-    source = (ROOT / file).read_text()
-    assert wrong_imports(source, file) + private_jax(source, file) == []
+# One test for all files: as tests of their own they took seconds of every run to collect.
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f != THE_JAX_FILE])
-def test_one_file_knows_the_corners_of_jax(file):
-    assert jax_corners((ROOT / file).read_text(), file) == []
+def complaints(check: Callable[[str, str], list[str]], files: Iterable[str] = FILES) -> list[str]:
+    """Return what a checker has against any of the files."""
+    assert len(list(files)) > 5
+    return [complaint for file in files for complaint in check((ROOT / file).read_text(), file)]
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("adaptive/")])
-def test_every_room_stands_on_those_below(file):
-    assert from_above((ROOT / file).read_text(), file) == []
+def test_imports_keep_their_direction():
+    assert complaints(wrong_imports) == []
+    assert complaints(private_jax) == []
+
+
+def test_one_file_knows_the_corners_of_jax():
+    assert complaints(jax_corners, [f for f in FILES if f != THE_JAX_FILE]) == []
+
+
+def test_every_room_stands_on_those_below():
+    assert complaints(from_above, [f for f in FILES if f.startswith("adaptive/")]) == []
 
 
 def test_the_floors_are_all_rooms_there_are():
@@ -267,14 +286,12 @@ def test_what_most_runs_do_not_need_is_imported_on_use():
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.endswith("__init__.py")])
-def test_doors_only_re_export(file):
-    assert not_a_door((ROOT / file).read_text(), file) == []
+def test_doors_only_re_export():
+    assert complaints(not_a_door, [f for f in FILES if f.endswith("__init__.py")]) == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_every_file_says_what_it_is_for(file):
-    assert ast.get_docstring(ast.parse((ROOT / file).read_text()))
+def test_every_file_says_what_it_is_for():
+    assert [file for file in FILES if not ast.get_docstring(parsed((ROOT / file).read_text()))] == []
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tensorboardX.proto import event_pb2
-from tensorboardX.record_writer import masked_crc32c
+from tests.on_use import on_use
+
+event_pb2, record_writer = on_use("tensorboardX.proto.event_pb2"), on_use("tensorboardX.record_writer")
 
 
-def events(folder: Path) -> Iterator[event_pb2.Event]:
+def events(folder: Path) -> Iterator[Any]:
     """All events in a folder, file by file in the order of their names. A last event that was cut is left out."""
     for file in sorted(folder.iterdir()):
         raw = file.read_bytes()
         while len(raw) >= 12 and len(raw) >= 16 + (length := int.from_bytes(raw[:8], "little")):
-            assert int.from_bytes(raw[8:12], "little") == masked_crc32c(raw[:8])
+            assert int.from_bytes(raw[8:12], "little") == record_writer.masked_crc32c(raw[:8])
             yield event_pb2.Event.FromString(raw[12 : 12 + length])
             raw = raw[16 + length :]
 

@@ -11,9 +11,10 @@ import adaptive as ad
 from adaptive.data.adapters import examples_of
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
+from tests.on_use import on_use
 
 grain = pytest.importorskip("grain", reason="grain is not installed")
-datasets = pytest.importorskip("datasets", reason="datasets of Hugging Face is not installed")
+datasets = on_use("datasets")
 
 N = 24
 PLAN = [(4, 3), (2, 6), (5, 0), (4, 4), (3, 6), (7, 2), (5, 5)]  # 56 examples: two epochs and a part of the third

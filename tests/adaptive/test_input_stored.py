@@ -16,9 +16,9 @@ from adaptive.data.adapters import examples_of
 from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.stored_arrays import StoredArray, rows_of_hdf5
 from adaptive.data.stream import Stream
+from tests.on_use import on_use
 
-h5py = pytest.importorskip("h5py")
-zarr = pytest.importorskip("zarr")
+h5py, zarr = on_use("h5py"), on_use("zarr")
 
 ROWS = 5000
 IMAGES = np.random.default_rng(0).integers(0, 255, (ROWS, 32, 32), dtype=np.uint8)
