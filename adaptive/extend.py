@@ -122,9 +122,9 @@ from adaptive.operators.operator_state import operator_state as operator_state
 from adaptive.operators.peer_read import SCHEDULES as SCHEDULES
 from adaptive.operators.peer_read import read_peer as read_peer
 from adaptive.operators.replication_claims import assert_scope as assert_scope
-from adaptive.operators.sources import CALLS as CALLS
 from adaptive.operators.sources import EXAMPLES as EXAMPLES
 from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
+from adaptive.operators.sources import MICROBATCHES as MICROBATCHES
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read

@@ -86,7 +86,7 @@ def program(model: Model, world: Any, *, monitored: bool) -> ad.Program:
         return (optax.apply_updates(params, updates), opt_state), metrics
 
     state = (model.params, OPTIMIZER.init(model.params))
-    # The same kernel calls as by hand: one per batch, and of that size. Balancing works, but has no room to move, since
+    # The same microbatches as by hand: one per batch, and of that size. Balancing works, but has no room to move, since
     # what is to be seen is what its work costs, and not what other sizes do.
     local = model.local_batch
     sizes = {"global_batch": local * world.size, "max_local_batch": local, "deterministic": True}

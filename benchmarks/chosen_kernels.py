@@ -1,4 +1,4 @@
-"""After 200 steps a program runs the split of its batch into kernel calls that is the fastest, to 3 % (aimed at).
+"""After 200 steps a program runs the split of its batch into microbatches that is the fastest, to 3 % (aimed at).
 
     PJRT_NPROC=1 python benchmarks/chosen_kernels.py [--all] [--minutes 3] [--write]
 
@@ -168,7 +168,7 @@ def plausible(batch: int) -> list[tuple[int, ...]]:
 def in_alternation(made: ad.Program, ways: Sequence[tuple[int, ...]], rounds: int) -> np.ndarray:
     """Processor seconds of a step with each way; shape=(rounds, ways)."""
     kernels, seconds = made._parts.engine.kernels, np.empty((rounds, len(ways)))
-    kernels.require_calls([sorted(set(itertools.chain(*ways)))])
+    kernels.require_microbatches([sorted(set(itertools.chain(*ways)))])
     for r in range(-3, rounds):
         for i in range(len(ways)):
             way = (r + i) % len(ways)
@@ -307,7 +307,7 @@ def main() -> None:
     ]
     if left_out:
         notes.append(f"Not measured, as the time was over: {', '.join(left_out)}.")
-    title = "After 200 steps a batch runs as the kernel calls that are the fastest"
+    title = "After 200 steps a batch runs as the microbatches that are the fastest"
     report(title, rows, "chosen_kernels.md" if options.write else None, notes)
 
 

@@ -2,7 +2,7 @@
 
     PJRT_NPROC=1 python benchmarks/microbatches_against_one_kernel.py
 
-A local batch of 1024 of the digits' conv net on one core: as the program chooses its kernel calls after it has timed
+A local batch of 1024 of the digits' conv net on one core: as the program chooses its microbatches after it has timed
 them, against one kernel of 1024, and against every fixed microbatch size.
 """
 

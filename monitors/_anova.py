@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.extend import CALLS, EXAMPLES, assert_scope, read
+from adaptive.extend import EXAMPLES, MICROBATCHES, assert_scope, read
 from collectives import all_reduce
 
 from ._squares import at_least_single, squared_norm
@@ -68,7 +68,7 @@ def summed(squares: jax.Array, *, of_examples: bool) -> Totals:
       of_examples: whether groups are examples.
     """
     examples = read(EXAMPLES).astype(squares.dtype)
-    groups = examples if of_examples else read(CALLS).astype(squares.dtype)
+    groups = examples if of_examples else read(MICROBATCHES).astype(squares.dtype)
     # A sum that is not finite would skip the step, even if the driver drops such gradients or only the square
     # overflows. So the number of groups marks the sums as unknown.
     weighed = squares if of_examples else examples * squares

@@ -153,7 +153,7 @@ MODULES_WITHOUT_A_TEST = {
     "adaptive/program/tracing.py": 1,
     "adaptive/program/writer.py": 1,
     "adaptive/runtime/autopsy.py": 1,
-    "adaptive/runtime/calls.py": 1,
+    "adaptive/runtime/microbatch_segments.py": 1,
     "adaptive/runtime/general_step.py": 1,
     "adaptive/runtime/kernels/buckets.py": 1,
     "adaptive/runtime/kernels/choice.py": 1,

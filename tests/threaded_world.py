@@ -20,7 +20,7 @@ import numpy as np
 
 import adaptive as ad
 from adaptive.base.channel import Arrived, Blocking, LookAtPiece, Parts
-from adaptive.base.reductions import Reduction, combine_calls
+from adaptive.base.reductions import Reduction, combine_microbatches
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world_members import Loss
 from adaptive.base.world_messages import MembersChanged
@@ -184,7 +184,9 @@ class ThreadedWorld(Blocking, WorkerSlots):
         mine = [np.asarray(part) for part in parts[0]], status
         everyone = self._meet("message", about, mine, repeats=False)
         columns = zip(ops, zip(*(sent for sent, _ in everyone), strict=True), strict=True)
-        reduced = [jax.device_put(np.asarray(reduce(partial(combine_calls, op), column))) for op, column in columns]
+        reduced = [
+            jax.device_put(np.asarray(reduce(partial(combine_microbatches, op), column))) for op, column in columns
+        ]
         return [reduced], np.sum([said for _, said in everyone], axis=0)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:

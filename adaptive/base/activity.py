@@ -20,7 +20,7 @@ class Breakdown(NamedTuple):
 
     Attributes:
       input: for examples that were not there yet.
-      computing: carrying out segments and kernel calls, and waiting for devices.
+      computing: carrying out segments and microbatches, and waiting for devices.
       exchanging: in messages, but for `waiting`; whatever is computed meanwhile (`overlap=`).
       waiting: for other processes: until the last of them had come to what all do together.
       hooks: in control hooks.

@@ -163,7 +163,7 @@ def average(weighed: Sequence[tuple[float, Any]]) -> Any:
     return reduce(lambda a, b: a + b, [x * np.asarray(share, x.dtype) for share, x in weighed])
 
 
-def combine_calls(op: Reduction, a: jax.Array, b: jax.Array) -> jax.Array:
+def combine_microbatches(op: Reduction, a: jax.Array, b: jax.Array) -> jax.Array:
     """Combine the values of two microbatches of one worker; traced."""
     if isinstance(op, str):
         return {"sum": jnp.add, "max": jnp.maximum, "min": jnp.minimum}[op](a, b)

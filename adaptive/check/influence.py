@@ -21,7 +21,7 @@ from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.replication_claims import assert_scope_p
-from adaptive.operators.sources import CALLS, EXAMPLES, source_p
+from adaptive.operators.sources import EXAMPLES, MICROBATCHES, source_p
 
 Place = tuple[int, int]  # a contribution: its message and its number in it
 _DECIDES = ("argmax", "argmin")  # and all that gives booleans
@@ -88,7 +88,7 @@ class Influence:
                 self._of_collective(eqn)
             elif eqn.primitive is source_p:
                 name = eqn.params["source"].name
-                if name in (EXAMPLES.name, CALLS.name):
+                if name in (EXAMPLES.name, MICROBATCHES.name):
                     self._facts[eqn.outvars[0]] = Facts(sources=frozenset([name]))
             elif eqn.primitive is assert_scope_p:
                 self._facts.update((v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True))

@@ -17,7 +17,7 @@ differs on the way to them is
     gathered, and shown as it is   all_gather(loss), a row for each worker
     a statistic over calls         the noise scale, which counts them: it reads how many calls and examples there are
 
-A number of the batch's shape, such as len(batch), is none of these: it is the size of one kernel call.
+A number of the batch's shape, such as len(batch), is none of these: it is the size of one microbatch.
 
 A decision (a comparison, an argmax) can hide a difference: it comes out the same until it does not. Where something
 differs and all that follows it are decisions that came out the same, the answer is "not known".
@@ -41,8 +41,8 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.reductions import Mixed
 from adaptive.base.source_lines import at
 from adaptive.graph.plan import Contribution, Plan
-from adaptive.operators.batch_key import drawn_for_a_call
-from adaptive.operators.sources import CALLS, STEP
+from adaptive.operators.batch_key import drawn_for_a_microbatch
+from adaptive.operators.sources import MICROBATCHES, STEP
 from adaptive.runtime.engine import Engine
 
 from .influence import Influence, Place, steps_named
@@ -78,7 +78,7 @@ class Invariance:
       splits: what was tried: per split, each worker's calls.
       steps: the numbers of the steps that were tried.
       note: why it is not known, if it is not.
-      drawn: lines of the driver where one key draws random numbers for all examples of a kernel call.
+      drawn: lines of the driver where one key draws random numbers for all examples of a microbatch.
       on_purpose: what in the driver is each worker's own by what it is, so that nothing had to be compared.
     """
 
@@ -124,7 +124,7 @@ class Invariance:
         lines += _listed(same, self.hidden, "its value")
         if self.drawn:
             lines += [
-                f"Random numbers are drawn for a whole kernel call from one key ({', '.join(self.drawn)}),",
+                f"Random numbers are drawn for a whole microbatch from one key ({', '.join(self.drawn)}),",
                 "so those of an example depend on its index in the call. Draw them by example:",
                 '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
             ]
@@ -175,7 +175,7 @@ def check_invariance(
     few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")
     if examples // plan.multiple < max(2, n):
         return few
-    least, most, rng = engine.least_calls, engine.kernels.largest_call, np.random.default_rng(seed)
+    least, most, rng = engine.min_microbatches, engine.kernels.largest_microbatch, np.random.default_rng(seed)
     even = even_split(examples, n, plan, least=least, most=most)
     splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
     if not splits:
@@ -268,7 +268,7 @@ class _Comparison:
 
     def _drawn(self) -> tuple[str, ...]:
         graph = self.plan.graph
-        return tuple(drawn_for_a_call(graph.eqns, graph.examples))
+        return tuple(drawn_for_a_microbatch(graph.eqns, graph.examples))
 
     def _later_steps(self, tried: Sequence[int]) -> list[int]:
         if not any(s.name == STEP.name for s in self.plan.sources):
@@ -409,7 +409,7 @@ class _Comparison:
             return False
         sent, c = self._facts(place), self._contribution(place)
         as_it_is = c.how.shows_workers and output.atom is c.result
-        over_calls = bool(sent.sources) and CALLS.name in of.sources
+        over_calls = bool(sent.sources) and MICROBATCHES.name in of.sources
         return self._is_state(output) or (sent.of_data and not as_it_is and not over_calls)
 
     def _is_state(self, output: Output) -> bool:

@@ -22,11 +22,11 @@ from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom
 from adaptive.operators.sources import Reading, Source
-from adaptive.runtime.calls import Plans
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout, unpack
+from adaptive.runtime.microbatch_segments import Plans
 from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.worker_state import copied
 

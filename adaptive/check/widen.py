@@ -24,7 +24,7 @@ from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.context import tracing
 from adaptive.operators.operator_state import Frozen
-from adaptive.runtime.calls import Plans
+from adaptive.runtime.microbatch_segments import Plans
 
 from .influence import dtypes_of
 

@@ -4,7 +4,7 @@
                (`Limits.nearest`); the quantum follows it; `split` computes the sizes. They are *pending*.
     prepare    The kernels for these sizes are compiled in the background (`Readiness`).
     status     In every step each process reports whether it can run the pending sizes (`can_make_pending`) or any sizes
-               (`can_make_any`), and the cost of one more kernel call (`call_overhead`). `on_agreed` receives the result
+               (`can_make_any`), and the cost of one more microbatch (`call_overhead`). `on_agreed` receives the result
                over all processes (`status.py`).
     step_done  When all processes are ready, the pending sizes come into force, between the same two steps on all.
 
@@ -53,7 +53,7 @@ class BatchSizes:
       shares: the last requested ones; 0 for empty worker slots.
       wanted: the last requested global batch.
       causes: why `current` differs from the sizes of the last step that ran; empty if it does not.
-      limits: with the quantum of the last requested sizes, and the cost of one more kernel call.
+      limits: with the quantum of the last requested sizes, and the cost of one more microbatch.
       one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled, a
         driver that requests another size in every step would otherwise never get any.
       needed: worker slots whose workers must take examples.
@@ -255,7 +255,7 @@ class BatchSizes:
 
     @property
     def call_overhead(self) -> float:
-        """What one more kernel call costs this process, in examples. Local. Of a process that has timed no call, as one
+        """What one more microbatch costs this process, in examples. Local. Of a process that has timed no call, as one
         whose workers take no examples, what all agreed on last: so it moves nobody's mean.
         """
         own = self._readiness.call_overhead()

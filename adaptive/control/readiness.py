@@ -1,6 +1,6 @@
 """When requested sizes can be in force: at once, when their kernels are compiled, or after some steps.
 
-Also the cost of the kernel calls that a size consists of.
+Also the cost of the microbatches that a size consists of.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Readiness(Protocol):
         ...
 
     def call_overhead(self) -> float | None:
-        """Return the cost of one more kernel call, in examples; None while it is unknown."""
+        """Return the cost of one more microbatch, in examples; None while it is unknown."""
         ...
 
 
@@ -89,4 +89,4 @@ class KernelsOf:
         self._kernels.require(self._own(sizes))
 
     def call_overhead(self) -> float | None:
-        return self._kernels.call_examples
+        return self._kernels.overhead_examples

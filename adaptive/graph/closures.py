@@ -1,7 +1,7 @@
 """What hooks and callbacks can read besides their arguments: recorded after each trace, and compared between traces.
 
 What a driver computes is in its graph, where two traces can be compared. What its hooks and callbacks do is Python.
-They may read the size of a kernel call from anything that the driver makes or writes to: a variable that they close
+They may read the size of a microbatch from anything that the driver makes or writes to: a variable that they close
 over, a default argument, an attribute, a global. So whatever they can reach is compared:
 
 * What each trace makes anew is compared part by part. An object whose parts cannot be read is a difference that cannot

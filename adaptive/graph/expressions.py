@@ -4,7 +4,7 @@ A driver is traced once for each kernel size, and `len(batch)` is a literal in e
 another trace tells them apart. So every value gets an *expression*: a digest of the operations that lead to it, from
 the driver's inputs and from what its collectives bring. A value whose expression another trace has too is the same
 function of the same inputs there; one that the other trace has not is *sized*: it belongs to the number of examples
-that the driver was traced for, which is that of one kernel call.
+that the driver was traced for, which is that of one microbatch.
 
 *Ends* are where values leave the graph: into collectives, hooks and operator states, to the host, as the new state and
 as metrics. Two traces have them in the same order, so they are compared one by one.
@@ -167,10 +167,10 @@ def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> Dr
         f"driver {ours.name!r}{at(where)} is another program for {theirs.examples} examples than for {ours.examples}"
         f"{how}. What it sends, what hooks are given, and what is computed once per step must not depend on the size "
         "of the batch: no Python `if` on it. A number taken from the batch's shape, such as len(batch), is the size of "
-        "one kernel call of one worker. Ask for the number that you mean:\n"
+        "one microbatch of one worker. Ask for the number that you mean:\n"
         "    ad.global_batch()      all examples of the step\n"
         "    ad.batch_size()        this worker's\n"
-        "    ad.microbatch_size()   those of this kernel call"
+        "    ad.microbatch_size()   those of this microbatch"
     )
 
 

@@ -1,6 +1,6 @@
 """What is known of every value in a driver's graph: how widely it is the same, and how many messages it waits for.
 
-*Scope*: how widely a value is the same. `ALL` workers (it is replicated), all kernel calls of one `WORKER`, or one
+*Scope*: how widely a value is the same. `ALL` workers (it is replicated), all microbatches of one `WORKER`, or one
 `CALL` only. State starts as `ALL`, the batch as `CALL`, a source where it says, and so does what comes from the host
 (a callback's result is the worker's own) and what is made of the batch's shape (the call's own); an equation's result
 is as narrow as its narrowest operand; what comes out of a collective is `ALL`. Rule 2 (replication is checked, not
@@ -31,18 +31,18 @@ class Scope(IntEnum):
 
     ALL = 0
     WORKER = 1
-    CALL = 2
+    MICROBATCH = 2
 
 
-_SOURCE_SCOPE = {"all": Scope.ALL, "worker": Scope.WORKER, "call": Scope.CALL}
+_SOURCE_SCOPE = {"all": Scope.ALL, "worker": Scope.WORKER, "microbatch": Scope.MICROBATCH}
 
 
 class Origin(NamedTuple):
     """Where a segment's input comes from: `kind` and its indices.
 
     ("state", i), ("batch", i), ("source", name), ("op_state", k, leaf), ("const", i), ("message", level, contribution),
-    ("prologue", level, i) and ("call", level, i): the i-th kept value of that segment. ("crossing", i): the i-th value
-    that one stage of a segment takes from earlier ones.
+    ("prologue", level, i) and ("microbatch", level, i): the i-th kept value of that segment. ("crossing", i): the i-th
+    value that a stage of a segment reads from earlier stages.
     """
 
     kind: str
@@ -108,8 +108,8 @@ class Flow:
         self.level: dict[Var, int] = {}
         self.communicates: set[int] = set()
         self.scope.update((graph.state_vars[i], Scope.WORKER) for i in self.local_state)
-        self.scope.update((v, Scope.CALL) for v in graph.batch_vars)
-        self.scope.update((v, Scope.CALL) for v in graph.consts if v in self.sized)
+        self.scope.update((v, Scope.MICROBATCH) for v in graph.batch_vars)
+        self.scope.update((v, Scope.MICROBATCH) for v in graph.consts if v in self.sized)
         for k in self.local_op_states:
             self.scope.update((v, Scope.WORKER) for v in self.op_states[k][1])
         for number, eqn in enumerate(graph.eqns):
@@ -131,7 +131,7 @@ class Flow:
                 scope = max(scope, Scope.WORKER)
             for var in eqn.outvars:
                 narrow = var in self.sized and eqn.primitive is not collective_p
-                self.scope[var], self.level[var] = Scope.CALL if narrow else scope, level
+                self.scope[var], self.level[var] = Scope.MICROBATCH if narrow else scope, level
 
     def _combined(self, number: int, eqn: JaxprEqn) -> tuple[Scope, int]:
         """Scope and level of a collective's results; and whether it takes a message is noted."""
@@ -147,7 +147,7 @@ class Flow:
         """Return the scope of an equation's effects, even if it has no results."""
         eqn = self.graph.eqns[number]
         scope = max(self.scope_of(eqn.invars), Scope.WORKER if number in self.at_home else Scope.ALL)
-        return Scope.CALL if any(v in self.sized for v in eqn.outvars) else scope
+        return Scope.MICROBATCH if any(v in self.sized for v in eqn.outvars) else scope
 
     def operands(self, number: int) -> Sequence[Atom]:
         return operands_of(self.graph.eqns[number])

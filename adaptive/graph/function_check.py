@@ -1,4 +1,4 @@
-"""Hooks and callbacks must not know the size of a kernel call: their functions are made for one of many sizes."""
+"""Hooks and callbacks must not know the size of a microbatch: their functions are made for one of many sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_functions_again(ours: Expressions, now: Expressions, theirs: Expressio
 def _differences(
     ours: Expressions, theirs: Expressions, *, outlasting: bool = True
 ) -> Iterator[tuple[_Place, Difference]]:
-    """Compare two traces' functions, but for callbacks that are given examples: those belong to a kernel call."""
+    """Compare two traces' functions, but for callbacks that are given examples: those belong to a microbatch."""
     of_the_call: frozenset[Var] | None = None
     for number, (one, other) in enumerate(zip(ours.functions, theirs.functions, strict=True)):
         for difference in one.differences(other, outlasting=outlasting) if one and other else ():
@@ -96,6 +96,6 @@ def _not_comparable(ours: Expressions, number: int, found: Difference) -> Driver
     return DriverError(
         f"driver {ours.graph.name!r}{at(end.where)}: {end.what} reads an object that each trace of the driver "
         f"creates, and that cannot be compared between two traces: {found.path}, is {one}. It may hold the size of one "
-        "kernel call. Create it once, outside the driver; or pass the number to the hook as a value:\n"
+        "microbatch. Create it once, outside the driver; or pass the number to the hook as a value:\n"
         "    ctrl.hook(fn, ad.global_batch())"
     )

@@ -3,7 +3,7 @@
 At each level there can be three segments, each a slice of the graph and a program of its own for XLA:
 
     once   what is computed once per worker from the messages before, and is wanted by the calls of this level
-    call   what touches the batch: run for every kernel call, compiled for every size; its results that go into the
+    call   what touches the batch: run for every microbatch, compiled for every size; its results that go into the
            message are accumulated over the calls
     final  (after the last message) the new state, operator states, hook values and metrics; compiled once for all sizes
 
@@ -47,7 +47,7 @@ def plan(
       local_state: state leaves (by index) that may differ between workers on purpose.
       sized: variables that belong to the number of examples in a call (see `expressions`).
       whole: reasons, known from elsewhere, why a local batch cannot run as several calls.
-      stages: of the call segments that are to be cut.
+      stages: of the microbatch segments that are to be cut.
 
     Raises:
       ReplicationError: a hook, a metric, or the new state can differ between workers.
@@ -163,7 +163,7 @@ class Partitioner:
         yield Message(level, tuple(usual[i] for i in late), self._gate(usual[late[0]]), len(early))
 
     def _gate(self, c: Contribution) -> int | None:
-        """Have the decision whether a message is sent made before the step's first kernel call."""
+        """Have the decision whether a message is sent made before the step's first microbatch."""
         if c.when is None:
             return None
         first = self._draft("prologue", 0)
@@ -178,8 +178,8 @@ class Partitioner:
         for level in range(self.levels):
             sent = [c for message in self.messages if message.level == level for c in message]
             needs = [a for c in sent for a in (c.value, c.weight) if isinstance(a, Var)]
-            if any(c.scope == Scope.CALL for c in sent):
-                self._slice(self._draft("call", level), needs)
+            if any(c.scope == Scope.MICROBATCH for c in sent):
+                self._slice(self._draft("microbatch", level), needs)
             else:
                 self._slice(self._draft("prologue", level), needs)
         trial = _Draft("final", last)
@@ -191,7 +191,7 @@ class Partitioner:
     def _settle(self, number: int) -> None:
         """Give an equation that is carried out once, in one place, that place: as soon as its operands are there."""
         eqn = self.flow.graph.eqns[number]
-        kind = "call" if self.flow.scope_of_equation(number) == Scope.CALL else "prologue"
+        kind = "microbatch" if self.flow.scope_of_equation(number) == Scope.MICROBATCH else "prologue"
         home = self._draft(kind, self._reached(eqn.invars))
         self._check_order(eqn, home)
         self.homes[number] = home
@@ -206,7 +206,7 @@ class Partitioner:
         """Effects that are ordered keep their order only if their segments have it."""
         if not has_ordered_effects(eqn):
             return
-        place = (home.level, home.kind == "call")
+        place = (home.level, home.kind == "microbatch")
         if self._last_ordered > place:
             raise DriverError(
                 f"an ordered effect ({eqn.primitive.name}){at(line_of(eqn.source_info))} would take place before one "
@@ -239,8 +239,8 @@ class Partitioner:
     def _given(self, draft: _Draft, var: Var) -> Origin | None:
         """Return where an input of the step comes from; constants that differ by size come from the calls."""
         origin = self.flow.origin.get(var)
-        if origin is not None and origin.kind == "const" and var in self.flow.sized and draft.kind != "call":
-            return self._demand("call", draft.level, var)
+        if origin is not None and origin.kind == "const" and var in self.flow.sized and draft.kind != "microbatch":
+            return self._demand("microbatch", draft.level, var)
         return origin
 
     def _kept(self, draft: _Draft, var: Var) -> Origin | None:
@@ -250,19 +250,19 @@ class Partitioner:
         home = self.homes.get(number)
         if home is not None:
             return None if home is draft else home.keep(var)
-        if scope == Scope.CALL:
-            earlier = self.drafts.get(("call", level))
+        if scope == Scope.MICROBATCH:
+            earlier = self.drafts.get(("microbatch", level))
             if earlier is not None and earlier is not draft and number in earlier.eqns:
                 return earlier.keep(var)
-            if draft.kind == "call":
+            if draft.kind == "microbatch":
                 return None
-            return self._demand("call", draft.level, var)
+            return self._demand("microbatch", draft.level, var)
         if level == 0:
             return None
         earlier = self.drafts.get(("prologue", level))
         if earlier is not None and earlier is not draft and number in earlier.eqns:
             return earlier.keep(var)
-        return self._demand("prologue", draft.level, var) if draft.kind == "call" else None
+        return self._demand("prologue", draft.level, var) if draft.kind == "microbatch" else None
 
     def _demand(self, kind: str, level: int, var: Var) -> Origin:
         draft = self._draft(kind, level)
@@ -277,7 +277,7 @@ class Partitioner:
         return Plan(
             graph=graph,
             messages=tuple(self.messages),
-            calls={level: s for (kind, level), s in sorted(segments.items()) if kind == "call"},
+            microbatches={level: s for (kind, level), s in sorted(segments.items()) if kind == "microbatch"},
             prologues={level: s for (kind, level), s in sorted(segments.items()) if kind == "prologue"},
             final=segments["final", self.levels],
             sources=tuple(s for name, s in found.items() if name in read),
@@ -286,12 +286,12 @@ class Partitioner:
             local_state=self.flow.local_state,
             unsplittable=(*self.whole, *self._reasons(segments)),
             fixed=tuple(self._fixed(segments)),
-            stages={level: self._cut(segments["call", level]) for level in self.stages},
+            stages={level: self._cut(segments["microbatch", level]) for level in self.stages},
             sized=self.flow.sized,
         )
 
     def _cut(self, segment: Segment) -> tuple[Stage, ...]:
-        """Partition a call segment into stages."""
+        """Partition a microbatch segment into stages."""
         return cut_in_stages(segment, {n: m for n, m in enumerate(self.messages) if m.level == segment.level})
 
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
@@ -299,8 +299,8 @@ class Partitioner:
         for segment in segments.values():
             if segment.kind == "prologue":
                 yield from segment.outputs
-        sent = (a for m in self.messages for c in m for a in (c.value, c.weight) if c.scope < Scope.CALL)
-        yield from (a for a in (*sent, *self.outputs) if a is not None and self.flow.scope_of([a]) < Scope.CALL)
+        sent = (a for m in self.messages for c in m for a in (c.value, c.weight) if c.scope < Scope.MICROBATCH)
+        yield from (a for a in (*sent, *self.outputs) if a is not None and self.flow.scope_of([a]) < Scope.MICROBATCH)
 
     def _segment(self, draft: _Draft) -> Segment:
         eqns = tuple(self.flow.graph.eqns[n] for n in sorted(draft.eqns))
@@ -314,15 +314,15 @@ class Partitioner:
             yield f"{pairing.line} is for one replica of a worker's, and each call would have one of its own"
         for message in self.messages:
             for c in message:
-                if not c.how.reduces and c.scope == Scope.CALL:
+                if not c.how.reduces and c.scope == Scope.MICROBATCH:
                     yield (
                         f"{c.how.name}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; the "
                         "calls that a batch is split into would have one each"
                     )
-                elif c.scope == Scope.CALL:
+                elif c.scope == Scope.MICROBATCH:
                     yield from self._of_the_whole_batch(c)
         for segment in segments.values():
-            taken = [o for _, o in segment.inputs if o.kind in ("call", "batch")]
+            taken = [o for _, o in segment.inputs if o.kind in ("microbatch", "batch")]
             if segment.kind == "final" and taken:
                 yield "local state is computed from the whole local batch"
 
@@ -331,7 +331,7 @@ class Partitioner:
         number of the worker.
         """
         what = f"{c.how.name}{at(c.line)} of {c.name or 'a value'}"
-        if c.weight is not None and self.flow.scope_of([c.value]) == Scope.CALL > self.flow.scope_of([c.weight]):
+        if c.weight is not None and self.flow.scope_of([c.value]) == Scope.MICROBATCH > self.flow.scope_of([c.weight]):
             yield (
                 f"{what} has the same weight in all calls that the local batch would be split into, whatever their "
                 "numbers of examples (ad.microbatch_size())"

@@ -46,7 +46,7 @@ class Message:
         together, and waited for one after another.
       gate: of a message that is sent in some steps only, where the decision is: its place among the values that the
         first segment `once` keeps. In the others it stays, as if each worker were alone.
-      stage: of its level's call segment, behind which it can be sent; 0 where that is not cut.
+      stage: of its level's microbatch segment, behind which it can be sent; 0 where that is not cut.
     """
 
     level: int
@@ -56,7 +56,7 @@ class Message:
 
     @property
     def travels(self) -> bool:
-        """Whether it is ever sent. What is not is combined over the kernel calls of one worker."""
+        """Whether it is ever sent. What is not is combined over the microbatches of one worker."""
         return self.contributions[0].how.travels
 
     def __iter__(self) -> Iterator[Contribution]:
@@ -73,7 +73,7 @@ class Message:
 class Segment:
     """A slice of the graph that becomes one XLA program."""
 
-    kind: str  # once | call | final
+    kind: str  # prologue | microbatch | final
     level: int
     eqns: tuple[JaxprEqn, ...]
     inputs: tuple[tuple[Var, Origin], ...]
@@ -84,7 +84,17 @@ class Segment:
         """Where the inputs of each kind come from, in order."""
         kinds: dict[str, list[tuple[Any, int]]] = {
             kind: []
-            for kind in ("state", "op_state", "const", "batch", "prologue", "call", "source", "message", "crossing")
+            for kind in (
+                "state",
+                "op_state",
+                "const",
+                "batch",
+                "prologue",
+                "microbatch",
+                "source",
+                "message",
+                "crossing",
+            )
         }
         for _, origin in self.inputs:
             kinds[origin.kind].append((origin.index, origin.item))
@@ -102,7 +112,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a call segment that becomes a program of its own, behind which messages can be sent.
+    """A part of a microbatch segment that becomes a program of its own, behind which messages can be sent.
 
     Attributes:
       segment: what it computes. Its inputs are those of the whole segment, and what crosses.
@@ -144,7 +154,7 @@ class Plan:
 
     graph: Graph
     messages: tuple[Message, ...]
-    calls: dict[int, Segment]
+    microbatches: dict[int, Segment]
     prologues: dict[int, Segment]
     final: Segment
     sources: tuple[Source, ...]
@@ -153,7 +163,7 @@ class Plan:
     local_state: frozenset[int]
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
     fixed: tuple[Atom, ...] = field(default=())  # what is computed once, and must be the same for every size
-    stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of the call segments that are cut, by level
+    stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of partitioned microbatch segments, by level
     sized: frozenset[Var] = frozenset()  # values that follow from the number of examples in a call (see `expressions`)
 
     @property
@@ -182,7 +192,7 @@ class Plan:
         ]
 
     def sent_by_stage(self, level: int) -> tuple[tuple[int, ...], ...]:
-        """Return the numbers of a level's messages for each stage of its call segment; one list if it has one stage."""
+        """Return the numbers of a level's messages for each stage of its microbatch segment."""
         stages = self.stages.get(level)
         return (self.sent_at(level),) if stages is None else tuple(stage.messages for stage in stages)
 
@@ -203,7 +213,7 @@ class Plan:
     @cached_property
     def signature(self) -> tuple:
         """All that must be equal between the plans of two sizes of one driver, and between workers."""
-        segments = [*self.calls.values(), *self.prologues.values(), self.final]
+        segments = [*self.microbatches.values(), *self.prologues.values(), self.final]
         return (
             tuple((m.level, m.gate, m.stage, tuple(c.signature for c in m)) for m in self.messages),
             tuple(

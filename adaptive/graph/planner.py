@@ -31,7 +31,7 @@ from .trace import Graph, trace
 
 
 class Planner:
-    """Plans of one driver: `planner(examples)` is the plan of a kernel call of that many examples.
+    """Plans of one driver: `planner(examples)` is the plan of a microbatch of that many examples.
 
     Args:
       driver: `driver(state, batch) -> (state, metrics)`.
@@ -105,7 +105,7 @@ class Planner:
             return self.reference
 
     def cut_in_stages(self, stages: Groups) -> Plan:
-        """Have the call segments cut, of all plans that are made from now on; and the first one again."""
+        """Have the microbatch segments cut, of all plans that are made from now on; and the first one again."""
         with self._lock:
             self._stages = stages
             self.reference = self._plan(self._first, self._sized(self._first, self._second))
@@ -113,7 +113,7 @@ class Planner:
 
     @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
-        """Return the plan for a kernel call of `examples` examples.
+        """Return the plan for a microbatch of `examples` examples.
 
         Raises:
           DriverError: the driver is another program for that size than for the first, or has changed since.

@@ -45,10 +45,10 @@ def check_replication(flow: Flow) -> None:
                 + (trail.advice or "Reduce it first:\n    comm.all_reduce(x)      comm.all_reduce(x, op='max')")
             )
     for eqn, _, new in flow.op_states:
-        if flow.scope_of(new) == Scope.CALL:
+        if flow.scope_of(new) == Scope.MICROBATCH:
             trail = Trail(flow, _narrowest(flow, new))
             raise ReplicationError(
-                f"{describe(eqn)}{at(line_of(eqn.source_info))} averages over steps what belongs to one kernel call of "
+                f"{describe(eqn)}{at(line_of(eqn.source_info))} averages over steps what belongs to one microbatch of "
                 f"one worker: {trail.cause}. " + (trail.advice or "Reduce it first:  comm.all_reduce(...)")
             )
 
@@ -79,10 +79,10 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             "    avg_grads = comm.all_reduce(grads)\n"
             f"    mon.{eqn.params['what']}(grads, avg_grads)"
         )
-    if eqn.params["scope"] == "replicated" and scope == Scope.CALL:
+    if eqn.params["scope"] == "replicated" and scope == Scope.MICROBATCH:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
         raise ReplicationError(
-            f"{eqn.params['what']}{where} has a value that comes from {cause}. It differs between kernel calls. "
+            f"{eqn.params['what']}{where} has a value that comes from {cause}. It differs between microbatches. "
             "Reduce it:  comm.all_reduce(x)"
         )
 
@@ -156,7 +156,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
             "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
         )
     return (
-        f"The gradients may be reduced, but {name} is made of one worker's examples, by one kernel call. Where it is a "
+        f"The gradients may be reduced, but {name} is made of one worker's examples, by one microbatch. Where it is a "
         "running average of batch normalisation, let the layer take its statistics over all examples of the step:\n"
         '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
         '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/equinox.md\n'
@@ -265,8 +265,8 @@ class Trail:
     def _cause(flow: Flow, var: Var, number: int, before: Scope) -> tuple[str, str] | None:
         """Return what makes a value narrower than `before`, its operands: in words, and what to write instead."""
         origin = flow.origin.get(var)
-        if var in flow.sized and before < Scope.CALL and (origin is None or origin.kind == "const"):
-            return "a number of the batch's shape, the size of one kernel call", _NUMBERS
+        if var in flow.sized and before < Scope.MICROBATCH and (origin is None or origin.kind == "const"):
+            return "a number of the batch's shape, the size of one microbatch", _NUMBERS
         if origin is not None:
             return _ORIGINS.get(origin.kind, f"{origin.index!r}, which each worker measures for itself"), ""
         if number in flow.communicates:

@@ -1,4 +1,4 @@
-"""Cutting the call segment of a level into stages, each of which ends where a message can be sent.
+"""Cutting the microbatch segment of a level into stages, each of which ends where a message can be sent.
 
 JAX's backward pass has the gradients of the last layers first. Where they travel in a message of their own, it can be
 on its way while those of the first layers are still computed: the segment becomes as many programs as there are such
@@ -47,7 +47,7 @@ def choose(plan: Plan, most: int) -> Groups:
       most: the largest number of stages; there are fewer if the driver has fewer places to cut.
     """
     found = {}
-    for level, segment in plan.calls.items():
+    for level, segment in plan.microbatches.items():
         message = always_sent(plan, level)
         if message is not None and not any(map(has_ordered_effects, segment.eqns)):
             groups = _Order(segment, message.contributions).groups(most)
@@ -59,7 +59,7 @@ def choose(plan: Plan, most: int) -> Groups:
 def always_sent(plan: Plan, level: int) -> Message | None:
     """Return the message of a level that is sent in every step and depends on the batch, or None."""
     sent = [plan.messages[number] for number in plan.sent_at(level)]
-    usual = [m for m in sent if m.travels and m.gate is None and any(c.scope == Scope.CALL for c in m)]
+    usual = [m for m in sent if m.travels and m.gate is None and any(c.scope == Scope.MICROBATCH for c in m)]
     return usual[-1] if usual else None
 
 
@@ -89,9 +89,9 @@ class _Order:
 
     def groups(self, most: int) -> tuple[tuple[int, ...], ...]:
         """Places of contributions, as a group for each stage. What does not go by the batch is in the last."""
-        of_calls = [i for i, c in enumerate(self._contributions) if c.scope == Scope.CALL]
-        needs = {i: self._needs(self._contributions[i]) for i in of_calls}
-        order = sorted(of_calls, key=lambda i: self._work_of(needs[i]))
+        of_microbatches = [i for i, c in enumerate(self._contributions) if c.scope == Scope.MICROBATCH]
+        needs = {i: self._needs(self._contributions[i]) for i in of_microbatches}
+        order = sorted(of_microbatches, key=lambda i: self._work_of(needs[i]))
         total = self._work_of(reduce(or_, needs.values(), 0))
         ends, bytes_until, bits = [0.0], [0], 0  # the share of the work, and the bytes, of the first so many
         for i in order:

@@ -56,7 +56,7 @@ _RESULTLESS = (hook_p, state_write_p)
 
 @dataclass(frozen=True)
 class Graph:
-    """A driver, traced for one kernel call of `examples` examples.
+    """A driver, traced for one microbatch of `examples` examples.
 
     Attributes:
       invars: state leaves, then batch leaves.
@@ -107,7 +107,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
 
     Args:
       state: pytree of arrays or shapes.
-      batch: pytree of arrays or shapes, all with one leading axis: the examples of a kernel call.
+      batch: pytree of arrays or shapes, all with one leading axis: the examples of a microbatch.
       capacity: the number of worker slots; shapes of gathered values depend on it.
       mailboxes: those of the program, on which the driver may publish.
 

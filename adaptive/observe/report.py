@@ -43,7 +43,7 @@ class Report(Generic[Metrics]):
       breakdown: `seconds` by cause: input, computing, exchanging, waiting, hooks, compiling and other. Local.
       compute_seconds: per worker of this process, without waiting for others and without input; NaN for a worker
         without examples. Local.
-      microbatches: per worker of this process, the sizes of the kernel calls that made up its batch; empty for a worker
+      microbatches: per worker of this process, the sizes of the microbatches that made up its batch; empty for a worker
         without examples. Local.
       kernels: microbatch kernels compiled so far. Local.
       compile_seconds: time spent compiling kernels, most of it in the background. Local.

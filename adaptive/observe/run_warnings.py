@@ -122,7 +122,7 @@ class RunWarnings:
     def _compiler(self, report: Report, seconds: float) -> None:
         if self._plan.unsplittable:
             why = (
-                f"a batch of this driver is one kernel call ({self._plan.unsplittable[0]}), so each new size needs a "
+                f"a batch of this driver is one microbatch ({self._plan.unsplittable[0]}), so each new size needs a "
                 "kernel of its own: let sizes change less often, in larger steps (quantum=)."
             )
         elif not self._resizable:

@@ -1,7 +1,7 @@
 """`ad.batch_key()`: one key for the batch, whose random numbers are drawn example by example.
 
 Layers such as dropout take one key and draw numbers for all rows that they are given. From an ordinary key a row's
-numbers go by its place in the kernel call, so that training depends on the split. This key is one of a kind of its own,
+numbers go by its place in the microbatch, so that training depends on the split. This key is one of a kind of its own,
 which JAX lets libraries define: what is drawn from it has a row per example, and each row is drawn from that example's
 key. It is made of an ordinary key and of the place of the call's first example in the step's global batch.
 """
@@ -92,8 +92,8 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
             )
 
 
-def drawn_for_a_call(eqns: Sequence[JaxprEqn], examples: int) -> list[str]:
-    """Return the lines at which random numbers for all examples of a kernel call are drawn from one key."""
+def drawn_for_a_microbatch(eqns: Sequence[JaxprEqn], examples: int) -> list[str]:
+    """Return the lines at which random numbers for all examples of a microbatch are drawn from one key."""
     found = [
         line_of(eqn.source_info)
         for eqn in eqns

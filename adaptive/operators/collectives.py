@@ -59,10 +59,10 @@ class Collective:
       name: what users call it.
       op: how what workers send is reduced: "sum", "max" or "min", or a `Sliced` or `Mixed` reduction.
       weighted: whether it is a mean: what is sent is multiplied by a weight, and what has arrived divided by their sum.
-      reduces: whether values of parts of the examples (of workers, of kernel calls) combine by `op` to that of all. If
+      reduces: whether values of parts of the examples (of workers, of microbatches) combine by `op` to that of all. If
         not, a local batch of which it takes a value runs as one call.
       result_is_replicated: whether all workers get the same.
-      travels: whether anything is sent to other workers. What does not is combined over the kernel calls of one worker.
+      travels: whether anything is sent to other workers. What does not is combined over the microbatches of one worker.
       shows_workers: whether what comes out tells of each worker by itself, so that it goes by the split on purpose.
       must_be_finite: whether a result that is not finite is a fault, whatever it is made of. Of what reduces values of
         examples it always is.

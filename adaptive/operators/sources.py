@@ -22,7 +22,7 @@ ALONE = np.ones(1, bool)  # one worker, which takes examples
 class Reading(NamedTuple):
     """What the runtime knows of one worker at the start of a step; a source picks its value from here.
 
-    `examples`, `calls` and `offset` differ between the kernel calls that make up a worker's batch.
+    `examples`, `calls` and `offset` differ between the microbatches that make up a worker's batch.
     """
 
     step: int  # steps done before this one
@@ -30,8 +30,8 @@ class Reading(NamedTuple):
     worker: int
     global_batch: int  # examples over all workers in this step
     batch_size: int  # examples of this worker in this step
-    examples: int  # examples in this kernel call
-    calls: int  # kernel calls that this value stands for: 1 inside a call
+    examples: int  # examples in this microbatch
+    microbatches: int  # microbatches that this value stands for: 1 inside a call
     offset: int  # position of the call's first example in the step's global batch
     compute_seconds: float  # the previous step's computation on this worker; NaN where not known
     iteration_seconds: float  # from the start of the previous step to the start of this one; NaN in the first
@@ -44,23 +44,23 @@ class Source:
 
     Attributes:
       name: what `explain()` calls it.
-      read: picks or measures the value, once per worker and step ("call": once per kernel call).
+      read: picks or measures the value, once per worker and step ("microbatch": once per microbatch).
       dtype: `float32` or `int32`.
-      scope: where it is the same: "all" workers, all calls of one "worker", or one "call" only.
+      scope: where it is the same: "all" workers, all calls of one "worker", or one "microbatch" only.
       stand_in: its value outside a program.
     """
 
     name: str
     read: Callable[[Reading], float]
     dtype: Any = np.float32
-    scope: Literal["all", "worker", "call"] = "worker"
+    scope: Literal["all", "worker", "microbatch"] = "worker"
     stand_in: float = 0.0
 
 
 # `attrgetter` reads without a call in Python: sources are read in every step.
-EXAMPLES = Source("examples", attrgetter("examples"), scope="call", stand_in=1.0)
-CALLS = Source("calls", attrgetter("calls"), scope="call", stand_in=1.0)
-OFFSET = Source("offset", attrgetter("offset"), np.int32, scope="call")
+EXAMPLES = Source("examples", attrgetter("examples"), scope="microbatch", stand_in=1.0)
+MICROBATCHES = Source("microbatches", attrgetter("microbatches"), scope="microbatch", stand_in=1.0)
+OFFSET = Source("offset", attrgetter("offset"), np.int32, scope="microbatch")
 STEP = Source("step", attrgetter("step"), np.int32, scope="all")
 SEED = Source("seed", lambda r: r.seed & 0x7FFFFFFF, np.int32, scope="all")  # any Python integer will do
 GLOBAL_BATCH = Source("global_batch", attrgetter("global_batch"), np.int32, scope="all", stand_in=1)

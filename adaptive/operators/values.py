@@ -26,7 +26,7 @@ def batch_size() -> jax.Array:
 
 
 def microbatch_size() -> jax.Array:
-    """Return the number of examples in this kernel call, an int32 scalar. Local, and of the call: a worker's batch may
+    """Return the number of examples in this microbatch, an int32 scalar. Local, and of the call: a worker's batch may
     run as several calls, each of its own size, so this, and not `batch_size()`, is what to weigh a call's mean by. No
     recompile; 1 outside a program.
 

@@ -42,9 +42,11 @@ def explain(
     for level in range(plan.levels + 1):
         if level in plan.prologues:
             lines.append(f"segment  once per step          {_work(plan.prologues[level])}")
-        if level in plan.calls:
+        if level in plan.microbatches:
             sizes = "bucket size" if plan.splittable and resizable else "batch size"
-            lines.append(f"segment  per kernel call        {_work(plan.calls[level])}; compiled for each {sizes}")
+            lines.append(
+                f"segment  per microbatch         {_work(plan.microbatches[level])}; compiled for each {sizes}"
+            )
             lines += _stages(plan, level)
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
@@ -57,7 +59,7 @@ def explain(
         + ("" if s.scope == Scope.ALL else ", of each worker its own")
         for s in plan.op_states
     ]
-    measured = [s.name for s in plan.sources if s.scope != "call"]
+    measured = [s.name for s in plan.sources if s.scope != "microbatch"]
     if measured:
         lines.append(f"sources  {', '.join(measured)}")
     if overlap:
@@ -65,10 +67,10 @@ def explain(
     if not resizable:
         lines.append("batch sizes stay as they are (resizable=False): nothing is compiled for others")
     elif plan.splittable:
-        lines.append("a local batch may run as several kernel calls: any size is made of buckets (powers of two)")
+        lines.append("a local batch may run as several microbatches: any size is made of buckets (powers of two)")
     else:
         lines.append(
-            f"a local batch runs as one kernel call, and every new size is compiled: {'; '.join(plan.unsplittable)}"
+            f"a local batch runs as one microbatch, and every new size is compiled: {'; '.join(plan.unsplittable)}"
         )
     if plan.multiple > 1:
         lines.append(f"a local batch is a multiple of {plan.multiple} examples")

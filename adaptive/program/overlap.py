@@ -90,7 +90,7 @@ def _cut(plan: Plan, most: int, why: str) -> Overlap:
 
 
 def _where_it_pays(plan: Plan, world: World, hosts: int, deterministic: bool, about: str) -> Overlap:
-    nbytes = max((_nbytes(plan, level, world.capacity) for level in plan.calls), default=0)
+    nbytes = max((_nbytes(plan, level, world.capacity) for level in plan.microbatches), default=0)
     for off, why in (
         (world.processes == 1, ""),
         (hosts == 1, "all processes are on one host"),

@@ -40,8 +40,8 @@ class SteadyLoop:
     def __init__(self, parts: ProgramParts, membership_changes: MembershipChanges):
         self._parts, self._membership_changes = parts, membership_changes
         self._on = False  # whether the last step has found nothing that keeps the next one from being like it
-        self._trial = False  # whether the last step has tried kernel calls that may be slower
-        self._share: Share | None = None  # of the next step, whose kernel calls are dispatched already
+        self._trial = False  # whether the last step has tried microbatches that may be slower
+        self._share: Share | None = None  # of the next step, whose microbatches are dispatched already
         self._sizes: tuple[int, ...] = ()
         self._taking_part = np.zeros(0, bool)  # of `_sizes`
         self._steady: SteadyStep | None = None  # what takes the steps; `None` for the engine
@@ -61,7 +61,7 @@ class SteadyLoop:
         self._generation, self._run_under_way = world.generation, world.run_under_way
         self._workers = tuple(world.workers)
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
-        self._least_calls = p.engine.least_calls_of(self._size, self._total)
+        self._min_microbatches = p.engine.min_microbatches_of(self._size, self._total)
         self._epoch = p.stream.epoch
         self._simple = p.shards is None  # whose reports need no notes on shards
         self._said: tuple[Any, ...] = ()
@@ -120,10 +120,10 @@ class SteadyLoop:
         if steady is None:
             return self._through_engine(since)
         choice = kernels.choices[0]
-        if choice.steps and choice.size == size and choice.at_least == self._least_calls:
+        if choice.steps and choice.size == size and choice.at_least == self._min_microbatches:
             choice.steps -= 1
         else:
-            choice = kernels.choose(0, size, self._least_calls)
+            choice = kernels.choose(0, size, self._min_microbatches)
         if not steady.fits(choice):
             choice.steps += 1  # the engine asks for it again
             self._share = None  # and computes anew what was dispatched ahead
@@ -155,7 +155,7 @@ class SteadyLoop:
             status.checkpoint_due,
             p.world.processes,
             kernels.compiled.complete,
-            kernels.call_examples,
+            kernels.overhead_examples,
         )
         status.repeats = says == self._said
         if not status.repeats:

@@ -88,7 +88,7 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int
             start += size
     except Exception as error:  # the other processes wait to hear whose values they are
         return f"their origin could not be found: {type(error).__name__}: {error}".rstrip(".")
-    return "each is finite, but its product with the weight, or the sum over kernel calls, is not"
+    return "each is finite, but its product with the weight, or the sum over microbatches, is not"
 
 
 def _given_values(

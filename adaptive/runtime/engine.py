@@ -18,12 +18,12 @@ from adaptive.base.worker_mesh import OffersMesh
 from adaptive.base.world import World
 from adaptive.base.world_messages import retry_on_members_changed
 from adaptive.data.stream import Share
-from adaptive.operators.sources import CALLS, Reading
+from adaptive.operators.sources import MICROBATCHES, Reading
 
-from .calls import Calls, Plans
 from .compile import side_by_side
 from .general_step import GeneralStep
 from .kernels import KernelOptions, Kernels
+from .microbatch_segments import MicrobatchSegments, Plans
 from .microbatches import Microbatches
 from .neutral import NeutralContributions
 from .outcome import Outcome
@@ -70,14 +70,14 @@ class Engine:
         steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
         self.layouts = steps.layouts
         # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
-        self._compares_groups = any(s.name == CALLS.name for s in plan.sources)
-        self.least_calls = 2 if world.capacity == 1 and self._compares_groups else 1
+        self._compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
+        self.min_microbatches = 2 if world.capacity == 1 and self._compares_groups else 1
         self.kernels = Kernels(
-            Calls(plans, steps.feed, steps.layouts),
+            MicrobatchSegments(plans, steps.feed, steps.layouts),
             world.devices,
             splittable=plan.splittable,
-            least_calls=self.least_calls,
-            call_bytes=bytes_per_execution(plan, steps.layouts),
+            min_microbatches=self.min_microbatches,
+            microbatch_bytes=bytes_per_execution(plan, steps.layouts),
             options=kernels,
             name=steps.label,
         )
@@ -170,7 +170,7 @@ class Engine:
         if microbatches is None:
             jobs.append(partial(self.kernels.require_first, sizes))
         else:
-            jobs.append(partial(self.kernels.require_calls, microbatches))
+            jobs.append(partial(self.kernels.require_microbatches, microbatches))
         first = self.kernels.compile_order[0] % len(jobs)  # ranks that share a cache begin with different ones
         side_by_side([*jobs[first:], *jobs[:first]], most=n_cores())
         if self.world.processes > 1:
@@ -184,7 +184,7 @@ class Engine:
 
     def _has_several_microbatches(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None) -> bool:
         if microbatches is None:
-            return any(size and not self.kernels.is_one_call(size) for size in sizes)
+            return any(size and not self.kernels.is_one_microbatch(size) for size in sizes)
         return any(len(of_worker) > 1 for of_worker in microbatches)
 
     def missing(self, sizes: Sequence[int]) -> int:
@@ -204,9 +204,9 @@ class Engine:
         """Prepare the kernels for questions about these sizes, of all workers: a worker that takes all examples runs
         more microbatches.
         """
-        self.kernels.least_calls = self.least_calls_of(max(sizes), sum(sizes))
+        self.kernels.min_microbatches = self.min_microbatches_of(max(sizes), sum(sizes))
 
-    def least_calls_of(self, size: int, global_batch: int) -> int:
+    def min_microbatches_of(self, size: int, global_batch: int) -> int:
         """Return how many microbatches a worker runs at least."""
         return 2 if size == global_batch and self._compares_groups else 1
 
@@ -247,7 +247,7 @@ class Engine:
 
     def _fastest_microbatches(self, readings: Sequence[Reading]) -> list[Microbatches]:
         return [
-            self.kernels.microbatches(i, r.batch_size, self.least_calls_of(r.batch_size, r.global_batch))
+            self.kernels.microbatches(i, r.batch_size, self.min_microbatches_of(r.batch_size, r.global_batch))
             for i, r in enumerate(readings)
         ]
 

@@ -76,7 +76,7 @@ class GeneralStep:
         }
         self._messages: dict[int, list[list[jax.Array]]] = {}  # what has arrived
         self._sent: list[int] = []  # numbers of messages
-        self._once_outputs: dict[int, dict[int, Any]] = {}  # by level and local index
+        self._prologue_outputs: dict[int, dict[int, Any]] = {}  # by level and local index
         self._kernel_outputs: dict[int, dict[int, list[Any]]] = {}  # by level and local index; per microbatch
         self._packed: list[list[jax.Array]] = [[] for _ in readings]  # parts of the current level's messages
         self._seconds = [0.0 if p else float("nan") for p in self._microbatches]
@@ -97,7 +97,7 @@ class GeneralStep:
           status_taken: whether the status of this step was decoded before.
         """
         for level in range(self._plan.levels + 1):
-            self._run_once(level)
+            self._run_prologue(level)
             self._run_kernels(level)
             if level == 0:
                 meanwhile()
@@ -118,8 +118,10 @@ class GeneralStep:
         workers, inputs = self._ctx.workers, self._steps.inputs[segment.kind, segment.level]
         given = inputs.of_state(workers.states[local_index], workers.op_states[local_index])
         if inputs.in_step:
-            given["prologue"] = [self._once_outputs[level][local_index][i] for level, i in inputs.once]
-            given["call"] = [self._kernel_outputs[level][local_index][microbatch][i] for level, i in inputs.call]
+            given["prologue"] = [self._prologue_outputs[level][local_index][i] for level, i in inputs.prologue]
+            given["microbatch"] = [
+                self._kernel_outputs[level][local_index][microbatch][i] for level, i in inputs.microbatch
+            ]
             given["message"] = [self._messages[number][local_index] for number in inputs.messages]
         return given
 
@@ -131,17 +133,17 @@ class GeneralStep:
         given["batch"] = []
         return given
 
-    def _run_once(self, level: int) -> None:
+    def _run_prologue(self, level: int) -> None:
         segment = self._plan.prologues.get(level)
         if segment is None:
             return
         self._start()
-        self._once_outputs[level] = {}
+        self._prologue_outputs[level] = {}
         for local_index in self._ctx.workers.present:
             given, began = self._whole(local_index, segment), time.perf_counter()
             out = self._ctx.programs["prologue", level, local_index](given)
             self._trace(local_index, f"once, before message {level + 1}", began, out)
-            self._once_outputs[level][local_index] = out["outputs"]
+            self._prologue_outputs[level][local_index] = out["outputs"]
             if "parts" in out:
                 self._packed[local_index] = out["parts"]
 
@@ -160,7 +162,7 @@ class GeneralStep:
         self._started = now
 
     def _run_kernels(self, level: int) -> None:
-        segment = self._plan.calls.get(level)
+        segment = self._plan.microbatches.get(level)
         if segment is None:
             return
         if level not in self._plan.prologues:
@@ -176,7 +178,7 @@ class GeneralStep:
         ctx, microbatches, start, kept = self._ctx, self._microbatches[local_index], 0, []
         alone, timed = len(microbatches) == 1, self._one_by_one[local_index]
         leaves = jax.tree.leaves(self._share.batches[local_index])
-        wanted = [leaves[i] for i in self._steps.inputs["call", level].batch]
+        wanted = [leaves[i] for i in self._steps.inputs["microbatch", level].batch]
         fixed = None if self._kernel_outputs else self._given(local_index, segment)
         parts: dict[int, list[jax.Array]] = {}  # by stage
         for number, size in enumerate(microbatches):
@@ -257,7 +259,7 @@ class GeneralStep:
             if self._ctx.waiters is not None and self._microbatches[local_index]:
                 self._trace_stages(local_index, level, [of_workers[local_index].at for of_workers in ends])
         self._undisturbed += max(end.undisturbed for end in ends[-1])
-        if level == self._steps.last_call_level:
+        if level == self._steps.last_microbatch_level:
             self._record()
 
     def _trace_stages(self, local_index: int, level: int, ends: Sequence[float]) -> None:
@@ -334,7 +336,7 @@ class GeneralStep:
         message = self._plan.messages[number]
         goes = message.travels
         if goes and message.gate is not None:
-            goes = bool(self._once_outputs[0][self._ctx.workers.some_present][message.gate])
+            goes = bool(self._prologue_outputs[0][self._ctx.workers.some_present][message.gate])
         if goes:
             self._sent.append(number)
         else:

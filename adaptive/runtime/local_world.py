@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, LookAtPiece, Parts, PartSpec
 from adaptive.base.mailbox import LocalMailboxes
-from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, combine_calls
+from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, combine_microbatches
 from adaptive.base.worker_slots import WorkerSlots
 
 
@@ -61,7 +61,7 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
         elif isinstance(op, Gathered):
             one = op.in_one_place(column)
         else:
-            one = reduce(partial(combine_calls, op), column)
+            one = reduce(partial(combine_microbatches, op), column)
         return [one] * len(column)
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:

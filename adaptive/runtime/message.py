@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from adaptive.base.reductions import Gathered, Reduction, Sliced, adds_up, combine_calls
+from adaptive.base.reductions import Gathered, Reduction, Sliced, adds_up, combine_microbatches
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, scaled, wire_dtype
@@ -105,7 +105,7 @@ def must_be_finite(c: Contribution) -> bool:
     """Return whether infinities and NaNs in a contribution are an error. They are not in values that are gathered,
     broadcast, or measured once per step, which may be unknown.
     """
-    of_examples = c.how.reduces and c.scope == Scope.CALL
+    of_examples = c.how.reduces and c.scope == Scope.MICROBATCH
     return (of_examples or c.how.must_be_finite) and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
 
 
@@ -149,7 +149,7 @@ def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int
     keys = [
         None
         if c.weight is None
-        else (c.weight if isinstance(c.weight, Var) else float(c.weight.val), c.scope < Scope.CALL)
+        else (c.weight if isinstance(c.weight, Var) else float(c.weight.val), c.scope < Scope.MICROBATCH)
         for c in contributions
     ]
     nth = {key: n for n, key in enumerate(dict.fromkeys(keys))}
@@ -192,7 +192,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
         x = c.how.encode(x, worker, layout.capacity)
-        weight, once = layout.weights[i], c.scope < Scope.CALL and adds_up(c.how.op)
+        weight, once = layout.weights[i], c.scope < Scope.MICROBATCH and adds_up(c.how.op)
         factor = None if weight is None else weights[i]
         pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once))
         if weight is not None and weight.offset not in weights_written:
@@ -297,4 +297,4 @@ def _entry_of(parts: Sequence[jax.Array], entry: Entry) -> jax.Array:
 
 def accumulate(ops: Sequence[Reduction], old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
     """Add the parts of a further microbatch to those of the ones before (rule 4)."""
-    return [combine_calls(op, a, b) for op, a, b in zip(ops, old, new, strict=True)]
+    return [combine_microbatches(op, a, b) for op, a, b in zip(ops, old, new, strict=True)]

@@ -13,7 +13,7 @@ from math import inf
 
 Microbatches = tuple[int, ...]
 GAIN = 0.97  # more calls must be this much faster than the fewest: timings are not exact, and calls are not free
-CALL_SECONDS = 50e-6  # of a call, whatever its size, while nothing better is known
+OVERHEAD_SECONDS = 50e-6  # of a call, whatever its size, while nothing better is known
 
 
 def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Microbatches | None:
@@ -95,16 +95,16 @@ def _from_powers(size: int, ways: Mapping[int, Way]) -> Way:
     return (cost, microbatches) if size == 0 else (inf, ())
 
 
-def predict(size: int, measured: Mapping[int, float], call_seconds: float = CALL_SECONDS) -> float:
+def predict(size: int, measured: Mapping[int, float], overhead_seconds: float = OVERHEAD_SECONDS) -> float:
     """Return the seconds of one microbatch: measured, or scaled from the nearest size that is.
 
     Args:
       measured: seconds by size.
-      call_seconds: what a call costs whatever its size; makes fewer microbatches win where nothing is known.
+      overhead_seconds: what a call costs whatever its size; makes fewer microbatches win where nothing is known.
     """
     if size in measured:
         return measured[size]
     larger = min((m for m in measured if m > size), default=None)
     nearest = larger if larger is not None else max(measured, default=None)
     per_example = measured[nearest] / nearest if nearest is not None else 10e-6
-    return call_seconds + per_example * size
+    return overhead_seconds + per_example * size

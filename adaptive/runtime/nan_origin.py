@@ -39,7 +39,7 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
     """Return, in words, where the first value was made that makes one of `atoms` not finite.
 
     Args:
-      plan: of the kernel call.
+      plan: of the microbatch.
       known: values of all inputs of the graph: state, batch, constants, operator states, sources, earlier messages.
       atoms: values of the graph.
       taking_part: whether each worker takes part in the step; boolean, shape=(capacity,).

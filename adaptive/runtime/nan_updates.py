@@ -186,7 +186,7 @@ def _carriers(plan: Plan, leaves: Sequence[Atom]) -> list[Var]:
         for var, origin in plan.final.inputs
         if var in taken
         and _is_inexact(var.aval.dtype)
-        and (var in free | sources or (origin.kind in ("prologue", "call") and free & _upstream(plan, [var])))
+        and (var in free | sources or (origin.kind in ("prologue", "microbatch") and free & _upstream(plan, [var])))
     ]
 
 

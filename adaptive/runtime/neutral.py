@@ -63,7 +63,7 @@ class NeutralContributions:
     def outputs(self, level: int, local_index: int) -> list[jax.Array]:
         """Return zeros in place of the outputs of a kernel. No result that is kept is computed from them."""
         if (level, local_index) not in self._outputs:
-            values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.calls[level].outputs]
+            values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.microbatches[level].outputs]
             self._outputs[level, local_index] = jax.device_put(values, self._devices[local_index])
         return self._outputs[level, local_index]
 

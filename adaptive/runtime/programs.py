@@ -11,9 +11,9 @@ import jax
 
 from adaptive.graph.plan import Plan
 
-from .calls import segment_shapes
 from .compile import compile_segment
 from .message import Layout, accumulate
+from .microbatch_segments import segment_shapes
 from .nan_updates import UpdateNaNs
 from .segment import Feed, segment_function
 
@@ -68,7 +68,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         # Each program is made once, so that JAX traces it once for all devices.
         programs = {("final", 0): self._final_program()}
         for level, segment in self._plan.prologues.items():
-            writes = [] if level in self._plan.calls else [self._layouts[n] for n in self._plan.sent_at(level)]
+            writes = [] if level in self._plan.microbatches else [self._layouts[n] for n in self._plan.sent_at(level)]
             function = segment_function(segment, segment.outputs, self._feed, self._layouts, writes)
             programs["prologue", level] = _Compilable(function, (segment_shapes(segment, self._feed, self._layouts),))
         return [partial(self._compile, *which, program) for which, program in programs.items()]
@@ -108,7 +108,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
 
     def _sum_programs(self) -> dict[Segment, _Compilable]:
         found = {}
-        for level in self._plan.calls:
+        for level in self._plan.microbatches:
             for stage, numbers in enumerate(self._plan.sent_by_stage(level)):
                 sent = [part for number in numbers for part in self._layouts[number].parts]
                 if sent:

@@ -61,23 +61,23 @@ class Feed:
 
     def measure_step(self, reading: Reading, n_microbatches: int) -> tuple[np.ndarray, np.ndarray]:
         """Return both vectors for a worker's step of `n_microbatches` microbatches."""
-        return self.measure(reading if n_microbatches == 1 else reading._replace(calls=n_microbatches))
+        return self.measure(reading if n_microbatches == 1 else reading._replace(microbatches=n_microbatches))
 
     def for_microbatch(
         self, vectors: Sequence[np.ndarray], reading: Reading, start: int, size: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return both vectors for one of several microbatches. Sources of scope "call" are read again.
+        """Return both vectors for one of several microbatches. Sources of scope "microbatch" are read again.
 
         Args:
           vectors, reading: of the worker's step.
           start: of the microbatch, in the worker's batch.
         """
-        reading = reading._replace(examples=size, calls=1, offset=reading.offset + start)
+        reading = reading._replace(examples=size, microbatches=1, offset=reading.offset + start)
         floats, ints = vectors[0].copy(), vectors[1].copy()
         floats[0] = not start
         for vector, sources, start in ((floats, self.floats, 1), (ints, self.ints, 0)):
             for i, source in enumerate(sources, start):
-                if source.scope == "call":
+                if source.scope == "microbatch":
                     vector[i] = source.read(reading)
         return floats, ints
 
@@ -101,7 +101,8 @@ def segment_function(
     as_one: Set[Var] = frozenset(),
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a segment as a JAX function of one dict: lists by kind of input ("state", "op_state", "const", "batch",
-    "message", "prologue", "call"), each in the order of the segment's inputs, and the vectors "floats" and "ints".
+    "message", "prologue", "microbatch"), each in the order of the segment's inputs; and the vectors "floats" and
+    "ints".
     "message" holds the parts of the messages that the segment reads (`Segment.read_messages`).
 
     The function returns `{"outputs": […]}`, and "parts" if it writes messages: those of all messages, concatenated.

@@ -19,7 +19,7 @@ class SegmentInputs:
 
     Attributes:
       batch: which leaves.
-      once, call: levels of segments, and which of the values that those keep.
+      prologue, microbatch: levels of segments, and which of the values that those keep.
       messages: numbers.
       in_step: whether any comes from earlier in the step.
     """
@@ -27,8 +27,8 @@ class SegmentInputs:
     def __init__(self, segment: Segment):
         self._state, self._op_states = segment.reads("state"), segment.wiring["op_state"]
         self.batch, self.messages = segment.reads("batch"), segment.read_messages
-        self.once, self.call = segment.wiring["prologue"], segment.wiring["call"]
-        self.in_step = bool(self.once or self.call or self.messages)
+        self.prologue, self.microbatch = segment.wiring["prologue"], segment.wiring["microbatch"]
+        self.in_step = bool(self.prologue or self.microbatch or self.messages)
 
     def of_state(self, state: Sequence[jax.Array], op_states: Sequence[Sequence[jax.Array]]) -> dict[str, Any]:
         """Return the segment's inputs from a worker's state; those from earlier in the step are left empty."""
@@ -36,7 +36,7 @@ class SegmentInputs:
             "state": [state[i] for i in self._state],
             "op_state": [op_states[k][leaf] for k, leaf in self._op_states],
             "prologue": [],
-            "call": [],
+            "microbatch": [],
             "message": [],
         }
 
@@ -64,7 +64,7 @@ class FinalResults:
 def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
     """Return the bytes of the parts that a microbatch writes, at the level that has most."""
     of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
-    return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.calls), default=0)
+    return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.microbatches), default=0)
 
 
 def part_slices(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:

@@ -4,7 +4,7 @@ The program is composed of the plan's own segments and messages, in the order in
 computes the same. Barriers stand where programs of their own end otherwise: XLA fuses nothing across them, and on CPU
 devices the results have the same bits.
 
-    once, call  as on each worker by itself, for one kernel call
+    once, call  as on each worker by itself, for one microbatch
     pack        the parts of each message
     reduce      over the mesh's axis (`WorkerMesh.reduce_within`)
     look        whether what has arrived is finite, as an output
@@ -87,7 +87,7 @@ def why_not(plan: Plan, mesh: WorkerMesh) -> str:
         return "workers look at each other's published state"
     if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
         return "a reduction is computed from numbers of the host"
-    segments = [*plan.prologues.values(), *plan.calls.values(), plan.final]
+    segments = [*plan.prologues.values(), *plan.microbatches.values(), plan.final]
     if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
         return "the driver calls back to Python, or is spread over devices itself"
     return ""
@@ -114,7 +114,11 @@ class SPMDProgram:
         self._ctx, self._steps, self._mesh, self.size = ctx, ctx.step_plan, mesh, size
         self._sized = ctx.step_plan.plans(size)  # of it the calls; all else is of the plan of the reference
         self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
-        self._segments = [*self._steps.plan.prologues.values(), *self._sized.calls.values(), self._steps.plan.final]
+        self._segments = [
+            *self._steps.plan.prologues.values(),
+            *self._sized.microbatches.values(),
+            self._steps.plan.final,
+        ]
         self.consts = [self._consts_of(segment) for segment in self._segments]
         state, op_states, given = self._shapes()
         specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
@@ -126,7 +130,7 @@ class SPMDProgram:
         self.run = compile_over(over_mesh, (state, op_states, given), devices, name=name, donate=(0, 1))
 
     def _consts_of(self, segment: Segment) -> list[jax.Array]:
-        ctx, plan = self._ctx, self._sized if segment.kind == "call" else self._steps.plan
+        ctx, plan = self._ctx, self._sized if segment.kind == "microbatch" else self._steps.plan
         values = list(plan.graph.consts.values())
         found: list[jax.Array] = []
         for i in segment.reads("const"):
@@ -184,8 +188,8 @@ class _OneWorker:
         self._floats, self._ints = given.floats[0], self._with_step()
         status = sum(layout.status for layout in steps.layouts)
         messages, capacity = self._sized.messages, plan.graph.capacity
-        self._layouts = {"call": lay_out_all(messages, capacity=capacity, status=status)}  # else the step plan's
-        self._once: dict[int, list[Any]] = {}
+        self._layouts = {"microbatch": lay_out_all(messages, capacity=capacity, status=status)}  # else the step plan's
+        self._prologues: dict[int, list[Any]] = {}
         self._call: dict[int, list[Any]] = {}
         self._parts: list[Any] = []  # of the messages of this level
         self._messages: dict[int, list[Any]] = {}
@@ -207,7 +211,7 @@ class _OneWorker:
         taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
     ) -> dict[str, Any]:
         """Return the results of a segment, and the parts of the messages of `level`, if that is not `None`."""
-        plan = self._sized if segment.kind == "call" else self._plan
+        plan = self._sized if segment.kind == "microbatch" else self._plan
         layouts = self._layouts.get(segment.kind, self._steps.layouts)
         writes = [] if level is None else [layouts[number] for number in plan.sent_at(level)]
         wiring = segment.wiring
@@ -218,8 +222,8 @@ class _OneWorker:
             "ints": self._ints,
             "const": self._consts[segment.kind, segment.level],
             "batch": [self._given.batch[i] for i in segment.reads("batch")],
-            "prologue": [self._once[of][i] for of, i in wiring["prologue"]],
-            "call": [self._call[of][i] for of, i in wiring["call"]],
+            "prologue": [self._prologues[of][i] for of, i in wiring["prologue"]],
+            "microbatch": [self._call[of][i] for of, i in wiring["microbatch"]],
             "message": [self._messages[number] for number in segment.read_messages],
         }
         even = self._as_one(plan)
@@ -238,13 +242,13 @@ class _OneWorker:
 
     def segments(self, level: int) -> None:
         """Compute what comes before the messages of a level."""
-        once, call = self._plan.prologues.get(level), self._sized.calls.get(level)
-        if once is not None:
-            out = self._run(once, once.outputs, level if call is None else None)
+        prologue, microbatch = self._plan.prologues.get(level), self._sized.microbatches.get(level)
+        if prologue is not None:
+            out = self._run(prologue, prologue.outputs, level if microbatch is None else None)
             out = jax.lax.optimization_barrier(out)
-            self._once[level], self._parts = out["outputs"], out.get("parts", [])
-        if call is not None:
-            out = jax.lax.optimization_barrier(self._run(call, call.outputs, level))
+            self._prologues[level], self._parts = out["outputs"], out.get("parts", [])
+        if microbatch is not None:
+            out = jax.lax.optimization_barrier(self._run(microbatch, microbatch.outputs, level))
             self._call[level], self._parts = out["outputs"], out.get("parts", [])
 
     def exchange(self, level: int) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .step_plan import StepContext
 
 _FIXED = {  # sources that do not change while the sizes stay; the step number is counted on the devices
-    *(sources.EXAMPLES, sources.CALLS, sources.OFFSET, sources.SEED, sources.GLOBAL_BATCH, sources.BATCH_SIZE),
+    *(sources.EXAMPLES, sources.MICROBATCHES, sources.OFFSET, sources.SEED, sources.GLOBAL_BATCH, sources.BATCH_SIZE),
     *(sources.WORKER, sources.WORKERS, sources.STEP),
 }
 _APART = 64  # steps between two by which workers are timed, at most, where the driver reads their seconds
@@ -124,7 +124,7 @@ class SPMDStep:
     def size_of(self, sizes: Sequence[int]) -> int:
         """Return the size of the program for steps of these sizes; 0 if there is none. Replicated if `sizes` are."""
         size = sizes[0]
-        alone = size and not self._failed and self._ctx.kernels.is_one_call(size)
+        alone = size and not self._failed and self._ctx.kernels.is_one_microbatch(size)
         return size if alone and all(s == size for s in sizes) else 0
 
     def compile(self, size: int) -> None:
@@ -176,7 +176,12 @@ class SPMDStep:
             processes, which may choose different ones. There, one program makes one call if it can.
         """
         ctx, size = self._ctx, sizes[0]
-        if self._failed or not size or sizes.count(size) < len(sizes) or not self._is_one_call(size, microbatches):
+        if (
+            self._failed
+            or not size
+            or sizes.count(size) < len(sizes)
+            or not self._is_one_microbatch(size, microbatches)
+        ):
             self._size = 0
             return False
         if size != self._size:
@@ -191,10 +196,10 @@ class SPMDStep:
         # Of local leaves a process may find NaNs alone. It tells the others, by an error in its step.
         return ctx.workers.update_nans is None or not ctx.workers.made_nans()
 
-    def _is_one_call(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
+    def _is_one_microbatch(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
         if microbatches is not None and not self._several:
             return len(microbatches[0]) == 1 and microbatches.count(microbatches[0]) == len(microbatches)
-        return size == self._size or self._ctx.kernels.is_one_call(size)
+        return size == self._size or self._ctx.kernels.is_one_microbatch(size)
 
     def _there(self, is_sample: bool) -> bool:
         """Return whether all processes have the program for the current size. If not, have it compiled in the

@@ -38,7 +38,7 @@ def is_flat(plan: Plan, workers: int) -> bool:
     return (
         workers == 1
         and plan.levels == 1
-        and list(plan.calls) == [0]
+        and list(plan.microbatches) == [0]
         and not plan.prologues
         and not plan.stages
         and all(message.gate is None for message in plan.messages)
@@ -46,7 +46,7 @@ def is_flat(plan: Plan, workers: int) -> bool:
     )
 
 
-class _Call(NamedTuple):
+class _Microbatch(NamedTuple):
     """One microbatch of the worker."""
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
@@ -73,7 +73,7 @@ Vectors = Sequence[Any]  # of sources: floats, and integers
 _FIXED = {"examples", "calls", "offset", "seed", "batch_size", "global_batch", "worker", "workers"}  # while sizes stay
 _STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)  # what those read
 
-# What the kernel calls of the next step may be fed with before it begins.
+# What the microbatches of the next step may be fed with before it begins.
 _KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds"}
 
 
@@ -86,13 +86,13 @@ class SteadyStep:
 
     def __init__(self, ctx: StepContext):
         steps, plan, found = ctx.step_plan, ctx.step_plan.plan, ctx.step_plan.results
-        call, final = plan.calls[0], plan.final
+        call, final = plan.microbatches[0], plan.final
         self._ctx, self._steps = ctx, steps
-        self._call_state, self._call_op_states = call.reads("state"), call.wiring["op_state"]
+        self._microbatch_state, self._microbatch_op_states = call.reads("state"), call.wiring["op_state"]
         self._batch = call.reads("batch")
         self._changed = plan.changed_state
         self._overwritten, self._read_only = found.overwritten, found.read_only
-        self._final_op_states, self._final_kept = final.wiring["op_state"], [i for _, i in final.wiring["call"]]
+        self._final_op_states, self._final_kept = final.wiring["op_state"], [i for _, i in final.wiring["microbatch"]]
         self._final_messages = final.read_messages
         self._final_consts = ctx.consts["final", final.level, 0]
         # One message is sent in every step, or none: what is ready at one level travels together.
@@ -104,11 +104,11 @@ class SteadyStep:
         self._first = steps.part_slices[0].start
         self._on_host = ctx.world.devices[0].platform == "cpu"
         self._leaves: Callable[[Any], list[Any]] | None = None  # of a batch
-        self._calls: tuple[Microbatches, list[_Call]] = (), []
+        self._microbatches: tuple[Microbatches, list[_Microbatch]] = (), []
         # On a CPU Python and the kernels would only take turns on the same cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
-        self._call_bytes = bytes_per_execution(plan, steps.layouts)
+        self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
         # Sources that change from step to step: in which vector they are, where, and how they are read.
         self._changing = [
             (vector, place, source.read)
@@ -142,7 +142,7 @@ class SteadyStep:
         """Compute, exchange, and commit, like `Engine.step`, for the only worker of this process.
 
         Args:
-          share, reading, choice: its examples, what sources pick from, and its kernel calls.
+          share, reading, choice: its examples, what sources pick from, and its microbatches.
           prefetch: starts to fetch what a next step of these sizes takes.
           check_update: raises if the update before has made NaNs; called if it may have.
           search, more: see `Engine.step`.
@@ -268,15 +268,15 @@ class SteadyStep:
         self._leaves = tree.flatten_up_to  # of batches built alike, without a call in Python
         return leaves
 
-    def _planned(self, microbatches: Microbatches) -> list[_Call]:
+    def _planned(self, microbatches: Microbatches) -> list[_Microbatch]:
         """Return the calls for these microbatches. Worked out when the microbatches change."""
-        kernels, calls, start = self._ctx.kernels, list[_Call](), 0
+        kernels, calls, start = self._ctx.kernels, list[_Microbatch](), 0
         for size in microbatches:
             kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
-            calls.append(_Call(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
+            calls.append(_Microbatch(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
             start += size
-        self._calls = microbatches, calls
-        self.runs_ahead = self.runs_ahead and has_room(self._ctx.world.devices[0], self._call_bytes)
+        self._microbatches = microbatches, calls
+        self.runs_ahead = self.runs_ahead and has_room(self._ctx.world.devices[0], self._microbatch_bytes)
         return calls
 
     def _compute(
@@ -286,13 +286,13 @@ class SteadyStep:
         outputs.
         """
         ctx, state, op_states = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
-        calls = self._calls[1] if self._calls[0] is sizes else self._planned(sizes)
+        calls = self._microbatches[1] if self._microbatches[0] is sizes else self._planned(sizes)
         batch = list(map(leaves.__getitem__, self._batch))
         given: dict[str, Any] = {
-            "state": list(map(state.__getitem__, self._call_state)),
-            "op_state": self._call_op_states and [op_states[k][leaf] for k, leaf in self._call_op_states],
+            "state": list(map(state.__getitem__, self._microbatch_state)),
+            "op_state": self._microbatch_op_states and [op_states[k][leaf] for k, leaf in self._microbatch_op_states],
             "prologue": [],
-            "call": [],
+            "microbatch": [],
             "message": [],
         }
         packed: list[jax.Array] = []
@@ -302,8 +302,8 @@ class SteadyStep:
                 given["batch"], (given["floats"], given["ints"]) = batch, vectors
             else:
                 given["batch"] = [leaf[call.rows] for leaf in batch]
-                of_call = self._steps.feed.for_microbatch(vectors, reading, call.rows.start, call.examples)
-                given["floats"], given["ints"] = of_call
+                of_microbatch = self._steps.feed.for_microbatch(vectors, reading, call.rows.start, call.examples)
+                given["floats"], given["ints"] = of_microbatch
             out = call.run(given)
             new = out.pop("parts")
             packed = ctx.programs[sum_kind(0), 0, 0](packed, new) if packed else new
@@ -322,7 +322,7 @@ class SteadyStep:
         )
         given: dict[str, Any] = {
             "state": list(map(state.__getitem__, self._read_only)),
-            "call": list(map(kept.__getitem__, self._final_kept)),
+            "microbatch": list(map(kept.__getitem__, self._final_kept)),
             "message": received,
             "const": self._final_consts,
             "floats": vectors[0],

@@ -16,10 +16,10 @@ from adaptive.base.channel import Channel
 from adaptive.base.timeline import Timeline
 from adaptive.base.world import World
 
-from .calls import Plans
 from .finite import FiniteCheck
 from .kernels import Kernels
 from .message import lay_out_all
+from .microbatch_segments import Plans
 from .neutral import NeutralContributions
 from .programs import Programs
 from .segment import Feed
@@ -81,7 +81,7 @@ class StepPlan:
       part_slices: for each message, its parts among those of its level.
       inputs: where inputs of a segment are taken from, by kind and level.
       results: where the final segment's results are.
-      last_call_level: the last level with kernels before the final segment; -1 if there is none.
+      last_microbatch_level: the last level with kernels before the final segment; -1 if there is none.
       status_message: the number of the message that carries the status; -1 if there is none.
     """
 
@@ -94,10 +94,10 @@ class StepPlan:
         platform = world.devices[0].platform
         self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
         self.part_slices = part_slices(plan, self.layouts)
-        segments = (*plan.prologues.values(), *plan.calls.values(), plan.final)
+        segments = (*plan.prologues.values(), *plan.microbatches.values(), plan.final)
         self.inputs = {(s.kind, s.level): SegmentInputs(s) for s in segments}
         self.results = FinalResults(plan)
-        self.last_call_level = max((level for level in plan.calls if level < plan.levels), default=-1)
+        self.last_microbatch_level = max((level for level in plan.microbatches if level < plan.levels), default=-1)
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
 
     def about(self, number: int, step: int) -> str:

@@ -83,7 +83,7 @@ def balance(
     few steps; after the second one if recent changes turned out to be pauses, or if a decision holds for several
     steps. Speeds that drift are extrapolated by their trend. Splits whatever global batch other hooks request.
 
-    The price of a size includes its kernel calls (`Limits.call`). A split that makes the next steps longer than they
+    The price of a size includes its microbatches (`Limits.call`). A split that makes the next steps longer than they
     would have been is taken back; later splits must then be better on paper first, on steps that were measured after
     they were proposed, and for longer each time that happens.
 
@@ -97,7 +97,7 @@ def balance(
       growth: a worker's batch grows at most to this multiple of the largest batch measured on it, because times
         beyond are extrapolated. It shrinks at most to the smallest one measured lately, divided by the square of this.
       quantum_loss: sizes are multiples of the largest power of two that costs less than this fraction of the step
-        over the best split. Where kernel calls are free, the candidates are the program's quantum, half of it, and so
+        over the best split. Where microbatches are free, the candidates are the program's quantum, half of it, and so
         on.
       stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds. The policy decides at
         a due step after a stretch: after every one while a split is on trial, else after every fourth. Where a
@@ -312,7 +312,7 @@ def _split(
     loss: float,
     ideal: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the split of least time, and the workers' seconds; each kernel call after a batch's first has a price.
+    """Return the split of least time, and the workers' seconds; each microbatch after a batch's first has a price.
 
     Multiples of a large quantum take few calls, but are far from the best split; multiples of a small one take many.
     Among the quanta that lose less than `loss`, relatively, the largest wins: its sizes are few, so they come again

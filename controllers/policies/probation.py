@@ -1,7 +1,7 @@
 """A trial period for splits of short steps: a split is kept only if steps are measured to be shorter with it.
 
 `promises.py` judges a split by what the model of times says of the steps under the split before. For steps of a few
-milliseconds the model knows too little: another process's time slice is longer than the step, more kernel calls may
+milliseconds the model knows too little: another process's time slice is longer than the step, more microbatches may
 cost more than fewer examples save, and waiting workers may use the very core that is short. So steps are measured under
 both splits, one after the other. If the new split is no better, the old one returns and is measured again; where times
 have changed for another reason that shows, and the newer split comes back. Each split that does not pay makes the

@@ -14,7 +14,7 @@ class Search(NamedTuple):
     """The latest searches that found no better split. A pytree of arrays; methods return a new one.
 
     A search costs milliseconds of Python on a slow core. Where a worker is a few percent slower than the others, but
-    every better split takes more kernel calls than it saves, each decision would search in vain. So after a search in
+    every better split takes more microbatches than it saves, each decision would search in vain. So after a search in
     vain the policy lets 1, 3, 7, 15 and then always 16 decisions pass, unless the sizes change or more can be gained.
     """
 

@@ -48,7 +48,7 @@ class RecordedStep(NamedTuple):
     decision: Decision | None
     members: tuple[int, ...]  # the occupied worker slots
     joined: tuple[int, ...]  # those with another worker than in the previous step
-    call: float  # the cost of one more kernel call, in examples
+    call: float  # the cost of one more microbatch, in examples
     asked: RecordedRequests | None  # `None` in old records, which have no number of workers
     hyperparameters: dict[str, Any]  # by name
 

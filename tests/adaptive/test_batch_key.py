@@ -11,7 +11,7 @@ from flax import nnx
 
 import adaptive as ad
 import collectives as comm
-from adaptive.operators.batch_key import drawn_for_a_call
+from adaptive.operators.batch_key import drawn_for_a_microbatch
 from adaptive.runtime.local_world import LocalWorld
 
 from .drivers import FEATURES, make_data, traced
@@ -81,8 +81,8 @@ def test_of_an_ordinary_key_it_is_said_where_numbers_are_drawn():
 @pytest.mark.parametrize("dropout", [by_linen, by_nnx, by_a_stream_of_its_own])
 def test_models_take_it_as_they_are(dropout):
     by_rows, by_place = (traced(driver_of(dropout, key), W) for key in (ad.batch_key, ad.step_key))
-    assert drawn_for_a_call(by_rows.eqns, 4) == []
-    assert len(drawn_for_a_call(by_place.eqns, 4)) == 1
+    assert drawn_for_a_microbatch(by_rows.eqns, 4) == []
+    assert len(drawn_for_a_microbatch(by_place.eqns, 4)) == 1
 
 
 def test_other_draws_are_not_blamed():
@@ -91,7 +91,7 @@ def test_other_draws_are_not_blamed():
         shared = jax.random.normal(ad.step_key(), (FEATURES,))
         return w - comm.all_reduce((batch["x"] * (noise[:, None] + shared[None])).sum(0)), {}
 
-    assert drawn_for_a_call(traced(driver, W).eqns, 4) == []
+    assert drawn_for_a_microbatch(traced(driver, W).eqns, 4) == []
 
 
 def test_it_is_a_key_like_others():

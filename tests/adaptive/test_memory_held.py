@@ -239,7 +239,7 @@ def parts(program):
 )
 def test_explain_says_whether_a_step_holds_two_gradients(large, options, held, monkeypatch):
     if large:
-        monkeypatch.setattr(_kernels, "LARGE_CALL", 4 * N - 1)
+        monkeypatch.setattr(_kernels, "LARGE_MICROBATCH", 4 * N - 1)
     with build(initial(), **options) as program:
         assert parts(program) == held
         program.step()

@@ -151,7 +151,7 @@ def test_batches_cut_twice_fit_both():
 def test_the_plan_says_so_in_words():
     with program_of() as program:
         text = program.explain()
-    assert "a local batch runs as one kernel call, and every new size is compiled: minibatches (test_minib" in text
+    assert "a local batch runs as one microbatch, and every new size is compiled: minibatches (test_minib" in text
     assert "a local batch is a multiple of 4 examples" in text
 
 

@@ -27,7 +27,11 @@ def op_state(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
 
 
 def levels(plan):
-    return {"calls": sorted(plan.calls), "prologues": sorted(plan.prologues), "messages": len(plan.messages)}
+    return {
+        "microbatches": sorted(plan.microbatches),
+        "prologues": sorted(plan.prologues),
+        "messages": len(plan.messages),
+    }
 
 
 def origins(segment, kind):
@@ -44,13 +48,13 @@ def sgd(state, batch):
 
 def test_a_gradient_step_is_one_call_one_message_and_what_follows():
     plan = planned(sgd, W)
-    assert levels(plan) == {"calls": [0], "prologues": [], "messages": 1}
+    assert levels(plan) == {"microbatches": [0], "prologues": [], "messages": 1}
     assert [c.how.label for c in plan.messages[0]] == ["mean", "mean"]
     assert plan.sent_at(0) == (0,)
-    assert 0 in plan.calls
-    assert plan.calls[0].outputs == ()  # nothing is kept in memory for later
-    assert origins(plan.final, "batch") == origins(plan.final, "call") == []
-    assert origins(plan.calls[0], "message") == []
+    assert 0 in plan.microbatches
+    assert plan.microbatches[0].outputs == ()  # nothing is kept in memory for later
+    assert origins(plan.final, "batch") == origins(plan.final, "microbatch") == []
+    assert origins(plan.microbatches[0], "message") == []
     assert plan.splittable
 
 
@@ -69,11 +73,11 @@ def test_everything_of_one_level_travels_in_one_message():
     assert len(plan.messages) == 1
     found = [(c.how.about, c.scope) for c in plan.messages[0]]
     assert found == [
-        ("all_reduce(op='mean')", Scope.CALL),
+        ("all_reduce(op='mean')", Scope.MICROBATCH),
         ("all_gather", Scope.WORKER),
-        ("all_reduce(op='max')", Scope.CALL),
-        ("all_reduce(op='sum')", Scope.CALL),
-        ("all_reduce(op='mean')", Scope.CALL),
+        ("all_reduce(op='max')", Scope.MICROBATCH),
+        ("all_reduce(op='sum')", Scope.MICROBATCH),
+        ("all_reduce(op='mean')", Scope.MICROBATCH),
         ("broadcast from 1", Scope.WORKER),
     ]
     assert [s.name for s in plan.sources] == ["examples", "seconds"]
@@ -107,7 +111,7 @@ def test_a_free_collective_waits_for_its_values_and_not_for_its_weight():
         return state + comm.all_reduce(same * batch["y"].mean()), {}
 
     plan = planned(driver, 0.0)
-    assert levels(plan) == {"calls": [0], "prologues": [], "messages": 1}
+    assert levels(plan) == {"microbatches": [0], "prologues": [], "messages": 1}
     assert len(plan.messages[0]) == 1
 
 
@@ -123,7 +127,7 @@ def test_what_nobody_asks_for_is_not_sent():
 
 def test_a_driver_without_collectives_has_one_segment():
     plan = planned(lambda s, b: (s + ad.step(), {"n": ad.global_batch()}), 0)
-    assert levels(plan) == {"calls": [], "prologues": [], "messages": 0}
+    assert levels(plan) == {"microbatches": [], "prologues": [], "messages": 0}
     assert plan.splittable
 
 
@@ -143,7 +147,7 @@ def test_a_learning_rate_is_computed_again_behind_the_message_rather_than_kept()
         return {"w": state["w"] - step, "step": state["step"] + 1}, {}
 
     plan = planned(driver, {"w": W, "step": 0})
-    assert plan.calls[0].outputs == ()
+    assert plan.microbatches[0].outputs == ()
     assert {o.index for o in origins(plan.final, "state")} == {0, 1}
 
 
@@ -166,20 +170,20 @@ def two_updates(state, batch):
 
 def test_a_second_gradient_at_moved_parameters_is_a_second_call():
     plan = planned(sharpness_aware, W)
-    assert levels(plan) == {"calls": [0, 1], "prologues": [1], "messages": 2}
+    assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
     (moved,) = plan.prologues[1].outputs
     assert moved.aval.shape == (FEATURES,)
-    assert origins(plan.calls[1], "prologue") == [("prologue", 1, 0)]
-    assert origins(plan.calls[1], "message") == []  # moved once per worker, and not once per call
+    assert origins(plan.microbatches[1], "prologue") == [("prologue", 1, 0)]
+    assert origins(plan.microbatches[1], "message") == []  # moved once per worker, and not once per call
     assert origins(plan.final, "batch") == []
     assert plan.sent_at(1) == (1,)
-    assert 1 in plan.calls
+    assert 1 in plan.microbatches
     assert plan.splittable
 
 
 def test_an_update_between_two_gradients_is_kept_for_the_end():
     plan = planned(two_updates, W)
-    assert levels(plan) == {"calls": [0, 1], "prologues": [1], "messages": 2}
+    assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
     assert origins(plan.final, "prologue") == [
         ("prologue", 1, 0)
     ]  # the state after the first update is not computed twice
@@ -194,10 +198,10 @@ def test_what_a_later_call_needs_of_an_earlier_one_is_kept():
         return state * spread, {}
 
     plan = planned(driver, W)
-    (kept,) = plan.calls[0].outputs
+    (kept,) = plan.microbatches[0].outputs
     assert kept.aval.shape == (4,)
-    assert origins(plan.calls[1], "call") == [("call", 0, 0)]
-    assert origins(plan.calls[1], "batch") == []
+    assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
+    assert origins(plan.microbatches[1], "batch") == []
     assert plan.splittable
 
 
@@ -208,8 +212,8 @@ def test_each_call_has_its_own_distance_from_the_mean_loss():
         return state - comm.all_reduce(grads), {"worst": comm.all_reduce(excess, op="max")}
 
     plan = planned(driver, W)
-    assert [v.aval.shape for v in plan.calls[0].outputs] == [()]
-    assert origins(plan.calls[1], "call") == [("call", 0, 0)]
+    assert [v.aval.shape for v in plan.microbatches[0].outputs] == [()]
+    assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
     assert [c.how.label for c in plan.messages[1]] == ["max"]
 
 
@@ -219,7 +223,7 @@ def test_a_second_message_that_no_batch_goes_into_is_written_once():
         return state + comm.all_reduce(loss * read(SECONDS), op="sum"), {}
 
     plan = planned(driver, 0.0)
-    assert levels(plan) == {"calls": [0], "prologues": [1], "messages": 2}
+    assert levels(plan) == {"microbatches": [0], "prologues": [1], "messages": 2}
     assert plan.sent_at(1) == (1,)
 
 
@@ -228,7 +232,7 @@ def test_a_first_message_that_no_batch_goes_into_is_written_once():
         return state + comm.all_gather(read(SECONDS)).max(), {}
 
     plan = planned(driver, 0.0)
-    assert levels(plan) == {"calls": [], "prologues": [0], "messages": 1}
+    assert levels(plan) == {"microbatches": [], "prologues": [0], "messages": 1}
 
 
 def test_three_levels_wait_for_one_another():
@@ -240,7 +244,7 @@ def test_three_levels_wait_for_one_another():
 
     plan = planned(driver, 0.0)
     assert [len(m) for m in plan.messages] == [1, 1, 1]
-    assert sorted(plan.calls) == [0, 1, 2]
+    assert sorted(plan.microbatches) == [0, 1, 2]
 
 
 # --- operator states --------------------------------------------------------------------------------------------------
@@ -378,7 +382,7 @@ def test_state_may_be_local_where_it_is_said_to_be():
         planned(driver, (W, W))
     plan = planned(driver, (W, W), local_state=[1])
     assert plan.local_state == {1}
-    assert [c.scope for c in plan.messages[0]] == [Scope.CALL]
+    assert [c.scope for c in plan.messages[0]] == [Scope.MICROBATCH]
     assert not plan.splittable
 
 

@@ -98,11 +98,11 @@ def call_of(examples):
 
 def keys_in(examples, reading):
     feed, plan = call_of(examples)
-    segment = plan.calls[0]
+    segment = plan.microbatches[0]
     (sent,) = plan.messages[0]
     floats, ints = feed.for_microbatch(feed.measure(reading), reading, 0, reading.examples)
     run = segment_function(segment, [sent.value], feed, [], [])
-    inputs = {kind: [] for kind in ("state", "op_state", "batch", "message", "prologue", "call")}
+    inputs = {kind: [] for kind in ("state", "op_state", "batch", "message", "prologue", "microbatch")}
     consts = [list(plan.graph.consts.values())[i] for i in segment.reads("const")]
     return np.asarray(run({**inputs, "const": consts, "floats": floats, "ints": ints})["outputs"][0])
 

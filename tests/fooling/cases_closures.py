@@ -1,4 +1,4 @@
-"""Hooks and callbacks that read the size of a kernel call, in many guises, and others that may not be refused."""
+"""Hooks and callbacks that read the size of a microbatch, in many guises, and others that may not be refused."""
 
 from __future__ import annotations
 
@@ -452,7 +452,7 @@ def a_length_in_an_attribute_that_no_hook_reads(state, batch):
 
 @right(plain())
 def a_callback_that_is_given_examples(state, batch):
-    """It belongs to a kernel call, and may know its size."""
+    """It belongs to a microbatch, and may know its size."""
     n = len(batch["y"])
     jax.debug.callback(lambda y: ask(None, n), batch["y"][0])
     return step(state, mean_gradient(state, batch)), {}

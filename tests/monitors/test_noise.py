@@ -139,7 +139,9 @@ def test_undefined_steps_leave_what_was_known():
     sizes = (4, 4)
     steps = random_steps(sizes)
     program = Lockstep(both)
-    alone = [r._replace(calls=1 - i) for i, r in enumerate(readings((8, 0)))]  # one worker, and one with nothing to do
+    alone = [
+        r._replace(microbatches=1 - i) for i, r in enumerate(readings((8, 0)))
+    ]  # one worker, and one with nothing to do
     before = program.step(steps[0], alone)[0]
     assert np.isnan(before).all()
     known = program.step(steps[1], readings(sizes))[0]

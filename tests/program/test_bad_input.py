@@ -282,7 +282,7 @@ def test_a_driver_that_is_another_program_for_another_size(world):
 
 @pytest.mark.parametrize("what", ["the new state", "a metric", "a hook"])
 def test_a_number_of_the_batchs_shape_for_one_of_the_batch(world, what):
-    """It is of one kernel call of one worker, and would be compiled into what is compiled once."""
+    """It is of one microbatch of one worker, and would be compiled into what is compiled once."""
 
     def driver(state, batch):
         n, total = len(batch["x"]), comm.all_reduce(batch["x"].sum(), op="sum")

@@ -136,7 +136,7 @@ def test_gradients_of_the_last_layers_are_sent_first():
     assert len(stages) == len(plan.messages) == LAYERS
     assert [m.stage for m in plan.messages] == list(range(LAYERS))
     heavy = [[e for e in s.segment.eqns if e.primitive.name == "dot_general"] for s in stages]
-    whole = [e for e in plan.calls[0].eqns if e.primitive.name == "dot_general"]
+    whole = [e for e in plan.microbatches[0].eqns if e.primitive.name == "dot_general"]
     assert sorted(id(e) for found in heavy for e in found) == sorted(map(id, whole))  # each once
     assert all(heavy)
     assert program._parts.engine.layouts[-1].status

@@ -96,7 +96,7 @@ def test_of_a_value_of_the_batch_it_wants_the_whole_batch():
         return state, {"median": median(batch["x"].mean())}
 
     with build(driver, 0.0, make_data(), 8, world=comm.SoloWorld(), resizable=True) as program:
-        assert "one kernel call" in program.explain()
+        assert "one microbatch" in program.explain()
         assert "median (test_own_collectives.py" in program.explain()
 
 

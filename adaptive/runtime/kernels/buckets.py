@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from adaptive.runtime.microbatches import GAIN, Microbatches, cheapest
 
 
-def missing_buckets(largest: int, largest_call: int | None, buckets: Collection[int]) -> list[int]:
+def missing_buckets(largest: int, largest_microbatch: int | None, buckets: Collection[int]) -> list[int]:
     """Return the buckets that a local batch of `largest` uses and that are not in `buckets`; the largest first."""
-    top = min(largest, largest_call or largest).bit_length()
+    top = min(largest, largest_microbatch or largest).bit_length()
     return [1 << i for i in reversed(range(top)) if 1 << i not in buckets]
 
 
@@ -32,14 +32,14 @@ def larger_gains_nothing(buckets: Collection[int], measured: Sequence[Mapping[in
     return all(largest in m and last in m and m[largest] > 2 * GAIN * m[last] for m in measured)
 
 
-def by_size_alone(size: int, at_least: int, largest_call: int | None, *, resizable: bool) -> Microbatches:
+def by_size_alone(size: int, at_least: int, largest_microbatch: int | None, *, resizable: bool) -> Microbatches:
     """Return microbatches that depend on nothing measured, and on no kernel that happens to be compiled.
 
     Args:
       at_least: how many there are at least.
       resizable: whether they are buckets; else they are equal but for the last one.
     """
-    top = min(largest_call or size, -(-size // at_least))
+    top = min(largest_microbatch or size, -(-size // at_least))
     if not resizable:
         return (top,) * (size // top) + ((size % top,) if size % top else ())
     found = cheapest(size, [1 << i for i in range(top.bit_length())], lambda k: 1.0)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from adaptive.runtime.microbatches import CALL_SECONDS, GAIN, Microbatches, candidates, cheapest
+from adaptive.runtime.microbatches import GAIN, OVERHEAD_SECONDS, Microbatches, candidates, cheapest
 
 from .contest import Contest
-from .timings import CallTimes
+from .timings import MicrobatchTimes
 
-_BETWEEN_CALLS = 50e-6  # seconds that the host spends between two calls; no call's own timing has them
+_BETWEEN_MICROBATCHES = 50e-6  # seconds that the host spends between two calls; no call's own timing has them
 _FIRST_TRIAL = 2  # steps at a size before kernels are tried
 _SETTLED = 16  # steps at a later size before its splits are compared
 _LOST = 0.01  # of the steps so far: what comparisons may have cost, before that of a later size begins
@@ -69,7 +69,7 @@ class Chooser:
 
     Args:
       fewest: whether to make as few calls as possible, whatever they take, and to try no others.
-      call_seconds: what a call costs whatever its size, while that has not been measured. At least 50 µs.
+      overhead_seconds: what a call costs whatever its size, while that has not been measured. At least 50 µs.
 
     Attributes:
       times: of single calls.
@@ -78,9 +78,9 @@ class Chooser:
       steps_at_size: steps in a row with that size.
     """
 
-    def __init__(self, *, fewest: bool = False, call_seconds: float = 0.0):
+    def __init__(self, *, fewest: bool = False, overhead_seconds: float = 0.0):
         self.fewest = fewest
-        self.times = CallTimes(max(call_seconds, CALL_SECONDS))
+        self.times = MicrobatchTimes(max(overhead_seconds, OVERHEAD_SECONDS))
         self.choice = NO_CHOICE
         self.size = self.steps_at_size = 0
         self._granted = -1  # `choice.steps`, when it was made
@@ -211,7 +211,7 @@ class Chooser:
         return cheapest(size, kernels, _equal if self.fewest else self._seconds)
 
     def _seconds(self, size: int) -> float:
-        return self.times.predict(size) + _BETWEEN_CALLS
+        return self.times.predict(size) + _BETWEEN_MICROBATCHES
 
     def cost(self, size: int, kernels: Iterable[int]) -> float:
         """Return the predicted seconds of a size; infinite if `kernels` cannot make it."""

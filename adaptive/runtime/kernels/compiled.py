@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from adaptive.runtime.calls import Call
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.constants import Constants
+from adaptive.runtime.microbatch_segments import MicrobatchSegment
 
 from .choice import NO_CHOICE, Choice
 
@@ -95,12 +95,12 @@ class CompiledKernels:
 
     def __init__(
         self,
-        calls: Callable[[int], Mapping[int, Call]],
+        calls: Callable[[int], Mapping[int, MicrobatchSegment]],
         devices: Sequence[jax.Device],
         choices: list[Choice],
         name: str,
     ):
-        self._calls, self._choices, self._name = calls, choices, name
+        self._segments_of, self._choices, self._name = calls, choices, name
         self.devices = list(devices)
         self.ready: list[dict[int, KernelSet]] = [{} for _ in devices]
         self.changes = [0 for _ in devices]
@@ -110,7 +110,7 @@ class CompiledKernels:
         self.compile_times: dict[tuple[int, float], float] = {}
         self.compile_step: Callable[[int], None] = lambda size: None
         self.compile_sums: Callable[[], None] = lambda: None
-        self._traced: dict[int, Mapping[int, Call]] = {}
+        self._traced: dict[int, Mapping[int, MicrobatchSegment]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
         self._versions = itertools.count(1)
 
@@ -155,13 +155,13 @@ class CompiledKernels:
         self.compile_times[size, start] = inf
         with self._trace_lock:
             if size not in self._traced:
-                self._traced[size] = self._calls(size)
+                self._traced[size] = self._segments_of(size)
                 while len(self._traced) > _TRACES:
                     del self._traced[next(iter(self._traced))]
             traced = self._traced[size]
         kernels = {}
         for level, call in traced.items():
-            name = f"{self._name}call_{level}_{size}"
+            name = f"{self._name}microbatch_{level}_{size}"
             run = compile_segment(call.function, (call.shapes,), device, name=name)
             later = tuple(
                 (compile_segment(s.function, (s.shapes,), device, name=f"{name}_stage_{number}"), s.takes)

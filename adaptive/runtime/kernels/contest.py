@@ -134,8 +134,8 @@ class Contest:
         if limit is not None:
             self._alive = [split for split in self._alive if scores[split] <= limit * least]
         if self._count == _ROUNDS or len(self._alive) == 1:
-            fewer_calls_first = sorted(self._alive, key=lambda split: (len(split), scores[split]))
-            self.best = next(split for split in fewer_calls_first if WORTH * scores[split] <= least)
+            fewer_first = sorted(self._alive, key=lambda split: (len(split), scores[split]))
+            self.best = next(split for split in fewer_first if WORTH * scores[split] <= least)
             self._conclude()
 
     def _conclude(self) -> None:

@@ -18,7 +18,7 @@ import jax
 from adaptive.base.cores import n_cores
 from adaptive.base.thread_status import thread_status
 from adaptive.runtime.cache import compile_order
-from adaptive.runtime.calls import Call
+from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from adaptive.runtime.microbatches import Microbatches, cheapest
 
 from .background_compiler import BackgroundCompiler
@@ -29,7 +29,9 @@ from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
 _PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the present kernels than with all buckets
 _KEPT = 16  # sizes besides the buckets whose kernels a worker keeps at least
 _FEW_CORES = 4  # with fewer, a compiler takes a good part of the steps' cores
-LARGE_CALL = 32 << 20  # bytes that a microbatch writes, above which memory decides how a batch is split, and not time
+LARGE_MICROBATCH = (
+    32 << 20
+)  # bytes that a microbatch writes, above which memory decides how a batch is split, and not time
 _PASSES = 5  # over the parts of a microbatch: parameters are read, the gradient is written, and added to the sum
 _BYTES_PER_SECOND = {"cpu": 10e9}  # of memory, roughly; of other platforms 1e12
 
@@ -60,7 +62,7 @@ class KernelOptions:
     """How kernels are chosen, and in which order they are compiled.
 
     Attributes:
-      largest_call: the most examples in one microbatch (`microbatch=`), or `None`.
+      largest_microbatch: the most examples in one microbatch (`microbatch=`), or `None`.
       timed: whether microbatches are chosen by measured time, and exact kernels compiled; else by size alone, so that
         the last bits of results do not depend on the machine's speed.
       resizable: whether sizes change from step to step; if not, only required kernels are compiled.
@@ -68,7 +70,7 @@ class KernelOptions:
         kernels first.
     """
 
-    largest_call: int | None = None
+    largest_microbatch: int | None = None
     timed: bool = True
     resizable: bool = True
     compile_order: tuple[int, int] = (0, 1)
@@ -81,9 +83,10 @@ class Kernels:
       calls: returns for a size, by level, what is compiled.
       devices: one per worker of this process.
       splittable: whether a local batch may run as several microbatches; if not, every size needs a kernel of its own.
-      least_calls: how many microbatches every step has at least, from the first one on.
-      call_bytes: bytes of the gradient and all other parts of messages that a microbatch writes. Above `LARGE_CALL` a
-        step runs as few microbatches as possible, because one of several holds the gradient twice.
+      min_microbatches: how many microbatches every step has at least, from the first one on.
+      microbatch_bytes: bytes of the gradient and all other parts of messages that a microbatch writes. Above
+        `LARGE_MICROBATCH` a step runs as few microbatches as possible, because with several the gradient is in memory
+        twice.
       name: prefix of the names of programs, in profiles.
 
     What a step asks is kept in attributes, so that a step in which nothing has changed makes no call.
@@ -94,32 +97,32 @@ class Kernels:
         when it has to be asked for again (`choose`).
       busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
         called.
-      call_examples: what one more microbatch costs, in examples that take as long: the mean over this process's workers
-        that have timed microbatches; `None` if none has. 0 where batches cannot be split.
-      least_calls: as given, for the sizes that are asked about next.
+      overhead_examples: the cost of one more microbatch, as the number of examples that take as long: the mean over
+        this process's workers that have timed microbatches; `None` if none has. 0 where batches cannot be split.
+      min_microbatches: as given; may be changed between steps.
     """
 
     def __init__(
         self,
-        calls: Callable[[int], Mapping[int, Call]],
+        calls: Callable[[int], Mapping[int, MicrobatchSegment]],
         devices: Sequence[jax.Device],
         *,
         splittable: bool,
-        least_calls: int = 1,
-        call_bytes: int = 0,
+        min_microbatches: int = 1,
+        microbatch_bytes: int = 0,
         options: KernelOptions = KernelOptions(),
         name: str = "",
     ):
         self.choices: list[Choice] = [NO_CHOICE] * len(devices)
         self.compiled = CompiledKernels(calls, devices, self.choices, name)
-        self.largest_call, self.timed = options.largest_call, options.timed
-        self.resizable, self.splittable, self.least_calls = options.resizable, splittable, least_calls
+        self.largest_microbatch, self.timed = options.largest_microbatch, options.timed
+        self.resizable, self.splittable, self.min_microbatches = options.resizable, splittable, min_microbatches
         self.compile_order = options.compile_order
-        large = call_bytes if call_bytes > LARGE_CALL else 0
+        large = microbatch_bytes if microbatch_bytes > LARGE_MICROBATCH else 0
         price = _PASSES * large / _BYTES_PER_SECOND.get(devices[0].platform, 1e12)
-        self._workers = [_Worker(Chooser(fewest=large > 0, call_seconds=price)) for _ in devices]
+        self._workers = [_Worker(Chooser(fewest=large > 0, overhead_seconds=price)) for _ in devices]
         self.busy = False
-        self.call_examples: float | None = None if splittable else 0.0
+        self.overhead_examples: float | None = None if splittable else 0.0
         self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
         self._compiler = BackgroundCompiler(self.compiled, pauses=self.few_cores)
 
@@ -141,7 +144,7 @@ class Kernels:
         if size == 0:
             return True
         if self.splittable and not self.timed:  # by size alone: a kernel of this very size may not be what is used
-            return ready.keys() >= set(self._by_size_alone(size, self.least_calls))
+            return ready.keys() >= set(self._by_size_alone(size, self.min_microbatches))
         if not self.splittable or size in ready:
             return size in ready
         chooser = self._workers[local_index].chooser
@@ -152,8 +155,8 @@ class Kernels:
         if not self.splittable or size < 2:
             return False
         if not self.timed:
-            return len(self._by_size_alone(size, self.least_calls)) > 1
-        if not self.is_one_call(size):
+            return len(self._by_size_alone(size, self.min_microbatches)) > 1
+        if not self.is_one_microbatch(size):
             return True
         ready, chooser = self.compiled.ready[local_index], self._workers[local_index].chooser
         return self.resizable and (not chooser.fewest or (bool(ready) and size not in ready))
@@ -164,7 +167,7 @@ class Kernels:
         """
         return not self.splittable or self.makes_all
 
-    def is_one_call(self, size: int) -> bool:
+    def is_one_microbatch(self, size: int) -> bool:
         """Return whether a first step of this size is one microbatch."""
         return self._first_kernels(size) == [size]
 
@@ -192,7 +195,7 @@ class Kernels:
             choice = chooser.choose(size, at_least, ready, quiet=self._compiler.idle)
             if len(choice.microbatches) > 1 and not choice.trial and self.resizable:
                 self._consider_exact(local_index, size, choice.microbatches)
-            self.call_examples = self._examples_of_a_call()
+            self.overhead_examples = self._overhead_examples()
         worker.note_used(choice.microbatches)
         self.choices[local_index] = choice
         if self.compiled.changes[local_index] != changes:  # a kernel has come while these were chosen
@@ -204,7 +207,7 @@ class Kernels:
         return self._workers[local_index].chooser.choice
 
     def _by_size_alone(self, size: int, at_least: int) -> Microbatches:
-        return by_size_alone(size, at_least, self.largest_call, resizable=self.resizable)
+        return by_size_alone(size, at_least, self.largest_microbatch, resizable=self.resizable)
 
     def kernel(self, local_index: int, size: int, level: int) -> Kernel:
         """Return a compiled kernel."""
@@ -242,22 +245,22 @@ class Kernels:
         self.busy = beside or not self._compiler.idle or self._compiler.error is not None
         return disturbed
 
-    def _examples_of_a_call(self) -> float | None:
-        known = [cost for w in self._workers if (cost := w.chooser.times.examples_of_a_call()) is not None]
+    def _overhead_examples(self) -> float | None:
+        known = [cost for w in self._workers if (cost := w.chooser.times.overhead_examples()) is not None]
         return sum(known) / len(known) if known else None
 
     def _consider_exact(self, local_index: int, size: int, microbatches: Microbatches) -> None:
         """Compile a kernel for this very size if, were the size to last as long again, that would have paid."""
         worker, counters = self._workers[local_index], self.counters
-        too_large = self.largest_call is not None and size > self.largest_call
+        too_large = self.largest_microbatch is not None and size > self.largest_microbatch
         if size in self.compiled.ready[local_index] or too_large or not counters.kernels:
             return
         measured = worker.chooser.times.seconds
         if not set(microbatches) <= set(measured):
             return
         now = sum(measured[p] for p in microbatches)
-        one_call = measured[max(microbatches)] / max(microbatches) * size
-        if (now - one_call) * worker.chooser.steps_at_size > counters.compile_seconds / counters.kernels:
+        one_microbatch = measured[max(microbatches)] / max(microbatches) * size
+        if (now - one_microbatch) * worker.chooser.steps_at_size > counters.compile_seconds / counters.kernels:
             if worker.exact not in self.compiled.buckets:
                 self._compiler.drop(local_index, worker.exact)
             worker.exact = size
@@ -284,7 +287,7 @@ class Kernels:
                 for needed in self._first_kernels(size):
                     self.compiled.compile(local_index, needed)
 
-    def require_calls(self, microbatches: Sequence[Microbatches]) -> None:
+    def require_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
         """Compile kernels for these very microbatches (by local index), and wait for them."""
         for local_index, sizes in enumerate(microbatches):
             for size in set(sizes):
@@ -299,11 +302,11 @@ class Kernels:
         )
 
     def _first_kernels(self, size: int) -> list[int]:
-        top = min(self.largest_call or size, -(-size // self.least_calls))
+        top = min(self.largest_microbatch or size, -(-size // self.min_microbatches))
         if not self.splittable:
             return [size]
         if not self.timed:
-            return sorted(set(self._by_size_alone(size, self.least_calls)))
+            return sorted(set(self._by_size_alone(size, self.min_microbatches)))
         if size <= top:
             return [size]
         return [top, size % top] if size % top else [top]
@@ -313,7 +316,7 @@ class Kernels:
         if not (self.splittable and self.resizable):
             return
         buckets = self.compiled.buckets
-        missing = missing_buckets(largest, self.largest_call, buckets)
+        missing = missing_buckets(largest, self.largest_microbatch, buckets)
         measured = [w.chooser.times.seconds for w in self._workers]
         if not missing or (self.timed and larger_gains_nothing(buckets, measured)):
             return

@@ -8,14 +8,14 @@ from math import inf
 
 import numpy as np
 
-from adaptive.runtime.microbatches import CALL_SECONDS, predict
+from adaptive.runtime.microbatches import OVERHEAD_SECONDS, predict
 
 SAMPLES = 3  # timings of a size before its seconds count as known
 _KEPT = 2 * SAMPLES + 1  # timings kept of a size
 _SHORT = 8  # a call this many times shorter than the longest tells what a call costs whatever its size
 
 
-class CallTimes:
+class MicrobatchTimes:
     """Estimates the seconds of one microbatch by its size.
 
     Noise adds to a timing and never takes anything away, so the least of a size's last timings counts. And a call takes
@@ -23,14 +23,14 @@ class CallTimes:
     are an upper bound.
 
     Args:
-      call_seconds: what a call costs whatever its size, while that has not been measured.
+      overhead_seconds: what a call costs whatever its size, while that has not been measured.
 
     Attributes:
       seconds: by size, of all sizes with enough timings. Never changed in place.
     """
 
-    def __init__(self, call_seconds: float = CALL_SECONDS):
-        self._call_seconds = call_seconds
+    def __init__(self, overhead_seconds: float = OVERHEAD_SECONDS):
+        self._overhead_seconds = overhead_seconds
         self.seconds: Mapping[int, float] = {}
         self._timings: dict[int, deque[float]] = {}
 
@@ -60,14 +60,14 @@ class CallTimes:
 
     def predict(self, size: int) -> float:
         """Return the seconds of one microbatch. With too few timings they are scaled from the nearest known size."""
-        return predict(size, self.seconds, self._call_seconds)
+        return predict(size, self.seconds, self._overhead_seconds)
 
     def at_best(self, size: int) -> float:
         """Return the least measured seconds, however few timings there are; without any, the prediction."""
         timings = self._timings.get(size)
         return min(timings) if timings else self.predict(size)
 
-    def examples_of_a_call(self) -> float | None:
+    def overhead_examples(self) -> float | None:
         """Return the overhead of one more microbatch, in examples that take as long; `None` if nothing is known.
 
         That is what calls that are short beside the longest take beyond the time of their examples.

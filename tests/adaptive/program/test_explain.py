@@ -69,7 +69,7 @@ def test_sizes_are_shown_as_shortly_as_can_be(sizes, shown):
 
 def test_segments_say_what_they_read():
     text, _ = text_of(driver)
-    assert "on state, batch; compiled for each bucket size" in row(text, "segment  per kernel call")
+    assert "on state, batch; compiled for each bucket size" in row(text, "segment  per microbatch")
     assert "on state, operator states, message 1; compiled once" in row(text, "segment  once, after the last")
 
 
@@ -105,7 +105,7 @@ def test_a_slot_of_local_values_is_told():
 
 
 def test_it_says_whether_a_batch_can_be_split_and_why_not():
-    assert "may run as several kernel calls" in text_of(driver)[0].splitlines()[-1]
+    assert "may run as several microbatches" in text_of(driver)[0].splitlines()[-1]
 
     def gathering(state, batch):
         return state, {"rows": comm.all_gather(batch["y"].mean())}

@@ -178,4 +178,4 @@ def test_kernels_are_called_by_their_driver_and_size_and_shared_by_its_programs(
             )
     assert kernels[0] == kernels[1]
     names = [name_of(compiled) for compiled in kernels[0]]
-    assert re.fullmatch(r"train_call_0_2_[0-9a-f]{16} train_final_[0-9a-f]{16}", " ".join(names))
+    assert re.fullmatch(r"train_microbatch_0_2_[0-9a-f]{16} train_final_[0-9a-f]{16}", " ".join(names))

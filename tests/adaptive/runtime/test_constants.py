@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.runtime.calls import Call
 from adaptive.runtime.constants import Constants
 from adaptive.runtime.kernels import Kernels
+from adaptive.runtime.microbatch_segments import MicrobatchSegment
 
 TABLES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -69,11 +69,15 @@ def test_kernels_of_all_sizes_share_what_the_driver_closes_over():
     def trace(size):
         shapes = {"batch": [jax.ShapeDtypeStruct((size,), jnp.float32)], "const": [jax.ShapeDtypeStruct((9,), "f4")]}
         table = np.arange(9, dtype=np.float32)  # another object in each trace
-        return {0: Call(lambda given: {"outputs": [given["batch"][0].sum() + given["const"][0]]}, shapes, (table,))}
+        return {
+            0: MicrobatchSegment(
+                lambda given: {"outputs": [given["batch"][0].sum() + given["const"][0]]}, shapes, (table,)
+            )
+        }
 
     devices = jax.local_devices()[:2]
     kernels = Kernels(trace, devices, splittable=True)
-    kernels.require_calls([(2, 3), (3,)])
+    kernels.require_microbatches([(2, 3), (3,)])
     tables = [kernels.kernel(local, size, 0).consts[0] for local, size in ((0, 2), (0, 3), (1, 3))]
     assert tables[0] is tables[1]
     assert tables[2].devices() == {devices[1]}

@@ -19,7 +19,7 @@ import collectives as comm
 from adaptive import operators
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
-from adaptive.operators.sources import CALLS, EXAMPLES, OFFSET, Reading, Source, read
+from adaptive.operators.sources import EXAMPLES, MICROBATCHES, OFFSET, Reading, Source, read
 from adaptive.runtime import message as _message
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
@@ -55,7 +55,7 @@ def step(engine, batch, split, *, number=0, seconds=None):
         for w, (size, start) in enumerate(zip(sizes, starts, strict=False))
     ]
     share = Share(tuple(sizes), tuple(starts[:-1]), batches)
-    engine.kernels.require_calls(split)
+    engine.kernels.require_microbatches(split)
     return engine.step(share, readings, microbatches=split)
 
 
@@ -153,10 +153,10 @@ Programs = st.lists(
 
 def scopes_of(program):
     """The scope of every value of the pool, and the operations as they can be carried out."""
-    scopes, done = [Scope.ALL, Scope.ALL, Scope.WORKER, Scope.CALL], []
+    scopes, done = [Scope.ALL, Scope.ALL, Scope.WORKER, Scope.MICROBATCH], []
     for what, i, j in program:
         i, j = len(scopes) - 1 - i % min(3, len(scopes)), j % (len(scopes) if j % 2 else 4)
-        if what in ("gather", "broadcast", "op_state") and scopes[i] == Scope.CALL:
+        if what in ("gather", "broadcast", "op_state") and scopes[i] == Scope.MICROBATCH:
             what = "mean"  # there is one of these for each worker, not for each of its calls
         done.append((what, i, j))
         results = {"sine": [max(scopes[i], scopes[j])], "op_state": [scopes[i]], "pair": [Scope.ALL] * 2}
@@ -215,7 +215,7 @@ def by_hand(program, state, ys, number, op_states):
     def mean(x, weight, x_scope, w_scope, others=Scope.ALL):
         if max(x_scope, others) == Scope.ALL:
             return x
-        counted = keys if max(x_scope, w_scope) == Scope.CALL else [(w, 0) for w in range(len(ys))]
+        counted = keys if max(x_scope, w_scope) == Scope.MICROBATCH else [(w, 0) for w in range(len(ys))]
         value = sum(weight[k] * x[k] for k in counted) / sum(weight[k] for k in counted)
         return everywhere(lambda _: value)
 
@@ -231,11 +231,11 @@ def by_hand(program, state, ys, number, op_states):
             case "cosine":
                 pool.append(everywhere(lambda k: np.cos(a[k] * b[k])))
             case "mean":
-                pool.append(mean(mixed, examples, mixed_scope, Scope.CALL))
+                pool.append(mean(mixed, examples, mixed_scope, Scope.MICROBATCH))
             case "weighted":
                 pool.append(mean(a, everywhere(lambda k: 0.5 + b[k] ** 2), scopes[i], scopes[j]))
             case "sum":
-                total = sum(x for (_, c), x in mixed.items() if mixed_scope == Scope.CALL or c == 0)
+                total = sum(x for (_, c), x in mixed.items() if mixed_scope == Scope.MICROBATCH or c == 0)
                 pool.append(everywhere(lambda _: 0.1 * total))
             case "max" | "min":
                 extreme = {"max": max, "min": min}[what](mixed.values())
@@ -250,7 +250,7 @@ def by_hand(program, state, ys, number, op_states):
                 pool.append(everywhere(lambda k: old[k] - 0.1 * a[k]))
             case "pair":
                 both = max(scopes[i], scopes[j])
-                pool += [mean(x, examples, scopes[n], Scope.CALL, both) for x, n in ((a, i), (b, j))]
+                pool += [mean(x, examples, scopes[n], Scope.MICROBATCH, both) for x, n in ((a, i), (b, j))]
     shared = [next(iter(v.values())) for v, scope in zip(pool, scopes, strict=True) if scope == Scope.ALL]
     return np.sin(sum(shared)), shared, kept
 
@@ -504,7 +504,7 @@ def test_calls_know_their_examples_and_where_they_stand():
             "examples": comm.all_reduce(count, op="sum"),
             "squares": comm.all_reduce(count**2, op="sum"),
             "places": comm.all_reduce(place, op="sum"),
-            "calls": comm.all_reduce(read(CALLS), op="sum"),
+            "calls": comm.all_reduce(read(MICROBATCHES), op="sum"),
             "y": comm.all_reduce(batch["y"].mean()),
         }
 
@@ -520,11 +520,11 @@ def test_calls_know_their_examples_and_where_they_stand():
 
 def test_one_worker_makes_two_calls_where_groups_of_examples_are_compared():
     def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean() * read(CALLS)), {}
+        return state + comm.all_reduce(batch["y"].mean() * read(MICROBATCHES)), {}
 
     one, two = engine_of(driver, 0.0, 1), engine_of(driver, 0.0, 2)
-    assert (one.least_calls, two.least_calls) == (2, 1)
-    assert engine_of(momentum, (W, MOMENTUM.init(W)), 1).least_calls == 1
+    assert (one.min_microbatches, two.min_microbatches) == (2, 1)
+    assert engine_of(momentum, (W, MOMENTUM.init(W)), 1).min_microbatches == 1
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def variable(shape, dtype):
 EXAMPLES, TOKENS, NUMBER = (variable((), np.float32) for _ in range(3))
 
 
-def contribution(dtype="float32", shape=(2,), op="mean", how=None, scope=Scope.CALL, weight=EXAMPLES, name="x"):
+def contribution(dtype="float32", shape=(2,), op="mean", how=None, scope=Scope.MICROBATCH, weight=EXAMPLES, name="x"):
     how = how or Reduce(op)
     result = variable(how.result_shape(shape, 2), dtype)
     weight = weight if how.weighted else None
@@ -61,7 +61,7 @@ def passes(contributions, values, weights=1.0):
         jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced)
     ):  # it may say no of what is nearly infinite, and never yes
         assert found == {True}
-    wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.CALL]
+    wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.MICROBATCH]
     result = unpack(layout, reduced, wanted, worker=0)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}

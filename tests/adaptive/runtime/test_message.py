@@ -42,7 +42,7 @@ class Leaf:
     kind: str = "reduce"
     op: str = "mean"
     root: int = 0
-    scope: Scope = Scope.CALL
+    scope: Scope = Scope.MICROBATCH
     weight: str = "examples"  # which of the weights, for a mean
 
     def how(self, workers: int) -> Collective:
@@ -120,7 +120,7 @@ def expected(number, leaf, values, weights):
         [(np.asarray(v[number], np.float64), weights[w][c][leaf.weight]) for c, v in enumerate(calls)]
         for w, calls in enumerate(values)
     ]
-    if leaf.scope < Scope.CALL:  # belongs to the worker, so it counts once
+    if leaf.scope < Scope.MICROBATCH:  # belongs to the worker, so it counts once
         rows = [calls[:1] for calls in rows]
     flat = [pair for calls in rows for pair in calls]
     stacked = np.stack([x for x, _ in flat])
@@ -144,7 +144,7 @@ def leaf_of(draw, dtypes):
     if kind != "reduce":  # a value per worker: those of calls cannot be split, and are sent in a single one
         return Leaf(dtype, shape, kind, root=draw(st.integers(0, 3)), scope=Scope.WORKER)
     ops = ["sum", "max", "min"] + ["mean"] * (3 * (np.dtype(dtype).kind not in "iu"))
-    scope = draw(st.sampled_from([Scope.CALL, Scope.CALL, Scope.WORKER]))
+    scope = draw(st.sampled_from([Scope.MICROBATCH, Scope.MICROBATCH, Scope.WORKER]))
     return Leaf(dtype, shape, kind, draw(st.sampled_from(ops)), scope=scope, weight=draw(weight_names))
 
 
@@ -158,14 +158,19 @@ def check_round_trip(leaves, calls, seed):
     for n in calls:
         of_worker = [draw_value(rng, leaf) for leaf in leaves]
         fresh = [
-            [x if leaf.scope < Scope.CALL else draw_value(rng, leaf) for leaf, x in zip(leaves, of_worker, strict=True)]
+            [
+                x if leaf.scope < Scope.MICROBATCH else draw_value(rng, leaf)
+                for leaf, x in zip(leaves, of_worker, strict=True)
+            ]
             for _ in range(n)
         ]
         values.append(fresh)
         tokens = float(rng.uniform(0.1, 3))
         weights.append([{"examples": float(rng.integers(1, 9)), "tokens": tokens} for _ in range(n)])
         for w in weights[-1]:  # a weight beside a worker's value is the worker's too
-            w["examples"] = weights[-1][0]["examples"] if any(x.scope < Scope.CALL for x in leaves) else w["examples"]
+            w["examples"] = (
+                weights[-1][0]["examples"] if any(x.scope < Scope.MICROBATCH for x in leaves) else w["examples"]
+            )
     arrived = send(layout, values, weights)
     for number, (leaf, got) in enumerate(zip(leaves, arrived, strict=True)):
         want = expected(number, leaf, values, weights)
@@ -234,7 +239,7 @@ def test_a_worker_that_splits_its_batch_counts_as_much_as_one_that_does_not():
 
 
 def test_a_value_of_the_worker_is_weighed_once_beside_values_of_calls():
-    leaves = [Leaf("float32", (), scope=Scope.CALL), Leaf("float32", (), scope=Scope.WORKER)]
+    leaves = [Leaf("float32", (), scope=Scope.MICROBATCH), Leaf("float32", (), scope=Scope.WORKER)]
     layout = named(leaves, 2)
     assert layout.layout.weights[0] != layout.layout.weights[1]  # one weight, summed in two ways
     values = [[[1.0, 10.0], [3.0, 10.0]], [[5.0, 40.0]]]
@@ -243,7 +248,7 @@ def test_a_value_of_the_worker_is_weighed_once_beside_values_of_calls():
 
 
 def test_the_largest_of_negative_numbers_is_not_a_zero_of_another_worker():
-    leaves = [Leaf("float32", (2,), op="max", scope=s) for s in (Scope.CALL, Scope.WORKER)]
+    leaves = [Leaf("float32", (2,), op="max", scope=s) for s in (Scope.MICROBATCH, Scope.WORKER)]
     leaves += [Leaf("int32", (), op="min", scope=Scope.WORKER)]
     values = [[[[-3, -2], [-3, -2], 7]] * 2, [[[-1, -5], [-1, -5], 9]]]
     arrived = send(named(leaves, 2), values, [[{"examples": 1}] * 2, [{"examples": 1}]])
@@ -277,7 +282,7 @@ def test_literal_weights_are_shared_by_value():
     def weighted(value):
         aval = jax.core.ShapedArray((), np.dtype(np.float32))
         x = Var(aval)
-        return Contribution("", Reduce("mean"), x, Literal(np.float32(value), aval), Var(aval), Scope.CALL, "")
+        return Contribution("", Reduce("mean"), x, Literal(np.float32(value), aval), Var(aval), Scope.MICROBATCH, "")
 
     weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], capacity=2, status=0).weights
     assert weights[0] == weights[1] != weights[2]
@@ -323,7 +328,7 @@ def test_weights_of_large_double_leaves_are_double():
             [
                 Contribution(
                     "", Reduce("mean"), variable((8,), "float64"), variable((), "float64"),
-                    variable((8,), "float64"), Scope.CALL, "",
+                    variable((8,), "float64"), Scope.MICROBATCH, "",
                 )
             ],
             capacity=2,

@@ -100,7 +100,7 @@ def test_what_is_not_measured_scales_from_its_nearest_and_costs_a_call_more(meas
     larger = [m for m in measured if m > size]
     nearest = min(larger) if larger else max(measured, default=None)
     per_example = measured[nearest] / nearest if measured else 10e-6
-    assert predict(size, measured, call_seconds=1e-3) == pytest.approx(1e-3 + size * per_example)
+    assert predict(size, measured, overhead_seconds=1e-3) == pytest.approx(1e-3 + size * per_example)
 
 
 def test_where_nothing_is_measured_fewer_calls_win():

@@ -157,7 +157,7 @@ def test_what_has_an_effect_is_not_done_again():
         return state + comm.all_reduce(jnp.log(-number)), {}
 
     assert "`io_callback` (+2) has an effect, and is not carried out again" in origin(driver, workers=2)
-    assert len([x for x in told if x]) == 2  # once per kernel call of the step
+    assert len([x for x in told if x]) == 2  # once per microbatch of the step
 
 
 def test_an_error_on_the_way_keeps_nobody_waiting(monkeypatch):

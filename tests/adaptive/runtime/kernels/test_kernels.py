@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from adaptive.runtime import stopwatch as _stopwatch
 from adaptive.runtime.cache import compile_order
-from adaptive.runtime.calls import Call
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import choice as chooser
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.kernels import timings as call_times
+from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
 
@@ -33,7 +33,7 @@ DEADLINE = limit(60)  # seconds, for what happens in a moment
 def trace(size):
     """A segment that sums a batch, on level 0."""
     shapes = {"batch": [jax.ShapeDtypeStruct((size,), jnp.float32)]}
-    return {0: Call(lambda given: {"outputs": [given["batch"][0].sum()]}, shapes, ())}
+    return {0: MicrobatchSegment(lambda given: {"outputs": [given["batch"][0].sum()]}, shapes, ())}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def make(monkeypatch):
     def make(
         *,
         workers=1,
-        largest_call=None,
+        largest_microbatch=None,
         splittable=True,
         timed=True,
         compile_order=(0, 1),
@@ -57,7 +57,7 @@ def make(monkeypatch):
             devices or jax.local_devices()[:workers],
             splittable=splittable,
             **more,
-            options=KernelOptions(largest_call, timed, compile_order=compile_order),
+            options=KernelOptions(largest_microbatch, timed, compile_order=compile_order),
         )
         HeldCompiler(kernels)
         return kernels
@@ -106,40 +106,40 @@ def take_steps(kernels, size, seconds, steps, *, at_least=1, local=0):
 def test_what_one_more_call_costs_is_told_by_the_short_ones(make):
     """In examples, so that workers of unlike speeds can be averaged."""
     kernels = warmed(make(), 256)
-    assert kernels.call_examples is None
+    assert kernels.overhead_examples is None
     measure(kernels, {256: 256e-5})
     kernels.choose(0, 256, 1)
-    assert kernels.call_examples == pytest.approx(5)  # until short ones are timed: 50 microseconds
+    assert kernels.overhead_examples == pytest.approx(5)  # until short ones are timed: 50 microseconds
     measure(kernels, {size: (20 + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32, 64, 128)})
     kernels.choose(0, 256, 1)
-    assert kernels.call_examples == pytest.approx(20)
+    assert kernels.overhead_examples == pytest.approx(20)
 
 
 def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
     kernels = warmed(make(workers=2), 256, 256)
     for local, cost in enumerate((10, 30)):
-        assert kernels.call_examples == (pytest.approx(10) if local else None)
+        assert kernels.overhead_examples == (pytest.approx(10) if local else None)
         measure(kernels, {256: 256e-5} | {size: (cost + size) * 1e-5 for size in (1, 2, 4, 8, 16, 32)}, local)
         kernels.choose(local, 256, 1)
-    assert kernels.call_examples == pytest.approx(20)
+    assert kernels.overhead_examples == pytest.approx(20)
 
 
 def test_a_call_with_a_large_gradient_is_expected_to_cost_passes_over_it(make):
     """Small ones are not tried, so nothing else says what they cost before some were made."""
-    kernels = warmed(make(call_bytes=200_000_000), 16)
+    kernels = warmed(make(microbatch_bytes=200_000_000), 16)
     measure(kernels, {16: 0.16})
     kernels.choose(0, 16, 1)
-    assert kernels.call_examples == pytest.approx(10)  # 1 GB of traffic: 0.1 s
+    assert kernels.overhead_examples == pytest.approx(10)  # 1 GB of traffic: 0.1 s
     measure(kernels, {1: 0.05})
     kernels.choose(0, 16, 1)
-    assert kernels.call_examples == pytest.approx(4)
+    assert kernels.overhead_examples == pytest.approx(4)
 
 
 def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
     kernels = make(splittable=False)
     kernels.require([256])
     measure(kernels, {256: 256e-5})
-    assert kernels.call_examples == 0
+    assert kernels.overhead_examples == 0
 
 
 def test_a_step_that_tries_a_kernel_is_known_to_if_it_takes_longer_for_that(make):
@@ -326,7 +326,7 @@ def test_a_size_that_cannot_be_made_is_asked_for_once(make):
 
 def test_calls_that_are_asked_for_by_name_are_all_there_is(make):
     kernels = make(workers=2)
-    kernels.require_calls([(3, 2, 2), (5,)])
+    kernels.require_microbatches([(3, 2, 2), (5,)])
     assert [ready(kernels, i) for i in range(2)] == [[2, 3], [5]]
     assert kernels._compiler.asked == []
 
@@ -344,10 +344,10 @@ def test_ranks_that_share_a_cache_begin_at_different_rungs():
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call_bytes", [0, 2 * _kernels.LARGE_CALL])
-def test_large_gradients_are_computed_in_as_few_calls_as_possible_though_more_are_faster(make, call_bytes):
-    kernels = warmed(make(call_bytes=call_bytes), 40)
-    one = call_bytes > 0
+@pytest.mark.parametrize("microbatch_bytes", [0, 2 * _kernels.LARGE_MICROBATCH])
+def test_large_gradients_are_computed_in_as_few_calls_as_possible_though_more_are_faster(make, microbatch_bytes):
+    kernels = warmed(make(microbatch_bytes=microbatch_bytes), 40)
+    one = microbatch_bytes > 0
     taken = take_steps(kernels, 40, lambda size: size**2 * 1e-4, 100)
     assert (set(taken) == {(40,)}) == one
     taken = take_steps(kernels, 48, lambda size: size**2 * 1e-4, 100)
@@ -355,7 +355,7 @@ def test_large_gradients_are_computed_in_as_few_calls_as_possible_though_more_ar
 
 
 def test_large_gradients_of_a_batch_that_is_larger_than_a_call_may_be_are_computed_in_several(make):
-    kernels = warmed(make(call_bytes=2 * _kernels.LARGE_CALL, largest_call=16), 40)
+    kernels = warmed(make(microbatch_bytes=2 * _kernels.LARGE_MICROBATCH, largest_microbatch=16), 40)
     assert set(take_steps(kernels, 40, lambda size: size * 1e-4, 20)) == {(16, 16, 8)}
     assert set(take_steps(kernels, 40, lambda size: size * 1e-4, 20, at_least=4)) == {(8, 8, 8, 8, 8)}
 
@@ -364,7 +364,7 @@ def test_large_gradients_of_a_batch_that_is_larger_than_a_call_may_be_are_comput
 
 
 def test_no_call_is_larger_than_the_micro_batch(make):
-    kernels = make(largest_call=6)
+    kernels = make(largest_microbatch=6)
     kernels.require([20])
     assert ready(kernels) == [2, 6]
     assert [size for _, size in kernels._compiler.asked] == [4, 1]
@@ -410,18 +410,18 @@ def test_until_there_are_smaller_kernels_one_call_must_do(make):
     size=st.integers(1, 90),
     others=st.lists(st.integers(1, 90), max_size=3),
     microbatch=st.none() | st.integers(1, 70),
-    least_calls=st.sampled_from([1, 2]),
+    min_microbatches=st.sampled_from([1, 2]),
     timed=st.booleans(),
     compiled=st.integers(0, 8),
 )
-@example(size=48, others=[16], microbatch=None, least_calls=2, timed=False, compiled=0)  # two calls of 8
-def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, compiled):
+@example(size=48, others=[16], microbatch=None, min_microbatches=2, timed=False, compiled=0)  # two calls of 8
+def test_what_can_be_made_is_made(size, others, microbatch, min_microbatches, timed, compiled):
     """The first size, of its first kernels and of whatever is there of the buckets; and any other that can be made."""
     kernels = Kernels(
         trace,
         jax.local_devices()[:1],
         splittable=True,
-        least_calls=least_calls,
+        min_microbatches=min_microbatches,
         options=KernelOptions(microbatch, timed),
     )
     held = HeldCompiler(kernels)
@@ -435,12 +435,12 @@ def test_what_can_be_made_is_made(size, others, microbatch, least_calls, timed, 
         if number and not kernels.can_make(0, wanted):
             kernels.require([wanted])
         for _ in range(4):
-            microbatches = kernels.microbatches(0, wanted, least_calls)
+            microbatches = kernels.microbatches(0, wanted, min_microbatches)
             assert sum(microbatches) == wanted
             assert set(microbatches) <= set(ready(kernels))
             assert max(microbatches) <= (microbatch or wanted)
             if number == 0 or kernels.makes_all:
-                assert len(microbatches) >= min(wanted, least_calls)
+                assert len(microbatches) >= min(wanted, min_microbatches)
             for examples in set(microbatches):
                 kernels.record(0, examples, 1e-3 * examples**0.5)
 
@@ -690,7 +690,7 @@ def test_a_kernel_that_does_not_pay_is_not_compiled(make):
 
 
 def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
-    kernels = warmed(make(largest_call=4), 8)
+    kernels = warmed(make(largest_microbatch=4), 8)
     measure(kernels, dict.fromkeys((4, 2, 1), 1.0))
     kernels.counters.compile_seconds = 1e-6
     steps_at(kernels, 7, 3 * chooser._LONGEST)
@@ -768,7 +768,7 @@ def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
     kernels = make(splittable=False)
     kernels.require([10])
     kernels.microbatches(0, 10)
-    kernels.require_calls([range(100, 150)])
+    kernels.require_microbatches([range(100, 150)])
     kernels.ask([11], [10])
     kernels._compiler.compile()
     for _ in range(3):  # other ranks may take long over theirs
@@ -782,7 +782,7 @@ def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
 
 def test_the_buckets_is_never_let_go(make):
     kernels = warmed(make(), 64)
-    kernels.require_calls([list(range(65, 128))])
+    kernels.require_microbatches([list(range(65, 128))])
     assert kernels.microbatches(0, 65) == (65,)
     kernels.ask([66], [65])
     assert {1, 2, 4, 8, 16, 32, 64, 65} <= set(ready(kernels))
@@ -796,7 +796,7 @@ def test_the_buckets_is_never_let_go(make):
 def test_nothing_is_let_go_before_the_buckets_can_take_its_place(make):
     kernels = make()
     kernels.require([64])
-    kernels.require_calls([list(range(65, 128))])
+    kernels.require_microbatches([list(range(65, 128))])
     before = ready(kernels)
     kernels.ask([100], [64])
     assert ready(kernels) == before

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.runtime.kernels.timings import SAMPLES, CallTimes
+from adaptive.runtime.kernels.timings import SAMPLES, MicrobatchTimes
 
 
 def timed(seconds):
-    times = CallTimes()
+    times = MicrobatchTimes()
     for size, all_of_it in seconds.items():
         for s in all_of_it:
             times.record(size, s)
@@ -19,7 +19,7 @@ def timed(seconds):
 
 
 def test_a_size_is_known_after_some_timings():
-    times = CallTimes()
+    times = MicrobatchTimes()
     for number in range(SAMPLES):
         assert times.wanted(8)
         assert times.seconds == {}
@@ -61,8 +61,8 @@ def test_the_best_of_few_timings_is_told_before_they_suffice():
 @pytest.mark.parametrize("call", [0, 10, 30])
 def test_a_call_costs_what_short_calls_take_beyond_their_examples(call):
     times = timed({size: [(call + size) * 1e-5] * 3 for size in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 14)})
-    assert times.examples_of_a_call() == pytest.approx(call, rel=0.02, abs=0.1)
-    assert CallTimes().examples_of_a_call() is None
+    assert times.overhead_examples() == pytest.approx(call, rel=0.02, abs=0.1)
+    assert MicrobatchTimes().overhead_examples() is None
 
 
 @given(st.dictionaries(st.integers(1, 64), st.lists(st.floats(1e-6, 1), min_size=3, max_size=9), min_size=1))

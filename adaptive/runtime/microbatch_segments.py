@@ -27,7 +27,7 @@ class Plans(Protocol):
         ...
 
 
-class Call(NamedTuple):
+class MicrobatchSegment(NamedTuple):
     """A segment that is ready to be compiled: its first stage, and the others."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
@@ -45,7 +45,7 @@ class LaterStage(NamedTuple):
     takes: tuple[tuple[int, int], ...]  # what crosses: which outputs of which stages
 
 
-class Calls:
+class MicrobatchSegments:
     """The segments of a driver's kernels: `calls(examples)` returns those for so many examples, by level.
 
     Args:
@@ -55,7 +55,7 @@ class Calls:
     def __init__(self, plans: Plans, feed: Feed, layouts: Sequence[Layout]):
         self._plans, self._feed, self._layouts = plans, feed, layouts
 
-    def __call__(self, examples: int) -> dict[int, Call]:
+    def __call__(self, examples: int) -> dict[int, MicrobatchSegment]:
         plan = self._plans(examples)
         capacity = plan.graph.capacity
         layouts = lay_out_all(plan.messages, capacity=capacity, status=sum(layout.status for layout in self._layouts))
@@ -66,20 +66,20 @@ class Calls:
             function = segment_function(segment, segment.outputs, self._feed, layouts, writes)
             return function, segment_shapes(segment, self._feed, self._layouts)
 
-        for level, segment in plan.calls.items():
+        for level, segment in plan.microbatches.items():
             consts = tuple(values[i] for i in segment.reads("const"))
             stages = plan.stages.get(level)
             if stages is None:
-                found[level] = Call(*program(segment, plan.sent_at(level)), consts)
+                found[level] = MicrobatchSegment(*program(segment, plan.sent_at(level)), consts)
             else:
                 first, *later = (LaterStage(*program(s.segment, s.messages), s.takes) for s in stages)
-                found[level] = Call(first.function, first.shapes, consts, tuple(later), stages[0].kept)
+                found[level] = MicrobatchSegment(first.function, first.shapes, consts, tuple(later), stages[0].kept)
         return found
 
 
 def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> dict[str, Any]:
     """Return the shapes of a segment's inputs, in the structure of its argument."""
-    shapes: dict[str, Any] = {kind: [] for kind in ("state", "op_state", "const", "batch", "prologue", "call")}
+    shapes: dict[str, Any] = {kind: [] for kind in ("state", "op_state", "const", "batch", "prologue", "microbatch")}
     for var, origin in segment.inputs:
         if origin.kind in shapes:
             shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
