@@ -1,1 +1,1 @@
-"""What every room may know: errors, lines of the driver, the world, decisions."""
+"""Definitions that every package may import: errors, lines of the driver, the world, decisions."""

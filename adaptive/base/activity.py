@@ -1,4 +1,4 @@
-"""Where the seconds of a process go: the thread that runs the steps is in exactly one activity at any moment.
+"""Measurement of where the time goes: the thread that runs the steps is in exactly one activity at any moment.
 
 So the parts of a step add up to its duration. Time that belongs to no named activity is `other`.
 """
@@ -16,16 +16,16 @@ import numpy as np
 
 
 class Breakdown(NamedTuple):
-    """Seconds of one step of this process, by what it did. They add up to `Report.seconds`. Local.
+    """Seconds of one step of this process, by activity. They add up to `Report.seconds`. Local.
 
     Attributes:
-      input: for examples that were not there yet.
-      computing: carrying out segments and microbatches, and waiting for devices.
-      exchanging: in messages, but for `waiting`; whatever is computed meanwhile (`overlap=`).
-      waiting: for other processes: until the last of them had come to what all do together.
-      hooks: in control hooks.
-      compiling: for a compiler.
-      other: all else, most of it this library's own.
+      input: waiting for examples.
+      computing: running segments and waiting for devices.
+      exchanging: exchanging messages, without `waiting`; includes computation that overlaps with it (`overlap=`).
+      waiting: waiting in a collective until the last process entered it.
+      hooks: running control hooks.
+      compiling: waiting for a compiler.
+      other: everything else, mostly this library's own work.
     """
 
     input: float
@@ -92,7 +92,7 @@ class Activity:
         self._world, self.waited_before = world, world.waited
         self.now, self._waited = BETWEEN, world.waited
         self._began = self._since = time.perf_counter()
-        self._seconds = [0.0] * len(NAMES)  # so far, of all steps
+        self._seconds = [0.0] * len(NAMES)  # of all steps so far
         self._before = list(self._seconds)  # when the step began
         self._known = list(self._seconds)  # at the last call of `between`
         self._told = self._by_itself  # when the last status was told
@@ -122,7 +122,7 @@ class Activity:
         seconds, waited = self._seconds, self._world.waited
         input_, computing, exchanging = times
         between, others = self.waited_before - self._waited, waited - self.waited_before
-        exchanging = max(exchanging, others)  # of a step that was given up in its message
+        exchanging = max(exchanging, others)  # can be less in a step that was abandoned in its message
         seconds[BETWEEN] += began - self._since - between
         seconds[WAITING] += between
         self._before = list(seconds)
@@ -179,7 +179,7 @@ class Activity:
         own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
         busy, self._told = self._by_itself - self._told, self._by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]
-        # What is computed while messages travel takes none of this thread's time: then a part stands for the whole.
+        # Computation during an exchange takes no time of this thread: scale the measured seconds to cover it.
         longest = max(own, default=0.0)
         least = [busy * seconds / longest if longest else 0.0 for seconds in own]
         return input_, own, [max(busy - (longest - s), part) for s, part in zip(own, least, strict=True)]
@@ -188,7 +188,7 @@ class Activity:
         """Return the seconds without waiting or messages since the last call of this or of `of_workers`.
 
         Args:
-          now: by the clock of `time.perf_counter`; nobody was waited for since the last `turn`, or `took`.
+          now: the time, by `time.perf_counter`. This process has waited for no other since the last `turn` or `took`.
         """
         between = self.waited_before - self._waited
         by_itself = now - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING] - between

@@ -35,7 +35,7 @@ _SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
 }
 
 # Debug checks of JAX, with the value of each while the library's own code runs: segments are compiled ahead of time for
-# one device, take arrays of the host, and unknown seconds are NaN, so the checks would fail.
+# one device and take arrays of the host, and unknown seconds are NaN, so the checks would fail.
 _DEBUG_CHECKS: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = {
     "jax_disable_jit": (False, jax.disable_jit),
     "jax_debug_nans": (False, jax.debug_nans),
@@ -92,9 +92,7 @@ class AmbientContext:
     def __init__(self) -> None:
         self._context, self._settings, self._interceptors = copy_context(), current_settings(), _interceptors()
         self._wide = jax.config.jax_enable_x64
-        self._held: object = (
-            None  # values of the settings under which compiled programs were last seen to run as they are
-        )
+        self._held: object = None  # settings under which compiled programs can be called directly, as last found
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Call a function in this context. Context variables that the function sets are discarded."""

@@ -42,25 +42,23 @@ class Channel(Protocol):
         """Reduce a message over all workers. Blocks until it has arrived.
 
         Args:
-          parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device. The last elements of
-            part 0, as many as the channel's status has, are reserved and ignored. No part may be a result of this
-            channel.
+          parts: `parts[i][j]` is part j of this process's i-th worker, on that worker's device. The last `len(status)`
+            elements of part 0 are reserved and ignored. No part may be a result of this channel.
           status: this *process*'s elements, of part 0's dtype; summed over processes.
           about, more: see `World`.
-          look: called by worlds that reduce on the host in pieces, with each piece after its reduction, while the CPU's
-            caches hold it. Other worlds need not call it, nor for all pieces.
+          look: called with each reduced piece, while the CPU's caches hold it, by worlds that reduce on the host in
+            pieces. A world may call it for some pieces only, or never.
           step: number of the step, from 1, for reductions that depend on it.
 
         Returns:
           `(results, status)`. `results[i][j]` is part j, reduced, on the device of this process's i-th worker, bitwise
-          equal on all workers, except for `Mixed` reductions. Valid until the next exchange on this channel: readers
-          have to finish before. `status` is reduced, on the host. The reserved elements of `results[i][0]` are
-          unspecified.
+          equal on all workers, except for `Mixed` reductions. Valid until the next exchange on this channel. `status`
+          is reduced, on the host. The reserved elements of `results[i][0]` are unspecified.
 
         Raises:
           DisagreementError: the processes' calls differ. On every process.
           WorkerError: a process has called `fail`. On every other process.
-          MembersChanged: processes were lost before any other process completed the message. On all others.
+          MembersChanged: processes were lost before any process completed the message. On all remaining processes.
         """
         ...
 
@@ -101,11 +99,11 @@ class WhenWaitedFor(NamedTuple):
     carry_out: Callable[[], Arrived]
 
     def wait(self) -> Arrived:
-        """Carry it out."""
+        """Run the exchange and return its result."""
         return self.carry_out()
 
 
-KEPT_CHANNELS = 64  # of a world; eager calls may have any number of layouts
+KEPT_CHANNELS = 64  # per world; bounds the memory if eager calls use many layouts
 
 
 class Channels:
@@ -178,7 +176,7 @@ class BlockingChannel(NamedTuple):
         step: int = 0,
         beside: Callable[[], bool] | None = None,
     ) -> Arriving:
-        """Return an exchange that is carried out when it is waited for: the protocol of `Channel`."""
+        """Return an exchange that runs in `wait`: the protocol of `Channel`."""
         return WhenWaitedFor(partial(self.exchange, parts, status, about, more, look, step))
 
 

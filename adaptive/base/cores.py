@@ -16,7 +16,7 @@ def allowed_cpus() -> frozenset[int]:
 def chosen_threads(environ: Mapping[str, str] = os.environ) -> str:
     """Return the size of XLA's thread pool as set in the environment; "" if unset.
 
-    Only these two do it. The often recommended XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
+    Only these two flags limit it. The often recommended XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
     intra_op_parallelism_threads=1" does not: with JAX 0.10 it left a matrix product on 1.9 of 2 cores, as without;
     PJRT_NPROC=1 brought it to 1.0.
     """

@@ -1,8 +1,8 @@
 """The current world: the world that this thread entered last, used where none is given.
 
 The current world is a context variable, so a thread started inside a `with comm.world()` block does not see it, and a
-script may lack the block. If there are other processes or another world, running alone would train a separate model in
-each process, so it is refused.
+script may lack the block. Code without a world runs as a single process. That is refused if the process belongs to a
+job of several, since each would train a separate model.
 """
 
 from __future__ import annotations

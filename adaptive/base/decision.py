@@ -65,16 +65,12 @@ class Observation(NamedTuple):
     epoch: float  # epochs of data consumed, as a fraction
     values: tuple[Any, ...]  # the driver's values for the hook: pytrees of numpy arrays
     batch_sizes: tuple[int, ...]  # examples per worker in this step
-    previous_batch_sizes: tuple[int, ...]  # of the previous step, which measured seconds refer to
+    previous_batch_sizes: tuple[int, ...]  # of the previous step, to which measured seconds refer
     global_batch: int  # of the next step, with requests of earlier hooks
     limits: Limits
     due: bool = True  # whether a decision is taken now; policies also see steps between
-    members: tuple[
-        int, ...
-    ] = ()  # the worker slots with a worker on them; `limits.active` are those that take examples
-    joined: tuple[
-        int, ...
-    ] = ()  # worker slots with another worker than in the step shown before: nothing is known of it
+    members: tuple[int, ...] = ()  # the occupied worker slots; those in `limits.active` take examples
+    joined: tuple[int, ...] = ()  # worker slots whose worker is new since the previous observation
     target_workers: int = 0  # requested number of members, with requests of earlier hooks
     least_workers: int = 0  # a requested number of workers is clipped to these two
     most_workers: int = 0
@@ -127,8 +123,9 @@ class Handler(Protocol):
 
     An optional method `check(values, n_workers)` is called when a program is built, with a `Known` in place of each
     leaf, and raises if the handler cannot use such values.
-    One that costs more than some steps take may have a method `rests_until(state)`: the number of the first step after
-    which it can decide anything again. It is not called before. What it returns must follow from the state.
+    An optional method `rests_until(state)` returns the number of the first step after which the handler can decide
+    anything again; it is not called before. Saves time if the handler takes longer than short steps. The result must
+    depend on the state only.
     """
 
     every_step: bool  # whether the handler also sees steps between decisions

@@ -6,7 +6,7 @@
     │   └── CollectiveError     an operator is misplaced, or has an invalid operand
     ├── DataError               the data set or a batch is invalid
     ├── BatchSizeError          an invalid global batch, or an invalid split of it
-    ├── WorkerCountError            a number of workers that cannot be
+    ├── WorkerCountError        an invalid number of workers
     ├── CheckpointError         a checkpoint is damaged, belongs to another program, or cannot be written
     ├── DisagreementError       workers differ in a value that must be equal: driver, data, state, a decision
     ├── NonFiniteError          a reduced value, or an update, is not finite
@@ -32,7 +32,7 @@ class ReplicationError(DriverError):
 
 
 class CollectiveError(DriverError):
-    """A collective, source, operator state or hook stands where it cannot, or is given what it cannot take."""
+    """A collective, source, operator state or hook is misplaced, or has an invalid operand."""
 
 
 class DataError(AdaptiveError, ValueError):

@@ -1,8 +1,8 @@
 """Reporting one process's failure to all others, whatever they are doing.
 
-The other processes wait for this one in some collective, and it need not know which: a world reports the failure in the
-collective that they are in or enter next (`World.fail`). They may also never enter one, so a process that fails waits a
-limited time: an error that nobody sees is worse than one that only its own process reports.
+The other processes wait for this one in some collective. The failed process need not know which: `World.fail` makes
+them raise in the collective that they are in or enter next. If they never enter one, the failed process stops waiting
+after a limited time, so that its own error is shown at least.
 """
 
 from __future__ import annotations

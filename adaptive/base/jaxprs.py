@@ -1,7 +1,7 @@
 """All uses of undocumented parts of JAX: to support a newer JAX, read this file and run its test.
 
-None of them is private (`jax._src`), and none has a promise of compatibility: binding equations again, nested jaxprs,
-names of effects and primitives, source information, names of compiled programs.
+None of these parts is private (`jax._src`), but JAX does not promise to keep them: binding equations again, nested
+jaxprs, names of effects and primitives, source information, names of compiled programs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def called(eqn: JaxprEqn, *, derivatives: bool = False, checkpoints: bool = Fals
     """
     names = _CALLS | (_CUSTOM_DERIVATIVES if derivatives else {}) | (_CHECKPOINTS if checkpoints else {})
     found = eqn.params.get(names.get(eqn.primitive.name, ""))
-    # Since JAX 0.11 the two are one class, and an open jaxpr has no constants.
+    # Since JAX 0.11 open and closed jaxprs are one class, and an open one has no constants.
     return found if found is None or isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())
 
 
@@ -153,11 +153,11 @@ def lower_to_callback(context: Any, function: Callable[..., Sequence[Any]], oper
     return results
 
 
-# --- where things come from -------------------------------------------------------------------------------------------
+# --- source information -----------------------------------------------------------------------------------------------
 
 
 def frames_of(source_info: Any) -> list[str]:
-    """Return the Python lines that an equation stems from, "file.py:15:4 (function)", the innermost last."""
+    """Return the Python frames that created an equation, "file.py:15:4 (function)", the innermost last."""
     return source_info_util.summarize(source_info, num_frames=64).splitlines()
 
 
@@ -166,9 +166,10 @@ def current_source() -> Any:
     return source_info_util.current()
 
 
-# JAX caches the trace of a nested jax.jit by its argument shapes. The microbatch size is not an argument, so a helper
-# that makes shapes of it would get those of another trace: a user context becomes part of JAX's cache key. Its value is
-# new for each trace, not for each size: a cached trace would hide operators from every trace but the first.
+# JAX caches the trace of a nested jax.jit by its argument shapes. A helper that derives shapes from the microbatch
+# size, which is not an argument, would get the shapes of an earlier trace. A user context is part of JAX's cache key
+# and avoids that. Its value is new for each trace, not for each size, since a cached trace would hide the helper's
+# operators.
 _trace_cache_key = jax.make_user_context(default_value=0)
 _traces = itertools.count(1)
 
@@ -217,7 +218,7 @@ def loaded_on(compiled: jax.stages.Compiled, device: jax.Device) -> jax.stages.C
       Exception: of any kind, if XLA cannot load it.
     """
     payload, in_tree, out_tree = serialize_executable.serialize(compiled)
-    if not any(mark in payload for mark in _CODE):  # XLA would load it, and miss its functions when it runs
+    if not any(mark in payload for mark in _CODE):  # XLA would load it and fail only when it runs
         raise ValueError("the program comes from the compilation cache, and XLA has no code of it")
     executable, arguments, no_keywords = _Loader(io.BytesIO(payload), device).load()
     described = in_tree.unflatten(arguments)

@@ -1,7 +1,7 @@
 """Mailboxes: a worker publishes vectors, and others read the latest ones at any time.
 
-A mailbox is no collective: neither publishing nor reading waits for another process. Worlds need not offer mailboxes;
-those that do have the methods of `OffersMailboxes`.
+A mailbox is not a collective: neither publishing nor reading waits for another process. Worlds need not offer
+mailboxes; those that do have the methods of `OffersMailboxes`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OffersMailboxes(Protocol):
         Args:
           nbytes: size of each vector that a worker publishes.
           about: see `World`.
-          instead_of: a mailbox that is no longer used.
+          instead_of: an earlier mailbox that this one replaces; it is closed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Numbers that users pass: of Python, numpy and JAX alike, but not text that looks like one."""
+"""Conversion of numbers that users pass: Python's, numpy's and JAX's; text that looks like a number is refused."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
         return None
     range_ = jnp.finfo(dtype)
     most, least = float(range_.max), float(range_.tiny)
-    if least > np.finfo(np.float32).tiny:  # XLA computes in single, where this type's subnormal numbers are normal
+    if least > np.finfo(np.float32).tiny:  # XLA computes in float32, in which this type's subnormals are normal
         least = float(range_.smallest_subnormal)
     with np.errstate(over="ignore", under="ignore"):
         there = numbers.astype(dtype).astype(float)
     for number, held in zip(numbers.flat, there.flat, strict=True):
         if not np.isfinite(held):
             return f"{number:g} would be infinite in {dtype}, whose largest number is {most:.3g}"
-        if number and abs(held) < least:  # XLA takes what is below the least normal number for zero
+        if number and abs(held) < least:  # XLA flushes subnormal numbers to zero
             return f"{number:g} would be 0 in {dtype}, whose smallest positive number is {least:.3g}"
     return None
 

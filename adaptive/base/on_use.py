@@ -1,4 +1,4 @@
-"""Packages that import what they re-export on first use, which saves start-up time."""
+"""Lazy re-exports: a package imports a module when one of its names is first used, which saves start-up time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
     Args:
       package: `__name__` of the package.
-      modules: of each name the module that defines it, relative to the package.
+      modules: maps each name to the module that defines it, relative to the package.
 
     Returns:
-      What Python calls for names that the package lacks (PEP 562), and for `dir()`.
+      The functions that Python calls for missing names (PEP 562) and for `dir()`.
     """
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(modules[name], package), name)
-        setattr(sys.modules[package], name, value)  # so that it is not asked for again
+        setattr(sys.modules[package], name, value)  # the next access does not call this function
         return value
 
     def names() -> list[str]:

@@ -1,9 +1,8 @@
 """Python stacks of threads of this process, and of other processes of this host, as text.
 
-A process whose Python does not answer, because C code keeps the interpreter's lock, still writes its stack:
-faulthandler does so in a signal handler, without the lock. The signal is SIGURG, which a process that has no handler
-for it ignores. The stack goes to a file without a name, which leaves nothing behind, and which others find among the
-open files of the process.
+A process whose C code holds the GIL can still write its stack: faulthandler does so in a signal handler, without the
+lock. The signal is SIGURG, which processes ignore by default. The stack goes to an unlinked file, which needs no
+cleanup; other processes read it through /proc/PID/fd.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from contextlib import suppress
 from types import FrameType
 
 SECONDS_TO_WRITE = 1.0  # a stack
-MOST_CHARACTERS = 6000  # of a stack; what is cut out is its middle
+MOST_CHARACTERS = 6000  # of a stack; the middle of a longer one is cut out
 _QUIET = 0.1  # seconds without a new line, after which a stack is taken for complete
 
 
@@ -67,10 +66,10 @@ def written_stacks(pid: int, file: int) -> str:
     """Have another process write its stacks, and return them, the main thread's last.
 
     Args:
-      file: what `write_stacks_upon_signal` returned there.
+      file: the result of `write_stacks_upon_signal` in that process.
 
     Returns:
-      What faulthandler wrote. "" where it does not, or this process may not read it.
+      The stacks, as faulthandler writes them. "" if it writes none, or this process may not read the file.
     """
     if file < 0:
         return ""

@@ -3,8 +3,8 @@
 Worlds know "sum", "max" and "min" by name. Others are objects, of three kinds:
 
 * `Sliced`: each worker receives one slice of all workers' values and reduces it; then all receive all slices. The
-  traffic is that of an all-reduce (twice the part), but the reduction can tell workers apart, and values may travel in
-  another format than they are reduced in.
+  traffic is that of an all-reduce (twice the part), but the reduction sees each worker's values, and values may be sent
+  in another format than they are reduced in.
 * `Mixed`: each worker receives the values of some others, and averages them with its own.
 * `Gathered`: each worker receives the values of all others.
 
@@ -27,10 +27,10 @@ class Sliced:
     """A reduction by slices of flat values. All methods are traced, for a CPU or for the workers' devices.
 
     Attributes:
-      adds_up: whether values of a worker's microbatches are summed; if not, they are equal in all of them.
+      adds_up: whether values of a worker's microbatches are summed; if not, all microbatches have equal values.
       elementwise: whether each element is reduced by itself, so that several leaves may share one part.
-      is_sum: whether the result is the sum, up to rounding: then the values of one host may be summed first, in single
-        precision, and sent as one worker's.
+      is_sum: whether the result is the sum, up to rounding. The values of one host may then be summed first, in single
+        precision, and sent as one worker's value.
     """
 
     adds_up = False
@@ -39,15 +39,15 @@ class Sliced:
 
     @property
     def granule(self) -> int:
-        """Return the number of elements of which every slice holds a multiple."""
+        """Return the number that divides the size of every slice."""
         return 1
 
     def wire_dtype(self, dtype: np.dtype) -> np.dtype:
-        """Return the dtype in which values of `dtype` travel."""
+        """Return the dtype in which values of `dtype` are sent."""
         return dtype
 
     def sent(self, x: jax.Array, step: Any, worker: Any) -> jax.Array:
-        """Return a worker's flat value in the dtype in which it travels."""
+        """Return a worker's flat value in the dtype in which it is sent."""
         return x
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array | None:
@@ -71,7 +71,7 @@ class Sliced:
         return None
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
-        """Return slice `number` of the result, in the dtype in which it travels; shape=(elements of the slice,)."""
+        """Return slice `number` of the result, in the dtype in which it is sent; shape=(elements of the slice,)."""
         raise NotImplementedError
 
     def in_one_place(self, rows: Sequence[jax.Array], step: Any) -> jax.Array:
@@ -98,11 +98,11 @@ class TakesStatistics(Protocol):
 
 
 def summed_statistics(op: TakesStatistics, rows: Any, first: Any, total: Callable[[Any], Any]) -> Any:
-    """Return the `statistics` that `op.reduced` gets for a slice.
+    """Return the `statistics` argument of `op.reduced` for a slice.
 
     Args:
       rows, first: as in `Sliced.statistics`.
-      total: sums an array over all slices; all of them call it equally often.
+      total: sums an array over all slices. Every slice calls it the same number of times.
     """
     statistics = op.statistics(rows, first)
     if statistics is None:
@@ -125,7 +125,7 @@ class Mixed:
 
         Args:
           step: counted from 1.
-          members: the worker slots with a worker on them, in order.
+          members: the occupied worker slots, in order.
         """
         raise NotImplementedError
 
@@ -142,9 +142,9 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All workers' values on every worker. A part has a row for each worker slot; a worker sends its own row alone.
+    """All workers' values on every worker. A part has a row for each worker slot.
 
-    Rows of the other workers are zeros where the part is sent. In the result, the row of an empty slot is zeros.
+    In the part that a worker sends, the rows of other workers are zeros. In the result, rows of empty slots are zeros.
     """
 
     adds_up = False
@@ -159,7 +159,7 @@ Reduction = str | Sliced | Mixed | Gathered
 
 
 def average(weighed: Sequence[tuple[float, Any]]) -> Any:
-    """Return a weighted mean, summed in the given order: bitwise reproducible."""
+    """Return a weighted mean. Bitwise reproducible: the sum is taken in the given order."""
     return reduce(lambda a, b: a + b, [x * np.asarray(share, x.dtype) for share, x in weighed])
 
 

@@ -2,7 +2,7 @@
 
 Members, ranks and the number of processes change inside a collective, when processes are lost. So values read before a
 collective may be outdated after it. There are three ways to handle that: keep the values and compare later (`Roster`),
-repeat the work (`with_same_members`), or ask again (`said_by_first`).
+repeat the work (`with_same_members`), or repeat the broadcast (`broadcast_bytes`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Changing(Protocol):
     def generation(self) -> int: ...
 
 
-class Speaking(Changing, Protocol):
-    """The part of a `World` by which processes tell each other something."""
+class Communicating(Changing, Protocol):
+    """The part of a `World` that `broadcast_bytes` uses."""
 
     @property
     def rank(self) -> int: ...
@@ -37,7 +37,7 @@ class Roster(NamedTuple):
     """The members of a world at one moment. Replicated.
 
     Attributes:
-      joined_in_generation: for each member's worker slot, the generation in which the member came.
+      joined_in_generation: for each member's worker slot, the generation in which the member joined.
       generation: of the world at that moment.
     """
 
@@ -51,7 +51,7 @@ class Roster(NamedTuple):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The worker slots that are taken, in order."""
+        """The occupied worker slots, in order."""
         return tuple(self.joined_in_generation)
 
 
@@ -59,7 +59,7 @@ def with_same_members(world: Changing, work: Callable[[], T]) -> T:
     """Return the result of `work`; repeat it if members left or joined meanwhile.
 
     Args:
-      work: communicates, and depends on who is there. Called on every process alike.
+      work: a function that communicates and depends on the members. Called on every process.
     """
     while True:
         generation = world.generation
@@ -68,17 +68,17 @@ def with_same_members(world: Changing, work: Callable[[], T]) -> T:
             return result
 
 
-def said_by_first(world: Speaking, say: Callable[[], bytes], about: str) -> bytes:
-    """Return what the process with rank 0 says, on every process. Communicates.
+def broadcast_bytes(world: Communicating, make: Callable[[], bytes], about: str) -> bytes:
+    """Return bytes from the process with rank 0, on every process. Communicates.
 
-    If that process is lost before the others have heard it, its successor says it.
+    If that process is lost before the others receive them, the next process with rank 0 sends its own.
 
     Args:
-      say: called on the process with rank 0 only. What it raises is raised there.
-      about: the operation, in words.
+      make: returns the bytes. Called on the process with rank 0 only; its errors are raised there.
+      about: the operation, for errors.
     """
     while True:
-        mine = b"" if world.rank else b"+" + say()
-        for said in world.all_gather_bytes(mine, about):
-            if said:
-                return said[1:]
+        own = b"" if world.rank else b"+" + make()
+        for sent in world.all_gather_bytes(own, about):
+            if sent:
+                return sent[1:]

@@ -1,4 +1,4 @@
-"""Termination signals: SIGTERM and SIGUSR1, which schedulers send before they take a machine away.
+"""Termination signals: SIGTERM and SIGUSR1, which schedulers send before they reclaim a machine.
 
 The signal handler only records that a signal arrived. The program acts on it between two steps of a run. A signal that
 arrives earlier (while a program is built or compiled, in `evaluate`, in a checkpoint, in reserve) stays pending until

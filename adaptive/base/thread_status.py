@@ -1,4 +1,4 @@
-"""What a thread is doing, as text, read from its stack frames on demand: costs nothing while nobody asks.
+"""A description of what a thread is doing, read from its stack frames on demand, so that marking functions is free.
 
 Functions of the library are marked with a text once, when they are defined. `thread_status_of` walks a thread's frames
 and collects the texts.
@@ -18,7 +18,7 @@ from .source_lines import library_folders
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_JAX_COMPILES = os.path.join("jax", "_src", "compiler.py")  # what a user's own jax.jit is compiled in, too
+_JAX_COMPILES = os.path.join("jax", "_src", "compiler.py")  # also compiles the user's own jax.jit
 _words: dict[CodeType, str] = {}
 _compiling: set[CodeType] = set()
 _exchanging: set[CodeType] = set()
@@ -26,7 +26,7 @@ _exchanging: set[CodeType] = set()
 
 @dataclass(frozen=True)
 class ThreadStatus:
-    """What a thread is doing.
+    """A description of what a thread is doing.
 
     Attributes:
       words: texts of the marked functions on the stack, the innermost first; empty in the user's code between steps.

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-# Types that numpy has from ml_dtypes, which torch does not know: their bits are handed over, as integers.
+# Dtypes that numpy has from ml_dtypes and torch cannot export: passed on as integers of the same bits.
 _BITS = {"bfloat16": "int16", **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), "uint8")}
 _BITS |= dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), "uint8")
 

@@ -18,7 +18,7 @@ def untested(jax_version: str) -> str:
     """Return a sentence that says that this version of JAX is newer than the tested ones, or "" if it is not.
 
     Args:
-      jax_version: as in `jax.__version__`; a text that is no version counts as tested.
+      jax_version: as in `jax.__version__`; text that is not a version counts as tested.
     """
     major, _, rest = jax_version.partition(".")
     minor = rest.partition(".")[0]
@@ -36,7 +36,7 @@ def warn_if_untested() -> None:
             f"{said} If this program fails inside adaptive, install a tested one: "
             f'pip install "{tested_range()}"  (see docs/install.md)',
             UntestedVersionWarning,
-            stacklevel=5,  # the line that builds a program, above what wraps its __init__
+            stacklevel=5,  # the line that builds a program, outside the wrappers of its __init__
         )
 
 

@@ -1,6 +1,7 @@
 """Records of what a thread waits for, read by the watchdog when the thread does not continue.
 
-The stack of a thread that waits says nothing about the cause. So a thread that waits for long says here what for.
+The stack of a waiting thread does not show the cause. So a thread that may wait for long records here what it waits
+for.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Protocol
 
 
 class Wait(Protocol):
-    """What a thread waits for."""
+    """Something that a thread waits for."""
 
     def words(self) -> str:
-        """Return it in words: "waiting for example 12 of the data, which …". Asked from any thread."""
+        """Return a description: "waiting for example 12 of the data, which …". Called from any thread."""
         ...
 
     def stack(self) -> str:
-        """Return the Python stack of the thread or process that is waited for, or "". Asked from any thread."""
+        """Return the Python stack of the thread or process that is waited for, or "". Called from any thread."""
         ...
 
 
@@ -28,7 +29,7 @@ _waits: dict[int, Wait] = {}
 
 @contextmanager
 def waiting(wait: Wait) -> Iterator[None]:
-    """Say what this thread waits for, while the block lasts."""
+    """Record what this thread waits for, for the duration of the block."""
     ident = threading.get_ident()
     _waits[ident] = wait
     try:
@@ -38,5 +39,5 @@ def waiting(wait: Wait) -> Iterator[None]:
 
 
 def wait_of(thread: int) -> Wait | None:
-    """Return what the thread with this identifier waits for, if it has said so."""
+    """Return what the thread with this identifier waits for, or `None` if it has not recorded anything."""
     return _waits.get(thread)

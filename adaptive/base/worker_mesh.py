@@ -33,7 +33,7 @@ class WorkerMesh(Protocol):
         ...
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
-        """Compile what `World.start` needs for messages of such parts, waiting for it.
+        """Compile the programs that `World.start` needs for messages of these parts. Blocks until they are compiled.
 
         Args:
           parts: of one worker.
@@ -61,10 +61,10 @@ class WorkerMesh(Protocol):
 
 @runtime_checkable
 class OffersMesh(Protocol):
-    """What a world of one mesh has besides the methods of `World`."""
+    """The methods of a world on one mesh, besides those of `World`."""
 
     def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of all workers; `None` where a program over all of them is no faster than messages.
+        """Return the mesh of all workers; `None` if a program over all of them is no faster than messages.
         Replicated.
         """
         ...
@@ -72,8 +72,8 @@ class OffersMesh(Protocol):
     def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
         """Call `program` once every process has made this call, and return its result.
 
-        No other collective of this process runs meanwhile. Two programs with collectives, dispatched by two threads,
-        could start in different orders on two devices and block each other.
+        No other collective of this process runs at the same time: two programs with collectives, dispatched by two
+        threads, could start in different orders on two devices and deadlock.
 
         Args:
           program: dispatches a program over the mesh and waits for its results. Its argument is the status, summed over

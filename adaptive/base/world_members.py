@@ -1,4 +1,4 @@
-"""The part of a `World` that says who is there, and changes it: `WorldMembers`."""
+"""The part of a `World` that reports and changes its members: `WorldMembers`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-TransferPayload = tuple[Any, list[np.ndarray]]  # what can be pickled, and is small; and contiguous arrays
+TransferPayload = tuple[Any, list[np.ndarray]]  # a small picklable object, and contiguous arrays
 
 
 class WorldMembers(Protocol):
@@ -71,7 +71,7 @@ class WorldMembers(Protocol):
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """The processes lost so far, without which the others continued, in order. Replicated."""
+        """The processes lost so far, in order. Replicated."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class WorldMembers(Protocol):
         ...
 
     def poll_ready(self) -> int:
-        """Return how many requested workers are ready to join; 0 but on one process. May communicate."""
+        """Return how many requested workers are ready to join; 0 on all processes but one. May communicate."""
         ...
 
     def nearest(self, workers: int) -> int:
@@ -152,7 +152,7 @@ class WorldMembers(Protocol):
 
         Args:
           make: called on one process that has the state; returns it.
-          room: called on joining processes; returns arrays of the shapes and dtypes of the state's, to receive it in.
+          room: called on joining processes; returns the receive buffers: arrays of the state's shapes and dtypes.
 
         Returns:
           The state on joining processes; `None` on the others.

@@ -50,7 +50,7 @@ class WorldMessages(Protocol):
         Args:
           parts: shape, dtype and reduction of each part. Part 0 is one-dimensional, floating, and summed.
           status: number of elements that each *process* adds to a message: see `Channel.exchange`. 0 for none.
-          name: which of a program's messages this is, for `way`.
+          name: identifies the message among those of a program, for `algorithm`.
 
         Raises:
           CollectiveError: a part's dtype cannot be reduced in this world.
@@ -104,7 +104,7 @@ class WorldMessages(Protocol):
 
     @property
     def hang_timeout(self) -> float:
-        """Seconds for which a process may keep the others waiting before it is taken for stuck. 0 where nobody watches.
+        """Seconds for which a process may keep the others waiting before it is reported as stuck. 0: no limit.
         Replicated.
         """
         ...

@@ -1,7 +1,7 @@
 """Data dependencies within a step: which reductions a value is computed from, by which operations and precision.
 
-One pass forward over the graph. `check` uses it to find which results a difference can reach, and which values look at
-the split on purpose.
+One forward pass over the graph. `check` uses it to find which results a difference can reach, and which values depend
+on the split by design.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import EXAMPLES, MICROBATCHES, source_p
 
-Place = tuple[int, int]  # a contribution: its message and its number in it
-_DECIDES = ("argmax", "argmin")  # and all that gives booleans
+Place = tuple[int, int]  # a contribution: (message, index in the message)
+_DECIDES = ("argmax", "argmin")  # besides equations with boolean results
 _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -33,15 +33,15 @@ class Facts:
     """Dependencies of one value.
 
     Attributes:
-      through: the contributions that it is computed from, a bit for each.
-      decided: those among them from which a way leads here on which more is asked than whether a value is finite.
-      steadily: those among `decided` from which a way leads here without a decision (a comparison, an argmax), so that
-        a small difference there makes a difference here.
-      op_states: the operator states that it is computed from, a bit for each.
-      of_data: whether it depends on examples, on their number in a call as the batch's shape tells it, or on local
-        state, which has seen some.
-      sources: names of those call sources that it is computed from, other than as a mean's weight.
-      eps: the distance from 1 to the next number in the least precision on its way; 0 where nothing was rounded.
+      through: the contributions that it is computed from; bit mask.
+      decided: those of `through` that it depends on by more than a check whether they are finite; bit mask.
+      steadily: those of `decided` that it also depends on without a decision (a comparison or argmax) between, so that
+        small differences propagate; bit mask.
+      op_states: the operator states that it is computed from; bit mask.
+      of_data: whether it depends on examples, on the number of examples in a microbatch (the batch's shape), or on
+        per-worker state.
+      sources: names of the sources of scope "microbatch" that it is computed from, other than as the weight of a mean.
+      eps: machine epsilon of the lowest precision in its computation; 0 if nothing is rounded.
     """
 
     through: int = 0
@@ -114,7 +114,7 @@ class Influence:
             self._facts[var] = replace(facts, of_data=of_data, eps=max(facts.eps, inner, eps_of(var.aval)))
 
     def _asks_if_finite(self, eqn: JaxprEqn) -> bool:
-        """Whether all finite values give the same: `isfinite(x)`, `isnan(x)`, which is `x != x`, and `isinf(x)`."""
+        """Return whether all finite values give the same result: `isfinite`, `isnan` (`x != x`) or `isinf`."""
         if eqn.primitive.name == "is_finite":
             return True
         if eqn.primitive.name not in _COMPARES:

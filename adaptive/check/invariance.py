@@ -1,29 +1,29 @@
 """Checks that a step's result does not depend on the batch's split, as it does with batch norm or summed losses.
 
-Steps are run on one batch in equal shares, and again in random uneven ones of several calls: a few steps in a row, and,
-where the driver reads the step's number, others. Every trial of a step starts from the same state, so that rounding
-does not grow from step to step. All is computed in double precision where that can be done.
+The check runs steps on one batch, split into equal shares and into random uneven ones of several microbatches: a few
+consecutive steps and, if the driver reads the step number, some later ones. Every trial of a step starts from the same
+state, so rounding errors do not grow from step to step. Trials run in double precision if possible.
 
-What is compared first is what messages bring, where rounding is well understood, and only then the state, metrics and
-hook values: an optimizer such as Adam magnifies rounding where gradients are near zero, so a difference there counts
-only if something that was brought differs on the way to it. And it is compared element by element, as many optimizers
-work: to Adam an element of 1 beside one of 1e7 is no smaller. What counts as rounding is found for each leaf from its
-own arithmetic: inputs are moved by their last place, and what then moves by as much does not count.
+Reduced messages are compared first, because their rounding errors have known bounds; then the state, metrics and hook
+values. Optimizers such as Adam magnify rounding errors where gradients are near zero, so a difference in an output
+counts only if a reduced value that it depends on differs too. Values are compared element by element, because many
+optimizers treat elements separately. Rounding errors are measured for each leaf: inputs are perturbed by one unit in
+the last place, and changes of the size that this causes do not count.
 
-Some operators look at the split on purpose. Metrics and hook values may differ (the state may not) where all that
-differs on the way to them is
+Some operators depend on the split by design. Metrics and hook values (not the state) may differ if all differing values
+that they depend on are
 
-    made of no examples            all_gather(compute_seconds()), ad.batch_size()
-    gathered, and shown as it is   all_gather(loss), a row for each worker
-    a statistic over calls         the noise scale, which counts them: it reads how many calls and examples there are
+    independent of examples         all_gather(compute_seconds()), ad.batch_size()
+    gathered and not used further   all_gather(loss), a row for each worker
+    statistics over microbatches    the noise scale, which reads the number of microbatches and their examples
 
-A number of the batch's shape, such as len(batch), is none of these: it is the size of one microbatch.
+The batch's shape, such as len(batch), is none of these: it is the size of one microbatch.
 
-A decision (a comparison, an argmax) can hide a difference: it comes out the same until it does not. Where something
-differs and all that follows it are decisions that came out the same, the answer is "not known".
+A decision (a comparison or argmax) can hide a difference, because it gives the same result until a threshold is
+crossed. If only such decisions depend on a differing value, and they gave the same results, the answer is "not known".
 
-Where what is sent, or stays, is each worker's own on purpose, a step depends on its split by what it is, and nothing is
-compared: what workers average for themselves, or with some others, or reduce in some steps only.
+Nothing is compared if local values differ between workers by design: averages over one worker's or some workers'
+examples, or reductions in some steps only. Such a step depends on its split.
 """
 
 from __future__ import annotations
@@ -53,33 +53,33 @@ _SPLITS = 3
 _STEPS_IN_A_ROW = 3
 _LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _MOST_NAMED = 8
-_ROUNDING = 100  # units in the last place that a sum over a batch may be off by
-_MULTIPLE = 16  # of what moving inputs by their last place does
+_ROUNDING = 100  # tolerance of a sum over a batch, in units in the last place
+_MULTIPLE = 16  # tolerance, as a multiple of the effect of perturbed inputs
 _NUDGES = 2
-_NOISY = 0.03  # a value that rounding moves by this part of it cannot be compared
-_NEGLIGIBLE = 1e-4  # unless it is so small beside what else is reduced that it is zero but for rounding
-_OF_ELEMENT = 100  # of what that does to a single element, of which a leaf may have many
-_OF_LARGEST = 4  # units in the last place of a leaf's largest element, below which no element is compared
+_NOISY = 0.03  # a value with a larger relative rounding error cannot be compared
+_NEGLIGIBLE = 1e-4  # relative to other reduced values; smaller values count as 0 with rounding errors
+_OF_ELEMENT = 100  # the same for a single element
+_OF_LARGEST = 4  # smaller differences are ignored; in units in the last place of a leaf's largest element
 _SINGLE_EPS = float(np.finfo(SINGLE).eps)
 
 
 @dataclass(frozen=True)
 class Invariance:
-    """What `Program.check` found: "yes", "no" or "not known". True for "yes" alone, so that it can be asserted.
+    """Result of `Program.check`: "yes", "no" or "not known". True only for "yes", so it can be asserted.
 
     Attributes:
-      differences: state leaves that come out differently, by name, with the largest difference found, relative to the
-        step's change of that leaf; operator states that the state is computed from too.
-      reports: metrics and hook values that do, relative to their value.
-      reductions: where they come from: "grads['kernel'] (driver.py:15)", with the largest difference relative to
-        the value.
-      hidden: reductions that differ, and that the state, a metric or a hook value follows, though it came out the same
-        in the steps tried: for a learning rate of zero, say.
-      splits: what was tried: per split, each worker's calls.
+      differences: state leaves that depend on the split, by name, with the largest difference relative to the step's
+        change of that leaf. Includes operator states that the state is computed from.
+      reports: metrics and hook values that depend on the split, with the largest difference relative to the value.
+      reductions: reductions that cause the differences, such as "grads['kernel'] (driver.py:15)", with the largest
+        difference relative to the value.
+      hidden: reductions that differ without a difference in the outputs that depend on them, for instance because the
+        learning rate was zero in these steps.
+      splits: the splits that were tried: for each, every worker's microbatches.
       steps: the numbers of the steps that were tried.
-      note: why it is not known, if it is not.
+      note: the reason for "not known"; else "".
       drawn: lines of the driver where one key draws random numbers for all examples of a microbatch.
-      on_purpose: what in the driver is each worker's own by what it is, so that nothing had to be compared.
+      on_purpose: the collective by which workers differ by design, so that nothing was compared; else "".
     """
 
     differences: dict[str, float]
@@ -94,7 +94,7 @@ class Invariance:
 
     @property
     def verdict(self) -> str:
-        """ "yes", "no", or "not known": nothing could be compared, or not all of it. `note` says why."""
+        """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
         if self.differences or self.reports or self.hidden or self.on_purpose:
             return "no"
         return "not known" if self.note else "yes"
@@ -152,9 +152,9 @@ def check_invariance(
     """Compare steps of one batch under different splits. Changes nothing in `engine`.
 
     Args:
-      seed: of the splits.
-      tolerance: relative to the norm of a reduced value; by default 100 units in the last place of each element.
-      step: number of steps before.
+      seed: seed of the random splits.
+      tolerance: relative to the norm of a reduced value. By default, 100 units in the last place of each element.
+      step: number of completed steps.
       program_seed: the program's seed, for `step_key`.
 
     Raises:
@@ -193,7 +193,7 @@ def check_invariance(
 
     *better, own = widths_for(plan, engine.world.devices[0])
     for width in better:
-        with suppress(CannotWidenError, jax.errors.JaxRuntimeError):  # there may not be the memory for it
+        with suppress(CannotWidenError, jax.errors.JaxRuntimeError):  # memory may not suffice
             return compared(width)
     return compared(own)
 
@@ -213,9 +213,9 @@ def _each_workers_own(plan: Plan) -> str:
 
 @dataclass
 class _Difference:
-    """A contribution that differed, in the step where it first did, with the data for a closer look."""
+    """A contribution that differed, in the first step in which it did, with the data to examine it."""
 
-    value: float  # relative to the contribution's
+    value: float  # relative to the contribution's value
     start: Start
     step: int
     even: Result
@@ -250,7 +250,7 @@ class _Comparison:
     def of_steps(self, first: int) -> Invariance:
         start, tried = self.bench.start, []
         for step in range(first, first + _STEPS_IN_A_ROW):
-            # As many splits in the first step as there are, then one by one.
+            # All splits in the first step, one in each later step.
             splits = self.splits if step == first else [self.splits[step % len(self.splits)]]
             tried.append(step)
             start = self._of_step(start, step, splits)
@@ -259,7 +259,7 @@ class _Comparison:
         for step in [] if self.states or self.reports else self._later_steps(tried):
             tried.append(step)
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
-        if self._undecided():  # a maximum, say, is least like that of the whole in the smallest calls
+        if self._undecided():  # a maximum differs most between small microbatches
             self._of_step(self.bench.start, first, [self.fine])
         hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
         return Invariance(
@@ -288,13 +288,13 @@ class _Comparison:
                 "the same in all trials; they may not for another batch or a later state."
             )
         if not any(self._facts(p).of_data for p in self._relevant):
-            return "nothing to compare: the state, metrics and hook values are computed from no examples."
+            return "nothing to compare: the state, metrics and hook values do not depend on examples."
         return ""
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
     def _of_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
-        """Compare one step; returns what the next one starts from."""
+        """Compare one step. Return the start of the next step."""
         whole = self.bench.run(start, self.even, step)
         self._look_for_what_is_not_finite(whole)
         others = [self.bench.run(start, split, step) for split in splits]
@@ -320,7 +320,7 @@ class _Comparison:
                 self.not_finite[output.name] = None
 
     def _differing(self, whole: Result, other: Result) -> dict[Place, float]:
-        """Contributions that matter and differ by more than rounding, relative to their value."""
+        """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
         found = {}
         for place in self._relevant:
             a, b = whole.contributions[place], other.contributions[place]
@@ -338,7 +338,7 @@ class _Comparison:
         return found
 
     def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
-        """Note the outputs that differ because of those contributions."""
+        """Record the outputs that differ because of these contributions."""
         for k, output in enumerate(self.outputs):
             through = [p for p in found if self._counts(p, output)]
             ratio = self._difference(k, whole, other, self.floors.outputs.get(k)) if through else None
@@ -365,7 +365,7 @@ class _Comparison:
     # --- rounding -----------------------------------------------------------------------------------------------------
 
     def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
-        """Measure how far all values move when inputs move by their last place, or examples change places."""
+        """Measure how values change if inputs change by one unit in the last place or examples are permuted."""
         for split, result in trials.items():
             for whole in (False, True) * _NUDGES:
                 nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
@@ -374,11 +374,11 @@ class _Comparison:
         for _ in range(_NUDGES):
             again = self.bench.run(start, self.even, step, batch=self.bench.reordered(self.even, self.rng))
             if self._has_place(even, again):
-                break  # what is computed depends on an example's place in the call: this is no rounding
+                break  # results depend on an example's position in the microbatch, which is not a rounding error
             self.floors.add(even, again)
 
     def _has_place(self, a: Result, b: Result) -> bool:
-        """Whether anything that is no zero but for rounding differs by much more than rounding."""
+        """Return whether a value that is not negligible differs by much more than rounding errors."""
         return any(
             _apart(a.contributions[p], b.contributions[p]) > 1e-3 * _norm(a.contributions[p])
             for p in self._relevant
@@ -386,8 +386,9 @@ class _Comparison:
         )
 
     def _is_negligible(self, place: Place, result: Result) -> bool:
-        """Whether the elements of a contribution are so small beside those of others that they must be rounding: what
-        the state follows beside what else it follows, and a loss beside losses.
+        """Return whether a contribution's elements are so small that they must be rounding errors.
+
+        They are compared with other contributions to the same kind of output: the state, or metrics.
         """
         of_state = bool(self._state_behind(place))
         peers = [p for p in self._relevant if bool(self._state_behind(p)) == of_state]
@@ -398,11 +399,11 @@ class _Comparison:
 
     @cached_property
     def _relevant(self) -> list[Place]:
-        """Contributions whose differences would count in some output."""
+        """Return the contributions whose differences would count in some output."""
         return [p for p in self.influence.places if any(self._counts(p, output) for output in self.outputs)]
 
     def _counts(self, place: Place, output: Output) -> bool:
-        """Whether an output may not follow a contribution that depends on the split."""
+        """Return whether an output must not depend on a contribution that depends on the split."""
         of = self.influence.of(output.atom)
         unread = output.kind == "op_state" and not self._op_state_is_read(output)
         if unread or not of.through & self.influence.bit[place]:
@@ -422,7 +423,7 @@ class _Comparison:
 
     @cached_property
     def _op_states_of_state(self) -> int:
-        """The operator states that some state is computed from, in the next step or later: a bit for each."""
+        """Return the operator states that the state of a later step is computed from; bit mask."""
         read = 0
         for o in self.outputs:
             read |= self.influence.of(o.atom).op_states if o.kind == "state" else 0
@@ -436,11 +437,11 @@ class _Comparison:
             read = more
 
     def _hidden(self) -> list[Place]:
-        """Return the places that differ although the outputs that depend on them do not, for instance because of a
-        learning rate of zero.
+        """Return the contributions that differ without a difference in the outputs that depend on them.
 
-        If the outputs don't react to one of these places alone, they hide the difference. If they react to each, and
-        all places together make no difference, then the results are equal by the driver's arithmetic.
+        Each contribution alone is replaced by its value under the other split. If the outputs do not change, they hide
+        the difference, for instance because of a learning rate of zero. If they change for each one, but not for all
+        together, the differences cancel by the driver's arithmetic, and nothing is hidden.
         """
         followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._unshown(p))}
         for place, outputs in followed.items():
@@ -452,13 +453,13 @@ class _Comparison:
         return []
 
     def _unshown(self, place: Place) -> list[int]:
-        """Return the outputs that depend on a contribution by more than a decision, and did not differ."""
+        """Return the outputs that depend on a contribution by more than decisions, and did not differ."""
         bit, shown = self.influence.bit[place], {**self.states, **self.reports}
         followers = enumerate(self.outputs)
         return [k for k, o in followers if o.name not in shown and self._counts(place, o) and self._steadily(o) & bit]
 
     def _undecided(self) -> dict[str, None]:
-        """Names of contributions that differ, and that something which came out the same follows by decisions alone."""
+        """Return the names of differing contributions on which unchanged outputs depend by decisions alone."""
         shown = {**self.states, **self.reports}
         found: dict[str, None] = {}
         for place in self.differing:
@@ -477,7 +478,7 @@ class _Comparison:
         return self.influence.of(output.atom).decided
 
     def _state_behind(self, place: Place) -> list[int]:
-        """Return the outputs of the state that depend on a contribution by more than a decision."""
+        """Return the outputs of kind "state" that depend on a contribution by more than decisions."""
         bit = self.influence.bit[place]
         return [
             k
@@ -498,8 +499,8 @@ class _Comparison:
 
 
 class _Precisions:
-    """For every contribution and output the distance from 1 to the next number: in the least precision that the driver
-    has on the way to it, half precisions taken for single, and in that in which it is computed here.
+    """Machine epsilon for every contribution and output: of the driver's lowest precision on the path to it (at most
+    single), and of the precision of the trials.
     """
 
     def __init__(self, plan: Plan, influence: Influence, outputs: Sequence[Output], driver: Plan):
@@ -554,12 +555,11 @@ def _beyond(
     """Return the difference of two arrays relative to their value; `None` if it may be rounding.
 
     Args:
-      gaps, value: how far elements are apart, and how large they are.
-      allowed: by how much an element may be off in the driver's own precision.
-      precisions: the distance from 1 to the next number, in the driver's own precision, and in that in which they were
-        computed.
-      floor: by how much elements moved by rounding, if that has been looked at.
-      by_element: whether one element can be too far off, or only all together.
+      gaps, value: absolute differences of elements, and their magnitudes.
+      allowed: tolerance of each element in the driver's own precision.
+      precisions: machine epsilon of the driver's own precision, and of the precision of the trials.
+      floor: measured rounding error of each element; `None` if not measured.
+      by_element: whether single elements are compared, or only the norm.
     """
     own, computed = precisions
     noise = 0.0 if floor is None else _MULTIPLE * _norm(floor)
@@ -571,14 +571,14 @@ def _beyond(
         return None
     least: Any = _OF_LARGEST * computed * float(value.max())
     if floor is not None:
-        # Far below the driver's own precision each element has its own; else some would pass by chance.
+        # In a higher precision than the driver's, each element has its own tolerance.
         least = least + (_OF_ELEMENT * floor if computed < own else _MULTIPLE * float(floor.max()))
     off = gaps > allowed + least
     return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max()) if off.any() else None
 
 
 def _is_noisy(gaps: np.ndarray, value: np.ndarray, allowed: float, floor: np.ndarray) -> bool:
-    """Return whether a difference cannot be distinguished from rounding errors, which are too large."""
+    """Return whether rounding errors are too large to recognize a difference."""
     return _norm(gaps) > allowed * _norm(value) and _norm(floor) > _NOISY * _norm(value)
 
 
@@ -588,7 +588,7 @@ def _some(names: dict[str, Any]) -> str:
 
 
 def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance of elements; infinite where only one of two is finite."""
+    """Return the absolute differences of elements; infinite where only one of the two is finite."""
     with np.errstate(all="ignore"):
         gaps = np.abs(_in_double(a) - _in_double(b))
     gaps = np.where((a == b) | ((a != a) & (b != b)), 0.0, gaps)
@@ -600,7 +600,7 @@ def _apart(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _changes(result: Result, k: int) -> np.ndarray:
-    """Return an output's change by the step; for metrics and hook values, which are new in each step, their value."""
+    """Return an output's change by the step, in double precision; for metrics and hook values, their value."""
     before, after = result.before[k], _in_double(result.outputs[k])
     return np.abs(after if before is None else after - _in_double(before))
 

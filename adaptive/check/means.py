@@ -1,8 +1,8 @@
 """Checks whether a function's result for a batch is a mean or a sum over its examples.
 
-`evaluate` combines batches by weighted means or sums. Of an exponential of a mean loss, a maximum, or a mean over
-tokens, that gives another number for each size of batch. So a few examples are computed at once, and in two parts, in
-double precision where that can be done, and compared.
+`evaluate` combines batches by weighted means or sums. For an exponential of a mean loss, a maximum, or a mean over
+tokens, the result would depend on the batch size. So the function is computed for a few examples as one batch and as
+two batches, in double precision if possible, and the results are compared.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from adaptive.base.jaxprs import asks_the_host, has_effects, nested_equations
 from .influence import dtypes_of, eps_of_dtype
 from .widen import DOUBLE, CannotWidenError, Evaluation, Width
 
-_FEW = 8  # examples that are looked at: of few, a function that is no mean is furthest from one
-_LOOKS = 3  # at one function, while both parts give the same, as at first where all predictions are equal
-_RELATIVE = 1e-5  # to the largest of what is compared; below single precision nothing counts
-_ABSOLUTE = 1e-10  # what a sum of terms near 1 that is zero may be off by
-_ROUNDING = 1000  # units in the last place, where double precision is not to be had
-_MULTIPLE = 16  # of what another order of the examples does
-_MOST_ROUNDING = 1e-6  # where their order does more than that, it counts
+_FEW = 8  # examples to compare; with few examples, a function that is not a mean differs most from one
+_LOOKS = 3  # most attempts per function; repeated while both parts give the same, as before training
+_RELATIVE = 1e-5  # tolerance relative to the largest value; single precision is enough
+_ABSOLUTE = 1e-10  # tolerance for a sum of terms near 1 that cancel
+_ROUNDING = 1000  # tolerance in units in the last place, if double precision is not possible
+_MULTIPLE = 16  # tolerance, as a multiple of the effect of another order of the examples
+_MOST_ROUNDING = 1e-6  # larger effects of the order are not rounding errors
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
 Op = Literal["mean", "sum"]
@@ -51,21 +51,21 @@ class MeanCheck:
     ) -> None:
         """Raise unless the leaves that `fn(state, batch)` returns are means over the batch's examples, or sums.
 
-        What cannot be compared is not refused: functions with effects, random numbers drawn for a whole batch,
-        functions for batches of one size, values that are not finite.
+        Returns without a check if there is nothing to compare: functions with effects, with random numbers drawn for a
+        whole batch, for batches of one size only, and values that are not finite.
 
         Args:
-          rows: the examples at some places, as a batch.
-          sizes: how many examples there are, and how many make a batch.
+          rows: returns the examples with the given indices, as a batch.
+          sizes: (number of examples, examples in a batch).
           names: of the leaves; `None` for one that is merged in another way.
           op: "mean" or "sum".
 
         Raises:
-          DriverError: a leaf is no mean, or no sum.
+          DriverError: a leaf is not a mean, or not a sum.
         """
         most = min(sizes)
         few = min(_FEW, most)
-        # Unequal parts first: what is weighed by anything but examples can be the same in equal ones by chance.
+        # Unequal parts first: with equal parts, a mean with other weights than examples can match by chance.
         for parts in [(max(1, 3 * few // 8), few - max(1, 3 * few // 8)), (most // 2, most // 2)]:
             if not all(parts):
                 continue
@@ -112,7 +112,7 @@ class _Leaf:
 
     @property
     def tells(self) -> bool:
-        """Whether the parts differ: else anything looks like a mean."""
+        """Whether the parts differ; if not, every function looks like a mean."""
         with np.errstate(all="ignore"):
             return bool((np.abs(self.first - self.second) > self._relative * self._scale()).any())
 
@@ -121,14 +121,14 @@ class _Leaf:
 
 
 class _Trial:
-    """A function of all examples and of both parts of them, as jaxprs; and the examples."""
+    """A function, traced for all examples and for both parts of them, and the examples."""
 
     def __init__(self, traced: Sequence[ClosedJaxpr], state: Any, batch: Any, parts: tuple[int, int]):
         self.traced, self._state, self._batch, self._parts = traced, state, batch, parts
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether the function does nothing but compute, and draws no random numbers for a whole batch."""
+        """Whether the function has no effects, and draws no random numbers for a whole batch."""
         whole, first, second = ([*_equations(closed)] for closed in self.traced)
         pure = not any(has_effects(e) or asks_the_host(e) for e in whole)
         return pure and _drawn(whole) == _drawn(first) == _drawn(second)

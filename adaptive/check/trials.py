@@ -1,4 +1,4 @@
-"""Trials to be compared: one batch under different splits, run by stand-in workers on one device.
+"""Trials for `Program.check`: one batch under different splits, run by simulated workers on one device.
 
 Everything else is fixed, including measurements of the machine, so that trials differ only by the split and rounding.
 """
@@ -33,14 +33,14 @@ from adaptive.runtime.worker_state import copied
 from .influence import Place
 from .widen import Width
 
-Split = tuple[Microbatches, ...]  # each worker's calls
+Split = tuple[Microbatches, ...]  # each worker's microbatches
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
 def even_split(examples: int, workers: int, plan: Plan, *, least: int = 1, most: int | None = None) -> Split:
-    """Equal shares, each in as few calls as there can be: at least `least`, of at most `most` examples."""
+    """Return equal shares, each in as few microbatches as possible: at least `least`, of at most `most` examples."""
     sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
     if not plan.splittable:
         return tuple((size,) for size in sizes)
@@ -50,7 +50,7 @@ def even_split(examples: int, workers: int, plan: Plan, *, least: int = 1, most:
 def uneven_splits(
     rng: np.random.Generator, count: int, even: Split, plan: Plan, *, least: int = 1, most: int | None = None
 ) -> tuple[Split, ...]:
-    """Up to `count` random splits that differ from one another and from the even one; fewer where there are no more."""
+    """Return up to `count` random splits, distinct and different from the even one."""
     examples, found = sum(map(sum, even)), [even]
     for _ in range(20 * count):
         split = _random_split(rng, examples, len(even), plan, least, most, round_sizes=len(found) > 1)
@@ -62,7 +62,7 @@ def uneven_splits(
 
 
 def fine_split(examples: int, workers: int, plan: Plan, *, most: int | None = None) -> Split:
-    """Nearly equal shares, in calls that are as small as they can be with no more than some 64 of them in all."""
+    """Return nearly equal shares in small microbatches, about 64 of them over all workers."""
     sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
     if not plan.splittable:
         return tuple((size,) for size in sizes)
@@ -80,7 +80,7 @@ def _random_split(
     *,
     round_sizes: bool,
 ) -> Split:
-    """Sizes of all kinds, but of few different ones: each has to be compiled. Round ones, or all but two."""
+    """Return a random split with few different sizes, as each must be compiled: all round, or all but two."""
     unit = plan.multiple * max(1, examples // plan.multiple // max(8, 2 * workers))
     split: list[Microbatches] = []
     for units in _random_parts(rng, examples // unit, workers):
@@ -115,12 +115,12 @@ def _cut(size: int, most: int) -> Microbatches:
     return (most,) * (size // most) + ((size % most,) if size % most else ())
 
 
-# --- what leaves a step -----------------------------------------------------------------------------------------------
+# --- outputs ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Output:
-    """A value that is kept after the step and is equal on all workers."""
+    """A replicated result of a step."""
 
     kind: str  # state | op_state | hook | metric
     name: str
@@ -169,12 +169,12 @@ class Result:
     brought: list[list[np.ndarray]]  # the parts of every message
     contributions: dict[Place, np.ndarray]
     outputs: list[np.ndarray]
-    before: list[np.ndarray | None]  # what each output was, where it has been before
+    before: list[np.ndarray | None]  # each output's value before the step; None for metrics and hook values
     after: Start
 
 
 class _Wire(LocalWorld):
-    """Stand-in for communication that records a step's messages, and can replace some of them."""
+    """World of one process that records a step's messages, and can replace some of them."""
 
     def __init__(self, workers: int, device: jax.Device):
         super().__init__(workers, device)
@@ -205,11 +205,11 @@ class Bench:
     """Runner of trials of a plan.
 
     Args:
-      plans: of the driver.
-      engine: its state and operator states are those of the first trial. Not changed.
+      plans: the driver's plans.
+      engine: the engine whose state and operator states the first trial starts from. Not changed.
       batch: the examples, as one batch.
-      seed: the program's.
-      width: of `plans`, if it is not the driver's own precision.
+      seed: the program's seed.
+      width: the precision of `plans`, if it is not the driver's own.
     """
 
     def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int, width: Width | None = None):
@@ -222,7 +222,7 @@ class Bench:
         self._examples = len(jax.tree.leaves(batch)[0])
         self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
         there = engine.workers.present
-        of = [there[w % len(there)] for w in range(n)]  # where other processes have workers, this one's stand in
+        of = [there[w % len(there)] for w in range(n)]  # this process's workers stand in for others
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
             [[[wide(a) for a in s] for s in engine.op_states[i]] for i in of],
@@ -252,8 +252,8 @@ class Bench:
         """Run the step with number `step` in the microbatches of `split`.
 
         Args:
-          batch: other examples than the bench's.
-          instead: takes a message's number and parts, and returns what arrives in their place.
+          batch: replaces the bench's examples.
+          instead: takes a message's number and its reduced parts, and returns the parts to use in their place.
         """
         trial, device = self._trial, self._wire.devices[0]
         trial.workers.replace(
@@ -261,7 +261,7 @@ class Bench:
             [[[copied(a, device) for a in s] for s in op_states] for op_states in start.op_states],
         )
         sizes = [sum(microbatches) for microbatches in split]
-        trial.compile(sizes, microbatches=split)  # what is there already is not compiled again
+        trial.compile(sizes, microbatches=split)  # compiles only missing kernels
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]
         whole = self.batch if batch is None else batch
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
@@ -278,7 +278,7 @@ class Bench:
         )
         brought = self._wire.brought
         contributions = {}
-        with np.errstate(all="ignore"):  # a mean of nothing is no number
+        with np.errstate(all="ignore"):  # a mean over no examples is NaN
             for level, layout in enumerate(trial.layouts):
                 values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)), worker=0)
                 contributions.update({(level, i): value for i, value in enumerate(values)})
@@ -299,7 +299,7 @@ class Bench:
         return [*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k])]
 
     def taking(self, other: Result, place: Place) -> Callable[[int, list[np.ndarray]], list[np.ndarray]]:
-        """Messages in which one contribution is as another trial had it."""
+        """Return a function for `instead` of `run` that replaces one contribution by its value in another trial."""
         level, i = place
         layout = self._trial.layouts[level]
 
@@ -309,14 +309,14 @@ class Bench:
         return instead
 
     def nudged(self, start: Start, rng: np.random.Generator, *, whole: bool = False) -> tuple[Start, Any]:
-        """State and examples, each number moved by its rounding: what comes out then tells how rounding grows.
+        """Return the state and examples with each number perturbed by a rounding error.
 
         Args:
-          whole: of the state move whole numbers too, zeros among them: parameters often start as such. A counter, or an
-            optimizer's moments, will not stand it, so only what is reduced may be looked at then.
+          whole: perturb also numbers of the state with integer values, such as zeros, with which parameters often
+            start. That breaks counters and an optimizer's moments, so only reduced values of such a trial are valid.
         """
         first = [_nudged(leaf, rng, whole=whole) for leaf in start.states[0]]
-        local = self.plan.local_state  # is each worker's own; the rest stays equal on all
+        local = self.plan.local_state  # perturbed for each worker by itself; other leaves stay equal on all workers
         states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
         return Start(states, start.op_states), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
 
@@ -332,7 +332,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def _held_fixed(source: Source) -> Source:
-    """Return a source with a fixed value if it does not depend on the step, because its readings vary."""
+    """Return a source with a fixed value if it measures the machine, because its readings vary."""
     try:
         measured = source.read(None)  # type: ignore[arg-type]
     except (AttributeError, TypeError):
@@ -341,7 +341,7 @@ def _held_fixed(source: Source) -> Source:
 
 
 def _nudged(value: Any, rng: np.random.Generator, *, whole: bool = False) -> Any:
-    """Perturb each number by up to two units in the last place; integers, which may be counts or labels, stay."""
+    """Perturb each number by up to two units in the last place; arrays of integers (counts, labels) stay unchanged."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return value
     x = np.asarray(value)

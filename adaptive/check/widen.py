@@ -1,9 +1,9 @@
 """A driver's computation in higher precision: single or half precision is replaced by double.
 
-Whether a step depends on how its batch is split is a question about its mathematics. Rounding hides the answer: a half
-precision rounds each sum over examples to two or three digits, and single precision hides what happens to an element
-of 1 beside one of 1e7. In double precision rounding is far below any difference that the driver's own precision could
-show. Where double precision is not to be had, half precisions are computed in single.
+Rounding can hide whether a step depends on the split of its batch: half precision rounds each sum over examples to two
+or three digits, and in single precision an element of 1 is lost in a sum with 1e7. In double precision, rounding errors
+are far below any difference that shows in the driver's own precision. If double precision is not possible, half
+precision is replaced by single.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from adaptive.runtime.microbatch_segments import Plans
 from .influence import dtypes_of
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-# What they do is of the dtype itself, or written for it.
+# Primitives that depend on their dtype: they read its bits, or were compiled for it.
 _BY_BITS = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call", "triton_kernel_call", "tpu_custom_call")
 _PRECISE = ("dot_general", "conv_general_dilated")
 
 
 class CannotWidenError(Exception):
-    """Something in a driver can be computed in its own precision only."""
+    """Raised if part of a driver cannot be computed in another precision than its own."""
 
 
 @dataclass(frozen=True)
 class Width:
-    """The least precision that remains.
+    """A precision: values of lower precision are converted to it.
 
     Attributes:
-      real: `SINGLE` or `DOUBLE`. Double precision needs JAX's `enable_x64` around all that is done with it.
+      real: `SINGLE` or `DOUBLE`. All work in double precision needs JAX's `enable_x64` (`settings`).
     """
 
     real: np.dtype
 
     def is_narrow(self, dtype: Any) -> bool:
-        """Whether a dtype is of floating-point numbers, real or complex, in less than this precision."""
+        """Return whether a dtype is floating point, real or complex, of lower precision than this one."""
         if jnp.issubdtype(dtype, jnp.floating):
             return np.dtype(dtype).itemsize < self.real.itemsize
         return bool(jnp.issubdtype(dtype, jnp.complexfloating)) and np.dtype(dtype).itemsize < 2 * self.real.itemsize
@@ -79,23 +79,23 @@ def widths_for(plan: Plan, device: jax.Device) -> list[Width | None]:
     """Return the precisions in which to compute a driver, the best first; `None` is its own."""
     values = {v.aval.dtype for v in (*plan.graph.invars, *plan.graph.consts)} | dtypes_of(plan.graph.eqns)
     double, single = Width(DOUBLE), Width(SINGLE)
-    # A device may round what it multiplies, even in single precision.
+    # Devices may use lower precision in matrix products, even of single precision.
     own: list[Width | None] = [single] if device.platform != "cpu" or any(map(single.is_narrow, values)) else [None]
     return [double, *own] if any(map(double.is_narrow, values)) and device.platform != "tpu" else own
 
 
 def widened(plans: Plans, width: Width) -> Planner:
-    """Return the driver's plans in a precision, with products at full precision.
+    """Return the driver's plans in the given precision, with matrix products at full precision.
 
     Raises:
-      CannotWidenError: the driver has something that is made for its dtypes, and double precision was asked for.
+      CannotWidenError: the driver has a primitive that works only in its own dtypes, and `width` is double precision.
     """
     plan, graph = plans.reference, plans.reference.graph
     evaluation = Evaluation(width)
     graphs: dict[int, Graph] = {}
 
     def batch_of(examples: int) -> list[jax.ShapeDtypeStruct]:
-        # The driver is traced here, where nothing else is being traced: its constants must stay numbers.
+        # Traced outside any other trace, so that its constants stay numbers.
         graphs[examples] = plans(examples).graph
         return [width.shape(v.aval, examples) for v in graph.batch_vars]
 
@@ -115,7 +115,7 @@ def widened(plans: Plans, width: Width) -> Planner:
         batch_of,
         capacity=graph.capacity,
         local_state=plan.local_state,
-        functions_checked=True,  # by the driver's own planner, which does not make them anew for each trace here
+        functions_checked=True,  # by the driver's own planner; traces here reuse the same functions
     )
     found = planner.begin(graph.examples)
     names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names", "metrics_tree")}
@@ -141,7 +141,7 @@ class Evaluation:
     def _value(self, env: dict[Var, Any], atom: Atom) -> Any:
         if not isinstance(atom, Literal):
             return env[atom]
-        # A bare number of Python's would be another dtype where 64 bits are enabled.
+        # With 64 bits enabled, a Python number would have another dtype.
         is_plain = jnp.issubdtype(atom.aval.dtype, np.number) or atom.aval.dtype == np.bool_
         return self._width.wide(np.asarray(atom.val, atom.aval.dtype)) if is_plain else atom.val
 
@@ -161,7 +161,7 @@ class Evaluation:
                 results = bind(eqn, operands, params)
             except CannotWidenError:
                 raise
-            except Exception:  # a primitive that is made for its dtypes: computed in them
+            except Exception:  # a primitive that works only in its own dtypes: computed in them
                 results = None
             if results is not None and all(map(self._is_as_meant, results, eqn.outvars)):
                 return results

@@ -45,12 +45,12 @@ class BatchSizes:
       members: the occupied worker slots; all by default.
 
     Attributes:
-      current: examples by worker, in the next step.
-      previous: in the step before the last.
+      current: examples of each worker in the next step.
+      previous: examples of each worker in the last step.
       pending: the requested sizes, in force from the first step for which every worker is ready. A later request
         replaces them.
       next: the request after `pending`, if sizes are prepared `one_by_one`.
-      shares: the last requested ones; 0 for empty worker slots.
+      shares: the last requested shares; 0 for empty worker slots.
       wanted: the last requested global batch.
       causes: why `current` differs from the sizes of the last step that ran; empty if it does not.
       limits: with the quantum of the last requested sizes, and the cost of one more microbatch.
@@ -58,7 +58,7 @@ class BatchSizes:
         driver that requests another size in every step would otherwise never get any.
       needed: worker slots whose workers must take examples.
       resizable: whether sizes change at all.
-      waits: whether new sizes are taken up at once, and the program stands still until they can be made.
+      waits: whether new sizes come into force at once; the program then waits for their kernels.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class BatchSizes:
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
         self.causes: tuple[Cause, ...] = ()
-        self._pending_by: tuple[Cause, ...] = ()  # why `pending` was asked for
+        self._pending_by: tuple[Cause, ...] = ()  # the causes of `pending`
         self._next_by: tuple[Cause, ...] = ()
-        self._wanted_by: Request | None = None  # who asked for `wanted`
+        self._wanted_by: Request | None = None  # the request of `wanted`
 
     def take_effect(
         self, readiness: Readiness, *, one_by_one: bool = False, waits: bool = False, resizable: bool = True
     ) -> None:
-        """Say when sizes can be made; until then, they can be at once."""
+        """Set how sizes are prepared. Before this call, all sizes count as ready."""
         self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
 
     def must_take(self, slots: Iterable[int]) -> None:
-        """Refuse from now on, and of the shares that there are, those that give these worker slots no examples."""
+        """Require examples for the workers of these slots, now and in later requests."""
         self.needed = tuple(sorted(set(slots)))
         self.checked(self.shares)
 
@@ -109,7 +109,7 @@ class BatchSizes:
         return self.next or self.pending or self.current
 
     def bounds(self, shares: Sequence[float] | None = None) -> Limits:
-        """Return the limits of the workers that take part, with the shares that were requested last, or with others."""
+        """Return the limits of the active workers, with the given shares or the last requested ones."""
         return self.limits.of([share > 0 for share in (self.shares if shares is None else shares)])
 
     # --- request ------------------------------------------------------------------------------------------------------
@@ -125,33 +125,33 @@ class BatchSizes:
         """Make a decision's sizes pending.
 
         Args:
-          hooks: names of those that have decided.
-          requests: what the decision is made of.
-          for_others: whether other members come soon, which may hold more of the global batch than the present ones.
+          hooks: names of the hooks that made it.
+          requests: the requests that the decision was merged from.
+          for_others: whether members are about to change, so that a larger global batch may be possible soon.
 
         Returns:
-          Notes on what was asked for and cannot be.
+          Notes on requests that were changed to possible ones.
 
         Raises:
-          BatchSizeError: the sizes stay as they are (`resizable`).
+          BatchSizeError: the program has fixed batch sizes (`resizable=False`).
         """
         shares = self.shares if decision.shares is None else self.checked(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
-        by, until = f"{_who(hooks)}: " if hooks else "", ", until others are there" if for_others else ""
+        by, until = f"{_who(hooks)}: " if hooks else "", ", until other workers have joined" if for_others else ""
         total, notes = self._nearest(asked, self.bounds(shares), known, by, until)
-        if decision.shares is not None or total != before:  # or the split stays, to the last example
+        if decision.shares is not None or total != before:  # otherwise the split stays exactly as it is
             limits = self._with_quantum(total, shares)
             sizes = split(total, shares, limits)
             if not self.resizable and sizes != self.current:
                 raise BatchSizeError(
-                    f"{_who(hooks)} asked for batch sizes {sizes}, but this program's stay as they are, "
-                    f"{self.current}: it was made with resizable=False. Leave that out of ad.Program(...) where sizes "
-                    "are to change."
+                    f"{_who(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
+                    f"{self.current}: it was built with resizable=False. Remove that from ad.Program(...) if sizes "
+                    "change."
                 )
             self.shares, self.limits = shares, limits
             self._put(sizes, requests or self._still_wanted(total))
-        if decision.global_batch is not None:  # behind what may raise
+        if decision.global_batch is not None:  # after everything that may raise
             self.wanted = asked if for_others else total
             self._wanted_by = next((r for r in reversed(requests) if r.decision.global_batch is not None), None)
         if self.waits and self.pending is not None:
@@ -174,7 +174,7 @@ class BatchSizes:
     def _nearest(
         self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
     ) -> tuple[int, list[str]]:
-        """Return the nearest possible global batch, and a note if it is not the requested one and that is new."""
+        """Return the nearest possible global batch, and a note if it is neither the requested nor the `known` one."""
         total = bounds.nearest(asked)
         if total in (asked, known):
             return total, []
@@ -184,13 +184,13 @@ class BatchSizes:
     def _changed_to(total: int, limits: Limits) -> str:
         if total == limits.most:
             by_data = limits.examples < sum(limits.upper)
-            return f"clipped to {total}, {'the size of the data set' if by_data else 'the most that workers may hold'}"
+            return f"clipped to {total}, {'the size of the data set' if by_data else 'the maximum of these workers'}"
         if total == limits.least:
-            return f"clipped to {total}, the least for {len(limits.active)} workers"
+            return f"clipped to {total}, the minimum for {len(limits.active)} workers"
         return f"rounded to {total}, a multiple of {limits.multiple}"
 
     def _with_quantum(self, total: int, shares: Sequence[float]) -> Limits:
-        """Return the limits, with the quantum of such sizes."""
+        """Return the limits, with the quantum for this global batch."""
         if not self._follows:
             return self.limits
         quantum = auto_quantum(total, len(self.bounds(shares).active), self.limits.multiple)
@@ -237,7 +237,7 @@ class BatchSizes:
         return notes + changed
 
     def _still_wanted(self, total: int) -> tuple[Cause, ...]:
-        """Return who requested a global batch that the members so far could not hold."""
+        """Return the request of a global batch that was too large for the members so far, if there is one."""
         unmet = sum(self.target) != self.wanted and total != sum(self.current)
         return (self._wanted_by,) if unmet and self._wanted_by is not None else ()
 
@@ -255,26 +255,29 @@ class BatchSizes:
 
     @property
     def call_overhead(self) -> float:
-        """What one more microbatch costs this process, in examples. Local. Of a process that has timed no call, as one
-        whose workers take no examples, what all agreed on last: so it moves nobody's mean.
+        """Cost of one more microbatch in this process, in examples. Local.
+
+        A process without timings, such as one whose workers take no examples, reports the last mean over all processes,
+        which leaves the mean unchanged.
         """
         own = self._readiness.call_overhead()
         return self.limits.call_overhead if own is None else own
 
     def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
-        """Take what all processes are, of which each has said so in this step, and the mean of what a call costs them.
-        Once all are able, they stay so.
-        """
+        """Apply what all processes reported in this step; see `status.py`. `can_make_any` stays true once it is."""
         self._all_ready, self._all_able = can_make_pending, self._all_able or can_make_any
         if call_overhead != self.limits.call_overhead:
             self.limits = self.limits._replace(call_overhead=call_overhead)
 
-    # --- force --------------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def step_done(self) -> None:
         """Record a step with the current sizes. The next one has the pending sizes, if all processes can make them."""
         self.previous, self.causes = self.current, ()
-        ready, self._all_ready = self._all_ready, False  # was said of these; the next step may end with nothing said
+        ready, self._all_ready = (
+            self._all_ready,
+            False,
+        )  # valid for one step
         if self.pending is not None and (ready or self._all_able):
             self._take_up()
             if self.pending is not None:
@@ -288,7 +291,7 @@ class BatchSizes:
 
     @property
     def waiting_causes(self) -> tuple[Cause, ...]:
-        """Who asked for sizes that are not in force yet; empty where all are."""
+        """The causes of sizes that are not in force yet; empty if there are none."""
         return followed_by(self._pending_by, self._next_by)
 
     def restart(
@@ -298,12 +301,12 @@ class BatchSizes:
         members: Sequence[int] | None = None,
         wanted: int | None = None,
     ) -> None:
-        """Take up a split that was in force before, and the shares that it was made by. All must be valid.
+        """Restore a split that was in force before, and its shares. All must be valid.
 
         Args:
-          members: the worker slots that had a worker then; by default those that have one now.
-          wanted: the global batch that was asked for then; by default that of the split. Where it is larger, the
-            members of then could not hold it, and others may.
+          members: the worker slots occupied at that time; by default the current ones.
+          wanted: the global batch requested at that time; by default the split's. It is larger if it was too large for
+            the members of that time.
         """
         self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
@@ -327,20 +330,20 @@ class BatchSizes:
         self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
         self.causes, self._pending_by, self._next_by, self._wanted_by = causes
 
-    # --- what can be asked for ----------------------------------------------------------------------------------------
+    # --- validation ---------------------------------------------------------------------------------------------------
 
     def exactly(self, global_batch: Any = None, shares: Any = None, slots: Sequence[int] | None = None) -> Decision:
         """Return a decision for exactly these sizes, neither clipped nor rounded.
 
         Args:
-          slots: the future members; by default the present ones.
+          slots: the future members; by default the current ones.
 
         Raises:
           BatchSizeError: the members cannot have these sizes.
         """
         if shares is not None:
             shares = self.checked(shares)
-        if global_batch is not None or shares is not None:  # with other workers the old one may be too small
+        if global_batch is not None or shares is not None:  # the old global batch may be too small for other workers
             number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, slots)
             global_batch = None if global_batch is None else number
         return Decision(global_batch, shares)
@@ -355,21 +358,21 @@ class BatchSizes:
         taken = tuple(w if slot in self.members else 0.0 for slot, w in enumerate(weights))
         if not any(taken):
             slots = ", ".join(str(slot) for slot, w in enumerate(weights) if w)
-            raise BatchSizeError(f"shares give examples to worker slot {slots} alone, which has no worker.")
+            raise BatchSizeError(f"shares give examples only to worker slot {slots}, which is empty.")
         missing = [slot for slot in self.needed if not taken[slot]]
         if missing:
             raise BatchSizeError(
-                f"worker {missing[0]} must take examples, at least a few: the driver broadcasts a value of that worker."
+                f"worker {missing[0]} must take at least one example: the driver broadcasts a value of that worker."
             )
         return taken
 
     def check_global(
         self, global_batch: Any, shares: Sequence[float] | None = None, slots: Sequence[int] | None = None
     ) -> int:
-        """Return a valid global batch, with these shares or the present ones.
+        """Return a valid global batch, with these shares or the current ones.
 
         Args:
-          slots: the future members, if they are not the present ones.
+          slots: the future members; by default the current ones.
 
         Raises:
           BatchSizeError: the number is invalid, or not possible for these members.
@@ -380,8 +383,8 @@ class BatchSizes:
             raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
         if number < limits.least:
             raise BatchSizeError(
-                f"global_batch={brief(number)} is too small for {n} workers: each takes at least {_examples(unit)} in "
-                "a step, but for those whose share is 0."
+                f"global_batch={brief(number)} is too small for {n} workers: each takes at least {_examples(unit)} per "
+                "step, except those with a share of 0."
                 if number > 0
                 else f"global_batch must be positive; got {brief(number)}."
             )
@@ -392,12 +395,12 @@ class BatchSizes:
         if number % unit:
             below = number // unit * unit
             raise BatchSizeError(
-                f"global_batch={number} is no multiple of {unit}, as the driver's minibatches need of every "
+                f"global_batch={number} is not a multiple of {unit}, which the driver's minibatches require of every "
                 f"local batch. The nearest are {below} and {below + unit}."
             )
         if number > limits.most:
             raise BatchSizeError(
-                f"global_batch={number} is more than the {n} workers may take together: {sum(limits.upper)}."
+                f"global_batch={number} is more than the maximum of the {n} workers, {sum(limits.upper)}."
             )
         return number
 
@@ -409,8 +412,9 @@ class BatchSizes:
 
 
 def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
-    """Return a power of two of about a sixteenth of a worker's batch: rounding costs 3 % at most, and a size is a few
-    pieces. Times `multiple`, of which batches are made.
+    """Return a power of two of about a sixteenth of a worker's batch, times `multiple`.
+
+    Rounding sizes to it changes them by at most 3 %, and each size then needs few microbatches.
     """
     return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
 

@@ -1,4 +1,4 @@
-"""Making sure that all processes have built the same program, on the same data, under the same settings of JAX."""
+"""Checks that all processes have built the same program, with the same data and JAX settings."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def check_same_build(
     about: str = "",
     closer: Callable[[], dict[str, str]] | None = None,
 ) -> None:
-    """Compare what every process built the program from, and the settings of JAX.
+    """Compare the digests of the program's inputs, and the JAX settings, over all processes.
 
     Args:
-      about: the program, in words.
-      closer: makes digests that say more, where some of `build_digests` differ.
-      build_digests: digests by name, equal on all processes if all is well.
-      plan: of the same number of examples on all processes.
+      build_digests: digests by name; must be equal on all processes.
+      plan: the driver's plan, for the same number of examples on all processes.
+      about: the program, for errors.
+      closer: returns more detailed digests; called if some of `build_digests` differ.
 
     Raises:
       DisagreementError: naming what differs, and where. On every process.
     """
     if world.processes == 1:
         return
-    # Settings come first: where one differs, so does all that follows from it.
+    # Settings come first: if one differs, other digests differ as a consequence.
     _check_equal(world, about, {**describe_settings(), **build_digests}, closer)
     _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 
-_VERSIONS = "versions"  # may differ on purpose, but explain what else does
+_VERSIONS = "versions"  # may differ; mentioned in errors, because they can explain other differences
 
 
 def versions() -> str:
@@ -59,7 +59,7 @@ def _check_equal(
 ) -> None:
     mine = json.dumps({**digests, _VERSIONS: versions()}).encode()
     everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(mine, about)]
-    if closer is not None and _differing(everyone) is not None:  # all processes come here, so they can look closer
+    if closer is not None and _differing(everyone) is not None:  # the same on all processes
         _check_equal(world, about, closer())
     compare(everyone)
 
@@ -70,14 +70,14 @@ def _differing(everyone: Sequence[dict[str, str]]) -> str | None:
 
 
 def compare(everyone: Sequence[dict[str, str]], advice: str | None = None) -> None:
-    """Compare the digests that each process has told.
+    """Compare the digests of all processes.
 
     Args:
       everyone: digests by name, by rank.
-      advice: what to do about a difference; by default, what follows from its name.
+      advice: what to do about a difference; by default chosen by the digest's name.
 
     Raises:
-      DisagreementError: naming the first that is not the same on all, and each rank's.
+      DisagreementError: a digest differs. The error names the first one, with each rank's value.
     """
     name = _differing(everyone)
     if name is None:
@@ -101,8 +101,8 @@ _ADVICE = {
     "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
     "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
     "differs between ranks (time, random values). A worker's number is ad.worker().",
-    "data, read twice": "So ranks cannot check that they have the same data. Let data[i] be the same whenever and "
-    "wherever it is read, and augment in the driver, where an example's random numbers are its own on any split:\n"
+    "data, read twice": "So ranks cannot check that they have the same data. Return the same data[i] each time and on "
+    "every rank, and augment in the driver, where an example's random numbers do not depend on the split:\n"
     "    x = jax.vmap(augment)(ad.example_keys(), batch['x'])",
     "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share. To give "
     "each worker data of its own: ad.Shards([data_0, data_1, …]), all of them on every rank.",
@@ -139,7 +139,7 @@ def digests_of_lines(plan: Plan) -> dict[str, str]:
     return {
         **{w: d for w, d in found.items() if w != _ENDS},
         _ENDS: found[_ENDS],
-    }  # a line says more, so it comes first
+    }  # digests of lines come first, because they are more specific
 
 
 def _lines(plan: Plan) -> Iterator[EquationText]:
@@ -173,7 +173,7 @@ def compare_across_processes(
       DisagreementError: a digest differs, or other processes are in another collective. On every process.
     """
     digests, result = work()
-    own = pickle.dumps((digests, pickle.dumps(result)))  # what is compared must be readable before what is not
+    own = pickle.dumps((digests, pickle.dumps(result)))  # digests are compared before results are unpickled
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(own, about)]
     compare([theirs for theirs, _ in everyone], advice)
     return [pickle.loads(theirs) for _, theirs in everyone]

@@ -38,10 +38,10 @@ class Request(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Other workers take part than in the step before. Replicated.
+    """A change of the members since the step before. Replicated.
 
     Attributes:
-      joined: worker slots with another worker than before.
+      joined: worker slots with a new worker.
       left: worker slots whose workers left.
       lost: worker slots whose workers were lost.
     """
@@ -59,7 +59,7 @@ Cause = Request | Moved
 
 
 def followed_by(causes: Iterable[Cause], later: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Return all causes, without the requests of which a later one overrides all that they asked of sizes."""
+    """Return all causes in order, without requests whose batch sizes a later request overrides."""
     standing = list(causes)
     for cause in later:
         if isinstance(cause, Request):

@@ -25,11 +25,11 @@ class Decisions:
 
     Args:
       name: of the program.
-      heterogeneous: whether processes' arithmetic may differ in last bits, so that the first one has to decide.
+      heterogeneous: whether results may differ between processes in their last bits, so that the first one decides.
 
     Attributes:
-      stopped: whether a hook has asked the run to end.
-      last_asked: names of the hooks behind the last decision, and what each of them asked for.
+      stopped: whether a hook has ended the run.
+      last_asked: names of the hooks that made the last decision, and the request of each.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Decisions:
     def after_step(
         self, step: int, epoch: float, values: Sequence[list[jax.Array]], ran: tuple[Split, Split]
     ) -> tuple[Decision | None, list[str]]:
-        """Run the hooks that are due, and make what they ask for the sizes to come. May communicate.
+        """Run the hooks that are due, and request the changes that they ask for. May communicate.
 
         Args:
-          values: the leaves that each hook is given.
+          values: the leaves of each hook's values.
           ran: the batch sizes of this step and of the one before it.
 
         Returns:
-          The decision, if anything was asked for; and notes on it.
+          The merged decision, or `None`; and notes on it.
         """
         decision, names, requests = self._hooks.run(step, epoch, values, ran, self._sizes)
         if names and self._heterogeneous:
@@ -79,10 +79,10 @@ class Decisions:
         return decision, [*decision.notes, *apply_decision(decision, self._sizes, self._membership, requests)]
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
-        """Return what `Program.rescale` asks for after `step`.
+        """Apply the request of `Program.rescale` after `step`.
 
         Raises:
-          BatchSizeError, WorkerCountError: it cannot be.
+          BatchSizeError, WorkerCountError: the request is invalid or not possible.
         """
         members = self._membership
         number = None if workers is None else members.exactly(workers)
@@ -93,10 +93,10 @@ class Decisions:
         self._digest.enter(step, "program.rescale", decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
-        """Return what `Program.set` asks for after `step`.
+        """Apply the request of `Program.set` after `step`.
 
         Raises:
-          DriverError: it cannot be.
+          DriverError: the request is invalid.
         """
         there = self._hyperparameters
         decision = Decision(hyperparameters=checked_hyperparameters(there.values, values, there.types))

@@ -1,4 +1,4 @@
-"""The hooks of a program, after a step: which of them are due, what they are shown, and what all of them ask for."""
+"""Runs the hooks of a program after a step: selects those that are due, passes observations, merges requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .membership import Membership, Numbers
 from .slot_reset import reset_slots
 
 _NOTHING = Decision()
-_NEVER = sys.maxsize + 1  # the number of no step, nor what stands for that where there are no hooks
+_NEVER = sys.maxsize + 1  # a step number that is never reached
 
 
 class _Seen(NamedTuple):
@@ -37,9 +37,9 @@ class HookOutcome(NamedTuple):
     """The requests of hooks after a step. Replicated.
 
     Attributes:
-      decision: of all of them, or `None`.
-      names: of the hooks behind it, or, where none asked for anything, of those that were due.
-      requests: what each of those asked for that asked for anything, in the order of the driver.
+      decision: the merged decision of all hooks, or `None`.
+      names: names of the hooks with a request; if none has one, of the hooks that were due.
+      requests: the request of each hook that has one, in the order of the driver.
     """
 
     decision: Decision | None
@@ -51,11 +51,11 @@ _NONE_DUE = HookOutcome(None, [], ())
 
 
 class _Unknown:
-    """What a policy is given and has never been known so far: NaN in every step that it was shown. Replicated.
+    """Values of a policy that have been NaN in every observation so far. Replicated.
 
     Attributes:
-      values: by number, with the numbers of their leaves; empty for functions, which look for themselves.
-      steps: that were shown.
+      values: maps the index of a value to the indices of its leaves; empty for functions, which are not checked.
+      steps: number of observations.
     """
 
     def __init__(self, hook: Hook):
@@ -66,7 +66,7 @@ class _Unknown:
                 self.values.setdefault(path[0].idx, []).append(leaf)
 
     def see(self, leaves: Sequence[Any]) -> None:
-        """Record which values of a step that was shown were known."""
+        """Record one observation: drop the values that are not NaN."""
         self.steps += 1
         known = [value for value, own in self.values.items() if not all(bool(np.all(np.isnan(leaves[i]))) for i in own)]
         for value in known:
@@ -87,16 +87,15 @@ class Hooks:
     """The hooks of a program, and their states.
 
     Args:
-      n_workers: how many worker slots there are.
-      membership: how many members there are to be; without, those that there are, always.
+      n_workers: number of worker slots.
+      membership: the target number of workers; `None` if membership is fixed.
 
     Attributes:
-      unknown: what each policy was given and has never been known.
-      next_due: no hook decides after a step with a lower number than this. Replicated, except right after `restart`,
-        where it is 0 until the next call of `run`.
-      watches: whether some hook is shown the steps between two decisions. If not, nothing has to be called for a step
-        before `next_due`.
-      suspended: whether no hook is run or shown any step.
+      unknown: for each policy, the values that have always been NaN.
+      next_due: no hook decides after a step with a lower number than this. Replicated, except that it is 0 from
+        `restart` until the next call of `run`.
+      watches: whether a hook also observes the steps between decisions. If not, steps before `next_due` need no call.
+      suspended: whether hooks neither run nor observe steps.
     """
 
     def __init__(
@@ -109,22 +108,22 @@ class Hooks:
         self._membership, self._hyperparameters = membership, hyperparameters
         self.hooks = [h.hook for h in hooks]
         self.n_workers = n_workers
-        self.first_states = self.begun()  # of which later ones keep structure, shapes and dtypes
+        self.first_states = self.begun()  # later states keep their structure, shapes and dtypes
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
         self.unknown = [_Unknown(hook) for hook in self.hooks]
-        self.joined: list[set[int]] = [set() for _ in hooks]  # worker slots, since the last step that was shown
+        self.joined: list[set[int]] = [set() for _ in hooks]  # slots with a new worker since the last observation
         self._all_watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
         self._watching, self.watches = self._all_watching, bool(self._all_watching)
-        # Returns the number of a step before which a hook in this state decides nothing.
+        # Each returns the number of the first step after which a hook in a given state can decide.
         self._rests_until = [getattr(hook.handler, "rests_until", _never) for hook in self.hooks]
         self._rest_until = [0] * len(hooks)
         self.next_due = self._due_after(0)
 
     @property
     def suspended(self) -> bool:
-        """Whether no hook is run or shown any step."""
+        """Whether hooks neither run nor observe steps."""
         return self.next_due == _NEVER
 
     @suspended.setter
@@ -151,11 +150,11 @@ class Hooks:
         ran: tuple[tuple[int, ...], tuple[int, ...]],
         members: tuple[int, ...],
     ) -> None:
-        """Keep a step before `next_due` for the hooks that are shown every step. Waits for nothing and decides nothing.
+        """Keep a step before `next_due` for the hooks that observe every step. Does not block, makes no decision.
 
         Args:
           values, ran: as for `run`.
-          members: the worker slots with a worker on them in this step.
+          members: the worker slots occupied in this step.
         """
         for i in self._watching:
             self._seen[i].append(_Seen(step, epoch, values[i], ran, members))
@@ -168,12 +167,12 @@ class Hooks:
         ran: tuple[tuple[int, ...], tuple[int, ...]],
         sizes: BatchSizes,
     ) -> HookOutcome:
-        """Show this step to the hooks; at due steps, merge what they ask for.
+        """Pass this step to the hooks that are due or observe every step, and merge their requests.
 
         Args:
-          values: the leaves that each hook is given.
+          values: the leaves of each hook's values.
           ran: the batch sizes of this step and of the one before it.
-          sizes: what holds for the next.
+          sizes: the batch sizes of the next step.
         """
         self.note(step, epoch, values, ran, sizes.members)
         if step < self.next_due:
@@ -201,12 +200,12 @@ class Hooks:
         return HookOutcome(merged if merged or merged.notes else None, names, tuple(requests))
 
     def catch_up(self, sizes: BatchSizes) -> None:
-        """Show the hooks all steps that were kept for their next turn, so that their states hold what is known."""
+        """Pass all kept steps to the hooks, so that their states are up to date."""
         for i in range(len(self.hooks)):
             self._show(i, sizes, Decision(), due=False)
 
     def change_members(self, joined: Sequence[int], sizes: BatchSizes) -> None:
-        """Reset what the hooks have learned of the workers whose slots have a new worker."""
+        """Reset the hooks' states for the worker slots that have a new worker."""
         if not joined:
             return
         self.catch_up(sizes)
@@ -215,19 +214,20 @@ class Hooks:
             self.joined[i].update(joined)
 
     def begun(self) -> list[Any]:
-        """States in which the hooks have seen nothing yet."""
+        """Return the initial states of the hooks."""
         return [h.handler.init(self.n_workers) for h in self.hooks]
 
     def restart(self, states: Sequence[Any]) -> None:
-        """Go on from these states. The steps that were kept for the hooks' next turn are dropped."""
+        """Restore these states. Drops all kept steps."""
         self.states = list(states)
         self._seen = [[] for _ in self.hooks]
         self._rest_until = [rests(state) for rests, state in zip(self._rests_until, states, strict=True)]
-        self.next_due = 0  # the number of the next step may be a lower one than so far
+        self.next_due = 0  # the next step may have a lower number than the last one
 
     def export(self) -> tuple[list[Any], list[set[int]]]:
-        """Return the hooks' states, with numpy arrays for those of JAX, for `adopt` on a joining process. Every step so
-        far has been shown to the hooks (`catch_up`).
+        """Return the hooks' states, with numpy arrays for JAX's, for `adopt` on a joining process.
+
+        Call `catch_up` first.
         """
 
         def on_host(leaf: Any) -> Any:
@@ -241,7 +241,7 @@ class Hooks:
         self.restart(states)
 
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
-        """`asked` is what earlier hooks asked for after this step."""
+        """Pass the last step to hook `i`, with the merged requests of earlier hooks, and return its decision."""
         seen, self._seen[i] = self._seen[i], []
         if not seen:
             return None
@@ -277,7 +277,7 @@ class Hooks:
 
 
 def merge(first: Decision, then: Decision) -> Decision:
-    """Two hooks' requests after one step: the later overrides, where it asks for anything."""
+    """Merge two hooks' requests after one step: where both set a field, the later one holds."""
     return Decision(
         then.global_batch if then.global_batch is not None else first.global_batch,
         then.shares if then.shares is not None else first.shares,

@@ -1,9 +1,8 @@
-"""The machines that processes run on: whether they compute alike, and which processes share what they compile.
+"""The machines of all processes: whether they compute bitwise equal results, and which share a compilation cache.
 
-Messages are equal on all workers to the last bit. What each computes after them is too, on machines of one kind. On
-others a noise scale may differ in its seventh digit, and once in a while a batch that is rounded from it in an example.
-Then what is decided is taken from the first process, at the price of one small message after the steps at which a hook
-is due.
+Reduced messages are bitwise equal on all workers. On machines of one kind, so is everything computed from them. On
+different machines, a noise scale may differ in its seventh digit, and a batch size rounded from it by one example. The
+first process then decides for all, which costs one small message after each step at which a hook is due.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ class HostSurvey:
     """Facts about the machines of all processes, exchanged once. Communicates.
 
     Attributes:
-      heterogeneous: whether processes compute on hardware of different kinds, or with different software. Replicated.
-      hosts: on how many of them the processes are. Replicated.
-      host_names: their names, in the order of their first process. Replicated.
-      compile_order: which of how many processes this is, of those on its host that share its compilation cache. Local.
+      heterogeneous: whether hardware or software differs between processes. Replicated.
+      hosts: number of hosts. Replicated.
+      host_names: names of the hosts, in the order of their first process. Replicated.
+      compile_order: (index of this process, number of processes) among those of its host that share its compilation
+        cache. Local.
     """
 
     def __init__(self, world: WorldMessages, about: str = ""):
@@ -62,7 +62,7 @@ def cache_of_host() -> str | None:
 
 
 def kind_of_machine(devices: Sequence) -> str:
-    """Return what the last bits of a result depend on: processor, devices, libraries and threads. Local."""
+    """Return a description of everything that the last bits of results depend on. Local."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     features = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})

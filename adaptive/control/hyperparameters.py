@@ -1,4 +1,4 @@
-"""The hyperparameters of a driver, as they are in the next step, and what of them can be asked for."""
+"""The hyperparameters of a driver: their values in the next step, and checks of requested values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ NONE: Values = MappingProxyType({})
 
 
 class Hyperparameters:
-    """Those of one program. Replicated.
+    """The hyperparameters of one program. Replicated.
 
     Args:
-      op_states: the plan's.
+      op_states: the plan's operator states.
       write: sets operator state number `k` from the next step on.
       read: returns operator state number `k`.
 
     Raises:
-      DriverError: one has two first values, or two types.
+      DriverError: a hyperparameter has two initial values, or two types.
     """
 
     def __init__(
@@ -55,36 +55,36 @@ class Hyperparameters:
 
     @property
     def values(self) -> Values:
-        """Of the next step, by name: numbers, and lists of them."""
+        """The values in the next step, by name: numbers, and lists of numbers."""
         return {name: value.tolist() for name, value in self._values.items()} if self._values else {}
 
     @property
     def types(self) -> Types:
-        """The type that each is computed in, by name."""
+        """The dtype of each hyperparameter in the driver, by name."""
         return {name: value.dtype for name, value in self._values.items()}
 
     def request(self, values: Values) -> None:
-        """Have these values from the next step on; they are as `checked_hyperparameters` has returned them."""
+        """Set values from the next step on. They must come from `checked_hyperparameters`."""
         for name, value in values.items():
             self._values[name] = np.asarray(value, self._values[name].dtype)
             for k in self._op_states[name]:
                 self._write(k, self._values[name])
 
     def restart(self) -> None:
-        """Take over the values in the operator state, after a restore or a state transfer."""
+        """Read the values from the operator states, after a restore or a state transfer."""
         for name, (k, *_) in self._op_states.items():
             self._values[name] = self._read(k)
 
 
 def checked_hyperparameters(known: Values, values: Values, types: Types = MappingProxyType({})) -> dict[str, Any]:
-    """Values as they are asked for: numbers, and lists of them.
+    """Return requested values as Python numbers and lists of numbers, after checking them.
 
     Args:
-      known: those that there are.
-      types: in which each is computed; for those without, JAX's default type for such numbers.
+      known: the current values of all hyperparameters.
+      types: the dtype of each; by default, JAX's default dtype for the value.
 
     Raises:
-      DriverError: there is none of this name, or it cannot be of this value.
+      DriverError: a name is unknown, or a value has a wrong shape or type.
     """
     if not values:
         raise DriverError("set() without a value: give one by its name, such as  set(lr=0.05).")
@@ -104,13 +104,13 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
     if numbers is None or numbers.shape != present.shape:
         one = "True or False" if dtype == np.bool_ else "one number"
         wanted = f"an array of shape {present.shape}" if present.shape else one
-        raise DriverError(f"set({name}={_brief(value)}): {name} is {wanted}, and stays so.")
+        raise DriverError(f"set({name}={_brief(value)}): {name} must be {wanted}.")
     if not (np.isfinite(numbers) | _is_whole(value, dtype)).all():
-        raise DriverError(f"set({name}={_brief(value)}): not finite. Ask where it is known, by np.isfinite.")
+        raise DriverError(f"set({name}={_brief(value)}): not finite. Check the value before, by np.isfinite.")
     if dtype.kind in "iu":
         integers = wholes(value)
         if integers is None:
-            raise DriverError(f"set({name}={_brief(value)}): {name} is a whole number, and stays one.")
+            raise DriverError(f"set({name}={_brief(value)}): {name} must be a whole number.")
         numbers = integers
     why = why_not_in(numbers, dtype)
     if why:
@@ -119,7 +119,7 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
 
 
 def _is_whole(value: Any, dtype: np.dtype) -> bool:
-    """Whether a value is of integers, some of which may be larger than any float."""
+    """Return whether a value holds integers, of any size."""
     return dtype.kind in "iu" and wholes(value) is not None
 
 

@@ -1,6 +1,6 @@
-"""When requested sizes can be in force: at once, when their kernels are compiled, or after some steps.
+"""Whether this process can run requested batch sizes yet: at once, or when their kernels are compiled.
 
-Also the cost of the microbatches that a size consists of.
+Also reports the cost of one more microbatch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from adaptive.runtime.kernels import Kernels
 
 
 class Readiness(Protocol):
-    """Prepares steps of new sizes. Sizes are those of all workers; answers are about this process. Local."""
+    """Prepares steps with new batch sizes. Arguments hold the sizes of all workers; results are about this process."""
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
         """Return whether this process can run steps of these sizes now."""
@@ -40,7 +40,7 @@ class Readiness(Protocol):
 
 
 class AtOnce:
-    """Readiness of workers that run nothing: for any sizes, at any time."""
+    """Readiness for any sizes at any time, for simulated workers."""
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
         return True
@@ -59,11 +59,11 @@ class AtOnce:
 
 
 class KernelsOf:
-    """Those of which the kernels of this process's workers make batches.
+    """Readiness by compiled kernels of this process's workers.
 
     Args:
-      workers: of this process.
-      expect: told of the sizes of all workers before their kernels are asked about.
+      workers: the worker slots of this process.
+      expect: called with the sizes of all workers before a question about their kernels.
     """
 
     def __init__(self, kernels: Kernels, workers: range, expect: Callable[[Sequence[int]], None]):
@@ -81,7 +81,7 @@ class KernelsOf:
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
         now, own = self._own(current), self._own(sizes)
-        if tuple(sizes) != tuple(current):  # those in force are made of what there is
+        if tuple(sizes) != tuple(current):  # the current sizes have their kernels
             self._kernels.extend(max(own) or max(sizes))
         self._kernels.ask(own, now)
 

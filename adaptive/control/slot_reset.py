@@ -1,7 +1,6 @@
-"""Reset what hooks know of a worker when its worker slot gets a new one.
+"""Reset the part of a hook's state that belongs to a worker slot, when the slot gets a new worker.
 
-Nobody has to say which numbers of a state belong to which worker: a state for one worker more shows it. The axis that
-is longer there is the workers'.
+The workers' axis of each leaf is found by comparing the state for n workers with that for n + 1: it is the longer axis.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, slots: S
     """Return a hook's state in which nothing is known about the workers in these slots; the rest is unchanged.
 
     Args:
-      init: the hook's: `init(n_workers) -> state`. What does not depend on the number of workers is kept. A state whose
-        structure does, or that has several axes of the workers in one leaf, begins anew as a whole.
+      init: the hook's `init(n_workers) -> state`. If the state's structure depends on the number of workers, or a leaf
+        has several axes of workers, the whole state is reset.
     """
     first, larger = init(n_workers), init(n_workers + 1)
     leaves, tree = jax.tree.flatten(first)
@@ -35,7 +34,7 @@ def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, slots: S
 def _longer(shape: tuple[int, ...], larger: tuple[int, ...]) -> list[int]:
     """Return the axes whose lengths differ."""
     if len(shape) != len(larger):
-        return [0, 1]  # it is no array of one number per worker
+        return [0, 1]  # not one entry per worker
     return [axis for axis, (a, b) in enumerate(zip(shape, larger, strict=True)) if a != b]
 
 

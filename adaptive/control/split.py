@@ -31,7 +31,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
     limits = limits.of((weight > 0).tolist())
     unit = limits.multiple
     if global_batch % unit:
-        raise BatchSizeError(f"a global batch of {global_batch} is no multiple of {unit}, as all batches have to be.")
+        raise BatchSizeError(f"a global batch of {global_batch} is not a multiple of {unit}, as all batches must be.")
     lower, upper = -(-np.asarray(limits.lower) // unit) * unit, np.asarray(limits.upper) // unit * unit
     weight = np.where(upper > 0, weight, 0.0)
     if not lower.sum() <= global_batch <= upper.sum():
@@ -65,7 +65,7 @@ def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
                 f"{', '.join(map(str, np.flatnonzero(wrong)))} is {what}."
             )
     if not weight.any():
-        raise BatchSizeError("shares are all zero; at least one worker has to take examples.")
+        raise BatchSizeError("shares are all zero; at least one worker must take examples.")
     return weight + 0.0  # no negative zeros: processes compare requests as text
 
 
@@ -121,7 +121,7 @@ def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.nd
     sums = lower.sum() + np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(kinks))])
     sizes = np.clip(np.interp(total, sums, kinks) * share, lower, upper)
     missing = total - sizes.sum()
-    if missing > 0.5:  # the others have reached their upper bounds: workers with no share have to take the rest
+    if missing > 0.5:  # all others are at their upper bounds: workers without a share take the rest
         room = upper - sizes
         sizes = sizes + room * (missing / room.sum())
     return sizes
@@ -132,10 +132,10 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
     while (left := total - int(sizes.sum())) != 0:
         step = min(quantum, abs(left)) * (1 if left > 0 else -1)
         fits = (sizes + step >= lower) & (sizes + step <= upper)
-        if not fits.any():  # a whole quantum fits nowhere any more, so finish by ones
+        if not fits.any():  # no worker has room for a quantum: continue in single units
             step = 1 if left > 0 else -1
             fits = (sizes + step >= lower) & (sizes + step <= upper)
-        # A remainder smaller than a quantum goes where it is relatively least: to the largest.
+        # A remainder smaller than a quantum goes to the largest size, where it changes least.
         need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
         most = np.argsort(np.where(fits, -need, np.inf), kind="stable")
         sizes[most[: min(left // step, np.count_nonzero(fits))]] += step

@@ -4,7 +4,7 @@ The last message of a step ends with a few elements that belong to the runtime: 
 own report, the elements are summed over processes like the rest of the message, and each process reads the sum. So
 comparing decisions, and agreeing on new batch sizes, needs no message of its own. Only this file knows the layout:
 
-    digest         one per worker   its process's decisions so far (`decision_digest.py`); 0 from other processes
+    digest         one per worker   digest of its process's decisions (`decision_digest.py`); 0 from other processes
     leave_request  one per worker   whether its process must leave: a `LeaveRequest` (`membership.py`)
     can_make_pending  one           number of processes that can run the pending batch sizes
     can_make_any   one              number of processes that can run any batch sizes from now on
@@ -96,7 +96,7 @@ class Status:
     """This process's report of each step, and what it received.
 
     Args:
-      digest: of the decisions that this process has taken.
+      digest: digest of this process's decisions.
       sizes: batch sizes; receives what all agreed on.
       members: membership; receives what all reported.
 

@@ -1,1 +1,1 @@
-"""From a driver to a plan: traced, checked, cut."""
+"""From a driver to a plan: tracing, checking and partitioning its graph."""

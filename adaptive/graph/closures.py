@@ -1,13 +1,13 @@
-"""What hooks and callbacks can read besides their arguments: recorded after each trace, and compared between traces.
+"""Objects that hooks and callbacks can read besides their arguments, compared between two traces of a driver.
 
-What a driver computes is in its graph, where two traces can be compared. What its hooks and callbacks do is Python.
-They may read the size of a microbatch from anything that the driver makes or writes to: a variable that they close
-over, a default argument, an attribute, a global. So whatever they can reach is compared:
+A driver's computation is in its graph, where two traces can be compared. Hooks and callbacks are Python functions. They
+may read the size of a microbatch from any object that the driver creates or writes to: a closure variable, a default
+argument, an attribute, a global. So all objects that they can reach are compared:
 
-* What each trace makes anew is compared part by part. An object whose parts cannot be read is a difference that cannot
-  be judged, and is reported.
-* What outlives a trace is the same object for both, and differs only where a trace has written to it. So a record is
-  taken when the trace is done, of the attributes that the functions' code mentions.
+* Objects that each trace creates are compared part by part. If an object's parts cannot be read, it cannot be compared,
+  which is reported.
+* Objects that outlive a trace are the same in both traces, and differ only if a trace writes to them. So a record of
+  them is made after each trace, limited to the attributes that the functions' code mentions.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 from .reach import Label, Opaque, is_live, names_in, parts_of, same_arrays, sample_of, value_of
 
 _MOST = 10_000  # objects in a record
-_LONG = 1_000  # elements, of which equality is asked as a whole first
-_ENOUGH = 20  # differences
-_ROUNDS = 6  # of finding further functions by the names that the known ones mention
+_LONG = 1_000  # longer sequences are first compared as a whole
+_ENOUGH = 20  # differences to report
+_ROUNDS = 6  # of searching for further functions by the names in those found so far
 
 
 class Difference(NamedTuple):
-    """Where two traces' functions are not alike.
+    """A difference between the functions of two traces.
 
     Attributes:
-      path: which variable of which function, in words.
-      values: of both traces, in short.
-      judged: whether they are known to be different; otherwise they could not be compared.
+      path: the variable and its function, in words.
+      values: the value in each trace, abbreviated.
+      judged: whether the values are known to differ; if not, they could not be compared.
     """
 
     path: str
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 class Record:
-    """All that functions can reach, as of now.
+    """A record of all objects that functions can reach now.
 
     Args:
       roots: functions, partials, policies.
@@ -58,7 +58,7 @@ class Record:
         """Yield the differences from another trace's functions, those with the shortest path first.
 
         Args:
-          outlasting: also compare objects that outlive a trace with their recorded state.
+          outlasting: also compare objects that outlive a trace, by their recorded state.
         """
         seen: set[tuple[int, int]] = set()
         found = 0
@@ -87,7 +87,7 @@ class _Node:
 
     Attributes:
       value: the value to compare, if it is a plain value, or an array that may be written to.
-      parts: by label, and by number among those of one label; `None` if they were not recorded.
+      parts: by label and index among parts with this label; `None` if they were not recorded.
     """
 
     __slots__ = ("parts", "thing", "value")
@@ -97,7 +97,7 @@ class _Node:
         self.parts: dict[_Key, _Node] | None = None
 
     def all_parts(self) -> dict[_Key, _Node]:
-        """Return all parts: recorded ones as they were then, and the others as they are now."""
+        """Return all parts: recorded parts in their recorded state, others in their current state."""
         recorded = self.parts or {}
         return {key: recorded.get(key) or _Node(part) for key, part in _numbered(parts_of(self.thing))}
 
@@ -107,7 +107,7 @@ _Pairs = list[tuple[Label, _Node, _Node]]
 
 
 def _recorded(roots: Sequence[Any], names: frozenset[str], found: set[str]) -> list[_Node]:
-    """Record what is reached, the nearest first; add the names to `found` that functions on the way mention."""
+    """Record all reachable objects, nearest first. Adds the names that functions on the way mention to `found`."""
     first = [_Node(root) for root in roots]
     known, todo = {id(node.thing): node for node in first}, deque(first)
     while todo and len(known) < _MOST:
@@ -141,7 +141,7 @@ def _numbered(parts: list[tuple[Label, Any]]) -> list[tuple[_Key, Any]]:
 
 
 def _compared_with_itself(one: _Node, two: _Node) -> tuple[bool, _Pairs]:
-    """Compare an object with what it was after another trace."""
+    """Compare an object's state after one trace with its state after another."""
     if one.parts is None or two.parts is None:
         return one.value == two.value, []
     return _paired(one.parts, two.parts)
@@ -182,7 +182,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def in_words(path: Iterable[Label]) -> str:
-    """Return which variable of which function a path leads to."""
+    """Return a description of a path: the variable and its function."""
     text = tail = ""
     for label in path:
         if label.tail:
@@ -195,6 +195,6 @@ def in_words(path: Iterable[Label]) -> str:
 def _brief(thing: Any) -> str:
     try:
         text = " ".join(repr(thing).split())
-    except Exception:  # an object that is not made completely
+    except Exception:  # an object that is not fully initialized
         text = f"a {type(thing).__name__}"
     return text if len(text) <= 50 else f"{text[:50]}…"

@@ -1,13 +1,14 @@
-"""What each value of a driver is computed as: whether two traces say the same, and what in them is a number of a shape.
+"""Digests of how each value of a driver is computed, which show whether two traces differ, and which values depend on
+the batch's shape.
 
-A driver is traced once for each kernel size, and `len(batch)` is a literal in each trace, like any other number. Only
-another trace tells them apart. So every value gets an *expression*: a digest of the operations that lead to it, from
-the driver's inputs and from what its collectives bring. A value whose expression another trace has too is the same
-function of the same inputs there; one that the other trace has not is *sized*: it belongs to the number of examples
-that the driver was traced for, which is that of one microbatch.
+A driver is traced once for each kernel size, and `len(batch)` is a literal in each trace, like any other number; only a
+comparison with another trace tells them apart. So every value gets an *expression*: a digest of the operations by which
+it is computed from the driver's inputs and from the results of collectives. Values with equal expressions in two traces
+are the same function of the same inputs. A value whose expression is missing in the other trace is *sized*: it depends
+on the number of examples for which the driver was traced, the size of one microbatch.
 
-*Ends* are where values leave the graph: into collectives, hooks and operator states, to the host, as the new state and
-as metrics. Two traces have them in the same order, so they are compared one by one.
+*Ends* are the places where values leave the graph: into collectives, hooks and operator states, to the host, as the new
+state and as metrics. Two traces have the same ends in the same order, so these are compared one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Expressions:
     """The expressions of a graph's values.
 
     Attributes:
-      functions: for each of `ends`, what the Python functions there can reach, as of now; `None` where there are none.
+      functions: for each of `ends`, a record of what its Python functions can reach; `None` if it has none.
     """
 
     def __init__(self, graph: Graph):
@@ -55,7 +56,7 @@ class Expressions:
             self.producer.update((v, eqn) for v in eqn.outvars)
             if eqn.primitive is source_p:
                 names: list[Any] = ["source", eqn.params["source"].name]
-            elif eqn.primitive in operators:  # what it brings is known by its place among its like
+            elif eqn.primitive in operators:  # its results are identified by its index among equations of its kind
                 operators[eqn.primitive] += 1
                 names = [eqn.primitive.name, operators[eqn.primitive]]
             else:
@@ -102,12 +103,12 @@ class End(NamedTuple):
 
     @property
     def collective(self) -> Collective | None:
-        """What these are the operands of, if of a collective."""
+        """The collective, if this end is one."""
         return self.eqn.params["how"] if self.eqn is not None and self.eqn.primitive is collective_p else None
 
     @property
     def functions(self) -> tuple:
-        """The Python functions of a hook or of callbacks, also of those within a loop."""
+        """The Python functions of a hook or of callbacks, including callbacks within a loop."""
         if self.eqn is None:
             return ()
         within = (self.eqn, *nested_equations(self.eqn))
@@ -129,7 +130,7 @@ def _behind(hook: Hook) -> Iterable[Any]:
 
 
 def content(value: Any) -> bytes:
-    """Return a digest of an array, to the last bit."""
+    """Return a digest of all bits of an array."""
     array = numbers_of(value)
     return _digest(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
 
@@ -154,7 +155,7 @@ def sized(ours: Expressions, theirs: Expressions) -> frozenset[Var]:
     """Return the values of a trace that depend on its number of examples, as another trace shows."""
     there = theirs.all()
     found = {var for var, expression in ours.variables() if expression not in there}
-    # By chance a number of the shape may be a number that stands elsewhere too; at the ends it is known which is which.
+    # A number of the shape may equal another literal by chance. Ends are compared one by one, which finds those.
     for one, other in zip(ours.ends(), theirs.ends(), strict=True):
         pairs = zip(one.atoms, other.atoms, strict=True)
         found |= {a for a, b in pairs if isinstance(a, Var) and ours.of(a) != theirs.of(b)}
@@ -165,9 +166,9 @@ def another_program(ours: Graph, theirs: Graph, where: str, how: str = "") -> Dr
     """Return the error for a driver that computes something else for another number of examples."""
     return DriverError(
         f"driver {ours.name!r}{at(where)} is another program for {theirs.examples} examples than for {ours.examples}"
-        f"{how}. What it sends, what hooks are given, and what is computed once per step must not depend on the size "
-        "of the batch: no Python `if` on it. A number taken from the batch's shape, such as len(batch), is the size of "
-        "one microbatch of one worker. Ask for the number that you mean:\n"
+        f"{how}. Messages, hook values, and values computed once per step must not depend on the batch's shape, for "
+        "instance by a Python `if`. A number taken from the shape, such as len(batch), is the size of one microbatch "
+        "of one worker. Use instead:\n"
         "    ad.global_batch()      all examples of the step\n"
         "    ad.batch_size()        this worker's\n"
         "    ad.microbatch_size()   those of this microbatch"

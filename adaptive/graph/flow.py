@@ -1,12 +1,12 @@
-"""What is known of every value in a driver's graph: how widely it is the same, and how many messages it waits for.
+"""Propagation of two properties through a driver's graph: the scope and the level of each value.
 
-*Scope*: how widely a value is the same. `ALL` workers (it is replicated), all microbatches of one `WORKER`, or one
-`CALL` only. State starts as `ALL`, the batch as `CALL`, a source where it says, and so does what comes from the host
-(a callback's result is the worker's own) and what is made of the batch's shape (the call's own); an equation's result
-is as narrow as its narrowest operand; what comes out of a collective is `ALL`. Rule 2 (replication is checked, not
-hoped for) and rule 4 (a micro-batch is a worker that runs after another) are both read off this one lattice.
+*Scope*: where a value is the same: on `ALL` workers (it is replicated), in all microbatches of one `WORKER`, or in one
+`MICROBATCH` only. State has scope `ALL`; the batch and numbers of its shape, `MICROBATCH`; a source, its own scope; the
+result of a callback, `WORKER`. An equation's result has the narrowest scope of its operands, and a collective's result
+is `ALL`. Rule 2 (replication is checked) and rule 4 (a microbatch counts like a worker) both follow from this lattice.
 
-*Level*: how many messages a value has to wait for. All collectives of one level travel in one message.
+*Level*: the number of messages that a value waits for, one after another. All collectives of one level are sent
+together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .trace import Atom, Graph, operands_of
 
 
 class Scope(IntEnum):
-    """How widely a value is the same."""
+    """Where a value is the same; each scope is narrower than the one before."""
 
     ALL = 0
     WORKER = 1
@@ -38,7 +38,7 @@ _SOURCE_SCOPE = {"all": Scope.ALL, "worker": Scope.WORKER, "microbatch": Scope.M
 
 
 class Origin(NamedTuple):
-    """Where a segment's input comes from: `kind` and its indices.
+    """The origin of a segment's input: `kind` and its indices.
 
     ("state", i), ("batch", i), ("source", name), ("op_state", k, leaf), ("const", i), ("message", level, contribution),
     ("prologue", level, i) and ("microbatch", level, i): the i-th kept value of that segment. ("crossing", i): the i-th
@@ -51,11 +51,11 @@ class Origin(NamedTuple):
 
 
 class Flow:
-    """Scope and level of every variable of a graph, and who makes and takes it.
+    """Scope, level, origin and producer of every variable of a graph.
 
     Args:
-      local_state: state leaves (by index) that may differ between workers on purpose.
-      sized: variables that belong to the number of examples in a call (see `expressions`).
+      local_state: state leaves (by index) that may differ between workers by design.
+      sized: variables that depend on the number of examples in a microbatch (see `expressions`).
     """
 
     def __init__(self, graph: Graph, local_state: frozenset[int], sized: frozenset[Var] = frozenset()):
@@ -68,7 +68,7 @@ class Flow:
         self.origin = self._origins()
         self.op_states = self._find_op_states()
         self.local_op_states: set[int] = set()
-        while True:  # an operator state is as narrow as what is written to it, which may be computed from it
+        while True:  # an operator state has the scope of the values written to it, which may depend on it
             self._propagate()
             narrowed = {k for k, (_, _, new) in enumerate(self.op_states) if self.scope_of(new) > Scope.ALL}
             if narrowed <= self.local_op_states:
@@ -134,11 +134,11 @@ class Flow:
                 self.scope[var], self.level[var] = Scope.MICROBATCH if narrow else scope, level
 
     def _combined(self, number: int, eqn: JaxprEqn) -> tuple[Scope, int]:
-        """Scope and level of a collective's results; and whether it takes a message is noted."""
+        """Return scope and level of a collective's results. Records whether it sends a message."""
         how, values = eqn.params["how"], operands(eqn.invars, eqn.params).values
         own, known = self.scope_of(values), Scope.ALL if how.travels else Scope.WORKER
         if own <= known:  # the result is known already
-            return own, self.level_of(values)  # whatever its weight has to wait for
+            return own, self.level_of(values)  # its weight is not needed
         self.communicates.add(number)
         shared = how.result_is_replicated and how.travels and not eqn.params["gated"]
         return Scope.ALL if shared else Scope.WORKER, self.level_of(eqn.invars) + 1
@@ -154,5 +154,5 @@ class Flow:
 
 
 def at_home(graph: Graph) -> frozenset[int]:
-    """Equations that must be carried out once, in one place: those with an effect, and those that ask the host."""
+    """Return the equations that must run once per step, in one segment: those with effects, and calls of the host."""
     return frozenset(n for n, e in enumerate(graph.eqns) if has_effects(e) or asks_the_host(e))

@@ -1,4 +1,4 @@
-"""Hooks and callbacks must not know the size of a microbatch: their functions are made for one of many sizes."""
+"""A check that hooks and callbacks don't read the size of a microbatch: their functions serve all sizes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from adaptive.base.source_lines import at
 from .closures import Difference, Record
 from .expressions import Expressions, another_program, sized
 
-_LOOKS, _PAUSE = 20, 0.005  # seconds; only where a difference was found
+_LOOKS, _PAUSE = 20, 0.005  # repetitions and seconds between them, after a difference was found
 
-_Place = tuple[int, str]  # which end of the graph, and the path to a variable of its functions
+_Place = tuple[int, str]  # (index of an end of the graph, path to a variable of its functions)
 
 
 def check_functions(ours: Expressions, theirs: Expressions, trace: Callable[[int], Expressions]) -> None:
-    """Raise where what a hook or a callback can read differs between two sizes, or cannot be compared.
+    """Check that all objects that a hook or callback can read are the same for two microbatch sizes.
 
-    What differs whenever it is made, by the clock or by a counter, is not a matter of the size. So the driver is traced
-    again, for both sizes, in an order that a counter's parity does not follow. Nor is what changes between two traces:
-    a thread does that.
+    Values that differ in every trace, such as clocks and counters, do not depend on the size. To recognize them, the
+    driver is traced again for both sizes, in an order that the parity of a counter does not follow. Values that change
+    while nothing is traced, for instance by another thread, are ignored too.
 
     Args:
-      trace: trace the driver for a number of examples.
+      trace: traces the driver for a number of examples.
 
     Raises:
-      DriverError: naming the variable.
+      DriverError: an object depends on the size, or cannot be compared. The error names the variable.
     """
     found = dict(_differences(ours, theirs))
     by_size = {place: d for place, d in found.items() if d.judged}
@@ -47,13 +47,13 @@ def check_functions(ours: Expressions, theirs: Expressions, trace: Callable[[int
 
 
 def check_functions_again(ours: Expressions, now: Expressions, theirs: Expressions) -> None:
-    """Raise where what a trace for a further size has made for a hook differs from what the first size's has made.
+    """Check that objects which a trace for a further size created for a hook equal those of the first size.
 
     Args:
-      now: another trace for the first size.
+      now: a second trace for the first size.
 
     Raises:
-      DriverError: naming the variable.
+      DriverError: an object depends on the size. The error names the variable.
     """
     changed = {place for place, _ in _differences(ours, now, outlasting=False)}
     for place, difference in _differences(ours, theirs, outlasting=False):
@@ -64,7 +64,7 @@ def check_functions_again(ours: Expressions, now: Expressions, theirs: Expressio
 def _differences(
     ours: Expressions, theirs: Expressions, *, outlasting: bool = True
 ) -> Iterator[tuple[_Place, Difference]]:
-    """Compare two traces' functions, but for callbacks that are given examples: those belong to a microbatch."""
+    """Yield differences between two traces' functions, without callbacks on examples, which may use the size."""
     of_the_call: frozenset[Var] | None = None
     for number, (one, other) in enumerate(zip(ours.functions, theirs.functions, strict=True)):
         for difference in one.differences(other, outlasting=outlasting) if one and other else ():
@@ -75,7 +75,7 @@ def _differences(
 
 
 def _changed_meanwhile(traced: Expressions) -> Iterator[_Place]:
-    """Return what differs some moments after a trace, although nothing was traced since."""
+    """Yield the variables that change after a trace although nothing is traced."""
     ends = list(traced.ends())
     for _ in range(_LOOKS):
         sleep(_PAUSE)
@@ -96,6 +96,6 @@ def _not_comparable(ours: Expressions, number: int, found: Difference) -> Driver
     return DriverError(
         f"driver {ours.graph.name!r}{at(end.where)}: {end.what} reads an object that each trace of the driver "
         f"creates, and that cannot be compared between two traces: {found.path}, is {one}. It may hold the size of one "
-        "microbatch. Create it once, outside the driver; or pass the number to the hook as a value:\n"
+        "microbatch. Create it once, outside the driver, or pass the number to the hook as a value:\n"
         "    ctrl.hook(fn, ad.global_batch())"
     )

@@ -1,15 +1,18 @@
-"""Cutting a graph into segments and messages: slices backwards from what each segment must deliver.
+"""Partitioning of a graph into segments and messages, by backward slices from the values that each segment must
+compute.
 
-At each level there can be three segments, each a slice of the graph and a program of its own for XLA:
+Each level has up to two segments, and the step one final segment. Each is a slice of the graph and one XLA program:
 
-    once   what is computed once per worker from the messages before, and is wanted by the calls of this level
-    call   what touches the batch: run for every microbatch, compiled for every size; its results that go into the
-           message are accumulated over the calls
-    final  (after the last message) the new state, operator states, hook values and metrics; compiled once for all sizes
+    prologue    values computed once per worker from earlier messages, which the microbatches of this level need
+    microbatch  values that depend on the batch: runs for every microbatch, compiled for every size; its contributions
+                to the message are accumulated over the microbatches
+    final       after the last message: the new state, operator states, hook values and metrics; compiled once for all
+                sizes
 
-A value of an earlier segment is either kept for a later one (all that touches the batch, and whatever was computed from
-a message), or computed again there (what comes from state and sources alone: a learning rate is cheaper than its way
-through memory, and in the common driver nothing but the gradient crosses a cut).
+A value of an earlier segment is kept for a later one if it depends on the batch or on a message. Values that depend
+only
+on state and sources, such as a learning rate, are computed again: that is cheaper than keeping them in memory. In the
+common driver, only the gradient is kept.
 """
 
 from __future__ import annotations
@@ -41,17 +44,17 @@ def plan(
     whole: Iterable[str] = (),
     stages: Groups | None = None,
 ) -> Plan:
-    """Cut a graph into segments and messages, and check that all that must be replicated is.
+    """Partition a graph into segments and messages, and check that values are replicated where they must be.
 
     Args:
-      local_state: state leaves (by index) that may differ between workers on purpose.
-      sized: variables that belong to the number of examples in a call (see `expressions`).
-      whole: reasons, known from elsewhere, why a local batch cannot run as several calls.
-      stages: of the microbatch segments that are to be cut.
+      local_state: state leaves (by index) that may differ between workers by design.
+      sized: variables that depend on the number of examples in a microbatch (see `expressions`).
+      whole: further reasons why a local batch cannot run as several microbatches.
+      stages: how to partition microbatch segments into stages, by level.
 
     Raises:
-      ReplicationError: a hook, a metric, or the new state can differ between workers.
-      DriverError: effects that would take place in another order.
+      ReplicationError: a hook value, a metric, or the new state can differ between workers.
+      DriverError: ordered effects would run in another order.
     """
     flow = Flow(graph, frozenset(local_state), sized)
     check_replication(flow)
@@ -59,9 +62,10 @@ def plan(
 
 
 def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
-    """Group the collectives of one level into as few messages as possible, because each message has a price.
-    Collectives that stay on their worker form a message, and so do those under one condition; what is always sent comes
-    last.
+    """Group the collectives of one level into as few messages as possible, because each message costs time.
+
+    Collectives that stay on their worker form one message, and so do those with the same `when=`. Collectives that are
+    always sent come last.
     """
     groups: dict[tuple[bool, bool, Atom | None], list[Contribution]] = {}
     for c in ready:
@@ -74,7 +78,7 @@ def _same(atom: Atom | None) -> Any:
 
 
 class _Draft:
-    """A segment in the making."""
+    """A segment under construction."""
 
     def __init__(self, kind: str, level: int):
         self.kind, self.level = kind, level
@@ -90,13 +94,13 @@ class _Draft:
 
 
 class Partitioner:
-    """Slices backwards from what each segment must deliver. See above for the rules."""
+    """Partitions one graph; see the module's docstring for the rules."""
 
     def __init__(self, flow: Flow, whole: tuple[str, ...], stages: Groups):
         self.flow, self.whole, self.stages = flow, whole, stages
         self.drafts: dict[tuple[str, int], _Draft] = {}
-        self.homes: dict[int, _Draft] = {}  # of equations that are carried out once, in one place
-        self.results: dict[Var, Origin] = {}  # of the messages
+        self.homes: dict[int, _Draft] = {}  # segments of the equations that run once per step
+        self.results: dict[Var, Origin] = {}  # origins of collectives' results
         self.hooks, self.op_states = self._ends()
         self.outputs = [*flow.graph.new_state, *(a for s in self.op_states for a in s.new)]
         self.outputs += [*(a for h in self.hooks for a in h.values), *flow.graph.metrics]
@@ -125,7 +129,7 @@ class Partitioner:
         return hooks, op_states
 
     def _find_messages(self) -> list[Message]:
-        """Return the collectives that anything depends on, by level, and record what is `wanted` for them."""
+        """Return the messages of the collectives that are used, by level, and record the values `wanted` for them."""
         flow = self.flow
         effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
         wanted = set(effects)
@@ -153,7 +157,7 @@ class Partitioner:
         return [message for level in sorted(levels) for message in self._messages_of(level, levels[level])]
 
     def _messages_of(self, level: int, ready: Sequence[Contribution]) -> Iterable[Message]:
-        """Return the messages of a level, stage by stage; all but what is always sent wait for the last."""
+        """Yield the messages of a level, stage by stage. Messages that are not always sent belong to the last stage."""
         *others, usual = grouped(ready)
         *early, late = self.stages.get(level, (range(len(usual)),))
         for stage, places in enumerate(early):
@@ -163,7 +167,7 @@ class Partitioner:
         yield Message(level, tuple(usual[i] for i in late), self._gate(usual[late[0]]), len(early))
 
     def _gate(self, c: Contribution) -> int | None:
-        """Have the decision whether a message is sent made before the step's first microbatch."""
+        """Compute whether a message is sent before the step's first microbatch. Returns the index of that value."""
         if c.when is None:
             return None
         first = self._draft("prologue", 0)
@@ -183,13 +187,13 @@ class Partitioner:
             else:
                 self._slice(self._draft("prologue", level), needs)
         trial = _Draft("final", last)
-        self._slice(trial, self.outputs)  # only to learn which values of calls the final segment asks for
+        self._slice(trial, self.outputs)  # only to find the values of microbatches that the final segment needs
         final = self.drafts["final", last] = _Draft("final", last)
         self._slice(final, self.outputs)
         return self._finish()
 
     def _settle(self, number: int) -> None:
-        """Give an equation that is carried out once, in one place, that place: as soon as its operands are there."""
+        """Assign an equation that runs once per step to the first segment in which its operands are known."""
         eqn = self.flow.graph.eqns[number]
         kind = "microbatch" if self.flow.scope_of_equation(number) == Scope.MICROBATCH else "prologue"
         home = self._draft(kind, self._reached(eqn.invars))
@@ -199,19 +203,19 @@ class Partitioner:
         self._slice(home, eqn.invars)
 
     def _reached(self, atoms: Iterable[Atom]) -> int:
-        """Return how many of the step's messages must have arrived before `atoms` are known."""
+        """Return the number of levels of messages that must have arrived before `atoms` are known."""
         return min(self.flow.level_of(list(atoms)), self.levels)
 
     def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
-        """Effects that are ordered keep their order only if their segments have it."""
+        """Check that ordered effects are in segments of the same order."""
         if not has_ordered_effects(eqn):
             return
         place = (home.level, home.kind == "microbatch")
         if self._last_ordered > place:
             raise DriverError(
-                f"an ordered effect ({eqn.primitive.name}){at(line_of(eqn.source_info))} would take place before one "
-                "that the driver has before it: what needs no batch runs before what does, in a program of its own. "
-                "Give it ordered=False, or hand it a value of the batch's too."
+                f"an ordered effect ({eqn.primitive.name}){at(line_of(eqn.source_info))} would run before an earlier "
+                "one of the driver: operations without the batch run before those with it, in a separate program. "
+                "Use ordered=False, or pass it a value computed from the batch."
             )
         self._last_ordered = place
 
@@ -221,7 +225,7 @@ class Partitioner:
         return self.drafts.setdefault((kind, level), _Draft(kind, level))
 
     def _slice(self, draft: _Draft, atoms: Iterable[Atom]) -> None:
-        """Add to a draft all that is needed to know `atoms`."""
+        """Add all equations to a draft that `atoms` depend on."""
         stack = [a for a in atoms if isinstance(a, Var)]
         while stack:
             var = stack.pop()
@@ -237,14 +241,17 @@ class Partitioner:
                 stack += [a for a in self.flow.operands(number) if isinstance(a, Var)]
 
     def _given(self, draft: _Draft, var: Var) -> Origin | None:
-        """Return where an input of the step comes from; constants that differ by size come from the calls."""
+        """Return the origin of an input of the step, or None.
+
+        Constants that depend on the size come from the microbatch segment.
+        """
         origin = self.flow.origin.get(var)
         if origin is not None and origin.kind == "const" and var in self.flow.sized and draft.kind != "microbatch":
             return self._demand("microbatch", draft.level, var)
         return origin
 
     def _kept(self, draft: _Draft, var: Var) -> Origin | None:
-        """Return the earlier segment that a value is taken from, or None if it is computed here."""
+        """Return the origin of a value in an earlier segment, or None if it is computed here."""
         scope, level = self.flow.scope.get(var, Scope.ALL), self.flow.level.get(var, 0)
         number = self.flow.producer[var]
         home = self.homes.get(number)
@@ -295,7 +302,7 @@ class Partitioner:
         return cut_in_stages(segment, {n: m for n, m in enumerate(self.messages) if m.level == segment.level})
 
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
-        """Return what is computed once per step or worker, and so must be the same for every size of a call."""
+        """Yield the values that are computed once per step or worker, and so must not depend on the microbatch size."""
         for segment in segments.values():
             if segment.kind == "prologue":
                 yield from segment.outputs
@@ -308,16 +315,16 @@ class Partitioner:
         return Segment(draft.kind, draft.level, eqns, inputs, tuple(draft.outputs))
 
     def _reasons(self, segments: dict[tuple[str, int], Segment]) -> Iterable[str]:
-        """Why a local batch cannot run as several calls."""
+        """Yield the reasons why a local batch cannot run as several microbatches."""
         yield from (how.why_whole for how in self.flow.graph.minibatches)
         for pairing in self.flow.graph.pairings:
-            yield f"{pairing.line} is for one replica of a worker's, and each call would have one of its own"
+            yield f"{pairing.line} averages one replica per worker, and each microbatch would be a replica"
         for message in self.messages:
             for c in message:
                 if not c.how.reduces and c.scope == Scope.MICROBATCH:
                     yield (
-                        f"{c.how.name}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; the "
-                        "calls that a batch is split into would have one each"
+                        f"{c.how.name}{at(c.line)} takes a value of the whole local batch, {c.name or 'an array'}; "
+                        "each microbatch would have its own"
                     )
                 elif c.scope == Scope.MICROBATCH:
                     yield from self._of_the_whole_batch(c)
@@ -327,23 +334,20 @@ class Partitioner:
                 yield "local state is computed from the whole local batch"
 
     def _of_the_whole_batch(self, c: Contribution) -> Iterable[str]:
-        """Yield the reasons why a contribution belongs to the whole local batch: its value, or its weight, depends on a
-        number of the worker.
+        """Yield the reasons why a contribution belongs to the whole local batch: its value or weight depends on a
+        source of scope "worker".
         """
         what = f"{c.how.name}{at(c.line)} of {c.name or 'a value'}"
         if c.weight is not None and self.flow.scope_of([c.value]) == Scope.MICROBATCH > self.flow.scope_of([c.weight]):
             yield (
-                f"{what} has the same weight in all calls that the local batch would be split into, whatever their "
-                "numbers of examples (ad.microbatch_size())"
+                f"{what} would have the same weight in all microbatches, whatever their numbers of examples "
+                "(ad.microbatch_size())"
             )
         elif BATCH_SIZE.name in self._sources_of((c.value, c.weight)):
-            yield (
-                f"{what} depends on ad.batch_size(), but the calls that the local batch would be split into have fewer "
-                "examples (ad.microbatch_size())"
-            )
+            yield (f"{what} depends on ad.batch_size(), but microbatches have fewer examples (ad.microbatch_size())")
 
     def _sources_of(self, atoms: Iterable[Atom | None]) -> set[str]:
-        """Return the sources that values are computed from since the last message."""
+        """Return the names of the sources that values are computed from, back to the last message."""
         stack = [a for a in atoms if isinstance(a, Var)]
         seen: set[Var] = set()
         found = set()

@@ -20,7 +20,7 @@ from .trace import Atom, Graph
 
 @dataclass(frozen=True)
 class Contribution:
-    """One leaf's place in a message."""
+    """One leaf of a collective, as part of a message."""
 
     name: str
     how: Collective
@@ -29,7 +29,7 @@ class Contribution:
     result: Var
     scope: Scope  # of value and weight together
     line: str
-    when: Atom | None = None  # whether it is sent in a step, where that is not always so
+    when: Atom | None = None  # condition for sending it in a step; None if it is always sent
 
     @property
     def signature(self) -> tuple:
@@ -39,14 +39,14 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Message:
-    """What travels together. Its number is its place among the plan's messages, in the order in which they are sent.
+    """Contributions that are sent together. Messages are numbered in the order in which they are sent.
 
     Attributes:
-      level: how many levels of messages have arrived before it is sent. Several may be of one level: then they are sent
-        together, and waited for one after another.
-      gate: of a message that is sent in some steps only, where the decision is: its place among the values that the
-        first segment `once` keeps. In the others it stays, as if each worker were alone.
-      stage: of its level's microbatch segment, behind which it can be sent; 0 where that is not cut.
+      level: the number of levels of messages that arrive before it is sent. Messages of one level are sent together,
+        and waited for one after another.
+      gate: for a message with a condition (`when=`), the index of the condition among the values that the first
+        prologue keeps. In steps without it, each worker's result is as if it were alone. `None` if it is always sent.
+      stage: the stage of its level's microbatch segment after which it can be sent; 0 if there is one stage.
     """
 
     level: int
@@ -56,7 +56,7 @@ class Message:
 
     @property
     def travels(self) -> bool:
-        """Whether it is ever sent. What is not is combined over the microbatches of one worker."""
+        """Whether it is ever sent; if not, it is combined over the microbatches of one worker only."""
         return self.contributions[0].how.travels
 
     def __iter__(self) -> Iterator[Contribution]:
@@ -81,7 +81,7 @@ class Segment:
 
     @cached_property
     def wiring(self) -> dict[str, list[tuple[Any, int]]]:
-        """Where the inputs of each kind come from, in order."""
+        """The origins of the inputs, by kind, as pairs of indices in the order of the inputs."""
         kinds: dict[str, list[tuple[Any, int]]] = {
             kind: []
             for kind in (
@@ -101,7 +101,7 @@ class Segment:
         return kinds
 
     def reads(self, kind: str) -> list[int]:
-        """Indices of the inputs of one kind, in order."""
+        """Return the first indices of the inputs of one kind, in order."""
         return [index for index, _ in self.wiring[kind]]
 
     @cached_property
@@ -112,13 +112,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a microbatch segment that becomes a program of its own, behind which messages can be sent.
+    """A part of a microbatch segment, compiled as a separate program, after which messages can be sent.
 
     Attributes:
-      segment: what it computes. Its inputs are those of the whole segment, and what crosses.
-      messages: the numbers of those that it writes, in order.
-      takes: what crosses: of which earlier stage, and which of its outputs.
-      kept: where the outputs of the whole segment are: the same for all of its stages.
+      segment: its equations. Its inputs are those of the whole segment, followed by values from earlier stages.
+      messages: numbers of the messages that it writes, in order.
+      crossing: its inputs from earlier stages, as (stage, index of the output).
+      kept: the outputs of the whole segment, as (stage, index of the output); the same for all stages.
     """
 
     segment: Segment
@@ -161,10 +161,10 @@ class Plan:
     op_states: tuple[OperatorState, ...]
     hooks: tuple[HookPlan, ...]
     local_state: frozenset[int]
-    unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several calls; empty if it can
-    fixed: tuple[Atom, ...] = field(default=())  # what is computed once, and must be the same for every size
+    unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several microbatches
+    fixed: tuple[Atom, ...] = field(default=())  # values computed once per step, which must be the same for every size
     stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of partitioned microbatch segments, by level
-    sized: frozenset[Var] = frozenset()  # values that follow from the number of examples in a call (see `expressions`)
+    sized: frozenset[Var] = frozenset()  # values that depend on the microbatch size (see `expressions`)
 
     @property
     def splittable(self) -> bool:
@@ -177,11 +177,11 @@ class Plan:
 
     @cached_property
     def levels(self) -> int:
-        """How often the step waits for messages."""
+        """The number of times that a step waits for messages."""
         return 1 + max((m.level for m in self.messages), default=-1)
 
     def sent_at(self, level: int) -> tuple[int, ...]:
-        """Return the numbers of the messages of one level."""
+        """Return the numbers of one level's messages."""
         return self._sent[level] if level < self.levels else ()
 
     @cached_property
@@ -198,7 +198,7 @@ class Plan:
 
     @cached_property
     def changed_state(self) -> tuple[int, ...]:
-        """The state leaves that a step changes; the others are passed through untouched."""
+        """Indices of the state leaves that a step changes; others are passed through."""
         pairs = zip(self.graph.state_vars, self.graph.new_state, strict=True)
         return tuple(i for i, (old, new) in enumerate(pairs) if old is not new)
 
@@ -212,7 +212,7 @@ class Plan:
 
     @cached_property
     def signature(self) -> tuple:
-        """All that must be equal between the plans of two sizes of one driver, and between workers."""
+        """All properties that must be equal between the plans of two sizes, and between workers."""
         segments = [*self.microbatches.values(), *self.prologues.values(), self.final]
         return (
             tuple((m.level, m.gate, m.stage, tuple(c.signature for c in m)) for m in self.messages),

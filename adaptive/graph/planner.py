@@ -31,19 +31,19 @@ from .trace import Graph, trace
 
 
 class Planner:
-    """Plans of one driver: `planner(examples)` is the plan of a microbatch of that many examples.
+    """Plans of one driver: `planner(examples)` returns the plan for microbatches of that many examples.
 
     Args:
       driver: `driver(state, batch) -> (state, metrics)`.
       state: the state's shapes.
       batch_of: returns the shapes of a batch of a number of examples.
       capacity: the number of worker slots.
-      local_state: state leaves (by index) that may differ between workers on purpose.
-      ambient: in which to trace; those of here if not given.
-      functions_checked: whether another planner has compared already what hooks and callbacks close over.
+      local_state: state leaves (by index) that may differ between workers by design.
+      ambient: the context in which to trace; by default the current one.
+      functions_checked: whether another planner has already checked the objects that hooks and callbacks read.
 
     Attributes:
-      mailboxes: on which what is planned here publishes; there are none until somebody makes them.
+      mailboxes: the mailboxes on which this driver publishes; created later by the program.
     """
 
     reference: Plan
@@ -70,8 +70,9 @@ class Planner:
 
     @thread_status("tracing the driver")
     def begin(self, examples: int) -> Plan:
-        """Trace the driver for the size that all others are compared with, and for another one, which tells what in it
-        is a number of the batch's shape.
+        """Return the plan for the first size, with which other sizes are compared.
+
+        Also traces the driver for a second size, to find the values that depend on the batch's shape.
 
         Raises:
           DriverError: the driver cannot be run as written.
@@ -86,7 +87,7 @@ class Planner:
                 self._second: Expressions | None = self._trace(size)
             except AdaptiveError:
                 raise
-            except Exception as error:  # the driver's own: it may be written for batches of one size
+            except Exception as error:  # raised by the driver, which may support one batch size only
                 self._second = None
                 self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
             if self._second is not None:
@@ -100,12 +101,12 @@ class Planner:
                     other = self._plan(self._second, self._sized(self._second, self._first))
                     self._check_same(self._second, other)
             except DriverError:
-                self._check_unchanged()  # what changes with time looks like what changes with the size
+                self._check_unchanged()  # changes over time would look like changes with the size
                 raise
             return self.reference
 
     def cut_in_stages(self, stages: Groups) -> Plan:
-        """Have the microbatch segments cut, of all plans that are made from now on; and the first one again."""
+        """Partition the microbatch segments of all further plans into stages. Returns the first plan, partitioned."""
         with self._lock:
             self._stages = stages
             self.reference = self._plan(self._first, self._sized(self._first, self._second))
@@ -113,7 +114,7 @@ class Planner:
 
     @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
-        """Return the plan for a microbatch of `examples` examples.
+        """Return the plan for microbatches of `examples` examples.
 
         Raises:
           DriverError: the driver is another program for that size than for the first, or has changed since.
@@ -122,7 +123,7 @@ class Planner:
             if examples == self._first.graph.examples:
                 return self.reference
             theirs = self._second
-            if theirs is None or theirs.graph.examples != examples:  # else it is as old as the first, and compared
+            if theirs is None or theirs.graph.examples != examples:  # otherwise it is compared already
                 theirs = self._trace(examples)
                 now = self._check_unchanged()
                 check_same_operators(self._first, theirs)
@@ -149,7 +150,7 @@ class Planner:
         """Return the messages whose size grows with the batch, such as rows of each example.
 
         Raises:
-          CollectiveError: such rows are reduced over the workers, one by one.
+          CollectiveError: the values are reduced elementwise over the workers.
         """
         for one, other in zip(ours.ends(), theirs.ends(), strict=True):
             if one.collective is None or one.shapes == other.shapes:
@@ -158,13 +159,13 @@ class Planner:
                 shape = next(a for a, b in zip(one.shapes, other.shapes, strict=True) if a != b)
                 raise CollectiveError(
                     f"{one.what}{at(one.where)} has an array of shape {shape}, which depends on the number of "
-                    "examples, and workers have different numbers of them. Reduce it over the examples first:\n"
+                    "examples, and that differs between workers. Reduce it over the examples first:\n"
                     "    comm.all_reduce(x.mean(0))        comm.all_reduce(x.sum(0), op='sum')"
                 )
             yield f"{one.what}{at(one.where)} sends a row for each example of the whole local batch"
 
     def _check_same(self, theirs: Expressions, other: Plan) -> None:
-        """Check that messages, and all that is computed once per step, are the same as for the first size."""
+        """Check that messages and values computed once per step are the same as for the first size."""
         ours, reference = self._first, self.reference
         if reference.signature != other.signature or len(reference.fixed) != len(other.fixed):
             pairs = zip(ours.ends(), theirs.ends(), strict=True)
@@ -185,17 +186,17 @@ class Planner:
                 where = first_difference(self._first, a, now, b)
                 if where is not None:
                     raise DriverError(
-                        f"driver {now.graph.name!r}{at(where)} says something else than when the program was made, for "
-                        "the same batch. A driver is traced again for every size of kernel, at any time, in another "
-                        "thread: it must not depend on what changes meanwhile (a global, an attribute, a counter, "
-                        "the clock, numpy's random numbers). Keep such numbers in the state, or make another Program."
+                        f"driver {now.graph.name!r}{at(where)} computes something else than when the program was "
+                        "built, for the same batch. A driver is traced again for every kernel size, at any time, in another "
+                        "thread: it must not depend on values that change (a global, an attribute, a counter, the "
+                        "clock, numpy's random numbers). Keep such numbers in the state, or build another Program."
                     )
         return now
 
 
 def _settled(state: Any, graph: Graph) -> Any:
-    """Return the state's shapes without the weak type of numbers that a step makes arrays of, or `None` where it makes
-    none: in the next step they are arrays, and the driver is compiled for all steps.
+    """Return the state's shapes without the weak types that the step's results no longer have, or `None` if there are
+    none. From the second step on the state has those types, and the driver is compiled once for all steps.
     """
     leaves, tree = jax.tree.flatten(state)
     hardened = [old.weak_type and not new.aval.weak_type for old, new in zip(leaves, graph.new_state, strict=True)]

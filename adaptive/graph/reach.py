@@ -1,7 +1,7 @@
 """The parts of a Python object: the variables of a function, the attributes of an instance, the elements of a list.
 
 `value_of` returns a plain value in a form to compare. `parts_of` lists the parts of any other object, each with a
-label of its place. `names_in` returns the names that a function's code reads.
+label. `names_in` returns the names that a function's code reads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ import numpy as np
 from adaptive.base.arrays import is_array, numbers_of
 from adaptive.base.source_lines import library_folders
 
-_ELEMENTS = 64  # of a container that outlives a trace, from either end
-_SAMPLED = 1 << 20  # bytes; of a larger array that outlives a trace every k-th element
+_ELEMENTS = 64  # first and last elements of a container that outlives a trace
+_SAMPLED = 1 << 20  # bytes; of larger arrays that outlive a trace, only every k-th element is compared
 _LIBRARY = frozenset({"adaptive", "collectives", "controllers", "monitors"})
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -65,17 +65,17 @@ _LIVE = (
     ModuleType,
 )
 
-# Code that reads attributes by names that are not written in it.
+# Code with these names can read attributes whose names it does not contain.
 _ALL_NAMES = frozenset({"vars", "__dict__", "asdict", "astuple", "globals", "eval", "exec"})
 
 
 class Label(NamedTuple):
-    """Where a part was found.
+    """The location of a part within an object.
 
     Attributes:
       text: appended to the path so far, such as ".n" or "[3]".
-      tail: of a variable, how it is known, such as ", which grow() closes over". A variable starts a new path.
-      alone: written instead of `text` where the path so far is empty.
+      tail: for a variable, its role, such as ", which grow() closes over". A variable starts a new path.
+      alone: replaces `text` if the path so far is empty.
     """
 
     text: str = ""
@@ -111,7 +111,7 @@ def value_of(thing: Any) -> Hashable | None:
 
 
 def sample_of(array: Any) -> Hashable | None:
-    """Return what an array of numpy that outlives a trace is compared by: its elements, of a large one every k-th."""
+    """Return the value by which a numpy array that outlives a trace is compared: its elements, or every k-th."""
     if not isinstance(array, np.ndarray) or array.dtype == object:
         return None
     step = 1 + array.nbytes // _SAMPLED
@@ -120,7 +120,7 @@ def sample_of(array: Any) -> Hashable | None:
 
 
 def same_arrays(one: Any, other: Any) -> bool | None:
-    """Return whether two arrays are equal; `None` if either is no array, or cannot be read."""
+    """Return whether two arrays are equal; `None` if either is not an array or cannot be read."""
     if not (is_array(one) and is_array(other)):
         return None
     try:
@@ -133,7 +133,7 @@ def same_arrays(one: Any, other: Any) -> bool | None:
 
 
 def is_live(thing: Any) -> bool:
-    """Return whether an object changes beside a driver: a thread, a lock, a logger, a file, a module."""
+    """Return whether an object changes independently of a driver: a thread, lock, logger, file or module."""
     return isinstance(thing, _LIVE)
 
 
@@ -141,12 +141,12 @@ def is_live(thing: Any) -> bool:
 
 
 def parts_of(thing: Any, names: Set[str] | None = None) -> list[Part]:
-    """List what an object is made of.
+    """Return the parts of an object, with labels.
 
     Args:
-      names: of an object that outlives a trace, list only the attributes with these names, and the first and last
-        elements. An attribute that no code mentions cannot matter, and objects of this library are left out: worlds
-        and programs change beside a trace.
+      names: for an object that outlives a trace: return only attributes with these names, and the first and last
+        elements. Attributes that no code mentions cannot matter. This library's objects are left out, because worlds
+        and programs change independently of a trace.
 
     Raises:
       Opaque: its parts cannot be read.
@@ -195,12 +195,12 @@ def _of_function(fn: FunctionType) -> Iterator[Part]:
 def _contents(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing in it yet
+    except ValueError:  # an empty cell
         return None
 
 
 def _of_class(cls: type) -> dict[str, Any]:
-    """Return what stands in the source of a class, and of those that it is derived from, but for installed ones."""
+    """Return the attributes in the source of a class and its bases, except installed ones."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         module = sys.modules.get(base.__module__)
@@ -229,7 +229,7 @@ def _of_instance(thing: Any, names: Set[str] | None) -> list[Part]:
 
 
 def _own(thing: Any) -> dict[str, Any]:
-    """Attributes of an instance, in its `__dict__` and its slots."""
+    """Return the attributes of an instance, from its `__dict__` and its slots."""
     own = getattr(thing, "__dict__", None)
     own = dict(own) if isinstance(own, dict) else {}
     for base in type(thing).__mro__:
@@ -295,7 +295,7 @@ def _attributes(own: Mapping[str, Any], names: Set[str] | None, of: str) -> list
 
 
 def names_in(thing: Any) -> frozenset[str]:
-    """Return the attributes and globals that a function's code reads, and texts that may be names of such."""
+    """Return the attributes and globals that a function's code reads, and texts in it that may be names."""
     code = getattr(thing, "__code__", None)
     return _names_of(code) if isinstance(code, CodeType) and not is_installed_code(code) else frozenset()
 
@@ -318,7 +318,7 @@ def _loaded(code: CodeType, *operations: str) -> frozenset[str]:
 
 
 def is_installed_code(code: CodeType) -> bool:
-    """Return whether code is of Python, of an installed library, or of this one: its globals are not the driver's."""
+    """Return whether code belongs to Python, an installed library or this one, so its globals are not the driver's."""
     return _is_installed(code.co_filename)
 
 

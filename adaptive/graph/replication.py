@@ -1,4 +1,4 @@
-"""Rule 2: replication is checked, not hoped for. What could differ between workers, and must not, is refused."""
+"""Rule 2: replication is checked. A value that must be equal on all workers, and could differ, raises an error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_replication(flow: Flow) -> None:
         if flow.scope_of(new) == Scope.MICROBATCH:
             trail = Trail(flow, _narrowest(flow, new))
             raise ReplicationError(
-                f"{describe(eqn)}{at(line_of(eqn.source_info))} averages over steps what belongs to one microbatch of "
+                f"{describe(eqn)}{at(line_of(eqn.source_info))} averages over steps a value of one microbatch of "
                 f"one worker: {trail.cause}. " + (trail.advice or "Reduce it first:  comm.all_reduce(...)")
             )
 
@@ -138,7 +138,7 @@ def _check_state(flow: Flow) -> None:
 
 
 def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
-    """Return the advice for a leaf of the state: to reduce gradients if no leaf has a reduced input, else the leaf."""
+    """Return advice for a leaf of the state: reduce the gradients, or this leaf if others depend on reduced values."""
     if flow.level_of([new]):
         return (
             f"{name} depends on reduced values and on local ones, for instance on whether this worker's gradients are "
@@ -146,7 +146,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
             "    grads = comm.all_reduce(grads)\n"
             "    finite = jnp.isfinite(optax.global_norm(grads))\n"
             'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
-            "(docs/loss_scaling.md). State that shall differ is marked with per_worker_state=."
+            "(docs/loss_scaling.md). Mark state that may differ between workers with per_worker_state=."
         )
     if not any(flow.level_of([leaf]) and flow.scope_of([leaf]) == Scope.ALL for leaf in flow.graph.new_state):
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
@@ -156,15 +156,15 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
             "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
         )
     return (
-        f"The gradients may be reduced, but {name} is made of one worker's examples, by one microbatch. Where it is a "
-        "running average of batch normalisation, let the layer take its statistics over all examples of the step:\n"
+        f"The gradients may be reduced, but {name} is computed from the examples of one microbatch. If it is a "
+        "running average of batch normalization, compute its statistics over all examples of the step:\n"
         '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
         '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/equinox.md\n'
-        "Else reduce it, too (of batch normalisation only the running averages would be right, the gradient would go "
-        "by the split):\n"
+        "Otherwise reduce it too (for batch normalization only the running averages would be right; the gradient would "
+        "depend on the split):\n"
         "    new = comm.all_reduce(new)\n"
-        "A loss scale that is changed by what a worker sees of its own gradients: decide by the reduced ones "
-        "(docs/loss_scaling.md). State that shall differ is marked with per_worker_state=."
+        "If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/loss_scaling.md). "
+        "Mark state that may differ between workers with per_worker_state=."
     )
 
 
@@ -197,7 +197,7 @@ def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
 
 
 def _measured(flow: Flow, atom: Atom) -> frozenset[str]:
-    """Return the sources that a value is made of, if it is made of nothing else but numbers."""
+    """Return the sources that a value is computed from; empty if it also depends on other inputs."""
     names: set[str] = set()
     stack, seen = [atom], set()
     while stack:
@@ -216,7 +216,7 @@ def _measured(flow: Flow, atom: Atom) -> frozenset[str]:
 
 
 def _leaf_path(hook: Hook, position: int) -> str:
-    """ "2nd value, leaf .scale" for a leaf of a hook's values."""
+    """Return the name of a leaf of a hook's values: "2nd value (.scale)"."""
     tree = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
     path = jax.tree_util.tree_leaves_with_path(tree)[position][0]
     nth = {0: "1st", 1: "2nd", 2: "3rd"}.get(path[0].idx, f"{path[0].idx + 1}th")
@@ -236,12 +236,12 @@ _ORIGINS = {
 
 
 class Trail:
-    """Where a local value was made, and what made it local.
+    """The origin of a local value: its line, and the input that makes it local.
 
     Attributes:
-      made: the driver's line.
+      made: the line of the driver that computes the value.
       cause: "this worker's examples (driver.py:14)".
-      advice: what to write instead, where that does not depend on what is done with the value; or "".
+      advice: what to write instead, if that is the same for all uses of the value; else "".
     """
 
     def __init__(self, flow: Flow, atom: Atom):
@@ -257,13 +257,13 @@ class Trail:
             if found:
                 self.cause, self.advice = found
                 break
-            # Of the batch's values and numbers of its shape, as in the gradient of a mean, the values are the cause.
+            # Prefer the batch's values to numbers of its shape, as in the gradient of a mean.
             atom = max(operands, key=lambda a: (flow.scope_of([a]), a in from_batch if isinstance(a, Var) else False))
         self.cause += at(line)
 
     @staticmethod
     def _cause(flow: Flow, var: Var, number: int, before: Scope) -> tuple[str, str] | None:
-        """Return what makes a value narrower than `before`, its operands: in words, and what to write instead."""
+        """Return why a value's scope is narrower than `before`, that of its operands, and advice; None if it is not."""
         origin = flow.origin.get(var)
         if var in flow.sized and before < Scope.MICROBATCH and (origin is None or origin.kind == "const"):
             return "a number of the batch's shape, the size of one microbatch", _NUMBERS
@@ -271,14 +271,17 @@ class Trail:
             return _ORIGINS.get(origin.kind, f"{origin.index!r}, which each worker measures for itself"), ""
         if number in flow.communicates:
             how = flow.graph.eqns[number].params["how"]
-            return f"{how.name}, which brings each worker something else", ""
+            return f"{how.name}, whose result differs between workers", ""
         if number in flow.at_home and before < Scope.WORKER:
-            return f"the host ({flow.graph.eqns[number].primitive.name}), where each worker has its own", _HOST
+            return (
+                f"the host ({flow.graph.eqns[number].primitive.name}), whose result may differ between workers",
+                _HOST,
+            )
         return None
 
 
 def _from_batch(flow: Flow) -> set[Var]:
-    """Return what is computed from examples, with no collective between."""
+    """Return the values computed from examples without a collective between."""
     found = set(flow.graph.batch_vars)
     for eqn in flow.graph.eqns:
         if eqn.primitive is not collective_p and any(isinstance(a, Var) and a in found for a in eqn.invars):
@@ -286,11 +289,11 @@ def _from_batch(flow: Flow) -> set[Var]:
     return found
 
 
-_NUMBERS = """Ask for the number that you mean:
+_NUMBERS = """Use instead:
     ad.global_batch()      all examples of the step
     ad.batch_size()        this worker's
-or count:  comm.all_reduce(len(x), op="sum")"""
+or count by  comm.all_reduce(len(x), op="sum")"""
 
-_HOST = """Let all have one worker's, or say that it is the same on all:
+_HOST = """Broadcast one worker's value, or assert that it is the same on all:
     x = comm.broadcast(x)
     x = ad.replicated(x)"""

@@ -1,11 +1,10 @@
-"""Cutting the microbatch segment of a level into stages, each of which ends where a message can be sent.
+"""Partitioning of a level's microbatch segment into stages, after each of which a message can be sent.
 
-JAX's backward pass has the gradients of the last layers first. Where they travel in a message of their own, it can be
-on its way while those of the first layers are still computed: the segment becomes as many programs as there are such
-messages. Stage `s` has the equations that its messages need and no earlier stage has; what it takes from earlier ones
-*crosses*.
+The backward pass computes the gradients of the last layers first. If they are sent in a separate message, it can travel
+while the gradients of the first layers are computed. The segment becomes one program per message. Stage `s` has the
+equations that its messages need and no earlier stage has; values that it reads from earlier stages are *crossing*.
 
-What is cut is chosen once, for the first size (`choose`), and holds for all: it is part of what is sent.
+The groups are chosen once, for the first size (`choose`), and used for all sizes, because they determine the messages.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from .plan import Contribution, Message, Plan, Segment, Stage
 from .trace import Atom, operands_of
 
 Groups = Mapping[int, tuple[tuple[int, ...], ...]]
-"""By level: what is always sent there, by its place among all that is, as one group for each stage."""
+"""By level: for each stage, the indices of its contributions to the message that is always sent."""
 
-LEAST_WORK = 0.02  # of a level's: less is no stage, since it would hide nothing
-# Cheap where they are fused into what takes their result, and dear to carry through memory.
+LEAST_WORK = 0.02  # least share of a level's work in a stage; with less, a stage would hide no communication
+# Cheap if fused into their consumer, and expensive to keep in memory.
 _REPEATED = {"broadcast_in_dim", "iota", "transpose", "reshape", "squeeze", "expand_dims"}
 
 _HEAVY = {"dot_general", "conv_general_dilated"}
@@ -43,8 +42,8 @@ def choose(plan: Plan, most: int) -> Groups:
     that can be cut.
 
     Args:
-      plan: not cut yet.
-      most: the largest number of stages; there are fewer if the driver has fewer places to cut.
+      plan: a plan without stages.
+      most: the largest number of stages. There are fewer if the graph cannot be partitioned further.
     """
     found = {}
     for level, segment in plan.microbatches.items():
@@ -64,7 +63,7 @@ def always_sent(plan: Plan, level: int) -> Message | None:
 
 
 class _Order:
-    """In which order contributions can be known, by the work that it takes to know them."""
+    """The order in which contributions become known, by the work to compute them."""
 
     def __init__(self, segment: Segment, contributions: Sequence[Contribution]):
         self._contributions = contributions
@@ -73,7 +72,7 @@ class _Order:
         heavy = [n for n, w in enumerate(works) if w > 1e-4 * sum(works)]
         self._works = np.array([works[n] for n in heavy], float)
         bit = {n: 1 << i for i, n in enumerate(heavy)}
-        self._needed: dict[Var, int] = {}  # of each value: which of the heavy equations, as bits
+        self._needed: dict[Var, int] = {}  # the heavy equations that each value depends on; bit mask
         for n, eqn in enumerate(eqns):
             of_operands = (self._needed.get(a, 0) for a in operands_of(eqn) if isinstance(a, Var))
             bits = reduce(or_, of_operands, bit.get(n, 0))
@@ -88,12 +87,12 @@ class _Order:
         return float(self._works @ np.unpackbits(flags, bitorder="little")[:size])
 
     def groups(self, most: int) -> tuple[tuple[int, ...], ...]:
-        """Places of contributions, as a group for each stage. What does not go by the batch is in the last."""
+        """Return the indices of contributions, as a group for each stage. The last has all without the batch."""
         of_microbatches = [i for i, c in enumerate(self._contributions) if c.scope == Scope.MICROBATCH]
         needs = {i: self._needs(self._contributions[i]) for i in of_microbatches}
         order = sorted(of_microbatches, key=lambda i: self._work_of(needs[i]))
         total = self._work_of(reduce(or_, needs.values(), 0))
-        ends, bytes_until, bits = [0.0], [0], 0  # the share of the work, and the bytes, of the first so many
+        ends, bytes_until, bits = [0.0], [0], 0  # cumulative share of the work, cumulative bytes
         for i in order:
             bits |= needs[i]
             ends.append(self._work_of(bits) / total if total else 1.0)
@@ -118,7 +117,7 @@ def _nbytes(c: Contribution) -> int:
 
 
 def work(eqn: JaxprEqn) -> float:
-    """Operations that an equation takes, roughly."""
+    """Return the approximate number of operations of an equation."""
     inner = sum(work(e) for jaxpr in nested(eqn) for e in jaxpr.eqns)
     if inner:
         return inner * eqn.params.get("length", 1)
@@ -139,7 +138,7 @@ def cut_in_stages(segment: Segment, messages: Mapping[int, Message]) -> tuple[St
     """Return the stages of a segment.
 
     Args:
-      messages: that it computes, by number; each says for which stage it waits.
+      messages: the messages that it computes, by number; each has its stage.
     """
     numbers: list[list[int]] = [[] for _ in range(1 + max(m.stage for m in messages.values()))]
     for number, message in messages.items():
@@ -159,7 +158,7 @@ class _Stages:
         self._draw_forward()
 
     def _assign(self) -> None:
-        """Assign to each stage what its messages need, and the rest to the last stage."""
+        """Assign to each stage the equations that its messages need, and the others to the last stage."""
         seen: set[int] = set()
         for number, contributions in enumerate(self.sent):
             stack = list(_atoms(contributions))
@@ -171,8 +170,9 @@ class _Stages:
                     stack += operands_of(self.eqns[n])
 
     def _draw_forward(self) -> None:
-        """Move what is computed from a sent value, such as the sum of its squares, to the stage of that value, so that
-        the sum crosses the boundary and not the value.
+        """Move equations on a sent value, such as the sum of its squares, to the stage of that value.
+
+        Then the sum crosses to the next stage, and not the value.
         """
         drawn = {c.value for contributions in self.sent for c in contributions}
         for n, eqn in enumerate(self.eqns):
@@ -250,7 +250,7 @@ class _Stages:
 
 
 def _one_by_one(eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
-    """Claims of many values as claims of one: else each would wait for all."""
+    """Split assertions about several values into one for each, so that no value waits for the others."""
     found = []
     for eqn in eqns:
         if eqn.primitive is assert_scope_p:

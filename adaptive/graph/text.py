@@ -1,4 +1,4 @@
-"""Equations as text: equal for two traces of one program, whatever their variables are called."""
+"""Equations as text, which is equal for two traces of one program, whatever the names of variables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def as_text(
 
     yield EquationText(repr([str(var.aval) for var in inputs]))
     for eqn in eqns:
-        # The weight of a collective of what is replicated already is never used, so a segment does not hold it.
+        # A collective of replicated values does not use its weight, so a segment does not compute it.
         operands = [name(atom) for atom in eqn.invars if isinstance(atom, Literal) or atom in numbers]
         params = params_text(eqn)
         for var in eqn.outvars:
@@ -62,7 +62,7 @@ def as_text(
 
 
 def params_text(eqn: JaxprEqn) -> str:
-    """Return what an equation says beside its operands; of jaxprs in it, the arrays that they close over too."""
+    """Return an equation's parameters as text, including arrays that nested jaxprs close over."""
     texts = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
     consts = [np.asarray(c) for nested in closed_within(eqn.params) for c in nested.consts]
     return repr((texts, [(str(c.dtype), c.shape, hash_of(c.tobytes())) for c in consts]))

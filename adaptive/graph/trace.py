@@ -1,8 +1,8 @@
 """From a driver program to one flat dataflow graph.
 
-The driver is traced by JAX itself. Nested `jax.jit`s are inlined, so that a collective in a helper function stands in
-the same list of equations as everything else; one inside `scan`, `cond` or `while` is refused, because whether and how
-often it runs would then depend on values, and a worker could wait for a message that another never sends.
+JAX traces the driver. Nested `jax.jit`s are inlined, so that collectives of helper functions are in the same list of
+equations. A collective inside `scan`, `cond` or `while` is refused: values would decide whether and how often it runs,
+and a worker could wait for a message that another never sends.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _RESULTLESS = (hook_p, state_write_p)
 
 @dataclass(frozen=True)
 class Graph:
-    """A driver, traced for one microbatch of `examples` examples.
+    """A driver, traced for microbatches of `examples` examples.
 
     Attributes:
       invars: state leaves, then batch leaves.
       outvars: new state leaves, then metric leaves.
       consts: values of arrays that the driver closes over, by variable.
-      minibatches: the ways in which the driver cuts its batch into them.
-      pairings: the places at which the driver publishes, and looks at what others have published.
+      minibatches: for each `ad.minibatches` of the driver, how it cuts the batch.
+      pairings: the driver's calls that publish vectors and read those of other workers.
     """
 
     name: str
@@ -109,12 +109,12 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
       state: pytree of arrays or shapes.
       batch: pytree of arrays or shapes, all with one leading axis: the examples of a microbatch.
       capacity: the number of worker slots; shapes of gathered values depend on it.
-      mailboxes: those of the program, on which the driver may publish.
+      mailboxes: the program's mailboxes, on which the driver may publish.
 
     Raises:
       DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes,
         or closes over an array that is sharded over devices.
-      CollectiveError: an operator stands where it cannot.
+      CollectiveError: an operator is misplaced.
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     name = getattr(driver, "__name__", type(driver).__name__)
@@ -149,8 +149,9 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
 def _traced(
     driver: Callable, state: Any, batch: Any, capacity: int, mailboxes: PeerMailboxes
 ) -> tuple[DriverTrace, ClosedJaxpr, tuple[Any, ...]]:
-    """Return the driver's jaxpr, and what the trace has recorded; traced twice where it calls what has to close over
-    numbers of the worker (see `peer_read.py`).
+    """Return the trace's records, the driver's jaxpr, and the shapes of its results.
+
+    Traces a second time if an operator needs the worker's numbers in a loop (see `peer_read.py`).
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
     with trace_as(capacity, examples, mailboxes) as tracing:
@@ -170,7 +171,7 @@ def _traced(
 def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: DriverTrace) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     try:
         return jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
-    except TypeError as error:  # JAX's own, where a shape or a Python branch needs a number that is not known yet
+    except TypeError as error:  # raised by JAX if a shape or a Python branch depends on a traced value
         for hint in dict.fromkeys(tracing.hints):
             error.add_note(hint)
         raise
@@ -195,8 +196,8 @@ def _check_state(name: str, old: Any, new: Any) -> None:
         ]
         detail = "; ".join(change[:4]) or f"as {jax.tree.structure(new)}, not {jax.tree.structure(old)}"
         raise DriverError(
-            f"driver {name!r} returns a state of another structure than it was given: {detail}. "
-            "The state it returns is what it is given in the next step."
+            f"driver {name!r} returns a state of another structure than its argument: {detail}. "
+            "The returned state is the argument of the next step."
         )
     for leaf_name, before, after in zip(
         leaf_names(old, "state"), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
@@ -204,25 +205,25 @@ def _check_state(name: str, old: Any, new: Any) -> None:
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise DriverError(
                 f"driver {name!r} changes {leaf_name} from {before.dtype}{list(before.shape)} to "
-                f"{after.dtype}{list(after.shape)}. A state keeps its shapes and dtypes from step to step"
+                f"{after.dtype}{list(after.shape)}. A state must keep its shapes and dtypes"
                 + (f": return it with .astype({before.dtype})." if before.shape == after.shape else ".")
             )
 
 
 def _check_none_left_out(must_stay: Sequence[tuple[Any, str]], eqns: Sequence[JaxprEqn]) -> None:
-    """JAX differentiates a nested jit or checkpoint by taking its jaxpr apart, and leaves out what has no result."""
+    """Raise if JAX has dropped an operator without a result, as it does when it differentiates a nested jit."""
     there = {id(e.params["hook" if e.primitive is hook_p else "written"]) for e in eqns if e.primitive in _RESULTLESS}
     for mark, what in must_stay:
         if id(mark) not in there:
             raise CollectiveError(
-                f"{what} is lost: it stands inside a jax.jit or jax.checkpoint that is differentiated, and JAX leaves "
-                "out there what has no result. Return the value from the differentiated function (has_aux=True), and "
-                "apply the operator to it behind."
+                f"{what} is lost: it is inside a jax.jit or jax.checkpoint that is differentiated, where JAX drops "
+                "operators without a result. Return the value from the differentiated function (has_aux=True), and "
+                "apply the operator to it afterwards."
             )
 
 
 class _Flattener:
-    """Copies equations out of nested jaxprs, under fresh variables."""
+    """Inliner of nested jaxprs: copies their equations, with new variables."""
 
     def __init__(self) -> None:
         self.eqns: list[JaxprEqn] = []
@@ -230,11 +231,14 @@ class _Flattener:
         self.sums: list[Sum] = []
         self._const_vars: dict[int, Var] = {}
         self._sources: dict[str, JaxprEqn] = {}
-        self._made: dict[Atom, JaxprEqn] = {}  # the equations that make variables
+        self._made: dict[Atom, JaxprEqn] = {}  # the equation that computes each variable
 
     def inline(self, closed: ClosedJaxpr, args: Sequence[Atom], site: Any = None) -> list[Atom]:
-        """Take over the equations of a jaxpr, `site` being the source of the equation that calls it, if one does: JAX's
-        own jitted functions (`jnp.where`, `jnp.var`) know no line of the driver, and are called by one that does.
+        """Copy the equations of a jaxpr, and return its results.
+
+        Args:
+          site: source information of the equation that calls it. JAX's own jitted functions (`jnp.where`, `jnp.var`)
+            contain no line of the driver, so their equations get the caller's.
         """
         env: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, args, strict=True))
         for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
@@ -246,7 +250,7 @@ class _Flattener:
         for eqn in closed.jaxpr.eqns:
             operands = [look_up(a) for a in eqn.invars]
             source = eqn.source_info if site is None or line_of(eqn.source_info) else site
-            if eqn.primitive is source_p and self._known_source(eqn):  # read twice, it is one value
+            if eqn.primitive is source_p and self._known_source(eqn):  # a source that is read twice is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
             function = called(eqn, derivatives=any(_operators_within(eqn)))
@@ -258,7 +262,7 @@ class _Flattener:
                 env.update(zip(eqn.outvars, self._mean_over_workers(eqn, operands, source), strict=True))
                 continue
             within = sorted(_operators_within(eqn), key=lambda e: _kind_of(e) != "collective")
-            if within:  # a mean reads a source too, which the user has not written
+            if within:  # a mean also reads a source that is not in the user's code
                 raise _refusal(within[0], eqn)
             _refuse_references(eqn)
             if eqn.primitive in OPERATORS:
@@ -272,7 +276,7 @@ class _Flattener:
         return [look_up(a) for a in closed.jaxpr.outvars]
 
     def _mean_over_workers(self, eqn: JaxprEqn, operands: list[Atom], source: Any) -> list[Atom]:
-        """Take over one of JAX's own sums over the workers, as a mean: see `adaptive/operators/axis.py`."""
+        """Copy one of JAX's own sums over the workers as a mean; see `adaptive/operators/axis.py`."""
         spread = before_spread(eqn.replace(invars=operands), self._made)
         if spread is None:
             results = self.inline(as_collective(eqn), operands, source)
@@ -291,7 +295,7 @@ class _Flattener:
         if not isinstance(atom, Literal):
             return atom
         var = Var(atom.aval)
-        self.consts[var] = np.asarray(atom.val, atom.aval.dtype)  # or a bare number would be as wide as JAX is by then
+        self.consts[var] = np.asarray(atom.val, atom.aval.dtype)  # keeps its dtype if JAX's x64 setting changes
         return var
 
     def _known_source(self, eqn: JaxprEqn) -> bool:
@@ -315,7 +319,7 @@ class _Flattener:
             except NotAnArrayError as error:
                 raise DriverError(f"an array that the driver closes over, {var.aval.str_short()}, {error}") from error
             known = self._const_vars[id(value)] = Var(var.aval)
-            # An array of the host may be written to later on, and XLA may read it where it lies.
+            # Copied, because the user may modify the array later, and XLA may read it without a copy.
             self.consts[known] = value if isinstance(value, jax.Array) else np.array(value)
         return known
 
@@ -323,17 +327,17 @@ class _Flattener:
 def _refuse_references(eqn: JaxprEqn) -> None:
     if has_references(eqn):
         raise CollectiveError(
-            f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step is cut into programs of their own, "
-            "and what is written in one would not be seen in the next. Return new values instead:  x = x.at[i].set(y)"
+            f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step runs as several programs, which do "
+            "not see each other's writes. Return new values instead:  x = x.at[i].set(y)"
         )
 
 
 def _operators_within(eqn: JaxprEqn, *, shadowed: bool = False) -> Iterator[JaxprEqn]:
-    """Operators in the jaxprs nested in an equation, however deep.
+    """Yield the operators in the jaxprs nested in an equation, at any depth.
 
     Args:
-      shadowed: this is within a `jax.shard_map` over an axis of its own that is called as the workers' is: what is
-        reduced over that name there is none of the program's business.
+      shadowed: whether the equation is within a `jax.shard_map` over an axis with the name of the workers' axis, so
+        that reductions over that name are not over the workers.
     """
     shadowed = shadowed or WORKERS in axes_of(eqn)
     for jaxpr in nested(eqn):
@@ -348,7 +352,7 @@ def _kind_of(eqn: JaxprEqn) -> str:
 
 
 def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
-    """Return the operands that an equation needs here: of a collective of replicated values, all but its weight."""
+    """Return the operands that an equation needs: all, or without the weight for a collective of replicated values."""
     if eqn.primitive is not collective_p:
         return eqn.invars
     values, _, when = operands(eqn.invars, eqn.params)
@@ -356,7 +360,7 @@ def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
 
 
 def describe(eqn: JaxprEqn) -> str:
-    """Return what the user wrote for an operator's equation: "all_reduce(op='mean')", "hook 'adapt'"."""
+    """Return the name of an operator's equation in the user's code: "all_reduce(op='mean')", "hook 'adapt'"."""
     params = eqn.params
     if is_over_workers(eqn):
         return "jax.lax.pmean"
@@ -374,13 +378,13 @@ def describe(eqn: JaxprEqn) -> str:
 def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
     where = line_of(inner.source_info)
     advice = {
-        "collective": "It would then be sent again in the backward pass. Reduce the function's result, behind it."
+        "collective": "It would be sent again in the backward pass. Reduce the function's result instead."
         if is_checkpoint(outer)
-        else "Then values would decide whether and how often a message is sent. Collect the values in the loop (as its "
-        "carry or its stacked outputs) and reduce them behind it." + line_search_of(inner.source_info),
-        "source": "Read it before, and pass the value in.",
-        "operator state": "Apply the operator to the loop's result, behind it.",
-        "hook": "Hand over the loop's result, behind it.",
-        "assertion": "Say it of the loop's result, behind it.",
+        else "Values would decide whether and how often a message is sent. Collect the values in the loop (as its "
+        "carry or its stacked outputs) and reduce them after it." + line_search_of(inner.source_info),
+        "source": "Read it before the loop, and pass the value in.",
+        "operator state": "Apply the operator to the loop's result.",
+        "hook": "Pass the loop's result to the hook.",
+        "assertion": "Apply it to the loop's result.",
     }[_kind_of(inner)]
-    return CollectiveError(f"{describe(inner)}{at(where)} stands inside {holder(outer)}. {advice}")
+    return CollectiveError(f"{describe(inner)}{at(where)} is inside {holder(outer)}. {advice}")

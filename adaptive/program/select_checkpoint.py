@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
-from adaptive.base.roster import said_by_first
+from adaptive.base.roster import broadcast_bytes
 from adaptive.base.world import World
 from adaptive.disk.directory import belongs_to, run_of
 from adaptive.disk.manifest import DamagedError, verify
@@ -52,7 +52,7 @@ def select_checkpoint(world: World, where: Any, missing_ok: bool, about: str) ->
             own = json.dumps(_selection(path, missing_ok)).encode()
             return own
 
-        said = said_by_first(world, select, f"choosing the checkpoint for the {about}")
+        said = broadcast_bytes(world, select, f"choosing the checkpoint for the {about}")
         selection = json.loads(said)
         if isinstance(selection, str):
             return SelectedCheckpoint(None, path, [], selection)

@@ -191,8 +191,8 @@ def test_of_what_is_replicated_nothing_is_sent():
         (lambda x: x * jax.lax.axis_index("workers").astype(x.dtype), "ad.worker()"),
         (lambda x: jax.lax.pmean(x, "workers", axis_index_groups=[range(4096)]), "jax.lax.psum over 'workers'"),
         (lambda x: jax.lax.all_gather(x, "workers")[0], "comm.all_gather(x)"),
-        (lambda x: jax.lax.scan(lambda c, _: (pmean(c), None), x, length=2)[0], "stands inside jax.lax.scan"),
-        (lambda x: jax.grad(jax.checkpoint(lambda x: pmean(x * x)))(x), "stands inside jax.checkpoint"),
+        (lambda x: jax.lax.scan(lambda c, _: (pmean(c), None), x, length=2)[0], "is inside jax.lax.scan"),
+        (lambda x: jax.grad(jax.checkpoint(lambda x: pmean(x * x)))(x), "is inside jax.checkpoint"),
         (
             lambda x: jax.vmap(lambda r: jax.lax.psum(r, ("rows", "workers")), axis_name="rows")(x[None])[0],
             "jax.lax.psum over 'workers' (test_axis.py:",
@@ -247,5 +247,5 @@ def test_within_another_axis_the_workers_are_still_the_workers():
         within = jax.shard_map(pmean, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
         return w, {"x": comm.all_reduce(within(batch["y"]).sum())}
 
-    with pytest.raises(CollectiveError, match=r"pmean \(test_axis.py:\d+\) stands inside shard_map"):
+    with pytest.raises(CollectiveError, match=r"pmean \(test_axis.py:\d+\) is inside shard_map"):
         traced(driver, W)

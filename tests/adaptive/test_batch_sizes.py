@@ -209,9 +209,9 @@ def test_the_data_set_bounds_the_batch():
         (np.ones(2), "whole number"),
         (0, "positive; got 0"),
         (-4, "positive; got -4"),
-        (1, "too small for 2 workers: each takes at least one example in a step, but for those whose share is 0"),
+        (1, "too small for 2 workers: each takes at least one example per step, except those with a share of 0"),
         (101, "larger than the data set, which has 100"),
-        (21, "more than the 2 workers may take together: 20"),
+        (21, "more than the maximum of the 2 workers, 20"),
     ],
 )
 def test_a_global_batch_that_cannot_be_is_refused(global_batch, wrong):

@@ -114,7 +114,9 @@ def test_of_a_fixed_size_workers_take_as_many_steps_as_their_batches_allow():
                 w = local_step(w, jax.tree.map(lambda a, k=k: a[k : k + 8], whole))[0]
             models.append((end - start) / 72 * w)
         np.testing.assert_allclose(program.state, sum(models), rtol=2e-6)
-        with pytest.raises(ad.BatchSizeError, match=r"global_batch=50 is no multiple of 8, .* nearest are 48 and 56"):
+        with pytest.raises(
+            ad.BatchSizeError, match=r"global_batch=50 is not a multiple of 8, .* nearest are 48 and 56"
+        ):
             program.rescale(global_batch=50)
 
 

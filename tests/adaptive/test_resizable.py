@@ -76,7 +76,7 @@ def test_other_sizes_are_refused_and_the_program_goes_on():
             with pytest.raises(ad.BatchSizeError, match="resizable=False") as caught:
                 program.rescale(**asked)
             assert f"program.rescale asked for batch sizes {sizes}" in str(caught.value)
-            assert "stay as they are, (6, 6)" in str(caught.value)
+            assert "batch sizes are fixed, (6, 6)" in str(caught.value)
         program.rescale(global_batch=12, shares=(1, 1))  # they are that
         assert program.step().batch_sizes == (6, 6)
 

@@ -337,7 +337,7 @@ def handed_over(row):
     ids=["source", "slot", "hook", "all_gather", "broadcast"],
 )
 def test_any_operator_in_a_loop_is_refused_by_its_name(operator, name):
-    with pytest.raises(ad.CollectiveError, match=f"^{name} .*stands inside jax.lax.scan") as error:
+    with pytest.raises(ad.CollectiveError, match=f"^{name} .*is inside jax.lax.scan") as error:
         traced(lambda s, b: (s + in_scan(operator, b["x"]), {}), 0.0)
     assert pointed_at(error.value)
 

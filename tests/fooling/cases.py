@@ -437,7 +437,7 @@ def effects_in_an_order_that_cannot_be(state, batch):
 
 TRACES = {"count": 0}
 CONTEXT: ContextVar[float] = ContextVar("CONTEXT", default=1.0)
-CHANGED = "says something else than when the program was made"
+CHANGED = "computes something else than when the program was built"
 
 
 @refused(ad.DriverError, CHANGED)

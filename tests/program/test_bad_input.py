@@ -180,8 +180,8 @@ def test_a_hook_that_reads_a_local_value(world):
     [
         (lambda s, m: s, "must return (state, metrics), a pair; it returned a "),
         (lambda s, m: (s, m, m), "must return (state, metrics), a pair; it returned a tuple of 3"),
-        (lambda s, m: ({"a": s["a"]}, m), "another structure than it was given: without state['b']"),
-        (lambda s, m: ({**s, "c": m}, m), "another structure than it was given: with state['c']"),
+        (lambda s, m: ({"a": s["a"]}, m), "another structure than its argument: without state['b']"),
+        (lambda s, m: ({**s, "c": m}, m), "another structure than its argument: with state['c']"),
         (lambda s, m: ({**s, "a": s["a"].astype(jnp.int32)}, m), "state['a'] from float32[] to int32[]"),
         (lambda s, m: ({**s, "b": s["b"][:1]}, m), "state['b'] from float32[2] to float32[1]"),
     ],
@@ -238,7 +238,7 @@ def test_a_collective_in_a_loop(world):
         return jax.lax.scan(body, state, batch["x"])[0], {}
 
     refused(
-        ad.CollectiveError, "all_reduce(op='mean') (test_bad_input.py:", "stands inside jax.lax.scan", driver=driver
+        ad.CollectiveError, "all_reduce(op='mean') (test_bad_input.py:", "is inside jax.lax.scan", driver=driver
     )
 
 
@@ -412,7 +412,7 @@ def test_more_examples_than_the_workers_may_take(world):
     n = world.size
     refused(
         ad.BatchSizeError,
-        f"global_batch={2 * n + 1} is more than the {n} workers may take together: {2 * n}",
+        f"global_batch={2 * n + 1} is more than the maximum of the {n} workers, {2 * n}",
         global_batch=2 * n + 1,
         max_local_batch=2,
     )

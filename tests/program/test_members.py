@@ -110,7 +110,7 @@ def test_the_program_says_who_is_there_and_keeps_the_global_batch_where_it_can()
         report = program.step()
         assert (report.members, report.batch_sizes) == ((0, 2), (8, 0, 8))
         assert report.notes[0] == "worker slot 1 is empty: its worker has left."
-        assert report.notes[1] == "global batch 20 clipped to 16, the most that workers may hold."
+        assert report.notes[1] == "global batch 20 clipped to 16, the maximum of these workers."
         assert program.step().notes == ()
         assert "no examples for worker 1" in program.explain()
         world.join(1)
@@ -385,7 +385,7 @@ def test_a_program_begins_in_a_world_with_an_empty_worker_slot(worker_slots):
     with build(descend, jnp.zeros(()), data_of(), 3, world=worker_slots) as program:
         assert program.batch_sizes == (1, 1, 1, 0)
         assert program.step().members == (0, 1, 2)
-    with pytest.raises(ad.BatchSizeError, match="worker slot 3 alone, which has no worker"):
+    with pytest.raises(ad.BatchSizeError, match="only to worker slot 3, which is empty"):
         build(descend, jnp.zeros(()), data_of(), 3, world=worker_slots, shares=[0, 0, 0, 1])
 
 

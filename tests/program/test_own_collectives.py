@@ -101,7 +101,7 @@ def test_of_a_value_of_the_batch_it_wants_the_whole_batch():
 
 
 def test_what_differs_between_workers_is_kept_out_of_the_state():
-    with pytest.raises(ad.ReplicationError, match=r"comes from shifted, which brings each worker something else"):
+    with pytest.raises(ad.ReplicationError, match=r"comes from shifted, whose result differs between workers"):
         build(
             lambda state, batch: (shifted(state + ad.worker().astype(float)), {}),
             0.0,

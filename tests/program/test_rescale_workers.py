@@ -126,7 +126,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
     assert told == [(1, 4, 1, 4), (1, 4, 1, 4), (2, 4, 2, 4), (4, 4, 4, 4), (4, 4, 4, 4), (1, 4, 1, 4)]
     assert reports[2].notes == (
         "a worker has joined in worker slot 1.",
-        "hook 'adapt': global batch 31 clipped to 16, the most that workers may hold, until others are there.",
+        "hook 'adapt': global batch 31 clipped to 16, the maximum of these workers, until other workers have joined.",
     )
     assert "hook 'adapt': workers 12 clipped to 4, the most available." in reports[3].notes
 
