@@ -44,6 +44,11 @@ class Totals(NamedTuple):
     groups: jax.Array  # n: groups with examples; negative if a gradient's square is not finite
 
 
+def both_gradients(what: str) -> str:
+    """Return advice for errors: how to call a monitor that takes the local and the averaged gradient."""
+    return f"Pass both gradients:\n    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
+
+
 def totals(grads: Any, what: str) -> Totals:
     """Sum over all workers and microbatches; adds 12 bytes to the gradients' message.
 
@@ -55,7 +60,7 @@ def totals(grads: Any, what: str) -> Totals:
     Returns:
       Scalars. Replicated.
     """
-    grads = assert_scope("local", grads, what)
+    grads = assert_scope("local", grads, what, hint=both_gradients(what))
     return summed(squared_norm(grads), of_examples=False)
 
 

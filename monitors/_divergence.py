@@ -15,6 +15,8 @@ from collectives import all_gather, all_reduce
 from ._squares import at_least_single, check_alike, squared_norm
 
 _BUCKETS = 1024
+_OWN_REPLICA = "Pass this worker's replica of the parameters:\n    mon.divergence(strategy.replica(state))"
+_WITHOUT_AVERAGE = "Leave average= out, and it is estimated:\n    mon.divergence(params)"
 
 
 def divergence(params: Any, average: Any = None) -> jax.Array:
@@ -55,11 +57,11 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
                 f"divergence{at(current_line())}: params{jax.tree_util.keystr(path)} is {jnp.asarray(leaf).dtype}, and "
                 "no float. Give the parameters alone."
             )
-    params = assert_scope("local", params, "divergence")
+    params = assert_scope("local", params, "divergence", hint=_OWN_REPLICA)
     # Weighted by the local batch size, not by the size of a microbatch: parameters are the same in all microbatches.
     if average is not None:
         check_alike("divergence", params, average)
-        average = assert_scope("reduced", average, "divergence")
+        average = assert_scope("reduced", average, "divergence", hint=_WITHOUT_AVERAGE)
         apart = squared_norm(jax.tree.map(lambda p, a: p - a, params, average))
         return _relative(all_reduce(apart, weight=ad.batch_size()), squared_norm(average))
     sketches, sizes = all_gather((sketch(params, ad.step()), ad.batch_size()))

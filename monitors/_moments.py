@@ -38,6 +38,11 @@ from adaptive.extend import GLOBAL_BATCH, assert_scope, at, current_line, operat
 
 from ._squares import at_least_single
 
+_UPDATE_BY_AVERAGES = """Update the optimizer by averaged gradients, and pass its state:
+    avg_grads = comm.all_reduce(grads)
+    updates, opt_state = optimizer.update(avg_grads, opt_state, params)
+    mon.moment_noise(opt_state)"""
+
 _SAMPLE = 1 << 16  # elements from which c is found
 _HALVINGS = 20
 
@@ -82,7 +87,7 @@ def moment_noise(opt_state: Any, *, b1: float = 0.9, b2: float = 0.999, eps: flo
     start = f"moment_noise{at(current_line())}: "
     if not 0 <= b1 < b2 < 1:
         raise CollectiveError(f"{start}b1={b1!r} and b2={b2!r} must satisfy 0 <= b1 < b2 < 1.")
-    state = assert_scope("reduced", _adam_state(opt_state, start), "moment_noise")
+    state = assert_scope("reduced", _adam_state(opt_state, start), "moment_noise", hint=_UPDATE_BY_AVERAGES)
     means, squares = jax.tree.leaves(state.mu), jax.tree.leaves(state.nu)
     steps = jnp.asarray(state.count)
     dtype = at_least_single(*(leaf.dtype for leaf in means))

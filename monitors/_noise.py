@@ -12,7 +12,7 @@ import numpy as np
 from adaptive import CollectiveError
 from adaptive.extend import assert_scope, at, current_line, operator_state
 
-from ._anova import estimate, summed
+from ._anova import both_gradients, estimate, summed
 from ._averages import Averages, add_sample, no_samples, ratio_bounds
 from ._layer_sets import By, layer_sets
 from ._squares import at_least_single, check_alike, check_norms, squared_norm
@@ -134,14 +134,14 @@ def noise_scale(
       transformers", section 2.
     """
     check_alike("noise_scale", grads, avg_grads)
-    avg_grads = assert_scope("reduced", avg_grads, "noise_scale")
+    avg_grads = assert_scope("reduced", avg_grads, "noise_scale", hint=both_gradients("noise_scale"))
     _check_options(decay, confidence, dataset_size)
     if per_example is not None:
         check_norms("noise_scale", grads, per_example)
     if divide_by is not None:
         grads, avg_grads = _divided(grads, avg_grads, divide_by, per_example)
     sets = None if by is None else layer_sets(grads, by, "noise_scale")
-    grads = assert_scope("local", grads, "noise_scale")
+    grads = assert_scope("local", grads, "noise_scale", hint=both_gradients("noise_scale"))
     if per_example is None:
         sums = summed(_over(sets, grads, squared_norm), of_examples=False)
     else:
@@ -169,7 +169,8 @@ def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tu
         if per_example is not None:
             why = "and per_example exclude each other: the norms are those of gradients that are not divided"
         raise CollectiveError(f"noise_scale{at(current_line())}: divide_by {why}.")
-    divide_by = jax.tree.leaves(assert_scope("reduced", divide_by, "noise_scale"))
+    hint = "Pass divide_by=mon.adam_scale(opt_state), with the state of an optimizer of averaged gradients."
+    divide_by = jax.tree.leaves(assert_scope("reduced", divide_by, "noise_scale", hint=hint))
 
     def divided(tree: Any) -> Any:
         leaves = [g / p.astype(g.dtype) for g, p in zip(jax.tree.leaves(tree), divide_by, strict=True)]

@@ -10,6 +10,10 @@ import jax.numpy as jnp
 from adaptive.extend import assert_scope
 from collectives import all_reduce
 
+_BEFORE_REDUCTION = """Pass this worker's gradient:
+    share = mon.nonfinite(grads)
+    grads = comm.all_reduce(grads, nonfinite="drop")"""
+
 
 def nonfinite(grads: Any) -> jax.Array:
     """Return the share of examples whose gradient is not finite, and which `nonfinite="drop"` leaves out.
@@ -30,7 +34,7 @@ def nonfinite(grads: Any) -> jax.Array:
       >>> share = mon.nonfinite(grads)                                       # doctest: +SKIP
       >>> grads = comm.all_reduce(grads, nonfinite="drop")                   # doctest: +SKIP
     """
-    grads = assert_scope("local", grads, "nonfinite")
+    grads = assert_scope("local", grads, "nonfinite", hint=_BEFORE_REDUCTION)
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads)]
     finite = [jnp.isfinite(leaf).all() for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     bad = ~jnp.stack(finite).all() if finite else jnp.asarray(False)

@@ -187,9 +187,9 @@ class Planner:
                 if where is not None:
                     raise DriverError(
                         f"driver {now.graph.name!r}{at(where)} computes something else than when the program was "
-                        "built, for the same batch. A driver is traced again for every kernel size, at any time, in another "
-                        "thread: it must not depend on values that change (a global, an attribute, a counter, the "
-                        "clock, numpy's random numbers). Keep such numbers in the state, or build another Program."
+                        "built, for the same batch. A driver is traced again for every kernel size, at any time, in "
+                        "another thread: it must not depend on values that change (a global, an attribute, a counter, "
+                        "the clock, numpy's random numbers). Keep such numbers in the state, or build another Program."
                     )
         return now
 

@@ -54,46 +54,24 @@ def check_replication(flow: Flow) -> None:
 
 
 def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
-    where, scope = at(line_of(eqn.source_info)), flow.scope_of(eqn.invars)
-    if eqn.params["scope"] == "local" and scope == Scope.ALL:
+    claimed, what, hint = (eqn.params[name] for name in ("scope", "what", "hint"))
+    what, scope = f"{what}{at(line_of(eqn.source_info))}", flow.scope_of(eqn.invars)
+    if claimed == "local" and scope == Scope.ALL:
         raise CollectiveError(
-            f"{eqn.params['what']}{where} "
-            + _NOT_LOCAL.get(
-                eqn.params["what"],
-                "needs this worker's own gradient, but its argument is already averaged, so noise cannot be measured. "
-                "Keep both:\n"
-                "    avg_grads = comm.all_reduce(grads)\n"
-                f"    mon.{eqn.params['what']}(grads, avg_grads)",
-            )
+            f"{what} needs this worker's own value, but its argument is equal on all workers: it is already averaged, "
+            "or otherwise replicated. " + (hint or "Pass the value before its reduction.")
         )
-    if eqn.params["scope"] == "reduced" and scope != Scope.ALL:
-        if eqn.params["what"] == "divergence":
-            raise CollectiveError(
-                f"divergence{where} has an average= that can differ between workers: it comes from "
-                f"{Trail(flow, _narrowest(flow, eqn.invars)).cause}. Leave it out, and it is estimated:\n"
-                "    mon.divergence(params)"
-            )
+    if claimed == "reduced" and scope != Scope.ALL:
         raise CollectiveError(
-            f"{eqn.params['what']}{where} needs the gradient averaged over all workers, but its argument is this "
-            f"worker's own: it comes from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. Reduce it first:\n"
-            "    avg_grads = comm.all_reduce(grads)\n"
-            f"    mon.{eqn.params['what']}(grads, avg_grads)"
+            f"{what} needs a value that is equal on all workers, but its argument can differ between them: it comes "
+            f"from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. {hint or 'Reduce it first:  comm.all_reduce(x)'}"
         )
-    if eqn.params["scope"] == "replicated" and scope == Scope.MICROBATCH:
+    if claimed == "replicated" and scope == Scope.MICROBATCH:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause
         raise ReplicationError(
-            f"{eqn.params['what']}{where} has a value that comes from {cause}. It differs between microbatches. "
+            f"{what} has a value that comes from {cause}. It differs between microbatches. "
             "Reduce it:  comm.all_reduce(x)"
         )
-
-
-# The problem with replicated arguments, by the monitor that needs local ones.
-_NOT_LOCAL = {
-    "divergence": "has replicated parameters, which are the same on all workers and do not diverge. "
-    "Pass each worker's own:\n    mon.divergence(strategy.replica(state))",
-    "nonfinite": "has an averaged gradient, which is the same on all workers. Pass this worker's own:\n"
-    "    share = mon.nonfinite(grads)\n    grads = comm.all_reduce(grads, nonfinite='drop')",
-}
 
 
 def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:

@@ -1,4 +1,4 @@
-"""Assertions about how widely a value is replicated, for values where the graph cannot tell."""
+"""Assertions of operators and users about the scope of a value: replicated, or local."""
 
 from __future__ import annotations
 
@@ -16,24 +16,31 @@ T = TypeVar("T")
 assert_scope_p = Primitive("assert_scope")  # *values -> *values
 assert_scope_p.multiple_results = True
 only_in_programs(assert_scope_p)
-assert_scope_p.def_abstract_eval(lambda *operands, scope, what: list(operands))
-assert_scope_p.def_impl(lambda *operands, scope, what: list(operands))
+assert_scope_p.def_abstract_eval(lambda *operands, scope, what, hint: list(operands))
+assert_scope_p.def_impl(lambda *operands, scope, what, hint: list(operands))
 
 
-def assert_scope(scope: Literal["replicated", "local", "reduced"], tree: T, what: str) -> T:
+def assert_scope(scope: Literal["replicated", "local", "reduced"], tree: T, what: str, *, hint: str = "") -> T:
     """Return a pytree unchanged, with an assertion about its scope, which is checked when a program is built.
 
     Args:
-      scope: "replicated": the user asserts that values which the graph treats as local (results of a host callback)
-        are equal on all workers. "local": at least one leaf must differ between workers. "reduced": all leaves must be
-        replicated.
+      scope: one of three assertions.
+        "local": the caller needs values that differ between workers, such as this worker's gradient. An error if all
+        leaves are replicated.
+        "reduced": the caller needs values that are equal on all workers, such as the averaged gradient. An error if the
+        graph shows that a leaf can differ.
+        "replicated": the user asserts that values which the graph treats as local, such as the result of a host
+        callback, are equal on all workers. Treated as replicated from here on; an error only for values that depend on
+        the batch.
       tree: a pytree of arrays; local or replicated.
       what: the operator that makes the assertion, for errors.
+      hint: what to write instead, for the error: one or several lines. By default, general advice for the scope.
     """
     leaves, tree_of = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    return jax.tree.unflatten(tree_of, assert_scope_p.bind(*map(jnp.asarray, leaves), scope=scope, what=what))
+    claimed = assert_scope_p.bind(*map(jnp.asarray, leaves), scope=scope, what=what, hint=hint)
+    return jax.tree.unflatten(tree_of, claimed)
 
 
 def _assert_scope_jvp(primals, tangents, **params):

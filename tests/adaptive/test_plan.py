@@ -7,11 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
+import monitors as mon
 from adaptive import operators
+from adaptive.extend import assert_scope
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import Source, read
 
@@ -303,6 +306,43 @@ def test_a_op_state_of_what_belongs_to_one_call_is_refused():
 
 
 # --- what must be replicated ------------------------------------------------------------------------------------------
+
+
+def its_moments(grads):
+    return mon.moment_noise(optax.ScaleByAdamState(jnp.int32(9), grads, jnp.square(grads)))
+
+
+def its_own(grads):
+    return assert_scope("local", grads, "own", hint="Write own(grads).")
+
+
+def without_a_hint(grads):
+    return assert_scope("local", grads, "own")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "reduced", "says"),
+    [
+        (mon.nonfinite, True, ["nonfinite (test_plan.py:", "already averaged", "share = mon.nonfinite(grads)"]),
+        (
+            its_moments,
+            False,
+            ["moment_noise (test_plan.py:", "it comes from this worker's examples", "optimizer.update(avg"],
+        ),
+        (its_own, True, ["own (test_plan.py:", "already averaged", "Write own(grads)."]),
+        (without_a_hint, True, ["own (test_plan.py:", "Pass the value before its reduction."]),
+    ],
+)
+def test_the_error_for_an_argument_of_a_wrong_scope_has_the_hint_of_its_monitor(monitor, reduced, says):
+    def driver(state, batch):
+        grads = grad(state, batch)
+        monitor(comm.all_reduce(grads) if reduced else grads)
+        return state, {}
+
+    with pytest.raises(ad.CollectiveError) as error:
+        planned(driver, W)
+    assert all(text in str(error.value) for text in says)
+    assert "(grads, avg_grads)" not in str(error.value)  # the call of another monitor
 
 
 def test_a_gradient_that_was_not_reduced_is_found_in_the_state():

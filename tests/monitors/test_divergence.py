@@ -120,9 +120,12 @@ def test_of_strategies():
 
 
 def test_what_cannot_be_apart_is_refused():
-    with pytest.raises(CollectiveError, match=r"divergence.*has replicated parameters(?s:.*)replica"):
+    with pytest.raises(CollectiveError, match=r"divergence.*equal on all workers(?s:.*)strategy.replica"):
         program_of(lambda own, average: {"d": mon.divergence(average)})
-    with pytest.raises(CollectiveError, match=r"divergence.*average= that can differ.*(?s:.*)mon.divergence\(params\)"):
+    with pytest.raises(
+        CollectiveError,
+        match=r"divergence.*argument can differ between them.*Leave average= out.*(?s:.*)mon.divergence\(params\)",
+    ):
         program_of(lambda own, average: {"d": mon.divergence(own, jax.tree.map(lambda x: x * 2, own))})
     with pytest.raises(CollectiveError, match=r"params\['n'\] is int32, and no float"):
         mon.divergence({"n": jnp.arange(3)})
@@ -145,5 +148,5 @@ def test_of_a_gradient_that_is_averaged_there_is_no_share():
     def driver(w, batch):
         return w, {"share": mon.nonfinite(comm.all_reduce(batch.mean()))}
 
-    with pytest.raises(CollectiveError, match=r"nonfinite.*averaged gradient"):
+    with pytest.raises(CollectiveError, match=r"nonfinite.*already averaged"):
         ad.Program(driver, jnp.zeros(()), DATA, global_batch=12, world=LocalWorld(3))

@@ -237,9 +237,7 @@ def test_a_collective_in_a_loop(world):
 
         return jax.lax.scan(body, state, batch["x"])[0], {}
 
-    refused(
-        ad.CollectiveError, "all_reduce(op='mean') (test_bad_input.py:", "is inside jax.lax.scan", driver=driver
-    )
+    refused(ad.CollectiveError, "all_reduce(op='mean') (test_bad_input.py:", "is inside jax.lax.scan", driver=driver)
 
 
 def test_a_gradient_through_a_collective(world):
