@@ -97,6 +97,7 @@ from adaptive.base.world_messages import WorldMessages as WorldMessages
 from adaptive.control.batch_sizes import BatchSizes as BatchSizes
 from adaptive.control.decisions import apply_decision as apply_decision
 from adaptive.control.hooks import Hooks as Hooks
+from adaptive.control.hosts import this_host as this_host
 from adaptive.control.hyperparameters import checked_hyperparameters as checked_hyperparameters
 from adaptive.control.membership import Membership as Membership
 from adaptive.control.readiness import Readiness as Readiness

@@ -32,6 +32,8 @@ class CodedSlices(Sliced):
     codec: Codec
     stochastic: bool = False
 
+    skips_zeros = True
+
     @property
     def granule(self) -> int:
         return self.codec.row_bytes
@@ -154,7 +156,10 @@ def in_codes(
         found = operator_state(LABEL, np.zeros(size, dtype), update)
     else:
         found, _ = coded(vector)
-    blocks = _summed(codec, rounding, codec.to_rows(found, share), leaves, when, dtype)
+    rows = codec.to_rows(found, share)
+    if share is not None:
+        rows = jnp.where(share > 0, rows, 0)  # which need not be sent
+    blocks = _summed(codec, rounding, rows, leaves, when, dtype)
     counts = combine(Reduce("sum", checked=True), sound, sound, when=when)
     total = blocks.reshape(-1)[:size]
     if share is not None:

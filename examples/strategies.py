@@ -27,17 +27,18 @@ import collectives.strategies as sync  # noqa: E402
 import controllers as ctrl  # noqa: E402
 
 SGD = optax.sgd(0.1)
+OUTER = optax.sgd(0.7, momentum=0.5, nesterov=True)
 STRATEGIES = {
     "synchronous": sync.synchronous(SGD),
     "model_averaging": sync.model_averaging(SGD),
     "pair_averaging": sync.pair_averaging(SGD),
     "local_steps": sync.local_steps(SGD, steps=4),
-    "diloco": sync.diloco(SGD, optax.sgd(0.7, momentum=0.5, nesterov=True), steps=4),
+    "diloco": sync.diloco(SGD, OUTER, steps=4),
     "hybrid": sync.hybrid(sync.model_averaging(SGD), sync.synchronous(SGD)),
 }
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--strategy", choices=[*STRATEGIES, "all"], default="all")
+parser.add_argument("--strategy", choices=[*STRATEGIES, "islands", "all"], default="all")
 parser.add_argument("--workers", type=int, default=4, help="in one process; under mpirun every rank is a worker")
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--local-batch", type=int, default=16, help="examples per worker and step; a round has four times")
@@ -80,6 +81,8 @@ def accuracy_of(strategy):
 
 
 with comm.world() as world:
+    pairs = [range(first, min(first + 2, world.size)) for first in range(0, world.size, 2)]  # or comm.by_host(world)
+    STRATEGIES["islands"] = sync.islands(SGD, OUTER, 4, pairs)
     show = print if world.rank == 0 else lambda *_: None
     show(f"{'':<18} {'accuracy':>9} {'steps':>7} {'messages':>9}   per step, on {world.size} workers")
     for name, strategy in STRATEGIES.items():

@@ -84,13 +84,20 @@ def summed(squares: jax.Array, *, of_examples: bool) -> Totals:
     )
 
 
-def estimate(sums: Totals, mean_squared_norm: jax.Array, dataset_size: float | None) -> tuple[jax.Array, jax.Array]:
-    """Return `(trace, signal)`, scalars, from the sums and `|gbar|^2`; NaN for fewer than two groups."""
+def estimate(
+    sums: Totals, mean_squared_norm: jax.Array, dataset_size: float | None, islands: Any = 1
+) -> tuple[jax.Array, jax.Array]:
+    """Return `(trace, signal)`, scalars, from the sums and `|gbar|^2`; NaN for fewer than two groups.
+
+    Args:
+      islands: the number m of islands, each of which has a mean gradient of its own; then `mean_squared_norm` is
+        `sum_I B_I |gbar_I|^2 / B`, whose expectation is `sum_I B_I |G_I|^2 / B + m tr Sigma / B`.
+    """
     # S is a sum of squares: a negative value is a rounding error.
     trace = jnp.maximum(sums.squares - sums.examples * mean_squared_norm, 0)
-    trace = trace / jnp.where(sums.groups > 1, sums.groups - 1, jnp.nan)
+    trace = trace / jnp.where(sums.groups > islands, sums.groups - islands, jnp.nan)
     # Drawn without replacement from N examples, Var gbar = tr Sigma (1/B - 1/N), with Sigma over N - 1.
-    sampling = 1 / sums.examples
+    sampling = islands / sums.examples
     if dataset_size is not None:
         sampling = jnp.maximum(sampling - 1 / dataset_size, 0)
     return trace, mean_squared_norm - trace * sampling

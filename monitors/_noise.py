@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive import CollectiveError
+from adaptive import CollectiveError, worker
 from adaptive.extend import assert_scope, at, current_line, operator_state
+from collectives import all_reduce
 
 from ._anova import both_gradients, estimate, summed
 from ._averages import Averages, add_sample, no_samples, ratio_bounds
@@ -36,6 +37,7 @@ def noise_scale(
     per_example: Any = None,
     divide_by: Any = None,
     by: None = None,
+    islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
     dataset_size: int | None = None,
@@ -50,6 +52,7 @@ def noise_scale(
     per_example: Any = None,
     divide_by: Any = None,
     by: By,
+    islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
     dataset_size: int | None = None,
@@ -63,6 +66,7 @@ def noise_scale(
     per_example: Any = None,
     divide_by: Any = None,
     by: By | None = None,
+    islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
     dataset_size: int | None = None,
@@ -96,7 +100,7 @@ def noise_scale(
 
     Args:
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
-      avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated.
+      avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated; with `islands`, local.
       per_example: the norms that `mon.example_norms` returns beside `grads`: a pytree of the structure of `grads`, each
         leaf of shape=(examples,), in gradient units squared. Local.
       divide_by: pytree of positive arrays of the shapes of `grads`, which the optimizer divides gradients by, such as
@@ -104,6 +108,10 @@ def noise_scale(
         not depend on this step's gradients. Replicated. Not with `per_example`.
       by: a function from a leaf's path, as a tuple of text, to the name of the set of leaves (the layer) that it is in,
         or None to leave the leaf out: `by=lambda path: path[0]`. The result is then a noise scale for each set.
+      islands: the workers of each island, as `sync.islands` has them, if `avg_grads` is the mean over this worker's
+        island, as `step_with_gradients` returns it. The noise is then that within islands, over all of them:
+        `S = (sum_i b_i |g_i|^2 - sum_I B_I |gbar_I|^2) / (n - m)` and `Q = sum_I B_I/B |gbar_I|^2 - m S / B`, with m
+        islands. This takes a message of its own, of 4 bytes. Not with `dataset_size`.
       decay: factor of the weights from one step to the next, at least 0 and below 1; the averages are over effectively
         (1 + decay) / (1 - decay) steps.
       confidence: probability that the bounds enclose the noise scale, between 0 and 1.
@@ -134,8 +142,9 @@ def noise_scale(
       transformers", section 2.
     """
     check_alike("noise_scale", grads, avg_grads)
-    avg_grads = assert_scope("reduced", avg_grads, "noise_scale", hint=both_gradients("noise_scale"))
-    _check_options(decay, confidence, dataset_size)
+    if islands is None:
+        avg_grads = assert_scope("reduced", avg_grads, "noise_scale", hint=both_gradients("noise_scale"))
+    _check_options(decay, confidence, dataset_size, islands)
     if per_example is not None:
         check_norms("noise_scale", grads, per_example)
     if divide_by is not None:
@@ -147,7 +156,11 @@ def noise_scale(
     else:
         sums = summed(_over(sets, per_example, _sum), of_examples=True)
     mean = _over(sets, avg_grads, lambda tree: squared_norm(tree, averaged=True))
-    sample = jnp.stack(estimate(sums, mean, dataset_size), axis=-1)
+    if islands is None:
+        found = estimate(sums, mean, dataset_size)
+    else:
+        found = estimate(sums, all_reduce(mean), None, islands=_number_of(islands).astype(mean.dtype))
+    sample = jnp.stack(found, axis=-1)
 
     def update(packed: jax.Array, sample: jax.Array = sample) -> tuple[jax.Array, NoiseScale]:
         averages = add_sample(_averages_of(packed), sample, decay)
@@ -159,6 +172,14 @@ def noise_scale(
     of_sets = np.tile(init, (len(sets), 1))
     noise = operator_state("noise_scale", of_sets, lambda packed: jax.vmap(update)(packed, sample))
     return {name: NoiseScale(*(field[i] for field in noise)) for i, name in enumerate(sets)}
+
+
+def _number_of(islands: Sequence[Sequence[int]]) -> jax.Array:
+    """Return the number of islands that take examples in this step. Replicated."""
+    capacity = sum(map(len, islands))
+    rows = all_reduce((jnp.arange(capacity, dtype=jnp.int32) == worker()).astype(jnp.int32), op="sum")
+    present = [rows[np.array(island)].max() for island in islands]
+    return jnp.stack(present).sum()
 
 
 def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tuple[Any, Any]:
@@ -214,11 +235,12 @@ def summary(averages: Averages, confidence: float) -> NoiseScale:
     return jax.tree.map(lambda x: jnp.where(averages.weight > 0, x, jnp.nan), noise)
 
 
-def _check_options(decay: float, confidence: float, dataset_size: int | None) -> None:
+def _check_options(decay: float, confidence: float, dataset_size: int | None, islands: Any) -> None:
     wrong = [
         f"decay={decay!r} must be at least 0 and below 1" if not 0 <= decay < 1 else "",
         f"confidence={confidence!r} must be between 0 and 1" if not 0 < confidence < 1 else "",
         f"dataset_size={dataset_size!r} must be positive" if dataset_size is not None and dataset_size <= 0 else "",
+        "islands= and dataset_size= exclude each other" if islands is not None and dataset_size is not None else "",
     ]
     if any(wrong):
         raise CollectiveError(f"noise_scale{at(current_line())}: {', '.join(filter(None, wrong))}.")

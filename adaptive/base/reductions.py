@@ -31,11 +31,13 @@ class Sliced:
       elementwise: whether each element is reduced by itself, so that several leaves may share one part.
       is_sum: whether the result is the sum, up to rounding. The values of one host may then be summed first, in single
         precision, and sent as one worker's value.
+      skips_zeros: whether a value of zeros changes no result, so that it need not be sent.
     """
 
     adds_up = False
     elementwise = False
     is_sum = False
+    skips_zeros = False
 
     @property
     def granule(self) -> int:

@@ -28,6 +28,16 @@ def minus(a: T, b: Any) -> T:
     return jax.tree.map(lambda x, y: (x - y).astype(x.dtype), a, b)
 
 
+def scaled(tree: T, weight: jax.Array) -> T:
+    """Multiply a tree by a number, in single precision at least."""
+
+    def one(x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+        return wide * weight.astype(wide.dtype)
+
+    return jax.tree.map(one, tree)
+
+
 def zeros(tree: T) -> T:
     """Return a tree of zeros with the shapes and dtypes of `tree`."""
     return jax.tree.map(jnp.zeros_like, tree)

@@ -48,12 +48,12 @@ def left(program):
 
 
 def means_of(program):
-    """Each worker's own mean in each step."""
+    """Each worker's own mean in each step; None without examples."""
     seen, take = [], program._parts.stream.take
 
     def taken(*args, **options):
         share = take(*args, **options)
-        seen.append([np.asarray(b["x"]).mean(0) for b in share.batches])
+        seen.append([None if b is None else np.asarray(b["x"]).mean(0) for b in share.batches])
         return share
 
     program._parts.stream.take = taken
@@ -200,6 +200,46 @@ def test_who_rests_keeps_what_is_left():
         kept = left(program)
     np.testing.assert_array_equal(left(program)[1], kept[1])
     assert (left(program)[0] != kept[0]).any()
+
+
+def test_a_checkpoint_holds_what_is_left():
+    """Restored, the program goes on to the bit; on another number of workers it is refused, by name."""
+    program = built(driver_of(wire="2bit", rounding=FEEDBACK))
+    for _ in range(3):
+        program.step()
+    kept, checkpoint = left(program), program.checkpoint()
+    other = built(driver_of(wire="2bit", rounding=FEEDBACK))
+    other.step()
+    other.restore(checkpoint)
+    np.testing.assert_array_equal(left(other), kept)
+    program.step(), other.step()
+    np.testing.assert_array_equal(other.state, program.state)
+    np.testing.assert_array_equal(left(other), left(program))
+    fewer = built(driver_of(wire="2bit", rounding=FEEDBACK), LocalWorld(2), shares=None)
+    with pytest.raises(ad.CheckpointError, match="local state of 3 workers; this world has 2"):
+        fewer.restore(checkpoint)
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_a_lost_worker_takes_what_it_has_left_and_a_joining_one_begins_with_nothing():
+    world = LocalWorld(3)
+    options = {"resizable": True, "shares": None, "microbatch": 2}
+    program = built(driver_of(wire="2bit", rounding=FEEDBACK), world, **options)
+    seen, codec = means_of(program), codec_of("2bit").fitted(N)
+    errors = np.zeros((3, N))
+    for step in range(1, 10):
+        if step == 4:
+            world.leave(1)
+        if step == 7:
+            world.join(1)
+            errors[1] = 0
+        report = program.step()
+        for worker in np.flatnonzero(report.batch_sizes):
+            wanted = seen[-1][worker] + errors[worker]
+            errors[worker] = wanted - rounded(codec, wanted)[0]
+        assert (report.batch_sizes[1] > 0) == (step < 4 or step >= 7)
+        there = np.array(report.batch_sizes) > 0
+        np.testing.assert_allclose(np.array(left(program))[there], errors[there], atol=1e-12)
 
 
 def test_bytes_are_those_of_the_codes():

@@ -3,6 +3,7 @@
 A `Sliced` part is sent twice: each process receives one slice of all workers' values, reduces it, and sends the result
 to all. A process sends and receives as many bytes as in an all-reduce, in the reduction's wire format. A `Mixed` part
 is sent only to the workers that average it. Of a `Gathered` part each process sends its workers' rows to all others.
+Values of zeros are not sent where they change no result.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, s
     bounds = [len(flat) // op.granule * rank // comm.size * op.granule for rank in range(comm.size + 1)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         sent = [np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))) for worker, x in rows.items()]
-        found = _slice_of_all(comm, sent, bounds)
+        found = _slice_of_all(comm, sent, bounds, skips_zeros=op.skips_zeros)
         has_first = bounds[comm.rank] == 0 < bounds[comm.rank + 1]
         statistics = summed_statistics(functions, found, has_first, partial(_total, comm))
         own = np.asarray(functions.reduced(found, statistics, number, np.int32(comm.rank)))
@@ -55,21 +56,22 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
     flat[:] = own.astype(flat.dtype)
 
 
-def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray, worker_slots: Sequence[Sequence[int]]) -> None:
-    """Gather all workers' rows into `received`, with the same result on all processes.
+def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray) -> None:
+    """Gather all workers' rows into `received`, with the same result on all processes. Rows of zeros are not sent.
 
     Args:
       comm: the communicator.
       rows: this process's rows.
       received: receives one row for each worker slot.
-      worker_slots: the workers of each process, by rank.
     """
-    own = np.stack([part[worker] for worker, part in rows.items()])
-    sizes = np.array([len(workers) for workers in worker_slots]) * own[0].size
-    arrived = np.empty((sum(map(len, worker_slots)), *own.shape[1:]), own.dtype)
+    senders = [worker for worker, part in rows.items() if part[worker].any()]
+    by_process = comm.allgather(senders)
+    own = np.stack([rows[worker][worker] for worker in senders]) if senders else received[:0]
+    sizes = np.array([len(workers) for workers in by_process]) * received[0].size
+    arrived = np.empty((sum(map(len, by_process)), *received.shape[1:]), received.dtype)
     comm.Allgatherv(_words(own), _placed(arrived, sizes))
     received[...] = 0
-    received[[worker for workers in worker_slots for worker in workers]] = arrived
+    received[[worker for workers in by_process for worker in workers]] = arrived
 
 
 def mixed(
@@ -130,13 +132,23 @@ def _functions(op: Sliced) -> _CompiledReduction:
     return _CompiledReduction(*(jax.jit(f) for f in (op.sent, op.statistics, op.further_statistics, op.reduced)))
 
 
-def _slice_of_all(comm: Any, sent: Sequence[np.ndarray], bounds: Sequence[int]) -> np.ndarray:
-    """Return this process's slice of all workers' values; shape=(workers, elements of the slice)."""
-    workers, sizes, own = np.array(comm.allgather(len(sent))), np.diff(bounds), int(np.diff(bounds)[comm.rank])
+def _slice_of_all(comm: Any, values: Sequence[np.ndarray], bounds: Sequence[int], *, skips_zeros: bool) -> np.ndarray:
+    """Return this process's slice of the workers' values; shape=(workers, elements of the slice).
+
+    Args:
+      skips_zeros: whether to leave out workers whose values are zeros, unless all are.
+    """
+    told = comm.allgather([not skips_zeros or bool(row.any()) for row in values])
+    if not any(map(any, told)):
+        told = [[True] * len(of_process) for of_process in told]
+    sent = [row for row, is_sent in zip(values, told[comm.rank], strict=True) if is_sent]
+    workers = np.array(list(map(sum, told)))
+    sizes, own = np.diff(bounds), int(np.diff(bounds)[comm.rank])
     if len(sent) == 1:
         (outgoing,) = sent
     else:
-        outgoing = np.concatenate([row[start:stop] for start, stop in pairwise(bounds) for row in sent])
+        of_slices = [row[start:stop] for start, stop in pairwise(bounds) for row in sent]
+        outgoing = np.concatenate([values[0][:0], *of_slices])
     incoming = np.empty((int(workers.sum()), own), outgoing.dtype)
     comm.Alltoallv(_placed(outgoing, sizes * len(sent)), _placed(incoming, workers * own))
     return incoming
@@ -209,7 +221,7 @@ class CustomReductions:
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step)
             elif isinstance(op, Gathered):
-                gathered(comm, rows, self._buffers[j], slots)
+                gathered(comm, rows, self._buffers[j])
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Replace results that differ between workers: `results` holds the first worker's for all of them."""

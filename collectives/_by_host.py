@@ -1,0 +1,34 @@
+"""`by_host`: which workers are on the same host."""
+
+from __future__ import annotations
+
+import json
+
+from adaptive.extend import World, this_host
+
+
+def by_host(world: World) -> tuple[tuple[int, ...], ...]:
+    """Return the workers of each host: islands for `sync.islands`. Communicates, so every process calls it.
+
+    A worker slot that has no process yet is an island of its own, since nobody knows its host.
+
+    Args:
+      world: of the program.
+
+    Returns:
+      Workers' numbers, by host, in the order of each host's first process. Replicated.
+
+    Example:
+      >>> import collectives as comm
+      >>> with comm.SoloWorld() as world:
+      ...     print(comm.by_host(world))
+      ((0,),)
+    """
+    own = json.dumps([this_host(), list(world.workers)])
+    told = world.all_gather_bytes(own.encode(), "the hosts of workers") if world.processes > 1 else [own.encode()]
+    hosts: dict[str, list[int]] = {}
+    for host, workers in map(json.loads, told):
+        hosts.setdefault(host, []).extend(workers)
+    known = {worker for workers in hosts.values() for worker in workers}
+    others = ((worker,) for worker in range(world.capacity) if worker not in known)
+    return (*(tuple(sorted(workers)) for workers in hosts.values() if workers), *others)

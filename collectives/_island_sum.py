@@ -1,0 +1,92 @@
+"""Sums within islands: groups of workers that average exactly among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+
+from adaptive.extend import Collective, Mixed, whole
+
+from ._leaves import combine, error, leaves_of
+
+T = TypeVar("T")
+Islands = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class WithinIslands(Mixed):
+    """The sum over the members of each worker's island, in the order of their numbers."""
+
+    islands: Islands
+
+    adds_up = True
+
+    def weights(self, step: int, members: Sequence[int]) -> dict[int, dict[int, float]]:
+        there = set(members)
+        return {
+            worker: dict.fromkeys(sorted(there.intersection(island)), 1.0)
+            for island in self.islands
+            for worker in island
+            if worker in there
+        }
+
+
+@dataclass(frozen=True)
+class IslandSum(Collective):
+    """Collective that sums over the workers of an island. Workers without examples add nothing."""
+
+    islands: Islands
+
+    name = "island_sum"
+    label = "sum within islands"
+    reduces = True
+    result_is_replicated = False
+    shows_workers = True
+
+    @property
+    def op(self) -> WithinIslands:
+        return WithinIslands(self.islands)
+
+    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
+        return x  # of no use: what is summed within islands is each worker's own
+
+
+def island_sum(tree: T, islands: Islands, *, when: jax.Array | None = None) -> T:
+    """Return the sum of `tree` over the workers of this worker's island. Local.
+
+    Each worker sends its leaves to every other worker of its island, and to no others.
+
+    Args:
+      tree: a pytree of numbers; of the same shapes on all workers. Local.
+      islands: the workers of each island; each worker is in one.
+      when: see `all_reduce`. In steps in which it is false the result is the worker's own value.
+    """
+    return combine(IslandSum(islands), tree, leaves_of("islands", tree), when=when)
+
+
+def checked_islands(what: str, islands: Any, capacity: int | None) -> Islands:
+    """Return islands as tuples of worker numbers.
+
+    Args:
+      capacity: the number of worker slots; `None` if it is unknown.
+
+    Raises:
+      CollectiveError: `islands` are not lists of workers, or a worker is in none of them, or in two.
+    """
+    try:
+        found = tuple(tuple(sorted(whole(worker) for worker in island)) for island in islands)  # type: ignore[type-var]
+    except TypeError:
+        raise error(what, f"islands={islands!r} are not lists of workers. {_EXAMPLE}") from None
+    workers = sorted(worker for island in found for worker in island if worker is not None)
+    if not workers or not all(found) or len(set(workers)) < len(workers):
+        raise error(what, f"islands={islands!r}: each worker must be in one of them, and none empty. {_EXAMPLE}")
+    if workers != list(range(len(workers))) or (capacity is not None and len(workers) != capacity):
+        wanted = len(workers) if capacity is None else capacity
+        raise error(what, f"islands={islands!r} must hold each of the {wanted} workers, from 0 on, once. {_EXAMPLE}")
+    return found  # type: ignore[return-value]
+
+
+_EXAMPLE = "Write\n    islands=[[0, 1], [2, 3]]        or  islands=comm.by_host(world)"

@@ -1,0 +1,320 @@
+"""Islands, against plain loops of their update, `synchronous` and `diloco`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import monitors as mon
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+RATE, STEPS = 2.0**-6, 3
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+PARAMS = {"w": np.full(4, 0.1), "b": np.zeros(())}
+FIRST = np.array([0, 0.1, 0.1, 0.1, 0.1])
+
+
+def data(examples=240):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 4))
+    return {"x": x, "y": x @ np.arange(4.0) + rng.normal(size=examples)}
+
+
+def mean_loss(params, batch):
+    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
+
+
+def gradient(v, batch):
+    """Of a vector (b, w…), by numpy."""
+    x, rest = batch["x"], batch["x"] @ v[1:] + v[0] - batch["y"]
+    return np.concatenate([[2 * rest.mean()], 2 * rest @ x / len(x)])
+
+
+def vector(params):
+    return np.concatenate([[np.asarray(params["b"])], np.asarray(params["w"])])
+
+
+def built(strategy, world=None, examples=None, **options):
+    def driver(state, batch):
+        state, loss = strategy.step(state, jax.value_and_grad(mean_loss), batch)
+        return state, {"loss": comm.all_reduce(loss)}
+
+    given = {"global_batch": 12, "world": world or LocalWorld(3), "resizable": False} | options
+    return ad.Program(
+        driver, strategy.init(PARAMS), examples or data(), per_worker_state=strategy.per_worker_state, **given
+    )
+
+
+def watched(program):
+    """The workers' batches, of each step from now on; None for a worker without one."""
+    seen, take = [], program._parts.stream.take
+
+    def taken(*args, **options):
+        share = take(*args, **options)
+        seen.append([None if b is None else jax.tree.map(np.asarray, b) for b in share.batches])
+        return share
+
+    program._parts.stream.take = taken
+    return seen
+
+
+def run(program, steps):
+    """Step by step, the workers' batches."""
+    seen = watched(program)
+    for _ in range(steps):
+        program.step()
+        yield seen[-1]
+
+
+def states(program):
+    return [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+# Products with powers of two are exact, so that it does not matter with which sums XLA fuses them.
+EXACT_OUTER = optax.sgd(0.5, momentum=0.5, nesterov=True)
+
+
+class Loop:
+    """The published update in numpy, with momentum as inner and Nesterov's as outer optimizer.
+
+    A worker's replica and momentum are None while it waits for the end of a round.
+    """
+
+    def __init__(self, groups):
+        self.groups, n = groups, sum(map(len, groups))
+        self.z, self.outer = FIRST, np.zeros(5)
+        self.own = [(FIRST, np.zeros(5))] * n
+        self.examples, self.taken = [0] * len(groups), 0
+
+    def step(self, batches):
+        self.taken += 1
+        those = [[i for i in group if batches[i] is not None and self.own[i] is not None] for group in self.groups]
+        changed = {}
+        for number, current in enumerate(those):
+            if current:
+                x, momentum = self.own[current[0]]
+                sizes = [len(batches[i]["y"]) for i in current]
+                mean = sum(b * gradient(x, batches[i]) for b, i in zip(sizes, current, strict=True)) / sum(sizes)
+                momentum = mean + 0.5 * momentum
+                changed[number] = x - RATE * momentum, momentum
+                self.examples[number] += sum(sizes)
+        ends = self.taken % STEPS == 0
+        if ends:
+            total = sum(self.examples[number] for number in changed)
+            change = self.z - sum(self.examples[number] * x for number, (x, _) in changed.items()) / total
+            if len(changed) == 1:
+                self.z = self.z - change
+            else:
+                self.outer = change + 0.9 * self.outer
+                self.z = self.z - 0.7 * (change + 0.9 * self.outer)
+                changed = {number: (self.z, momentum) for number, (_, momentum) in changed.items()}
+            self.examples = [0] * len(self.groups)
+        for number, (group, current) in enumerate(zip(self.groups, those, strict=True)):
+            for i in group:
+                if batches[i] is None:
+                    self.own[i] = None
+                elif i in current or (ends and current):
+                    self.own[i] = changed[number]
+                elif not current:  # it founds the island again
+                    self.own[i] = self.z, np.zeros(5)
+
+
+INNER = optax.sgd(RATE, momentum=0.5)
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_the_update_is_that_of_a_plain_loop(microbatch):
+    groups = [[0, 2], [1]]
+    strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
+    program = built(strategy, shares=(4, 6, 2), microbatch=microbatch)
+    for batches in run(program, 20):
+        loop.step(batches)
+        for (x, _), state in zip(loop.own, states(program), strict=True):
+            close(vector(state.replica), x)
+            close(vector(strategy.model(state)), loop.z)
+        for of_island in ("replica", "inner"):
+            one, _, other = (jax.tree.leaves(getattr(state, of_island)) for state in states(program))
+            for a, b in zip(one, other, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 3], [1], [2]]])
+def test_who_leaves_and_who_joins(groups):
+    """A lost worker leaves its island's state to the others; who joins waits for the end of a round."""
+    world = LocalWorld(4)
+    strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
+    program = built(strategy, world, global_batch=24, microbatch=2, resizable=True)
+    for step, batches in enumerate(run(program, 24), 1):
+        loop.step(batches)
+        for batch, own, state in zip(batches, loop.own, states(program), strict=True):
+            if batch is not None:
+                close(vector(strategy.model(state)), loop.z)
+            if own is not None:
+                close(vector(state.replica), own[0])
+        if step == 4:
+            world.leave(1)
+        if step == 7:
+            world.leave(2), world.leave(0)
+        if step == 10:
+            world.join(0)
+        if step == 14:
+            world.join(1), world.join(2)
+    assert all(own is not None for own in loop.own)
+
+
+def test_one_island_is_synchronous_to_the_bit():
+    """And while other islands have no worker."""
+    world = LocalWorld(4)
+    world.leave(3)
+    strategies = [sync.synchronous(INNER), sync.islands(INNER, OUTER, STEPS, [[0, 1, 2], [3]])]
+    one, other = (built(s, world, shares=None, microbatch=2, resizable=True) for s in strategies)
+    for step in range(1, 9):
+        one.step(), other.step()
+        np.testing.assert_array_equal(vector(other.state.replica), vector(one.state.params))
+        if step % STEPS == 0:
+            close(vector(other.state.params), vector(one.state.params))
+
+
+@pytest.mark.parametrize("wire", [None, "4bit", comm.top_k(2, of=8)])
+def test_islands_of_one_are_diloco_to_the_bit(wire):
+    """With batches whose weights are powers of two, and so divide exactly."""
+    rng, sizes = np.random.default_rng(0), (4, 8, 4)
+    shards = [{"x": (x := rng.normal(size=(96, 4))), "y": x @ np.arange(4.0)} for _ in sizes]
+    strategies = {
+        "rounds": sync.diloco(INNER, EXACT_OUTER, STEPS, wire=wire),
+        "steps": sync.islands(INNER, EXACT_OUTER, STEPS, [[0], [1], [2]], wire=wire),
+    }
+    each = {"rounds": STEPS, "steps": 1}
+    programs = {
+        name: built(
+            strategies[name],
+            examples=ad.Shards(shards),
+            global_batch=n * sum(sizes),
+            shares=[n * size for size in sizes],
+        )
+        for name, n in each.items()
+    }
+    for _ in range(8):
+        programs["rounds"].step()
+        for _ in range(STEPS):
+            programs["steps"].step()
+        for a, b in zip(*map(states, programs.values()), strict=True):
+            np.testing.assert_array_equal(vector(b.params), vector(a.params))
+            for one, other in zip(jax.tree.leaves(a.inner), jax.tree.leaves(b.inner), strict=True):
+                np.testing.assert_array_equal(other, one)
+
+
+def test_islands_exchange_once_in_a_round():
+    def wide(strategy):
+        def driver(state, batch):
+            return strategy.step(state, lambda p, b: (b["y"].mean(), p * b["y"].mean()), batch)[0], {}
+
+        return ad.Program(
+            driver,
+            strategy.init(jnp.ones(1000)),
+            data(),
+            per_worker_state=strategy.per_worker_state,
+            global_batch=12,
+            world=LocalWorld(3),
+            resizable=False,
+        )
+
+    program = wide(sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]]))
+    messages = [program.step().messages for _ in range(6)]
+    assert messages == [1, 1, 2, 1, 1, 2]
+
+
+def test_the_noise_scale_is_that_within_islands():
+    """By the sums of squares of the groups of each island, in numpy; and of one island as without islands."""
+    groups = [[0, 1], [2]]
+
+    def program_of(strategy, **options):
+        def driver(state, batch):
+            found = strategy.step_with_gradients(state, jax.value_and_grad(mean_loss), batch)
+            return found[0], {"noise": mon.noise_scale(found[2], found[3], decay=0, **options)}
+
+        return ad.Program(
+            driver,
+            strategy.init(PARAMS),
+            data(),
+            per_worker_state=strategy.per_worker_state,
+            global_batch=12,
+            shares=(4, 6, 2),
+            microbatch=2,
+            world=LocalWorld(3),
+            resizable=False,
+        )
+
+    program = program_of(sync.islands(INNER, OUTER, STEPS, groups), islands=groups)
+    seen = watched(program)
+    noise, (batches,) = program.step().metrics["noise"], seen
+    parts = [[jax.tree.map(lambda x, n=n: x[n : n + 2], b) for n in range(0, len(b["y"]), 2)] for b in batches]
+    means = [[gradient(FIRST, part) for part in of_worker] for of_worker in parts]
+    of_islands = [[*means[0], *means[1]], means[2]]
+    squares = sum(2 * g @ g for of_island in of_islands for g in of_island)
+    averaged = [(2 * len(found), np.mean(found, 0)) for found in of_islands]
+    weighed = sum(b * g @ g for b, g in averaged)
+    trace = (squares - weighed) / (6 - 2)
+    close([noise.trace, noise.signal], [trace, weighed / 12 - 2 * trace / 12])
+    whole = [[0, 1, 2]]
+    one = program_of(sync.islands(INNER, OUTER, STEPS, whole), islands=whole).step().metrics["noise"]
+    other = program_of(sync.synchronous(INNER)).step().metrics["noise"]
+    close([one.trace, one.signal], [other.trace, other.signal])
+
+
+def test_a_checkpoint_in_the_middle_of_a_round():
+    strategy = sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]], wire="2bit")
+    program, other = built(strategy), built(strategy)
+    for _ in range(4):
+        program.step()
+    other.restore(program.checkpoint())
+    for _ in range(5):
+        program.step(), other.step()
+    for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_over_devices_as_in_one_place():
+    strategy = sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]])
+    with comm.DeviceWorld(jax.devices()[:3]) as world:
+        programs = [built(strategy, shares=(4, 6, 2)), built(strategy, world, shares=(4, 6, 2))]
+        for _ in range(7):
+            for program in programs:
+                program.step()
+            for a, b in zip(*map(states, programs), strict=True):
+                np.testing.assert_allclose(vector(a.replica), vector(b.replica), rtol=1e-10)
+                np.testing.assert_allclose(vector(a.params), vector(b.params), rtol=1e-10)
+        programs[1].close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((INNER, "sgd", 2, [[0]]), "outer='sgd' is not an optax optimizer"),
+        ((INNER, OUTER, 0, [[0]]), "steps=0 must be a positive integer"),
+        ((INNER, OUTER, 2, [0, 1]), "are not lists of workers"),
+        ((INNER, OUTER, 2, [[0, 1], [1]]), "each worker must be in one of them"),
+        ((INNER, OUTER, 2, [[0], [2]]), "must hold each of the 2 workers"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, text):
+    with pytest.raises(CollectiveError, match=text):
+        sync.islands(*arguments)
+
+
+def test_islands_of_another_number_of_workers_are_refused():
+    with pytest.raises(CollectiveError, match=r"must hold each of the 3 workers(?s:.*)comm.by_host\(world\)"):
+        built(sync.islands(INNER, OUTER, STEPS, [[0, 1]]))

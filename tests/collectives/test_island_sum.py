@@ -1,0 +1,35 @@
+"""Sums within islands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+from collectives._island_sum import WithinIslands, checked_islands, island_sum
+
+
+def test_each_worker_has_the_sum_of_its_island_over_microbatches():
+    def driver(state, batch):
+        total, number = island_sum((batch.sum(), np.int32(1) + 0 * ad.worker()), ((0, 2), (1,)))
+        return state, {"totals": comm.all_gather(total), "numbers": comm.all_gather(number)}
+
+    ones = np.ones(24, np.float32)
+    program = ad.Program(driver, 0.0, ones, global_batch=12, shares=(4, 5, 3), microbatch=2, world=LocalWorld(3))
+    metrics = program.step().metrics
+    np.testing.assert_array_equal(metrics["totals"], [7, 5, 7])
+    np.testing.assert_array_equal(metrics["numbers"], [2, 1, 2])
+
+
+def test_who_is_lost_counts_in_no_sum():
+    assert WithinIslands(((0, 3), (1, 2))).weights(5, (0, 2, 3)) == {0: {0: 1, 3: 1}, 3: {0: 1, 3: 1}, 2: {2: 1}}
+
+
+def test_islands_are_sorted_and_checked():
+    assert checked_islands("islands", [[2, 0], (1,)], 3) == ((0, 2), (1,))
+    for islands in ([], [[0], []], [[0, 0]], [[1]], [["a"]], 3, [[0, 1]]):
+        with pytest.raises(CollectiveError, match="islands="):
+            checked_islands("islands", islands, 3)
