@@ -27,7 +27,7 @@ class Islands(NamedTuple):
     taken: Any  # steps taken, int32. Replicated
     replica: Any  # x, the island's parameters. Local, and equal on the workers of an island
     inner: Any  # the inner optimizer's state. Local, and equal on the workers of an island
-    seen: Any  # the number of steps of which `replica` is the result, int32; a worker with fewer than `taken` waits. Local
+    seen: Any  # steps of which `replica` is the result, int32; a worker with fewer than `taken` waits. Local
     examples: Any  # that the island has taken in this round. Local
 
 
@@ -162,6 +162,7 @@ def _within(groups: tuple[tuple[int, ...], ...], grads: Any, is_current: jax.Arr
     capacity = sum(map(len, groups))
     weight = jnp.where(is_current, read(EXAMPLES), 0).astype(jnp.float32)
     row = (jnp.arange(capacity, dtype=jnp.int32) == ad.worker()) & is_current
+    grads = jax.lax.optimization_barrier(grads)  # as in an `all_reduce`, so that XLA rounds them alike
     total, examples, row = island_sum((scaled(grads, weight), weight, row.astype(jnp.float32)), groups)
     has_current = row.sum() > 0
     divisor = jnp.where(examples > 0, examples, 1)
