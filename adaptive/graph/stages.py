@@ -102,7 +102,9 @@ class _Order:
             places = [
                 n
                 for n in range(cuts[-1] + 1, len(order))
-                if ends[n] - ends[cuts[-1]] > LEAST_WORK and 1 - ends[n] > LEAST_WORK and ends[n + 1] > ends[n]
+                if (ends[n] - ends[cuts[-1]] > LEAST_WORK or (nth == 1 and 2 * bytes_until[n] >= bytes_until[-1]))
+                and 1 - ends[n] > LEAST_WORK
+                and ends[n + 1] > ends[n]
             ]
             if places:
                 wanted = bytes_until[-1] * nth / most

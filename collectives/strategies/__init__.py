@@ -8,4 +8,5 @@ from ._model_averaging import model_averaging as model_averaging
 from ._pair_averaging import pair_averaging as pair_averaging
 from ._strategy import Strategy as Strategy
 from ._strategy import average as average
+from ._streamed import streamed as streamed
 from ._synchronous import synchronous as synchronous

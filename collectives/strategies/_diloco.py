@@ -93,21 +93,32 @@ def rounds(
         return Rounds(params, outer.init(params), inner.init(params))
 
     def take(state: Rounds, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
-        def local_step(carry: tuple[Any, Any], minibatch: Any) -> tuple[tuple[Any, Any], Any]:
-            params, opt_state = carry
-            loss, grads = value_and_grad(params, minibatch)
-            updates, opt_state = inner.update(grads, opt_state, params)
-            return _as_before((optax.apply_updates(params, updates), opt_state), carry), loss
-
-        (params, opt_state), losses = jax.lax.scan(
-            local_step, arrays((state.params, state.inner)), ad.minibatches(batch, steps)
-        )
+        (params, opt_state), losses = inner_steps(inner, steps, state.params, state.inner, value_and_grad, batch)
         gradient = all_reduce(minus(state.params, params), **how)
         updates, outer_state = outer.update(gradient, state.outer, state.params)
         new = Rounds(optax.apply_updates(state.params, updates), outer_state, opt_state)
         return new, jax.tree.map(lambda x: x.mean(0), losses), None, None
 
     return Strategy(name, init, take, lambda state: state.inner, lambda state: state.params, kind=Rounds)
+
+
+def inner_steps(
+    inner: optax.GradientTransformation,
+    steps: int,
+    params: Any,
+    opt_state: Any,
+    value_and_grad: ValueAndGrad,
+    batch: Any,
+) -> tuple[tuple[Any, Any], Any]:
+    """Take local steps on minibatches of the batch. Return `((params, opt_state), losses)`, with the loss of each."""
+
+    def local_step(carry: tuple[Any, Any], minibatch: Any) -> tuple[tuple[Any, Any], Any]:
+        params, opt_state = carry
+        loss, grads = value_and_grad(params, minibatch)
+        updates, opt_state = inner.update(grads, opt_state, params)
+        return _as_before((optax.apply_updates(params, updates), opt_state), carry), loss
+
+    return jax.lax.scan(local_step, arrays((params, opt_state)), ad.minibatches(batch, steps))
 
 
 def _as_before(new: Any, old: Any) -> Any:
