@@ -23,7 +23,7 @@ from adaptive.operators.sources import Reading, source_p
 
 def reading(**known: Any) -> Reading:
     """A reading in which only what a test cares about is out of the ordinary."""
-    nothing = {"step": 0, "seed": 0, "worker": 0, "global_batch": 1, "batch_size": 1, "examples": 1, "calls": 1}
+    nothing = {"step": 0, "seed": 0, "worker": 0, "global_batch": 1, "batch_size": 1, "examples": 1, "microbatches": 1}
     return Reading(**{**nothing, "offset": 0, "compute_seconds": np.nan, "iteration_seconds": np.nan, **known})
 
 
