@@ -59,7 +59,7 @@ def test_against_an_average_it_is_exact_for_one_number(microbatch):
         np.testing.assert_allclose(program.step().metrics["d"], apart(xs, average), rtol=1e-5)
 
 
-@pytest.mark.parametrize("shares", [SIZES, (7, 5, 0)])
+@pytest.mark.parametrize("shares", [(7, 4, 1), (7, 5, 0)])
 def test_without_one_it_is_nearly_the_distance_from_the_mean(shares):
     program = program_of(lambda own, _: {"d": mon.divergence(own)}, 1.0, shares=shares)
     assert program.step().metrics["d"] == 0

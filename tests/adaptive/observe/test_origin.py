@@ -55,3 +55,10 @@ def test_fields_are_what_json_has():
     assert fields["settings"] == {"global_batch": 8}
     assert fields["versions"]["jax"] == jax.__version__ == versions()["jax"]
     assert fields["command"] == sys.argv
+
+
+def test_the_commit_is_that_of_the_script_not_of_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text(COMMIT)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py")])
+    assert RunOrigin(1.0, 2.0, 3.0, (), {}).fields()["commit"] == COMMIT
