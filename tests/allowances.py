@@ -239,7 +239,6 @@ MODULES_WITHOUT_A_TEST = {
     "controllers/policies/leader_straggler.py": 1,
     "controllers/policies/noise_batch.py": 1,
     "controllers/policies/noise_workers.py": 1,
-    "controllers/policies/probation.py": 1,
     "controllers/policies/proportional.py": 1,
     "controllers/policies/schedule.py": 1,
     "controllers/policies/static.py": 1,
