@@ -55,7 +55,7 @@ def test_it_keeps_structure_shapes_and_dtypes():
 def test_half_precision_is_averaged_in_single():
     x = jnp.bfloat16(1)
     small = jnp.bfloat16(1 + 2**-7)
-    assert averaged([x] + [small] * 200, 0.99)[-1] == small  # steps of 1 % of that are lost in bfloat16
+    assert averaged([x] + [small] * 30, 0.9)[-1] == small  # steps of 10 % of that are lost in bfloat16
 
 
 def test_it_is_one_slot_and_no_message():

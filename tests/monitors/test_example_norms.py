@@ -52,9 +52,10 @@ def by_vmap(loss_fn, params, batch):
 
 def verify(loss_fn, params, batch, rtol=1e-5):
     loss, grads, norms = jax.jit(lambda p, b: mon.example_norms(loss_fn)(p, b))(params, batch)
-    expected, expected_grads = jax.value_and_grad(loss_fn)(params, batch)
+    # Compiled as a whole: each operation by itself is compiled, too, and there are hundreds.
+    expected, expected_grads = jax.jit(jax.value_and_grad(loss_fn))(params, batch)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    truth = by_vmap(loss_fn, params, batch)
+    truth = jax.jit(lambda p, b: by_vmap(loss_fn, p, b))(params, batch)
     assert jax.tree.structure(norms) == jax.tree.structure(params) == jax.tree.structure(grads)
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), grads, expected_grads)
     for (path, got), want in zip(jax.tree_util.tree_leaves_with_path(norms), jax.tree.leaves(truth), strict=True):
