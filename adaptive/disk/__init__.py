@@ -1,1 +1,1 @@
-"""Checkpoints as files: arrays by orbax, what is whole, which is the newest, and who may write."""
+"""Checkpoints as files: arrays by orbax, manifests, the directory of checkpoints, and its writer lock."""

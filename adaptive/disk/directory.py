@@ -102,7 +102,7 @@ def newest_verified(path: Path, fits: Callable[[Path], None] = lambda _: None) -
             return VerifiedCheckpoint(each, digest, tuple(notes))
         except DamagedError as error:
             if each.is_dir():
-                notes.append(f"the checkpoint {each.name} is passed over: {error}")
+                notes.append(f"the checkpoint {each.name} is skipped: {error}")
             gone = gone or not each.is_dir()
     if gone:  # a writer deletes a checkpoint when it has finished newer ones
         return newest_verified(path, fits)
@@ -131,7 +131,7 @@ def commit(directory: Path, step: int, fill: Callable[[Path], None], may: Callab
         path = directory / f"{number:06}-step-{step}"
         unfinished.rename(path)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)  # the room that it took may be what is missing
+        shutil.rmtree(unfinished, ignore_errors=True)  # frees space, if the disk is full
         raise
     sync_folder(directory)
     return path

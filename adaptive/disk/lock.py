@@ -63,11 +63,11 @@ class Lock:
         while not self._create():
             found = _read(self._path)
             if not self._path.exists():
-                continue  # given back in between
+                continue  # released by its owner
             if self._lives(found):
                 raise HeldError(_words(found))
             with _alone(self._path.parent):
-                if _read(self._path) == found:  # and not that of somebody who was quicker
+                if _read(self._path) == found:  # no other process has taken it over
                     self._path.unlink(missing_ok=True)
         self._over = threading.Event()
         threading.Thread(target=self._keep_beating, name="adaptive-lock", daemon=True).start()
@@ -92,7 +92,7 @@ class Lock:
             raise HeldError(_words(_read(self._path)))
 
     def _create(self) -> bool:
-        """Create the lock file unless it exists, with its content in place from the first moment."""
+        """Create the lock file unless it exists; other processes never see it empty."""
         import psutil
 
         host, pid, born = socket.gethostname(), os.getpid(), psutil.Process().create_time()
@@ -136,7 +136,7 @@ class Lock:
             time.sleep(self._beat / 5)
             now = _read(self._path)
             if now != found:
-                return bool(now)  # it has beaten, or somebody else has come, or it has gone
+                return bool(now)  # a new beat or another owner; False if the lock was released
         return False
 
 
@@ -146,7 +146,7 @@ def _linked(new: Path, path: Path) -> bool:
         os.link(new, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links: for a moment two could think that they have made it
+    except OSError:  # a file system without links: two processes could briefly both succeed
         if path.exists():
             return False
         new.rename(path)
@@ -158,7 +158,7 @@ def _alone(directory: Path) -> Iterator[None]:
     """Exclude other processes of this host, and of other hosts if the file system supports it."""
     handle = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some cannot, and nobody may ever see the difference
+        with suppress(OSError):  # not every file system can lock
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -183,7 +183,7 @@ def _words(found: dict[str, Any]) -> str:
 
 
 def _place() -> list[str]:
-    """Return what identifies a pid namespace: host name, boot id and container."""
+    """Return the identity of this pid namespace: host name, boot id and container."""
     place = [socket.gethostname()]
     with suppress(OSError):
         place += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]

@@ -34,9 +34,9 @@ CAUSES = {
     "tracing and compiling": "building the program, and waiting for a compiler",
     "first step": "what the first step of a process takes longer than others",
     "evaluating": "program.evaluate",
-    "checkpoints": "steps stand still for a checkpoint",
+    "checkpoints": "steps wait for a checkpoint",
     "restore": "program.restore, without compiling",
-    "repeated steps": "steps after the restored checkpoint, which were taken again",
+    "repeated steps": "steps after the restored checkpoint, which were repeated",
     "skipped steps": "steps without an update, because a value was not finite",
     "joins": "what steps with a joining worker take longer than others",
     "repairs": "what steps with a lost worker take longer than others",
@@ -48,8 +48,8 @@ CAUSES = {
 PRODUCTIVE = ("computing", "exchanging")
 _COLUMN = {name: place for place, name in enumerate(CAUSES)}
 _BETWEEN = {"script": "script", "evaluating": "evaluating", "saving": "checkpoints", "restoring": "restore"}
-_BETWEEN |= {"waiting": "waiting", "compiling": "tracing and compiling"}  # all else: steps that were not recorded
-_NEARBY = 20  # steps of which the median is what a step usually takes
+_BETWEEN |= {"waiting": "waiting", "compiling": "tracing and compiling"}  # others: steps that were not recorded
+_NEARBY = 20  # steps whose median is the usual duration of a step
 
 
 class Ledger(NamedTuple):
@@ -148,7 +148,7 @@ class _Book:
     def __init__(self) -> None:
         self._ends: list[float] = []
         self._rows: list[np.ndarray] = []
-        self._at: float | None = None  # until when the time is accounted for
+        self._at: float | None = None  # the end of the accounted time
         self._usual: dict[tuple[str, ...], deque[list[float]]] = {}
         self._pending: list[tuple[int, tuple[str, ...], list[float], str]] = []  # rows whose excess is not known yet
         self.steps = self.starts = self.restores = self.repeated = self.examples_lost = self.losses = 0

@@ -32,7 +32,7 @@ from .record_resume import HeldBack, hold_back
 from .rewriting import as_left, note_left
 from .sinks import Resumption
 
-RECORD_VERSION = 3  # 1 had no names of leaves, 2 left nothing out
+RECORD_VERSION = 3  # version 1 had no names of leaves, 2 omitted no fields
 READABLE_VERSIONS = (2, 3)
 AS_BEFORE = {
     "previous_batch_sizes": "batch_sizes",
@@ -124,7 +124,7 @@ class JSONL:
             with suppress(OSError):  # closing tries again to write the rest
                 self._file.close()
             self._file = None
-        return Unsubscribe(f"the run is not recorded any more: {error.strerror or error}: {self._path}")
+        return Unsubscribe(f"the run is no longer recorded: {error.strerror or error}: {self._path}")
 
     def __repr__(self) -> str:
         return f"JSONL({str(self._path)!r})"

@@ -41,7 +41,7 @@ def read_run(path: str | Path, run: int = -1) -> RecordedRun:
     field `resumed` of the first such step gives the step after which the run was restored, the number of recorded steps
     that were discarded, and the seconds that these took.
 
-    A line that was cut, because a run was killed or a disk was full, is passed over with a warning in the log
+    A line that was cut, because a run was killed or a disk was full, is skipped with a warning in the log
     "adaptive", and so are the lines after it, up to the next run: their fields refer to the previous line.
 
     Args:
@@ -123,7 +123,7 @@ class _Lines:
         end = self._data.find(b"\n", begin)
         fields = self._object(self._data[begin : end if end >= 0 else len(self._data)])
         if fields is None:  # cut; the next run may begin in the same line
-            _log.warning("%s:%d: this line is cut. It is passed over, with its run.", self._path, self._number(begin))
+            _log.warning("%s:%d: this line is cut. It is skipped, with its run.", self._path, self._number(begin))
             return None
         if fields.get("version") not in READABLE_VERSIONS:
             raise RecordError(
@@ -167,7 +167,7 @@ class _Lines:
         text = text.strip()
         if not any(text.startswith(begins[: len(text)]) for begins in _BEGINS):
             raise RecordError(f"{self._path}:{number}: not a line of JSON. Is this a recorded run?")
-        why = "%s:%d: this line is cut. It is passed over, and so are any steps behind it, up to the next run."
+        why = "%s:%d: this line is cut. It is skipped, and so are any steps after it, up to the next run."
         _log.warning(why, self._path, number)
 
     def _number(self, begin: int) -> int:

@@ -92,8 +92,8 @@ class RunWarnings:
                 "input",
                 f"worker {worst} has waited for input in {input_[worst] / self._seconds:.0%} of the last {STEPS} "
                 f"steps' time ({1e3 * input_[worst] / STEPS:.1f} ms of {1e3 * self._seconds / STEPS:.1f} ms a step), "
-                "and the others for it. Have examples made by reader processes (num_readers=), keep them in arrays, or "
-                "do less for each: see docs/input.md.",
+                "and the others for it. Prepare examples in reader processes (num_readers=), keep them in arrays, or "
+                "do less work per example: see docs/input.md.",
             )
         for plan, unknown in zip(self._plan.hooks, self._hooks.unknown, strict=True):
             if unknown.values and unknown.steps >= STEPS:
@@ -114,8 +114,8 @@ class RunWarnings:
             )
         if any(f"{names[value]}.scale" in plan.hook.leaf_names for value in values):
             return (
-                f"{said}. A noise scale compares groups of examples, and there were fewer than two in a step: take "
-                "more workers, or have a batch run as several calls:  ad.Program(..., microbatch=)"
+                f"{said}. A noise scale compares groups of examples, and there were fewer than two in a step: use "
+                "more workers, or run a batch as several microbatches:  ad.Program(..., microbatch=)"
             )
         return f"{said}. The hook's value is NaN: look at how the driver computes it."
 
@@ -134,13 +134,13 @@ class RunWarnings:
             )
         elif not self._tells:
             why = (
-                "this driver sends no message in every step in which processes could say that their kernels are ready, "
-                "so a new size waits for its kernels. Compile them before the run:  program.warm_up()"
+                "this driver does not send a message in every step, by which processes report that their kernels are "
+                "ready, so a new size waits for its kernels. Compile them before the run:  program.warm_up()"
             )
         else:
             why = (
-                "they needed kernels that were not compiled yet. That happens where a batch must be split anew at "
-                "once, as after a worker is lost. Compile more of them before the run:  program.warm_up()"
+                "they needed kernels that were not compiled yet, for instance because a worker was lost and its batch "
+                "was split over the others at once. Compile kernels before the run:  program.warm_up()"
             )
         self._say("compiler", f"up to step {report.step} steps have waited {seconds:.1f} s for a compiler: {why}")
 

@@ -1,12 +1,12 @@
-"""What an operator may add to a traced driver: sources, collectives, operator state, hooks, claims.
+"""The operators of a driver: sources, collectives, operator state, hooks and claims.
 
-Each is a JAX primitive, so a driver that uses them is an ordinary JAX dataflow graph. That they stand in the graph as
-equations, and not in some list beside it, is what makes nested `jax.jit`s, `jax.grad` and re-tracing for another batch
-size work with no care taken: whatever JAX does with a function, the graph that comes out says the same.
+Each is a JAX primitive, so a driver that uses them is an ordinary JAX dataflow graph. Because operators are equations
+of the graph, and not entries of a list beside it, they survive nested `jax.jit`s, `jax.grad` and tracing for another
+batch size.
 
-Outside a program they execute eagerly: a source reads as its stand-in, a collective is carried out by the world that
-was entered last (by nobody, where there is none: one worker), operator state is not kept, and
-hooks and claims are passed by. So `print` and `pdb` work in a driver.
+Outside a program they run eagerly: a source returns its stand-in, a collective runs in the world that was entered last
+(without a world: on one worker), operator state is not kept, and hooks and claims do nothing. So `print` and `pdb` work
+in a driver.
 """
 
 from .collectives import collective as collective

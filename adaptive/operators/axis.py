@@ -1,25 +1,24 @@
 """`jax.lax.pmean(x, "workers")` in a driver: a mean over all examples of the step, with a derivative.
 
-Models that others wrote ask for such means inside the forward pass, by the name of an axis: `axis_name=` of flax's
-batch normalisation. For JAX a `pmean` is a sum over a named axis and a division by the axis's size. So a driver is
-traced with an axis of that name, and behind the trace, when JAX has differentiated, each sum with its division becomes
-a collective.
+Layers of other libraries compute such means in the forward pass, by the name of an axis: `axis_name=` of flax's batch
+normalization. In JAX a `pmean` is a sum over a named axis, divided by the axis's size. So a driver is traced with an
+axis of that name. After tracing and differentiation, each sum with its division is replaced by a collective.
 
-In reverse mode the division comes first and the sum behind it: the cotangents' mean. With J for the mean over examples
-of the workers' losses L_i and y = sum_j w_j x_j / W, it is
+In reverse mode the division precedes the sum: the mean of the cotangents. With J for the mean over examples of the
+workers' losses L_i, and y = sum_j w_j x_j / W,
 
     dJ/dx_j = w_j / W  sum_i w_i / W  dL_i/dy
 
-so the mean of dL_i/dy is what worker j goes on with, and `all_reduce` of its gradient brings dJ/dp, on any split. That
-holds for gradients that are averaged over examples, as all here are by default, and of a loss that is such a mean.
+so worker j continues with the mean of dL_i/dy, and `all_reduce` of its gradient gives dJ/dp for every split. This
+assumes that gradients are averaged over examples, the default, and that the loss is such a mean.
 
-A layer that sees one example at a time, as equinox's do, takes its mean over an axis of `jax.vmap` and the workers at
-once: `axis_name=("batch", "workers")`. For JAX that is a sum over an axis of the array and the workers, and a division
-by the product of their sizes. In reverse mode the cotangent is divided by the product, spread over the examples, and
-summed over the workers; here it is averaged before it is spread, since calls differ in their examples.
+A layer on single examples, as in equinox, takes its mean over an axis of `jax.vmap` and the workers together:
+`axis_name=("batch", "workers")`. In JAX that is a sum over an axis of the array and the workers, divided by the product
+of their sizes. In reverse mode the cotangent is divided by the product, broadcast over the examples, and summed over
+the workers. Here it is averaged before the broadcast, because microbatches differ in their numbers of examples.
 
-A sum alone (`psum`) is refused: what JAX's would mean, with workers of different batches that run as several calls, is
-another thing than the mean times a number, and nobody can have meant that.
+A `psum` without a division is refused: with unequal batches and several microbatches, it would not be the mean times a
+number, which is its usual meaning.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from .collectives import Collective, collective, collective_p
 from .sources import EXAMPLES, read
 
 WORKERS = "workers"
-# What means are divided by in the trace. No number that a driver is likely to divide by itself, so that what it adds up
-# is not taken for a mean; and half precisions have it.
+# The size of the axis while tracing, by which means are divided. A number that a driver is unlikely to divide by
+# itself, so that its own quotients are not mistaken for means, and that is exact in half precision.
 _SIZE = 4096
 AXES = ((WORKERS, _SIZE),)
 
 
 @dataclass(frozen=True)
 class ExampleMean(Collective):
-    """What `all_reduce` does by default."""
+    """The mean over all examples, as `all_reduce` computes by default."""
 
     name = "pmean"
     reduces = True
@@ -62,25 +61,25 @@ class ExampleMean(Collective):
 
 
 class Sum(NamedTuple):
-    """A sum over the workers, as JAX left it: the equation, and what it sums and brings, by the driver's variables."""
+    """One of JAX's sums over the workers: the equation, its operands and its results, as variables of the driver."""
 
     eqn: JaxprEqn
     operands: Sequence[Any]
     results: Sequence[Any]
-    sizes: Sequence[int]  # for each operand, of the array's axes that the mean is over as well
+    sizes: Sequence[int]  # for each operand, the product of the sizes of the array axes that the mean includes
 
 
 def is_over_workers(eqn: JaxprEqn) -> bool:
-    """Whether an equation is one of JAX's own collectives, over the workers."""
+    """Return whether an equation is one of JAX's own collectives, over the workers."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return WORKERS in (axes if isinstance(axes, tuple | list) else (axes,))
 
 
 def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
-    """Return a function that computes the mean in place of a sum over the workers. The division remains.
+    """Return a jaxpr that computes the mean in place of a sum over the workers. The division remains.
 
     Raises:
-      CollectiveError: the equation is no such sum.
+      CollectiveError: the equation is another collective, or over further axes that are not of `jax.vmap`.
     """
     if eqn.primitive.name != "psum" or eqn.params.get("axis_index_groups") is not None:
         raise _no_mean(eqn)
@@ -88,7 +87,7 @@ def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
     if len(axes) + 1 != len(eqn.params["axes"]):
         raise CollectiveError(
             f"jax.lax.pmean{at(line_of(eqn.source_info))} is over {WORKERS!r} and an axis that is not one of jax.vmap. "
-            f'Take one mean of the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
+            f'Take the two means one after the other:\n    jax.lax.pmean(jax.lax.pmean(x, "examples"), "{WORKERS}")'
         )
 
     def mean(*values: jax.Array) -> list[jax.Array]:
@@ -98,21 +97,21 @@ def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def _axes_of_array(eqn: JaxprEqn) -> tuple[int, ...]:
-    """Return the axes of the operands that an equation sums over, beside those that have names."""
+    """Return the positional axes that an equation sums over, besides the named ones."""
     return tuple(axis for axis in eqn.params["axes"] if isinstance(axis, int))
 
 
 def sizes_of(eqn: JaxprEqn) -> list[int]:
-    """Return, for each operand of a sum, how many of its elements are added up into one element of the result."""
+    """Return, for each operand of a sum, the number of its elements that are added to one element of the result."""
     return [math.prod(v.aval.shape[axis] for axis in _axes_of_array(eqn)) for v in eqn.invars]
 
 
 def before_spread(eqn: JaxprEqn, made: Mapping[Any, JaxprEqn]) -> JaxprEqn | None:
-    """Return the equation that spreads the operand of a sum over examples, where that is a mean's cotangent.
+    """Return the equation that broadcasts the operand of a sum over examples, if the operand is a mean's cotangent.
 
     Args:
-      eqn: a sum over the workers, by the driver's variables.
-      made: equations by the variables that they make.
+      eqn: a sum over the workers, in the driver's variables.
+      made: equations by the variables that they compute.
     """
     if len(eqn.invars) != 1 or eqn.primitive.name != "psum" or tuple(eqn.params["axes"]) != (WORKERS,):
         return None
@@ -124,18 +123,17 @@ def before_spread(eqn: JaxprEqn, made: Mapping[Any, JaxprEqn]) -> JaxprEqn | Non
 
 
 def spread_size(spread: JaxprEqn) -> int:
-    """Over how many elements each one is spread."""
+    """Return the number of elements over which an equation broadcasts each element."""
     return spread.outvars[0].aval.size // max(spread.invars[0].aval.size, 1)
 
 
 def without_divisions(
     eqns: Sequence[JaxprEqn], sums: Sequence[Sum], outvars: Sequence[Any]
 ) -> tuple[list[JaxprEqn], list[Any]]:
-    """Return a driver's equations and results where each sum over the workers has become a mean: without what divided
-    it.
+    """Return a driver's equations and results with each sum over the workers replaced by a mean, without its division.
 
     Raises:
-      CollectiveError: a sum is divided neither before nor behind, so it belongs to no mean.
+      CollectiveError: a sum has no division before or after it, so it is not part of a mean.
     """
     made = {v: e for e in eqns for v in e.outvars}
     used: dict[Any, list[JaxprEqn]] = {result: [] for s in sums for result in s.results}
@@ -143,14 +141,14 @@ def without_divisions(
         for atom in eqn.invars:
             if isinstance(atom, Var) and atom in used:
                 used[atom].append(eqn)
-    quotients: dict[Any, Any] = {}  # by what stands for each: the mean
-    dividends: dict[Any, Any] = {}  # by the mean that is taken of each
-    divisions: dict[Any, JaxprEqn] = {}  # by the mean that is still to be divided, by the number of examples
+    quotients: dict[Any, Any] = {}  # replaced quotients: the mean for each
+    dividends: dict[Any, Any] = {}  # replaced dividends, by the mean of each
+    divisions: dict[Any, JaxprEqn] = {}  # by mean: the division by the number of examples that remains
     for eqn, operands, results, sizes in sums:
         for operand, result, size in zip(operands, results, sizes, strict=True):
             if used[result] and all(_divides(e, size) for e in used[result]) and result not in outvars:
                 quotients.update((e.outvars[0], result) for e in used[result])
-            elif isinstance(operand, Var) and operand in made and _divides(made[operand], size):  # by reverse mode
+            elif isinstance(operand, Var) and operand in made and _divides(made[operand], size):  # in reverse mode
                 division = made[operand]
                 dividends[result] = division.invars[0]
                 if size > 1:
@@ -180,20 +178,19 @@ def _look_up(instead: dict[Any, Any], atom: Any) -> Any:
 
 
 def _divides(eqn: JaxprEqn, size: int) -> bool:
-    """Whether an equation divides by the number of workers in the trace, times `size`."""
+    """Return whether an equation divides by the axis's size while tracing (`_SIZE`), times `size`."""
     by = eqn.invars[1] if eqn.primitive.name == "div" else None
     if not isinstance(by, Literal) or by.aval.shape != ():
         return False
-    # As it is rounded in the trace: in half precision, and there infinite from some sizes on. By numpy, since the check
-    # comes here while it traces the driver again.
+    # Rounded as in the trace: in half precision large sizes are infinite. In numpy, because the caller may be tracing.
     with np.errstate(over="ignore"):
         return bool(by.val == np.asarray(_SIZE * size).astype(by.aval.dtype))
 
 
 def _no_mean(eqn: JaxprEqn) -> CollectiveError:
     return CollectiveError(
-        f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: of JAX's own collectives a "
-        f'driver may call jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
+        f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: the only one of JAX's own "
+        f'collectives in a driver is jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
         '    comm.all_reduce(x, op="sum")      op="max", op="min"\n'
         "    comm.all_gather(x)      ad.worker()      ad.workers()"
     )

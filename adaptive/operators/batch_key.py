@@ -1,9 +1,9 @@
 """`ad.batch_key()`: one key for the batch, whose random numbers are drawn example by example.
 
-Layers such as dropout take one key and draw numbers for all rows that they are given. From an ordinary key a row's
-numbers go by its place in the microbatch, so that training depends on the split. This key is one of a kind of its own,
-which JAX lets libraries define: what is drawn from it has a row per example, and each row is drawn from that example's
-key. It is made of an ordinary key and of the place of the call's first example in the step's global batch.
+Layers such as dropout draw numbers for all rows of their input from one key. With an ordinary key, a row's numbers
+depend on its position in the microbatch, so training would depend on the split. This key has a PRNG implementation of
+its own: numbers drawn from it have a row per example, and each row is drawn from that example's key. It is computed
+from an ordinary key and the position of the microbatch's first example in the step's global batch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from adaptive.base.source_lines import at, line_of
 from .sources import OFFSET, read
 from .values import step_key
 
-_WORDS = 2  # of an ordinary key
-_FOLDED_IN = 0x726F7773  # "rows": apart from what drivers draw from `step_key()`
+_WORDS = 2  # 32-bit words of an ordinary key
+_FOLDED_IN = 0x726F7773  # "rows": makes the keys independent of `step_key()`
 
 
 def batch_key() -> jax.Array:
-    """Return a PRNG key for a whole batch, from which every example draws numbers of its own: for dropout and the like,
-    in models that take one key. Local, but what is drawn belongs to the example: whichever worker computes it, in
-    whichever call, its numbers in this step are the same.
+    """Return a PRNG key for a whole batch, from which each example gets its own random numbers. Local.
 
-    It is used as any key is: folded, split, given to flax. What is drawn from it must have the call's examples for its
-    leading axis.
+    For layers such as dropout, in models that take one key. An example's numbers in a step do not depend on the worker
+    or microbatch that computes it.
+
+    The key can be folded, split and passed to flax like any other. Arrays drawn from it must have the microbatch's
+    examples as their leading axis.
 
     Example:
       >>> net.apply(variables, batch["x"], rngs={"dropout": ad.batch_key()})        # doctest: +SKIP
@@ -46,7 +47,7 @@ def batch_key() -> jax.Array:
 
 @cache
 def _rows() -> Any:
-    """Return the kind of these keys, which tells JAX how to draw numbers."""
+    """Return the PRNG implementation of these keys."""
     plain = jax.extend.random.threefry_prng_impl
 
     def fold_in(key: jax.Array, number: Any) -> jax.Array:
@@ -61,7 +62,7 @@ def _rows() -> Any:
         return jax.vmap(lambda row: plain.random_bits(plain.fold_in(key[:_WORDS], row), bit_width, shape[1:]))(rows)
 
     def seed(number: Any) -> jax.Array:
-        raise TypeError("keys of batches are made by ad.batch_key() alone")
+        raise TypeError("batch keys are created by ad.batch_key() only")
 
     return jax.extend.random.define_prng_impl(
         key_shape=(_WORDS + 1,),
@@ -75,10 +76,10 @@ def _rows() -> Any:
 
 
 def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
-    """Check that all random numbers from a batch's key have one row per example.
+    """Check that all random numbers drawn from batch keys have one row per example.
 
     Raises:
-      CollectiveError: some have another shape.
+      CollectiveError: an array has another shape.
     """
     for eqn in eqns:
         if not _draws(eqn) or not is_of_batch(eqn.invars[0].aval.dtype):
@@ -87,8 +88,8 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
         if shape[:1] != (examples,) or eqn.invars[0].aval.shape:
             raise CollectiveError(
                 f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line_of(eqn.source_info))}; "
-                f"it gives one row for each of the call's {examples} examples. For numbers that all examples share, "
-                "write\n    ad.step_key()"
+                f"it gives one row for each of the microbatch's {examples} examples. For numbers that all examples "
+                "share, write\n    ad.step_key()"
             )
 
 
@@ -106,7 +107,7 @@ def drawn_for_a_microbatch(eqns: Sequence[JaxprEqn], examples: int) -> list[str]
 
 
 def is_of_batch(dtype: Any) -> bool:
-    """Whether keys of this dtype draw numbers by rows."""
+    """Return whether a dtype is that of batch keys."""
     return getattr(dtype, "name", "").endswith("<rows>")
 
 

@@ -1,7 +1,8 @@
 """Collectives: values combined over all workers.
 
-What a collective does is an object, a `Collective`: what is sent of a value, how that is reduced over the workers, and
-what comes out. Planning, messages, kernels, eager execution and errors go by that object, so a new one is one class.
+A `Collective` object defines an operation: how a value is encoded for sending, how it is reduced over the workers, and
+how the result is decoded. Planning, messages, kernels, eager execution and errors use only this object, so a new
+collective is one class.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Shape = tuple[int, ...]
 class Collective:
     """One way to combine a value over all workers. Subclasses are frozen dataclasses too, compared by their fields.
 
-    A mean of neighboring workers, say, sends one row for each worker, as `all_gather` does, and takes three of them:
+    For example, a mean of neighboring workers sends one row for each worker, as `all_gather` does, and averages three:
 
         @dataclass(frozen=True)
         class Neighbors(Collective):
@@ -57,16 +58,17 @@ class Collective:
 
     Attributes of the class, or properties:
       name: what users call it.
-      op: how what workers send is reduced: "sum", "max" or "min", or a `Sliced` or `Mixed` reduction.
-      weighted: whether it is a mean: what is sent is multiplied by a weight, and what has arrived divided by their sum.
-      reduces: whether values of parts of the examples (of workers, of microbatches) combine by `op` to that of all. If
-        not, a local batch of which it takes a value runs as one call.
-      result_is_replicated: whether all workers get the same.
-      travels: whether anything is sent to other workers. What does not is combined over the microbatches of one worker.
-      shows_workers: whether what comes out tells of each worker by itself, so that it goes by the split on purpose.
-      must_be_finite: whether a result that is not finite is a fault, whatever it is made of. Of what reduces values of
-        examples it always is.
-      is_linear: whether tangents are combined as values are.
+      op: the reduction of the encoded values: "sum", "max" or "min", or a `Sliced` or `Mixed` reduction.
+      weighted: whether it is a mean: encoded values are multiplied by a weight, and the sum is divided by the sum of
+        weights.
+      reduces: whether `op` combines the values of parts of the examples (workers, microbatches) to the value of all. If
+        not, a local batch whose value it takes runs as one microbatch.
+      result_is_replicated: whether the result is equal on all workers.
+      travels: whether values are sent to other workers. If not, they are combined over one worker's microbatches only.
+      shows_workers: whether the result has a part for each worker, and so depends on the split by design.
+      must_be_finite: whether a result that is not finite is always an error. Results that depend on examples always
+        must be finite.
+      is_linear: whether tangents are combined in the same way as values.
     """
 
     name = "collective"
@@ -79,17 +81,17 @@ class Collective:
 
     @property
     def op(self) -> Reduction:
-        """How what workers send is reduced: "sum", "max" or "min", or a `Sliced` or `Mixed`."""
+        """The reduction of the encoded values: "sum", "max" or "min", or a `Sliced` or `Mixed`."""
         return "sum"
 
     @property
     def weighted(self) -> bool:
-        """Whether it is a mean."""
+        """Whether this is a weighted mean."""
         return False
 
     @property
     def needed(self) -> tuple[int, ...]:
-        """Workers without whose value there is no result: they must take examples."""
+        """The workers whose values the result requires; they must have examples."""
         return ()
 
     def result_shape(self, shape: Shape, capacity: int) -> Shape:
@@ -97,16 +99,18 @@ class Collective:
         return shape
 
     def sent_shape(self, shape: Shape, capacity: int) -> Shape:
-        """Return the shape of what each worker sends for a value of `shape`."""
+        """Return the shape of the encoded value that each worker sends for a value of `shape`."""
         return shape
 
     def encode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
-        """Return what worker number `worker` sends; traced. `x` has the dtype in which it travels."""
+        """Return the encoded value that worker number `worker` sends; traced. `x` has the dtype in which it is sent."""
         return x
 
     def encode_nothing(self, shape: Shape, dtype: np.dtype, worker: int, capacity: int) -> jax.Array:
-        """Return what a worker sends that has no examples, and so no value of `shape`: what changes nothing where
-        values are reduced; else what `encode` makes of NaN, or of 0 among integers.
+        """Return the encoded value that a worker without examples sends.
+
+        If the collective `reduces`, it is the neutral element of the reduction; otherwise `encode` of NaN (0 for
+        integers) of `shape`.
         """
         if self.reduces:
             return jnp.full(self.sent_shape(shape, capacity), _neutral(self.op, dtype), dtype)
@@ -114,35 +118,35 @@ class Collective:
         return self.encode(jnp.full(shape, unknown, dtype), worker, capacity)
 
     def decode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
-        """Return the result, of what has been reduced over the workers (and divided by the sum of weights); traced."""
+        """Return the result for the reduced value `x` (divided by the sum of weights, if weighted); traced."""
         return x
 
     def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
-        """Return the result where all workers have `x`, so that nothing is sent; traced.
+        """Return the result if `x` is equal on all workers, so that nothing is sent; traced.
 
         Args:
-          taking_part: whether each worker takes examples in this step; boolean, shape=(capacity,). Of the others
-            nothing may be counted, as where values are sent.
+          taking_part: whether each worker has examples in this step; boolean, shape=(capacity,). Workers without
+            examples must not count.
         """
         return x
 
     def result_axis(self, axis: int) -> int:
-        """Return which axis of the result is a value's axis `axis`: what `jax.vmap` has mapped."""
+        """Return the axis of the result that corresponds to axis `axis` of the value, for `jax.vmap`."""
         return axis
 
     @property
     def label(self) -> str:
-        """In a word, for `explain()`."""
+        """A short name, for `explain()`."""
         return self.name
 
     @property
     def about(self) -> str:
-        """With its options, for errors: "all_reduce(op='mean')"."""
+        """The name with options, for errors: "all_reduce(op='mean')"."""
         return self.name
 
 
 def _neutral(op: Reduction, dtype: np.dtype) -> Any:
-    """Return the value that changes nothing when it is combined with another."""
+    """Return the neutral element of a reduction."""
     if adds_up(op):
         return 0
     if jnp.issubdtype(dtype, jnp.floating):
@@ -166,19 +170,19 @@ def collective(
     """Combine `leaves` over all workers: the primitive behind everything in `collectives`.
 
     Args:
-      how: what is done.
+      how: the collective.
       leaves: arrays of any shape; local or replicated.
-      weight: scalar `w_i`; where `how` is weighted.
-      names: what to call each leaf in messages and errors.
-      when: a boolean scalar, replicated, that is known before the step: in steps in which it is false nothing is sent,
-        and the result is what the worker would get if it were alone. By default it is sent in all.
+      weight: scalar `w_i`, if `how` is weighted.
+      names: names of the leaves, for messages and errors.
+      when: a boolean scalar that is known before the step. In steps in which it is false nothing is sent, and the
+        result is that of this worker alone. By default values are always sent. Replicated.
 
     Returns:
-      One array per leaf; replicated, or as `how` says; with `when`, local.
+      One array per leaf; replicated if `how.result_is_replicated` and there is no `when`, else local.
     """
     trace, world = tracing(), current_world.get()
     capacity = trace.capacity if trace else world.capacity if world else 1
-    # An empty leaf is its own result, and equal on all workers: nothing of it is sent.
+    # An empty leaf is its own result, so it is not sent.
     sent = [i for i, leaf in enumerate(leaves) if leaf.size]
     operands = [leaves[i] for i in sent] + ([weight] if how.weighted else []) + ([] if when is None else [when])
     named = tuple(names[i] for i in sent) if names else ()
@@ -190,7 +194,7 @@ def collective(
 
 
 class Operands(NamedTuple):
-    """A collective's operands: its values, and behind them what goes with all of them."""
+    """The operands of a collective's equation: values, weight and condition."""
 
     values: Sequence[Any]
     weight: Any | None
@@ -219,8 +223,8 @@ def _collective_eager(*given, **params):
 
 
 def _collective_jvp(primals, tangents, **params):
-    # Linear in its values, so tangents are combined as values are: with the same weights. A weight that itself is
-    # differentiated, and the extremes, have no such rule.
+    # Linear collectives combine tangents like values, with the same weights. There is no rule for the derivative with
+    # respect to a weight, and none for extremes.
     how, n = params["how"], len(operands(primals, params).values)
     weight = operands(tangents, params).weight
     moving_weight = how.weighted and not isinstance(weight, ad.Zero)
@@ -233,10 +237,10 @@ def _collective_jvp(primals, tangents, **params):
 
 
 def _collective_transpose(cotangents, *given, how, **params):
-    raise CollectiveError(  # JAX transposes an equation in the place of the driver that it stems from
+    raise CollectiveError(  # JAX transposes an equation with its line in the driver as the current line
         f"reverse-mode differentiation through a collective: jax.grad of a function that calls {how.name}"
         f"{at(current_line())}. Each "
-        "worker would get only its own share of the gradient. Differentiate the local loss, then reduce:\n"
+        "worker would get only its own part of the gradient. Differentiate the local loss, then reduce:\n"
         "    loss, grads = jax.value_and_grad(local_loss)(params, batch)\n"
         "    grads = comm.all_reduce(grads)" + line_search_of(current_source())
     )

@@ -1,8 +1,8 @@
-"""The trace in progress: what is fixed while a driver is traced, and what must not get lost of it.
+"""The context of a driver's trace in progress: sizes, and records of the operators that it has called.
 
-JAX traces a driver more than once, and keeps the traces of nested `jax.jit`s. Two things need care for that: its caches
-do not know what a driver is traced for (see `trace_as`), and its dead code elimination takes operators without a result
-for dead (see `DriverTrace.must_stay`).
+JAX traces a driver more than once, and caches the traces of nested `jax.jit`s. That causes two problems: the cache keys
+do not include the sizes for which a driver is traced (see `trace_as`), and dead code elimination may remove operators
+without a result (see `DriverTrace.must_stay`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from adaptive.base.source_lines import at, current_line
 
 
 class DriverTrace(NamedTuple):
-    """What is fixed while a driver is traced: numbers that shapes may be made of.
+    """The context of one trace of a driver.
 
-    `must_stay` lists the operators without a result that the driver has called: what marks each one's equation, and
-    what to call it in an error if there is none in the graph. `minibatches` lists the ways in which the driver cuts its
-    batch. `numbers` holds a value of the driver's outermost function, for operators that may stand in a loop and want
-    to know the worker, the step and the seed (`peer_read.py`): it is empty until one of them has said so, by
-    `wants_numbers`; then the driver is traced again. `hints` are added to a TypeError that the driver raises.
+    Attributes:
+      capacity: number of worker slots.
+      examples: examples in a microbatch.
+      must_stay: operators without a result that the driver has called, as (mark in the equation's parameters, name for
+        an error if the equation is missing in the graph).
+      minibatches: for each call of `ad.minibatches`, how it cuts the batch.
+      numbers: a traced vector of worker, step and seed, for operators in loops (`peer_read.py`). Empty unless an
+        operator asks for it by `wants_numbers`; then the driver is traced again with it.
+      hints: advice to add to a TypeError that the driver raises.
     """
 
     capacity: int
@@ -41,18 +45,23 @@ class DriverTrace(NamedTuple):
 
 
 class Minibatches(NamedTuple):
-    """A way in which a driver cuts its batch."""
+    """How a driver cuts its batch into minibatches."""
 
-    multiple: int  # what batches are multiples of, so that it can be done
-    why_whole: str  # with the driver's line
+    multiple: int  # required divisor of local batch sizes
+    why_whole: str  # why a local batch cannot be split into microbatches, with the driver's line
 
 
 class WriteMark:
-    """Tells one write of operator state from others."""
+    """Identifies one write of operator state."""
 
 
 def stays(what: str, mark: Any = None) -> Any:
-    """Note that an equation has to be in the graph, by a parameter of it; a new `WriteMark` if there is none."""
+    """Record that the graph must contain an equation, identified by a parameter. Returns the parameter.
+
+    Args:
+      what: name of the operator, for errors.
+      mark: the equation's parameter; by default a new `WriteMark`.
+    """
     mark, trace = mark or WriteMark(), tracing()
     if trace is not None:
         trace.must_stay.append((mark, what + at(current_line())))
@@ -69,10 +78,10 @@ def tracing() -> DriverTrace | None:
 
 @contextmanager
 def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[DriverTrace]:
-    """Trace a driver for that many worker slots, and examples in a call.
+    """Set the context for tracing a driver, for the duration of the block.
 
     Args:
-      mailboxes: of the program, on which the driver may publish.
+      mailboxes: the program's mailboxes, on which the driver may publish.
     """
     trace = DriverTrace(capacity, examples, [], [], mailboxes, [], [], [])
     token = _tracing.set(trace)
@@ -93,5 +102,5 @@ def _refuse_to_compile(context, *operands, **params):
 
 
 def only_in_programs(primitive: Primitive) -> None:
-    """Have `jax.jit` outside a program refuse to compile what holds this primitive."""
+    """Make `jax.jit` outside a program raise an error for functions with this primitive."""
     mlir.register_lowering(primitive, _refuse_to_compile)

@@ -1,7 +1,7 @@
-"""Collectives outside a program: carried out at once, by the world that was entered last.
+"""Eager collectives, outside a program, in the world that was entered last.
 
-With no world, or one of one worker, a value is its own mean, sum and broadcast. In a world of several devices of one
-process every worker holds the value that the process holds.
+Without a world, or with one worker, a value is its own mean, sum and broadcast. In a world of several devices of one
+process, all workers of the process have the same value.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ if TYPE_CHECKING:
 
 
 def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[jax.Array]:
-    """Return what a collective returns when its operands are numbers and not tracers. Blocks until all workers have
-    called it.
+    """Run a collective on concrete arrays and return its results. Blocks until all processes have called it.
 
     Raises:
-      CollectiveError: there is no world, and other processes or a world in another thread; or a mean has no weight; or
-        a value is sharded over devices.
-      DisagreementError: the processes call different collectives, or are not all in one. On every process.
+      CollectiveError: there is no current world although there are several processes or a world in another thread; or
+        a mean has no weight; or a value is sharded over devices.
+      DisagreementError: the processes call different collectives. On every process.
     """
     alone = why_not_alone()
     if alone:
@@ -59,8 +58,8 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
             raise CollectiveError(f"{how.name} outside a program{at(current_line())}: an array {error}") from error
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
-            f"{how.name} outside a program{at(current_line())}: a mean is over examples, and how many each worker "
-            f"has is known only inside one. Say what to weigh by, or reduce by another op:\n"
+            f"{how.name} outside a program{at(current_line())}: the mean is over examples, and the number of examples "
+            f"is known only in a program. Give a weight, or use another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
     what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)
@@ -74,7 +73,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
         return world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
 
     results, _ = retry_on_members_changed(exchange)
-    out = [jnp.array(r) for r in results[0][1:]]  # copies: the world may write its buffers again
+    out = [jnp.array(r) for r in results[0][1:]]  # copied, because the world reuses its buffers
     if weight is not None:
         _check_weight(out[0])
         out = [divided(s, out[0]) for s in out[1:]]
@@ -83,7 +82,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
 
 
 def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: World) -> list[list[jax.Array]]:
-    """Return what each worker of this process sends."""
+    """Return the parts of a message for each worker of this process."""
     parts: list[list[jax.Array]] = []
     for worker, device in zip(world.workers, world.devices, strict=True):
         there = worker in world.members
@@ -115,37 +114,40 @@ def _check_weight(total: jax.Array) -> None:
 
 
 def least_weight(dtype: Any) -> float:
-    """Return the least sum of weights to divide by: XLA flushes numbers below the least normal one to zero."""
+    """Return the smallest sum of weights to divide by: the smallest normal number, since XLA flushes others to zero."""
     return float(np.finfo(dtype).tiny)
 
 
 def mean_of_nothing(total: float) -> str:
-    """Return the value of a mean whose sum of weights is too small to divide by."""
+    """Return a description of a mean whose sum of weights is too small to divide by."""
     if total == 0:
         return "a mean over no examples: the weights of all workers are zero"
     return f"no mean: the weights of all workers sum to {total:g}, which cannot be divided by"
 
 
 def scaled(x: jax.Array, weight: Any) -> jax.Array:
-    """`x`, weighed by a real number."""
+    """Return `x` times a real weight, in the dtype of `x`."""
     return _by_real(jnp.multiply, x, weight)
 
 
 def divided(x: jax.Array, weight: Any) -> jax.Array:
-    """`x` over a sum of weights."""
+    """Return `x` divided by a real sum of weights, in the dtype of `x`."""
     return _by_real(jnp.divide, x, weight)
 
 
 def _by_real(operation: Callable, x: jax.Array, weight: Any) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
         return operation(x, jnp.asarray(weight).astype(x.dtype))
-    # Each part by itself: a product with w + 0j makes NaNs of infinities, and takes four multiplications.
+    # Real and imaginary parts separately: a product with w + 0j turns infinities into NaN, and is slower.
     weight = jnp.asarray(weight).astype(x.real.dtype)
     return jax.lax.complex(operation(x.real, weight), operation(x.imag, weight))
 
 
 def wire_dtype(dtype) -> np.dtype:
-    """Half precisions travel as float32, booleans as integers: no MPI sums them, and weights would be rounded."""
+    """Return the dtype in which values are sent: float32 for half precision, integers for booleans.
+
+    MPI cannot sum the narrow types, and they would round weights.
+    """
     if dtype == jnp.bool_:
         return np.dtype(np.uint8)
     return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else np.dtype(dtype)

@@ -26,7 +26,7 @@ no_result(hook_p)
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """A value's way out: who handles it, how often, and how the leaves are put together again."""
+    """A hook of a driver: its handler, how often it runs, and the structure of its values."""
 
     name: str
     handler: Handler
@@ -38,10 +38,10 @@ class Hook:
 def hook(
     name: str, handler: Handler, values: tuple[Any, ...], *, every: int = 1, value_names: Sequence[str] = ()
 ) -> None:
-    """Hand values (replicated) to `handler` after every `every`-th step.
+    """Pass replicated values to `handler` after every `every`-th step.
 
     Args:
-      value_names: what the values are called where steps are recorded; those without a name by their number.
+      value_names: names of the values in records of a run; by default their numbers.
     """
     leaves, tree = jax.tree.flatten(values)
     roots = [*value_names[: len(values)], *(f"value_{i}" for i in range(len(value_names), len(values)))]

@@ -1,6 +1,6 @@
 """`ad.hyperparameter("lr", 0.1)`: a number in a driver that hooks may change while it runs.
 
-It is an operator state that the driver does not write. So, like any operator state, it is saved in checkpoints, sent to
+A hyperparameter is an operator state that the driver does not write. So it is saved in checkpoints, sent to
 joining workers, and equal on all workers, and a new value compiles nothing. The program writes it, between two steps.
 """
 
@@ -28,29 +28,31 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
             ...
             updates, opt_state = optax.sgd(lr, momentum=0.9).update(avg_grads, state.opt_state)
 
-    What is set is in force from the next step on, and compiles nothing. Read twice under one name, it is one.
+    A new value is in force from the next step on, without a compilation. Calls with the same name return the same
+    value.
 
     Args:
-      name: what to set it by: a Python name.
-      value: at first: a number, or a truth value. Its shape and type stay: Python's floats are JAX's default float.
+      name: a Python identifier, the keyword of `control.set`.
+      value: the initial value: a number, a boolean, or an array of these. Later values have its shape and dtype; a
+        Python float has JAX's default dtype.
 
     Returns:
-      Its value in this step; outside a program, `value`.
+      The value in this step; outside a program, `value`.
 
     Raises:
-      DriverError: the name is none, or the value is no array of finite numbers that are known before the first step and
-        that its type can hold.
+      DriverError: the name is not an identifier, or the value is traced, not finite, not numeric, or does not fit its
+        dtype.
     """
     if not (isinstance(name, str) and name.isidentifier()):
         raise DriverError(
-            f"hyperparameter{at(current_line())}: the name has to be one that control.set(…) can be called with, such "
+            f"hyperparameter{at(current_line())}: the name must be an identifier, the keyword of control.set(…), such "
             f"as 'lr'; got {name!r}."
         )
     numbers = truths(value) if reals(value) is None else reals(value)
     if numbers is None or not np.isfinite(numbers).all():
         raise DriverError(
-            f"hyperparameter {name!r}{at(current_line())}: its first value is a finite number, or an array of them, "
-            f"that is known before the first step; got {value!r}."
+            f"hyperparameter {name!r}{at(current_line())}: its initial value must be a finite number, or an array of "
+            f"them, that is known before the first step; got {value!r}."
         )
     first = np.asarray(value)
     integers = wholes(value) if first.dtype.kind in "iuO" else None
@@ -60,11 +62,11 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
     dtype = jax.dtypes.canonicalize_dtype(kind)
     why = why_not_in(numbers, dtype)
     if why:
-        raise DriverError(f"hyperparameter {name!r}{at(current_line())}: its first value {why}.")
+        raise DriverError(f"hyperparameter {name!r}{at(current_line())}: its initial value {why}.")
     return operator_state(_LABEL + name, numbers.astype(dtype), lambda present: (present, present))
 
 
 def name_of(name: str) -> str | None:
-    """Return the hyperparameter that an operator state of a plan holds, or None."""
+    """Return the name of the hyperparameter for an operator state's name, or None if it is not a hyperparameter."""
     label, found, _ = name.rpartition("/")
     return label.removeprefix(_LABEL) if found and label.startswith(_LABEL) else None

@@ -31,28 +31,27 @@ def minibatches(batch: T, steps: int | None = None, *, size: int | None = None) 
             params, losses = jax.lax.scan(local_step, state["params"], ad.minibatches(batch, 8))
             return {"params": comm.all_reduce(params)}, {"loss": comm.all_reduce(losses.mean())}
 
-    With `steps=`, all workers take that many local steps, and their minibatches are as large as their local batches
-    permit. With `size=`, all minibatches have that size, and each worker takes as many steps as its local batch has
-    minibatches. So where batches follow speeds (`ctrl.federated()`), a fast worker takes more steps in a round, and
-    does not wait for a slow one.
+    With `steps=`, all workers take that many local steps, and the size of their minibatches follows from their local
+    batches. With `size=`, all minibatches have that size, and a worker with a larger local batch takes more steps. If
+    batches follow the workers' speeds (`ctrl.federated()`), fast workers then take more steps in a round, and do not
+    wait for slow ones.
 
-    A driver that calls this runs on whole local batches. Splitting a batch into microbatches would be wrong here: each
-    would act as a client of its own, which takes its steps on a part of the examples, from the same model. So every new
-    batch size is compiled (in the background; the old size stays in force meanwhile), and batch sizes, and so the
-    global batch, are multiples of `steps`, or of `size`.
+    A driver that calls this runs on whole local batches: each microbatch would act as a separate client, which takes
+    its steps on a part of the examples. So every new batch size is compiled (in the background; the old size stays in
+    force until then), and local batch sizes are multiples of `steps`, or of `size`.
 
     Args:
       batch: the driver's batch, or parts of it: a pytree of arrays with the examples on the leading axis.
-      steps: how many minibatches; a Python number. Either this or `size`.
-      size: examples in each; a Python number.
+      steps: number of minibatches; a Python number. Either this or `size`.
+      size: examples in a minibatch; a Python number.
 
     Returns:
       `batch` with leaves of shape `(steps, examples / steps, ...)`, or `(examples / size, size, ...)`. Local.
 
     Raises:
-      DriverError: `steps` or `size` is no positive integer, both or neither are given, or a leaf has other examples
-        than the batch.
-      BatchSizeError: outside a program, examples that cannot be cut so. In a program sizes are such that they can.
+      DriverError: `steps` or `size` is not a positive integer, both or neither are given, or a leaf's leading axis is
+        not the batch's.
+      BatchSizeError: outside a program, if the number of examples is not a multiple. Programs choose valid sizes.
 
     References:
       McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", algorithm 1.
@@ -91,17 +90,17 @@ class _How(NamedTuple):
 def _how(steps: int | None, size: int | None, where: str) -> _How:
     if steps is not None and size is not None:
         raise DriverError(
-            f"minibatches{where}: steps={steps!r} and size={size!r} are two ways to cut a batch. Give one of them: how "
-            "many minibatches there are, or how large they are."
+            f"minibatches{where}: give either steps=, the number of minibatches, or size=, their size; got "
+            f"steps={steps!r} and size={size!r}."
         )
     name, given = ("steps", steps) if size is None else ("size", size)
     number = whole(given)
     if number is None or number < 1:
         raise DriverError(f"minibatches{where}: {name}= is a number known while tracing, 1 or more; got {given!r}.")
     if size is None:
-        why = f"minibatches{where} takes {number} steps on the whole local batch, and each call would take as many"
+        why = f"minibatches{where} takes {number} steps on the whole local batch, not on each microbatch"
         return _How(Minibatches(number, why), f"{number} minibatches of equal size", False)
-    why = f"minibatches{where} takes a step on every {number} examples, one after another, and calls would not be"
+    why = f"minibatches{where} takes a step on every {number} examples, one after another across the local batch"
     return _How(Minibatches(number, why), f"minibatches of {number}", True)
 
 

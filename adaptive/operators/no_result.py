@@ -1,4 +1,4 @@
-"""Operators without a result: `jax.grad` passes them by, and `jax.vmap` refuses them."""
+"""Rules for operators without a result: `jax.grad` ignores them, and `jax.vmap` refuses them."""
 
 from __future__ import annotations
 

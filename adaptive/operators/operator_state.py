@@ -19,7 +19,7 @@ from .no_result import no_result
 
 
 class Frozen:
-    """A pytree leaf list as a primitive's parameter: hashable, compared by content."""
+    """Arrays as a parameter of a primitive: hashable, compared by content."""
 
     def __init__(self, leaves: Sequence[Any]):
         self.leaves = [np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)) for leaf in leaves]
@@ -54,12 +54,12 @@ def operator_state(label: str, init: Any, update: Callable[[Any], tuple[Any, Any
     """Carry state from step to step.
 
     Args:
-      label: what to call it in `explain()` and in checkpoints, where those of one label are numbered.
+      label: its name in `explain()` and in checkpoints. Several states with one label are numbered.
       init: the state before the first step: a pytree of arrays and numbers (no tracers).
       update: traced; takes the state, returns `(new state, result)`.
 
     Returns:
-      `result`. The new state is replicated where all that it is computed from is.
+      `result`. The new state is replicated if everything that it is computed from is.
 
     Raises:
       CollectiveError: `init` is not known before the first step, or is sharded over devices; or `update` returns a
@@ -69,7 +69,7 @@ def operator_state(label: str, init: Any, update: Callable[[Any], tuple[Any, Any
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise CollectiveError(
             f"operator state {label!r}{at(current_line())}: its initial state must be known before the first step, but "
-            "is computed in the driver. Give plain arrays; shapes may come from traced values (jnp.zeros(x.shape))."
+            "it is traced. Give concrete arrays; their shapes may come from traced values (np.zeros(x.shape))."
         )
     for leaf in leaves:
         try:

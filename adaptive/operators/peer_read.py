@@ -1,11 +1,11 @@
 """Reading another worker's latest published vectors inside a kernel, without waiting for it.
 
-This is the only operator that may stand in a loop: it is no collective. Sources are read outside of loops, so a driver
-that calls it is traced with the worker's number, the round and the seed at hand (`DriverTrace.numbers`), and the loop
-closes over them.
+It is not a collective, so it is the only operator that is allowed in a loop. Sources are read outside of loops, so the
+driver is traced with a vector of the worker's number, the round and the seed (`DriverTrace.numbers`), which the loop
+closes over.
 
-*Rounds*: a program step is one round. Only vectors published in the same round are read. So a replica from before the
-last average never mixes into later ones, a worker that skips a round is not read, and a restored run equals the
+*Rounds*: a program step is one round. Only vectors published in the same round are read. So replicas from before the
+last average are never mixed with later ones, a worker that skips a round is not read, and a restored run equals the
 uninterrupted one.
 """
 
@@ -34,7 +34,7 @@ SCHEDULES = ("random", "ring")
 
 
 def peers(schedule: str, seed: int, round: int, update: int, worker: int, members: Sequence[int]) -> list[int]:
-    """Return the workers that a worker tries to read in an update, in order: the first with published vectors counts.
+    """Return the workers that a worker tries to read in an update, in order. It uses the first with published vectors.
 
     Args:
       schedule: "random": any member, drawn by a counter-based generator, so equal arguments give equal results;
@@ -53,7 +53,7 @@ def peers(schedule: str, seed: int, round: int, update: int, worker: int, member
 
 @dataclass
 class PeerMailboxes:
-    """The mailboxes of one program, one for each place of its driver that publishes. Recreated when members change."""
+    """The mailboxes of one program, one for each call of `read_peer`. Recreated when members change."""
 
     mailboxes: Sequence[Mailbox] = ()
     members: Sequence[int] = ()
@@ -61,7 +61,7 @@ class PeerMailboxes:
     _lock: Lock = field(default_factory=Lock)
 
     def update(self, place: int, worker: int, round: int) -> int:
-        """Return the number of the worker's earlier updates at this place in this round, and count this one."""
+        """Count an update of a worker by one `read_peer`. Returns the number of earlier ones in this round."""
         with self._lock:
             of, count = self._updates.get((place, worker), (round, 0))
             count = count if of == round else 0
@@ -77,12 +77,12 @@ class PeerMailboxes:
 
 @dataclass(eq=False)
 class Pairing:
-    """The Python callback of one place of a driver that publishes and reads; called by kernels.
+    """The Python callback of one call of `read_peer`, which kernels call.
 
     Attributes:
       place: number of its mailbox; set after the driver is traced.
       nbytes: size of each published vector.
-      line: of the driver.
+      line: name of the operator with the driver's line.
     """
 
     mailboxes: PeerMailboxes
@@ -104,7 +104,7 @@ class Pairing:
         theirs = next((vectors for vectors in found if vectors is not None), vectors)
         return [other.view(own.dtype) for other, own in zip(theirs, vectors, strict=True)]
 
-    def __repr__(self) -> str:  # equal for two traces of one driver
+    def __repr__(self) -> str:  # equal in all traces of a driver
         return f"{self.schedule} pairs of {self.nbytes} bytes"
 
 
@@ -127,11 +127,11 @@ def read_peer(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[ja
     trace = tracing()
     if trace is None:
         raise CollectiveError(
-            f"{name} outside a program{at(current_line())}: there are no rounds, and nowhere to publish. Call it in "
+            f"{name} outside a program{at(current_line())}: only a program has rounds and mailboxes. Call it in "
             "the driver of an ad.Program."
         )
     if not trace.numbers:
-        trace.wants_numbers.append(name)  # then the driver is traced again, with them
+        trace.wants_numbers.append(name)  # the driver is then traced again with them
         return list(vectors)
     nbytes = tuple(v.size * v.dtype.itemsize for v in vectors)
     pairing = Pairing(trace.mailboxes, schedule, nbytes, f"{name}{at(current_line())}")
@@ -154,8 +154,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, pairing: Pairing) -
 
 def _batch(operands: Any, dims: Any, *, pairing: Pairing) -> Any:
     raise CollectiveError(
-        f"{pairing.line} stands in a function that is mapped by jax.vmap: each member of the batch would be averaged "
-        "with any member of another worker's. Map what is in front of it and behind, and average the whole tree."
+        f"{pairing.line} is in a function that is mapped by jax.vmap: each mapped element would be averaged with an "
+        "arbitrary element of another worker. Map the code before and after it, and average the whole tree."
     )
 
 
@@ -174,17 +174,17 @@ def publishes(eqn: JaxprEqn) -> bool:
 
 
 def numbered(pairings: Iterator[Pairing]) -> tuple[Pairing, ...]:
-    """Number a driver's places in order.
+    """Assign mailbox numbers to a driver's pairings, in order.
 
     Raises:
-      CollectiveError: two equations share one place, and so would share a mailbox.
+      CollectiveError: two equations share one pairing, and so would share a mailbox.
     """
     found: list[Pairing] = []
     for pairing in pairings:
         if any(pairing is known for known in found):
             raise CollectiveError(
-                f"{pairing.line} stands in a jax.jit that the driver calls more than once, and JAX keeps its trace: "
-                "two trees would be published in one place. Call it outside of the jitted function."
+                f"{pairing.line} is in a jax.jit that the driver calls more than once. JAX reuses its trace, so two "
+                "trees would share a mailbox. Call it outside of the jitted function."
             )
         pairing.place = len(found)
         found.append(pairing)

@@ -1,4 +1,4 @@
-"""Sources: scalars that the runtime measures and feeds in: a step number, seconds, batch sizes, free CPU."""
+"""Sources: scalars that the runtime passes to a driver: the step number, seconds, batch sizes, free CPU."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ALONE = np.ones(1, bool)  # one worker, which takes examples
 
 
 class Reading(NamedTuple):
-    """What the runtime knows of one worker at the start of a step; a source picks its value from here.
+    """Data about one worker at the start of a step, from which sources read their values.
 
-    `examples`, `calls` and `offset` differ between the microbatches that make up a worker's batch.
+    `examples`, `microbatches` and `offset` differ between the microbatches of a worker's batch.
     """
 
     step: int  # steps done before this one
@@ -31,9 +31,9 @@ class Reading(NamedTuple):
     global_batch: int  # examples over all workers in this step
     batch_size: int  # examples of this worker in this step
     examples: int  # examples in this microbatch
-    microbatches: int  # microbatches that this value stands for: 1 inside a call
-    offset: int  # position of the call's first example in the step's global batch
-    compute_seconds: float  # the previous step's computation on this worker; NaN where not known
+    microbatches: int  # 1 in a microbatch; the number of microbatches in values of the whole local batch
+    offset: int  # position of the microbatch's first example in the step's global batch
+    compute_seconds: float  # the previous step's computation on this worker; NaN if unknown
     iteration_seconds: float  # from the start of the previous step to the start of this one; NaN in the first
     taking_part: np.ndarray = ALONE  # boolean, shape=(capacity,): whether each worker takes examples in this step
 
@@ -43,10 +43,10 @@ class Source:
     """A scalar that the runtime feeds into the graph.
 
     Attributes:
-      name: what `explain()` calls it.
-      read: picks or measures the value, once per worker and step ("microbatch": once per microbatch).
+      name: its name in `explain()`.
+      read: returns the value; called once per worker and step (for scope "microbatch": once per microbatch).
       dtype: `float32` or `int32`.
-      scope: where it is the same: "all" workers, all calls of one "worker", or one "microbatch" only.
+      scope: where the value is the same: on "all" workers, in all microbatches of one "worker", or in one "microbatch".
       stand_in: its value outside a program.
     """
 
@@ -57,7 +57,7 @@ class Source:
     stand_in: float = 0.0
 
 
-# `attrgetter` reads without a call in Python: sources are read in every step.
+# `attrgetter` makes no Python call; sources are read in every step.
 EXAMPLES = Source("examples", attrgetter("examples"), scope="microbatch", stand_in=1.0)
 MICROBATCHES = Source("microbatches", attrgetter("microbatches"), scope="microbatch", stand_in=1.0)
 OFFSET = Source("offset", attrgetter("offset"), np.int32, scope="microbatch")
@@ -75,8 +75,8 @@ source_p.def_abstract_eval(lambda *, source: jax.core.ShapedArray((), source.dty
 
 @source_p.def_impl
 def _source_eager(*, source):
-    # How many examples this process holds is not known outside a program: a mean over several workers must not
-    # pretend that it is, and says so (see eager).
+    # Outside a program the number of examples is unknown, so a mean over several workers raises an error (see
+    # eager.py).
     world = current_world.get()
     if source is EXAMPLES and world is not None and world.capacity > 1:
         return jnp.asarray(np.nan, source.dtype)
@@ -86,5 +86,5 @@ def _source_eager(*, source):
 
 
 def read(source: Source) -> jax.Array:
-    """Return the source's value in this step: a scalar of its dtype; replicated or local as its scope says."""
+    """Return the source's value in this step: a scalar of its dtype. Replicated if its scope is "all", else local."""
     return source_p.bind(source=source)

@@ -1,4 +1,4 @@
-"""What a driver may ask of the program that runs it."""
+"""Values of the running program that a driver can read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ T = TypeVar("T")
 
 
 def batch_size() -> jax.Array:
-    """This worker's examples in this step, an int32 scalar. Local. No recompile when it changes; 1 outside a
-    program.
+    """Return the number of this worker's examples in this step, an int32 scalar. Local.
+
+    Changes without recompilation. 1 outside a program.
     """
     return read(BATCH_SIZE)
 
 
 def microbatch_size() -> jax.Array:
-    """Return the number of examples in this microbatch, an int32 scalar. Local, and of the call: a worker's batch may
-    run as several calls, each of its own size, so this, and not `batch_size()`, is what to weigh a call's mean by. No
-    recompile; 1 outside a program.
+    """Return the number of examples in this microbatch, an int32 scalar. Local, and different in each microbatch.
+
+    A worker's batch may run as several microbatches of different sizes. Weight a mean over a microbatch by this number,
+    and not by `batch_size()`. Changes without recompilation. 1 outside a program.
 
     Example:
       >>> total = comm.all_reduce(mean * ad.microbatch_size(), op="sum") / ad.global_batch()     # doctest: +SKIP
@@ -37,28 +39,29 @@ def microbatch_size() -> jax.Array:
 
 
 def global_batch() -> jax.Array:
-    """Return the number of all workers' examples in this step, an int32 scalar. Replicated. No recompile when it
-    changes; 1 outside a program.
+    """Return the number of all workers' examples in this step, an int32 scalar. Replicated.
+
+    Changes without recompilation. 1 outside a program.
     """
     return read(GLOBAL_BATCH)
 
 
 def step() -> jax.Array:
-    """Steps done before this one, an int32 scalar. Replicated. 0 outside a program."""
+    """Return the number of completed steps, an int32 scalar. Replicated. 0 outside a program."""
     return read(STEP)
 
 
 def worker() -> jax.Array:
-    """This worker's number, an int32 scalar. Local. 0 outside a program."""
+    """Return this worker's slot number, an int32 scalar. Local. 0 outside a program."""
     return read(WORKER)
 
 
 def workers() -> jax.Array:
-    """Return the number of workers with examples in this step, an int32 scalar. Replicated. No
-    recompile when it changes. Sums count the same workers, so it is `comm.all_reduce(1, op="sum")` at no cost.
+    """Return the number of workers with examples in this step, an int32 scalar. Replicated.
 
-    Less than `ad.capacity()` while worker slots are empty or a worker's share is 0. It is not known while the driver is
-    traced, so shapes come from `ad.capacity()`. Outside a program: the members of the world, or 1 without a world.
+    Equals `comm.all_reduce(1, op="sum")`, without a message. Changes without recompilation. Less than `ad.capacity()`
+    if worker slots are empty or a worker's share is 0. It is traced, so use `ad.capacity()` for shapes. Outside a
+    program: the number of members of the world, or 1 without a world.
 
     Raises:
       CollectiveError: outside a program and a world, in one of several processes.
@@ -73,14 +76,16 @@ def workers() -> jax.Array:
     if trace is not None:
         trace.hints.append(
             f"ad.workers(){at(current_line())} changes from step to step, and is not known while the driver is traced. "
-            "Make shapes of  ad.capacity(), the number of worker slots."
+            "For shapes use  ad.capacity(), the number of worker slots."
         )
     return read(WORKERS)
 
 
 def capacity() -> int:
-    """Return the number of worker slots: how many workers there can be. A Python number that stays the same, so shapes
-    may depend on it; gathered values have a row for each slot. Replicated. 1 without a world.
+    """Return the number of worker slots, the maximum number of workers; a Python integer. Replicated. 1 without a
+    world.
+
+    It never changes, so shapes may depend on it; gathered values have a row for each slot.
 
     Raises:
       CollectiveError: outside a program and a world, in one of several processes.
@@ -105,21 +110,20 @@ def _check_world(what: str) -> None:
 
 
 def replicated(tree: T) -> T:
-    """Vouch that values which come from the host are equal on all workers.
+    """Assert that values which come from the host are equal on all workers.
 
-    What a callback (`jax.pure_callback`, `io_callback`) brings, or `jax.lax.rng_uniform`, counts as this worker's own,
-    since nobody can see that it is not; so it may not go into the state. Where it is the same on all workers, say so.
-    It is not checked: with values that differ after all, each worker trains a model of its own. `comm.broadcast(x)`
-    makes them equal, for a place on a message.
+    The results of callbacks (`jax.pure_callback`, `io_callback`) and of `jax.lax.rng_uniform` count as local, so the
+    state must not depend on them. Use this function if they are equal on all workers. That is not checked: if the
+    values differ, each worker trains another model. `comm.broadcast(x)` makes them equal, by a message.
 
     Args:
-      tree: a pytree of arrays that are not computed from the batch. Local, as far as can be seen.
+      tree: a pytree of arrays that are not computed from the batch. Local.
 
     Returns:
-      `tree`. Replicated, on your word.
+      `tree`, which counts as replicated.
 
     Raises:
-      ReplicationError: it is computed from the batch.
+      ReplicationError: when the program is built, if `tree` is computed from the batch.
     """
     return assert_scope("replicated", tree, "ad.replicated")
 
@@ -130,12 +134,13 @@ def step_key() -> jax.Array:
 
 
 def example_keys(batch: Any = None) -> jax.Array:
-    """Return a PRNG key for each example of the local batch, shape (examples,). Local, but it belongs to the example:
-    whichever worker computes it, in whichever call, its key in this step is the same. So dropout does not depend on the
-    split.
+    """Return a PRNG key for each example of the local batch, shape (examples,). Local.
+
+    An example's key in a step does not depend on the worker or microbatch that computes it, so dropout does not depend
+    on the split.
 
     Args:
-      batch: the driver's batch; needed outside a program only, where the number of examples is not known.
+      batch: the driver's batch; needed only outside a program, where the number of examples is unknown.
 
     Raises:
       CollectiveError: outside a program, without `batch`.
@@ -148,7 +153,7 @@ def example_keys(batch: Any = None) -> jax.Array:
         examples = trace.examples
     else:
         raise CollectiveError(
-            f"example_keys(){at(current_line())} outside a program: how many examples there are is not known. "
-            "Say it:  ad.example_keys(batch)"
+            f"example_keys(){at(current_line())} outside a program: the number of examples is unknown. "
+            "Pass the batch:  ad.example_keys(batch)"
         )
     return jax.vmap(jax.random.fold_in, (None, 0))(step_key(), read(OFFSET) + jnp.arange(examples, dtype=jnp.int32))

@@ -46,23 +46,23 @@ def world_of(world: World | None) -> World:
     return world or current_world.get() or LocalWorld()
 
 
-_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many programs all processes have built, by world
+_built: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # number of programs built by all processes, by world
 
 
 def next_name(world: World, driver: Driver) -> str:
-    """Return the name of the next program in errors and messages. Equal on all processes, which build programs in one
-    order.
+    """Return the name of the next program, for errors and messages. Equal on all processes, as they build programs in
+    the same order.
     """
     return f"program {_built.get(world, 0) + 1} ({getattr(driver, '__name__', type(driver).__name__)!r})"
 
 
 def built_in(world: World) -> None:
-    """Count one more program that all processes have built."""
+    """Record that all processes have built another program in this world."""
     _built[world] = _built.get(world, 0) + 1
 
 
 def new_run_id(world: World, name: str) -> str:
-    """Return an id that no other run has, 12 hexadecimal digits: the first process's. Communicates. Replicated."""
+    """Return a new unique id, 12 hexadecimal digits, drawn by the first process. Communicates. Replicated."""
     own = secrets.token_hex(6).encode()
     return (world.all_gather_bytes(own, f"building {name}")[0] if world.processes > 1 else own).decode()
 
@@ -88,7 +88,7 @@ def checked_nonfinite(value: Any) -> NonFinite:
     """Return the argument `nonfinite`, checked.
 
     Raises:
-      DriverError: it is none of the three values.
+      DriverError: it is not one of the three values.
     """
     if value not in ("raise", "skip", "allow"):
         raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {value!r}.')
@@ -100,8 +100,8 @@ class StateForm:
     """The structure, shapes and dtypes of a program's state. Holds none of its arrays.
 
     Attributes:
-      shapes: the state with shapes for leaves, of which those of Python's numbers are weakly typed.
-      local: indices of the leaves that may differ between workers on purpose.
+      shapes: the state with shapes for leaves; weakly typed for Python numbers.
+      local: indices of the leaves that may differ between workers by design.
     """
 
     shapes: Any
@@ -109,11 +109,11 @@ class StateForm:
 
     @staticmethod
     def of(state: Any, local: Callable[[Any], Any] | None) -> tuple[StateForm, list[Any]]:
-        """Check the initial state, and return its form and its leaves as arrays of numpy or JAX, in the user's memory
+        """Check the initial state; return its form and its leaves as numpy or JAX arrays, without a copy
         where possible.
 
         Args:
-          state: as it was given to the program.
+          state: the program's argument.
           local: picks the leaves that may differ between workers; `None` picks none.
 
         Raises:
@@ -128,13 +128,13 @@ class StateForm:
         return StateForm(tree.unflatten(shapes), _picked(local, tree)), arrays
 
     def as_given(self, leaves: list[jax.Array], weak: list[bool]) -> Any:
-        """Return the state in the user's structure. What is a Python number in the driver is weakly typed here, too.
+        """Return the state in the user's structure, weakly typed where the driver's leaves are.
 
-        The arrays do not say which leaves are: a worker that takes no examples still has those that it was given, and
-        the others have those that a step has made.
+        The arrays themselves do not show that: a worker without examples still has its initial leaves, and the others
+        have results of a step.
 
         Args:
-          weak: which of the leaves are weakly typed in the driver.
+          weak: for each leaf, whether it is weakly typed in the driver.
         """
         values = [jnp.asarray(leaf.item()) if w else _strong(leaf) for leaf, w in zip(leaves, weak, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.shapes), values)
@@ -152,7 +152,7 @@ def made_by(state: Any) -> Any:
         inspect.signature(state).bind()
     except TypeError as error:
         raise DriverError(
-            f"the state is a function with arguments ({error}). One that returns the initial state has none"
+            f"the state is a function with arguments ({error}). A function that returns the initial state takes none"
         ) from error
     return state()
 
@@ -174,15 +174,15 @@ def _as_array(leaf: Any, name: str, state: Any) -> Any:
     except NotAnArrayError as error:
         raise DriverError(f"{name} {error}") from error
     if isinstance(leaf, jax.Array):
-        return leaf if leaf.is_fully_addressable else leaf.addressable_data(0)  # all of it, on each device
+        return leaf if leaf.is_fully_addressable else leaf.addressable_data(0)  # the whole array is on each device
     try:
         return on_host(leaf)
     except NotAnArrayError as error:
         what = getattr(leaf, "__qualname__", None) or reprlib.repr(leaf)
         raise DriverError(
             f"the state holds {what}, which is not an array of numbers, at {name}: it "
-            f"{'is a function.' if callable(leaf) else error} A state is what changes from "
-            "step to step, arrays and numbers. What else a driver needs it closes over" + _how_to_part(state)
+            f"{'is a function.' if callable(leaf) else error} A state consists of arrays and numbers that "
+            "change from step to step. The driver can close over other objects" + _how_to_part(state)
         ) from error
 
 
@@ -195,7 +195,7 @@ def _how_to_part(state: Any) -> str:
     if not any(map(is_equinox, jax.tree.leaves(state, is_leaf=is_equinox))):
         return "."
     return (
-        "; of an equinox model that is all but its arrays:\n"
+        "; for an equinox model, over all but its arrays:\n"
         "    params, static = eqx.partition(model, eqx.is_array)      # params: into the state\n"
         "    model = eqx.combine(params, static)                      # in the driver\n"
         "See examples/equinox_mlp.py."

@@ -1,4 +1,4 @@
-"""A branch of a run: steps that are taken on trial, after which the program is as it was before them."""
+"""A branch of a run: trial steps, after which the program returns to its state before them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .run_loop import RunLoop
 
 
 class Branch:
-    """A context in which a program takes steps on trial: see `Program.branch`.
+    """A context manager for trial steps of a program: see `Program.branch`.
 
-    The snapshot is a checkpoint in host memory. Entering communicates like a checkpoint; leaving communicates nothing,
-    so that a process that raises in the branch leaves it, too.
+    The snapshot is a checkpoint in host memory. Entering communicates like a checkpoint. Leaving does not communicate,
+    so that a process that raises in the branch can leave it.
     """
 
     def __init__(self, parts: ProgramParts, loop: RunLoop, global_batch: int | None, values: Mapping[str, Any]):
@@ -40,7 +40,7 @@ class Branch:
         if p.membership.target > len(p.world.members):
             raise DriverError(
                 f"branch{at(current_line())}: {p.membership.target} workers were requested and "
-                f"{len(p.world.members)} are there. A worker that joined in the branch would stay in it. Begin the "
+                f"{len(p.world.members)} have joined. Workers cannot join in a branch. Begin the "
                 "branch when all have joined:  if len(program.members) == program.target_workers:"
             )
         decision = p.sizes.exactly(self._global_batch)
@@ -78,7 +78,7 @@ class Branch:
 
     @with_build_settings
     def __exit__(self, *exc: object) -> None:
-        if not self._parts.engine.lost_state:  # else there is nothing to go on with but a checkpoint on disk
+        if not self._parts.engine.lost_state:  # otherwise only a checkpoint on disk could be restored
             self._restore()
 
     def _restore(self) -> None:

@@ -67,8 +67,8 @@ def build(
     """Check the arguments of a `Program`, and build its parts. Communicates.
 
     Args:
-      name: of the program.
-      ambient: JAX's settings in force.
+      name: the program's name.
+      ambient: the context in which to trace the driver.
 
     Raises:
       DriverError: see `Program`, also for `DataError`, `BatchSizeError` and `DisagreementError`.
@@ -143,9 +143,9 @@ def build(
         finite=nonfinite != "allow",
         activity=activity,
     )
-    # Without a status no process knows that all are ready; and that moment depends on the machines' speed.
+    # Without a status no process knows whether all are ready. In deterministic programs, speeds must not decide.
     waits = deterministic or not engine.has_status
-    expect = partial(Engine.expect, proxy(engine))  # the engine's status has the sizes, so these refer to it weakly
+    expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
     readiness = KernelsOf(engine.kernels, world.workers, expect)
     sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable)
     hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
@@ -160,7 +160,7 @@ def build(
     )
     activity.begin()
     activity.end()
-    activity.between()  # what follows is after the building
+    activity.between()  # seconds from here on do not belong to building
     origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
     return ProgramParts(
         name=name,

@@ -3,10 +3,10 @@
 Replicated values are saved once. Values per worker (local state, and operator states of local values) have a leading
 axis of workers. Any library that stores pytrees can store a checkpoint: orbax, or pickle.
 
-A restore first *parses* the checkpoint: each leaf, found by its name, must have this program's dtype and shape, and
-each number must be valid. Only then does it replace anything, which cannot fail half way.
+A restore first *parses* the checkpoint: each leaf is found by its name and must have this program's dtype and shape,
+and each number must be valid. Only then is the program changed, so a restore never fails half way.
 
-Writing and parsing are in one file, because each field's form is stated once for both.
+Writing and parsing are in one file, because they share the form of each field.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST = 2**63 - 1
 _HALF = 6  # digits of a run's id
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def save(
@@ -64,9 +64,9 @@ def save(
     """Return a checkpoint. Replicated. Communicates if anything is local, so all processes call it.
 
     Args:
-      run_id: of the run, by which logs know it again.
+      run_id: the id of the run, which logs contain too.
       like: the program's state, as shapes.
-      copy: copies an array of the device to the host; by default into memory of its own.
+      copy: copies an array from the device to the host; by default to new memory.
     """
     plan, copy = engine.plan, copy or _host
     about = f"a checkpoint of {engine.name} after step {step}"
@@ -114,10 +114,10 @@ def has_local(engine: Engine) -> bool:
 
 
 class _Wanted(NamedTuple):
-    """A leaf that checkpoints of this program have."""
+    """The expected form of a leaf in checkpoints of this program."""
 
     label: str
-    shape: tuple[int, ...]  # as it is stored: of what is local, a row per worker
+    shape: tuple[int, ...]  # as stored: local leaves have a row per worker
     dtype: np.dtype
     local: bool = False
 
@@ -146,7 +146,7 @@ def _wanted(leaf: Leaf, rows: int | None = None) -> _Wanted:
 
 
 def _which_local(wanted: Mapping[Name, _Wanted]) -> list[int]:
-    """Return which leaves are local, in the order of their names."""
+    """Return the indices of local leaves, in the order of their names."""
     return [number for number, name in enumerate(sorted(wanted)) if wanted[name].local]
 
 
@@ -154,7 +154,8 @@ def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
     """Return the hooks' states, by the hooks' names.
 
     Raises:
-      DriverError: one is not built as it was when the hook began, so it could not be recognised when it comes back.
+      DriverError: a state's structure, shapes or dtypes differ from the hook's initial state, so it could not be
+        restored.
     """
     each = zip(hooks.names, hooks.hooks, hooks.states, hooks.first_states, strict=True)
     for name, hook, state, first in each:
@@ -163,9 +164,9 @@ def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
         wrong = _not_alike(found, wanted) or next(filter(None, (_unfit(found[p], w) for p, w in wanted.items())), None)
         if wrong:
             raise DriverError(
-                f"hook {name!r} keeps a state that is not built as the one that it began with: {wrong}. It could "
-                f"not be recognised when it is restored. Let {hook.name}'s init return a state with the structure, "
-                "shapes and dtypes of those that follow."
+                f"the state of hook {name!r} differs in form from its initial state: {wrong}. It could not be "
+                f"restored from a checkpoint. Make init of {hook.name} return a state with the structure, shapes and "
+                "dtypes of later states."
             )
     return jax.tree.map(_plain, dict(zip(hooks.names, hooks.states, strict=True)))
 
@@ -175,14 +176,14 @@ def _host(leaf: Any) -> np.ndarray:
 
 
 def _plain(leaf: Any) -> Any:
-    """Return a hook's state as plain arrays, without those of size zero, which some libraries cannot store."""
+    """Return a hook's state as plain arrays, without empty ones, which some libraries cannot store."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return _host(leaf) if np.size(leaf) else None
     return leaf
 
 
 def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
-    """Return the values of all workers, stacked; for worker slots that no process carries the first value."""
+    """Return the values of all workers, stacked; the initial value for worker slots of no process."""
     world = engine.world
     told = {slot: _host(leaf) for slot, leaf in zip(world.workers, own, strict=True)}
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(told), about)]
@@ -190,20 +191,21 @@ def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) ->
     return np.stack([rows[slot] if slot in rows else _host(first) for slot in range(world.capacity)])
 
 
-# --- and read back ----------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A checked checkpoint, which this program can restore.
+    """A checkpoint that was checked, and that this program can restore.
 
     Attributes:
-      run_id: of the run; "" in a checkpoint of an earlier version.
+      run_id: the id of the run; "" in a checkpoint of an earlier version.
       place: the position of an iterator; "" for data with an index.
       batch_sizes, shares: for the workers of this world.
-      wanted: the requested global batch, which the checkpoint's workers may not have been able to hold.
-      members: the occupied worker slots. Present workers in other slots join; members without a worker have left.
-      workers: the requested number; `None` if none was requested, or with another number of worker slots.
+      wanted: the requested global batch, which may have been too large for the workers at the checkpoint.
+      members: the worker slots occupied at the checkpoint. Current workers in other slots join after the restore;
+        members without a current worker count as having left.
+      workers: the requested number of workers; `None` if none was requested, or if the number of worker slots differs.
       state, op_states: arrays by their labels, in the order of the program; with a row per worker if not replicated.
       hooks: the hooks' states, in the hooks' own structure.
     """
@@ -222,7 +224,7 @@ class Parsed:
     hooks: dict[str, Any]
 
     def digests(self) -> dict[str, str]:
-        """Return digests of what must be equal on all processes, by what it is called in errors."""
+        """Return digests of all that must be equal on all processes, by name for errors."""
         leaves = {**self.state, **self.op_states}
         return {
             "step": str(self.step),
@@ -242,26 +244,26 @@ class Parsed:
 def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, like: Any) -> Parsed:
     """Read a checkpoint for this program. Changes nothing.
 
-    The number of workers may be another than it was: then batches begin equal, and hooks begin anew, because what they
-    have learned is about workers that may be gone. Local state has no meaning then, and is refused.
+    If the number of workers differs from that of the checkpoint, batches start equal, and hooks start with their
+    initial states, because they may hold measurements of other workers. Local state then raises an error.
 
     Args:
       like: the program's state, as shapes.
 
     Raises:
-      CheckpointError: it is damaged, or of another program.
+      CheckpointError: it is damaged, or belongs to another program.
     """
     fields = _fields(checkpoint)
     cursors = _check_data(fields, stream)
     batch_sizes = [_whole(n, "batch_sizes", least=0) for n in _numbers(fields["batch_sizes"], "batch_sizes")]
-    # A checkpoint of an earlier version knows of no other global batch than that of its sizes.
+    # Checkpoints of earlier versions have no requested global batch.
     wanted = _whole(fields.get("global_batch", sum(batch_sizes)), "global_batch", least=1)
     before, here = len(batch_sizes), engine.world.capacity
     wanted_state, wanted_op_states = _of_state(engine, like), _of_op_states(engine)
     if before != here and has_local(engine):
         raise CheckpointError(
             f"the checkpoint has local state of {before} workers; this world has {here}. Local state can only be "
-            f"restored by the same number of workers: run {before} of them."
+            f"restored with the same number of workers: start {before} workers."
         )
     try:
         shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())
@@ -270,12 +272,12 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         else:
             shares, members = tuple(float(slot in sizes.members) for slot in range(here)), sizes.members
             bounds = sizes.bounds(shares)
-            clipped = wanted != sum(batch_sizes)  # then already, so that it may be clipped to another size here
+            clipped = wanted != sum(batch_sizes)  # it was clipped there, so it may be clipped to another size here
             split = equal(bounds.nearest(wanted) if clipped else sizes.check_global(wanted, shares), bounds)
     except (AdaptiveError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's sizes cannot be used here: {error}") from error
     return Parsed(
-        step=_whole(fields["step"], "step", most=2**31 - 1),  # as drivers read it
+        step=_whole(fields["step"], "step", most=2**31 - 1),  # drivers read it as int32
         run_id=_run_id(fields),
         cursors=cursors,
         place=_text(fields.get("place", ""), "place"),
@@ -291,7 +293,7 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
 
 
 def _checked_hyperparameters(op_states: dict[str, np.ndarray], engine: Engine) -> dict[str, np.ndarray]:
-    """Raise a CheckpointError if a hyperparameter is not finite; `set` would not have accepted it."""
+    """Return the operator states. Raises a CheckpointError if a hyperparameter is not finite."""
     leaves = iter(op_states.values())
     for op_state in engine.plan.op_states:
         for value in itertools.islice(leaves, len(op_state.init)):
@@ -334,7 +336,7 @@ def _fields(checkpoint: Any) -> Mapping[str, Any]:
     missing = [repr(name) for name in _FIELDS if name not in checkpoint]
     if missing:
         raise CheckpointError(
-            f"the checkpoint has no {', '.join(missing)}. It is damaged, or not what program.checkpoint() returns in "
+            f"the checkpoint has no {', '.join(missing)}. It is damaged, or was not made by program.checkpoint() of "
             "this version."
         )
     version = _whole(checkpoint["version"], "version")
@@ -344,7 +346,7 @@ def _fields(checkpoint: Any) -> Mapping[str, Any]:
 
 
 def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
-    """Check that the data are those of the checkpoint, as far as possible. Returns the cursors."""
+    """Check that the data are the checkpoint's, as far as that can be seen. Returns the cursors."""
     cursors = tuple(_whole(c, "cursor") for c in _numbers(fields["cursor"], "cursor"))
     ranges = len(stream.shard_ranges)
     if len(cursors) != ranges:
@@ -356,14 +358,14 @@ def _check_data(fields: Mapping[str, Any], stream: Stream) -> tuple[int, ...]:
     if examples != here:
         raise CheckpointError(
             f"the checkpoint was made on {' + '.join(map(str, examples))} examples; this program has "
-            f"{' + '.join(map(str, here))}, and where it stood among the others says nothing about these. To train on "
-            "with other data, begin from its state:  ad.Program(driver, state, data, …)"
+            f"{' + '.join(map(str, here))}, so its position in the data is not valid. To continue with other data, "
+            "build a program with its state:  ad.Program(driver, state, data, …)"
         )
     seed = _whole(fields["seed"], "seed", least=None, most=None)
     if seed != stream.seed:
         raise CheckpointError(
-            f"the checkpoint was made with seed={seed}; this program has seed={stream.seed}, so that its data come in "
-            f"another order, and its random numbers are others. Build it with  ad.Program(…, seed={seed})"
+            f"the checkpoint was made with seed={seed}; this program has seed={stream.seed}, so the order of its data "
+            f"and its random numbers differ. Build it with  ad.Program(…, seed={seed})"
         )
     return cursors
 
@@ -381,7 +383,7 @@ def _run_id(fields: Mapping[str, Any]) -> str:
 
 
 def _members(fields: Mapping[str, Any], slots: int) -> tuple[int, ...]:
-    """Return the members when the checkpoint was made."""
+    """Return the members at the checkpoint."""
     members = tuple(_whole(slot, "members", most=slots - 1) for slot in _numbers(fields["members"], "members"))
     if not members or list(members) != sorted(set(members)):
         raise CheckpointError(f"the checkpoint's members are no worker slots: {members}.")
@@ -389,14 +391,14 @@ def _members(fields: Mapping[str, Any], slots: int) -> tuple[int, ...]:
 
 
 def _fitting(batch_sizes: Sequence[int], shares: Sequence[float], sizes: BatchSizes) -> tuple[int, ...]:
-    """Return the checkpoint's sizes if as many workers can have them here: then they are not rounded."""
+    """Return the checkpoint's batch sizes, unrounded, after checking that workers can have them here."""
     sizes.check_global(sum(batch_sizes), shares)
     limits = sizes.bounds(shares)
     for worker, size in enumerate(batch_sizes):
         lower, upper = limits.lower[worker], limits.upper[worker]
         if not lower <= size <= upper or size % limits.multiple:
             raise CheckpointError(
-                f"a batch of {size} examples for worker {worker}, which here takes {lower} to {upper} "
+                f"a batch of {size} examples for worker {worker}, whose limits are {lower} to {upper} "
                 f"(max_local_batch), in multiples of {limits.multiple}."
             )
     return tuple(batch_sizes)
@@ -414,8 +416,8 @@ def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
         arrays = _arrays(fields, "hooks", {name: _wanted(leaf) for name, leaf in likes.items()})
     except CheckpointError as error:
         raise CheckpointError(
-            f'{error}\nTo start the hooks afresh:  checkpoint["hooks"] = program.checkpoint()["hooks"]  '
-            "(of one on disk:  checkpoint = ad.Checkpoints(directory).read())"
+            f'{error}\nTo reset the hooks:  checkpoint["hooks"] = program.checkpoint()["hooks"]  '
+            "(for a checkpoint on disk:  checkpoint = ad.Checkpoints(directory).read())"
         ) from None
     leaves = [_like(array, leaf.value) for array, leaf in zip(arrays.values(), likes.values(), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(first), leaves)
@@ -425,7 +427,7 @@ def restored_hooks(fields: Mapping[str, Any], hooks: Hooks) -> dict[str, Any]:
 
 
 def _arrays(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _Wanted]) -> dict[str, np.ndarray]:
-    """Return the arrays of a field by their labels. Matched by name; checked for dtype and shape."""
+    """Return the arrays of a field by label, matched by name, after checking dtypes and shapes."""
     found = by_name(fields[field], field)
     others = _not_alike(found, wanted)
     if others:
@@ -442,7 +444,7 @@ def _arrays(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _Wanted
 
 
 def _not_alike(found: Mapping[Name, Leaf], wanted: Mapping[Name, _Wanted]) -> str:
-    """Return which leaves are in only one of two trees. Leaves of size zero may be missing."""
+    """Return a description of the leaves that are in only one of two trees. Empty leaves may be missing."""
     missing = [w.label for name, w in wanted.items() if name not in found and np.prod(w.shape)]
     unknown = [leaf.label for name, leaf in found.items() if name not in wanted]
     texts = [f"it has no {_listed(missing)}"] * bool(missing) + [f"it has {_listed(unknown)} besides"] * bool(unknown)
@@ -454,7 +456,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _unfit(leaf: Leaf, want: _Wanted) -> str:
-    """Return why an array does not fit, or "". Arrays are not cast: a silent cast can be wrong."""
+    """Return why an array does not fit, or "". Arrays are not cast implicitly."""
     try:
         check_not_sharded(leaf.value)
     except NotAnArrayError as error:
@@ -467,7 +469,7 @@ def _unfit(leaf: Leaf, want: _Wanted) -> str:
     if found.dtype == want.dtype:
         return ""
     text = f"{leaf.label} is {found.dtype} for {want.dtype}"
-    kinds = "fiub"  # from complex numbers, text and objects there is no way
+    kinds = "fiub"  # complex numbers, text and objects cannot be converted
     return f"{text}. To convert it on purpose:  .astype({want.dtype.name!r})" if found.dtype.kind in kinds else text
 
 
@@ -476,7 +478,7 @@ def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _W
         return
     local = fields["local"]
     if not isinstance(local, Mapping) or field not in local:
-        raise CheckpointError(f"the checkpoint does not say what of its {field} is local. It is damaged.")
+        raise CheckpointError(f"the checkpoint does not say which leaves of its {field} are local. It is damaged.")
     names = sorted(wanted)
     numbers = {_whole(n, "local") for n in _numbers(local[field], "local")}
     odd = numbers ^ set(_which_local(wanted))
@@ -484,11 +486,14 @@ def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, _W
         number = min(odd)
         label = wanted[names[number]].label if number < len(names) else field
         there, here = ("local", "not") if number in numbers else ("not local", "it is")
-        raise CheckpointError(f"the checkpoint's {label} is {there}, and here {here}: it has a value for each worker.")
+        raise CheckpointError(
+            f"the checkpoint's {label} is {there}, and {here} in this program. Local leaves have a value for each "
+            "worker."
+        )
 
 
 def _like(array: np.ndarray, leaf: Any) -> Any:
-    """Return a value in the form of a leaf."""
+    """Return an array as a value of the leaf's type: a number, or an array."""
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array):
@@ -499,18 +504,18 @@ def _like(array: np.ndarray, leaf: Any) -> Any:
 
 
 def _numbers(value: Any, what: str) -> list[Any]:
-    """Return a number, or several: from a list, a tuple, an array, or a dict of "0", "1", …"""
+    """Return a list of numbers from a number, list, tuple, array, or dict with the keys "0", "1", …"""
     leaves = {name: leaf.value for name, leaf in by_name(value, what).items()}
     if () in leaves and np.ndim(leaves[()]) <= 1:
         return list(_host(leaves[()])) if np.ndim(leaves[()]) else [leaves[()]]
     if leaves.keys() != {(str(k),) for k in range(len(leaves))}:
-        raise CheckpointError(f"the checkpoint's {what} is no list of numbers: {value!r}.")
+        raise CheckpointError(f"the checkpoint's {what} is not a list of numbers: {value!r}.")
     return [leaves[str(k),] for k in range(len(leaves))]
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise CheckpointError(f"the checkpoint's {what} is no text: {value!r}.")
+        raise CheckpointError(f"the checkpoint's {what} is not text: {value!r}.")
     return value
 
 
@@ -518,8 +523,8 @@ def _whole(value: Any, what: str, *, least: int | None = 0, most: int | None = _
     array = np.asarray(value)
     whole = isinstance(value, int) or (array.ndim == 0 and array.dtype.kind in "iu")
     if not whole or isinstance(value, bool):
-        raise CheckpointError(f"the checkpoint's {what} is no whole number: {value!r}.")
+        raise CheckpointError(f"the checkpoint's {what} is not a whole number: {value!r}.")
     number = int(value)
     if (least is not None and number < least) or (most is not None and number > most):
-        raise CheckpointError(f"the checkpoint's {what} cannot be {number}.")
+        raise CheckpointError(f"the checkpoint's {what} must not be {number}.")
     return number

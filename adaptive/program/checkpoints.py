@@ -30,9 +30,9 @@ class Every(NamedTuple):
         """Return whether an interval of steps or epochs ends with a step. Replicated.
 
         Args:
-          step: its number.
-          before, consumed: examples consumed before it and with it.
-          examples: of an epoch; `None` if that is not known yet.
+          step: the number of the step.
+          before, consumed: examples consumed before the step, and including it.
+          examples: examples in an epoch; `None` if unknown.
         """
         if self.unit == "step":
             return step % int(self.number) == 0
@@ -118,7 +118,7 @@ def path_of(directory: Any) -> Path:
     """Return a directory's absolute path, which does not change with the working directory.
 
     Raises:
-      CheckpointError: it is no path.
+      CheckpointError: it is not a path.
     """
     try:
         text = os.fspath(directory)
@@ -133,18 +133,19 @@ def found_at(path: Path) -> VerifiedCheckpoint:
     """Return the newest complete checkpoint at a path.
 
     Raises:
-      CheckpointError: there is none at all (a `NoneThereError`), or none is whole.
+      CheckpointError: there is none (a `NoneThereError`), or all are damaged.
     """
     try:
         found = newest_verified(path, check_step)
     except DamagedError as error:
-        raise CheckpointError(f"no checkpoint in {path} is whole:\n{error}") from None
+        raise CheckpointError(f"all checkpoints in {path} are damaged:\n{error}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     if found is None:
-        what = "holds no checkpoint" if path.is_dir() else "is no directory" if path.exists() else "does not exist"
+        what = "holds no checkpoint" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
         raise NoneThereError(
-            f"there is nothing to restore: {path} {what}. To begin anew then:  program.restore(…, missing_ok=True)"
+            f"there is nothing to restore: {path} {what}. To start without a checkpoint:  "
+            "program.restore(…, missing_ok=True)"
         )
     return found
 
@@ -153,7 +154,7 @@ def load_found(folder: Path) -> dict[str, Any]:
     """Load a checkpoint that was found complete before.
 
     Raises:
-      DeletedError: a writer has deleted it meanwhile, as it has finished newer ones. There may be others.
+      DeletedError: a writer has deleted it in the meantime, after newer ones were finished.
       CheckpointError: it cannot be read.
     """
     try:
@@ -162,7 +163,7 @@ def load_found(folder: Path) -> dict[str, Any]:
         if folder.is_dir():
             raise
         raise DeletedError(f"{folder} was deleted while it was read.") from error
-    if not folder.is_dir():  # of some files nothing may have been read
+    if not folder.is_dir():  # not every file was open
         raise DeletedError(f"{folder} was deleted while it was read.")
     return found
 
@@ -172,4 +173,4 @@ class DeletedError(CheckpointError):
 
 
 class NoneThereError(CheckpointError):
-    """There is no checkpoint at all, not even a damaged one."""
+    """There is no checkpoint, not even a damaged one."""

@@ -25,10 +25,10 @@ from adaptive.data.same_data import digest_of_data
 from adaptive.data.shards import rows_of
 from adaptive.graph.text import as_text
 
-_AHEAD = 2  # batches per worker that are under way at once: one computes while the next is fetched
+_AHEAD = 2  # batches per worker in progress: one is computed while the next is fetched
 _SAME_ON_ALL = (
     "Every rank must evaluate the same function on the same whole data set, in batches of one size: "
-    "evaluate itself deals the batches out over the workers."
+    "evaluate itself distributes the batches over the workers."
 )
 
 
@@ -48,17 +48,17 @@ def evaluate(
     Args:
       states: the user's state on the device of each worker of this process.
       data: as for `Program`.
-      batch: examples in one call; the last one may be smaller.
-      about: which evaluation this is, in words.
-      members: the workers that take part; those of the world by default.
-      op: what is made of arrays: their mean over examples, or their sum over batches.
-      check: compares a few examples with parts of them; knows the functions that it has seen.
+      batch: examples in one batch; the last one may be smaller.
+      about: the evaluation, for errors.
+      members: the workers that take part; by default the world's members.
+      op: how arrays are combined: their mean over examples, or their sum over batches.
+      check: checks that values are means or sums; each function once.
 
     Returns:
-      A pytree of numpy arrays, and of metrics. Replicated, to the last bit.
+      A pytree of numpy arrays and merged metrics. Replicated, bitwise.
 
     Raises:
-      DriverError: what `fn` returns is no mean over examples, or no sum, or no metric that can be merged.
+      DriverError: a value of `fn` is not a mean over examples, a sum, or a metric that can be merged.
       WorkerError: another process failed. On every other process.
       DisagreementError: processes differ in what they evaluate. On every process.
     """
@@ -66,8 +66,8 @@ def evaluate(
         raise DriverError(f'evaluate: op must be "mean" or "sum"; got {op!r}.')
     members = world.members if members is None else members
     there = (state for worker, state in zip(world.workers, states, strict=True) if worker in members)
-    state = next(there, states[0])  # a process without workers traces what the others do
-    whole: list[tuple[int, Any]] = []  # how many examples, and what fn returns
+    state = next(there, states[0])  # a process without workers traces the same function
+    whole: list[tuple[int, Any]] = []  # (number of examples, shapes of the values of fn)
 
     def work() -> tuple[dict[str, str], list[Any]]:
         rows, each = in_background(rows_of(data), world), positive("batch", batch)
@@ -79,7 +79,7 @@ def evaluate(
         return digests, [part.sent() for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
 
     looks = check or MeanCheck()
-    those: list[int] = []  # the workers among which the data are dealt
+    those: list[int] = []  # the workers over which the data are distributed
 
     def of_those_left() -> list[list[Any]]:
         nonlocal those
@@ -96,7 +96,7 @@ def evaluate(
 
 
 def _combined(shapes: Any) -> list[str | None]:
-    """Return names of the leaves that are averaged or summed; `None` for those of metrics, which are merged."""
+    """Return the names of leaves that are averaged or summed; `None` for metrics, which are merged."""
     named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
     found: list[str | None] = []
     for path, node in named:
@@ -106,12 +106,12 @@ def _combined(shapes: Any) -> list[str | None]:
 
 
 def is_metric(node: Any) -> bool:
-    """Return whether a node of what `fn` returns is a metric that can be merged, such as those of clu and metrax."""
+    """Return whether a node of a pytree is a metric that can be merged, such as those of clu and metrax."""
     return hasattr(node, "compute") and hasattr(node, "merge")
 
 
 class _Array:
-    """The sum of an array over batches, each weighted by its examples if the mean is asked for; in double precision."""
+    """The sum of an array over batches, in double precision; for a mean, weighted by the examples of each batch."""
 
     def __init__(self, leaf: Any, op: str):
         self._mean = op == "mean"
@@ -133,15 +133,15 @@ class _Array:
 
 
 class _Metric:
-    """A metric, merged by its own rule; on the host, where a float counts beyond the 2^24 of single precision.
+    """A metric, merged by its own rule on the host, in double precision, so that counts are exact beyond 2^24.
 
-    One that grows as it is merged, since it keeps examples, is merged when all is there.
+    A metric that keeps examples grows with each merge. Its parts are merged at the end.
     """
 
     def __init__(self, like: Any):
         leaves, self._tree = jax.tree.flatten(like)
         self._dtypes = [leaf.dtype for leaf in leaves]
-        self._parts: list[list[np.ndarray]] = []  # their leaves; one part, where merging two gives one alike
+        self._parts: list[list[np.ndarray]] = []  # leaves of each part; a single part if the metric does not grow
 
     def add(self, value: Any, count: int) -> None:
         wide = (np.asarray(leaf) for leaf in jax.tree.leaves(value))
@@ -169,7 +169,7 @@ def _parts_of(shapes: Any, op: str) -> list[_Array | _Metric]:
 
 
 def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) -> dict[str, str]:
-    """Return digests of what must be equal on all processes, by what it is called in errors."""
+    """Return digests of all that must be equal on all processes, by name for errors."""
     jaxpr = closed.jaxpr
     lines = [line.text for line in as_text([*jaxpr.invars, *jaxpr.constvars], jaxpr.eqns, jaxpr.outvars)]
     leaves = zip(leaf_names(shapes, ""), jax.tree.leaves(shapes), strict=True)
@@ -197,7 +197,7 @@ def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: st
     others = shapes
     if last:
         others = jax.eval_shape(fn, state, data.shapes(last))
-    else:  # no other size comes, but of one that did, a mean would be as large; unless fn takes this size alone
+    else:  # all batches have one size: check with another one, unless fn accepts this size only
         last = full + 1
         with suppress(Exception):
             others = jax.eval_shape(fn, state, data.shapes(last))
@@ -207,7 +207,7 @@ def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: st
             name = jax.tree_util.keystr(path)
             raise DriverError(
                 f"evaluate: {name or 'what fn returns'} has shape {leaf.shape} for a batch of {full} examples and "
-                f"{other.shape} for one of {last}. It must be a {op} over the batch's examples:  jnp.{op}(correct)"
+                f"{other.shape} for a batch of {last}. It must be a {op} over the examples:  jnp.{op}(correct)"
             )
 
 
@@ -242,7 +242,7 @@ def _gathered(
 
 
 def _shares(examples: int, batch: int, world: World, members: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Return the batches of this process's workers: local index, first example, and end."""
+    """Yield the batches of this process's workers: (local index, first example, end)."""
     for number, start in enumerate(range(0, examples, batch)):
         worker = members[number % len(members)]
         if worker in world.workers:

@@ -23,7 +23,7 @@ def explain(
     """Return lines on segments, messages and their bytes, hooks and operator states, in the order of a step.
 
     Args:
-      shards: examples in each worker's own data; empty where all share one data set.
+      shards: number of examples in each worker's own data; empty if all share one data set.
       resizable: whether batch sizes change while the program runs.
       ways: the algorithm of each message, if there are several; else empty.
       overlap: whether messages travel while later stages are computed, and why; "" to omit that line.
@@ -37,7 +37,7 @@ def explain(
     if out:
         lines.append(f"no examples for {name_workers(out)}")
     if shards:
-        lines.append(f"each worker's data is its own: {sum(shards)} examples = {_sizes(shards)}")
+        lines.append(f"each worker has its own data: {sum(shards)} examples = {_sizes(shards)}")
     lines.append("")
     for level in range(plan.levels + 1):
         if level in plan.prologues:
@@ -56,7 +56,7 @@ def explain(
     lines += _hooks(plan)
     lines += [
         f"state    {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"
-        + ("" if s.scope == Scope.ALL else ", of each worker its own")
+        + ("" if s.scope == Scope.ALL else ", different on each worker")
         for s in plan.op_states
     ]
     measured = [s.name for s in plan.sources if s.scope != "microbatch"]
@@ -65,7 +65,7 @@ def explain(
     if overlap:
         lines.append(f"overlap  {overlap}")
     if not resizable:
-        lines.append("batch sizes stay as they are (resizable=False): nothing is compiled for others")
+        lines.append("batch sizes are fixed (resizable=False): no other kernels are compiled")
     elif plan.splittable:
         lines.append("a local batch may run as several microbatches: any size is made of buckets (powers of two)")
     else:
@@ -112,7 +112,7 @@ def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
         sometimes = "" if message.gate is None else ", in steps in which its when= is true"
         yield f"message {number + 1}  {whole} from each worker, {buffers}{sometimes}"
     else:
-        yield f"message {number + 1}  not sent: {whole} that each worker adds up for itself, {buffers}"
+        yield f"message {number + 1}  not sent: {whole} that each worker reduces by itself, {buffers}"
     for kind, line, group in _groups(layout.contributions):
         numbers = [i for i, c in enumerate(layout.contributions) if c in group]
         placed = [layout.entries[i] for i in numbers]
@@ -122,13 +122,13 @@ def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
         yield _row(kind, f"{len(group)} {'leaf' if len(group) == 1 else 'leaves'}", size, shown + at(line))
     weights = len({w.offset for w in layout.weights if w is not None})
     itemsize = layout.parts[0].dtype.itemsize
-    yield _row("weights", str(weights), weights * itemsize, "what means are divided by")
+    yield _row("weights", str(weights), weights * itemsize, "by which means are divided")
     if layout.status:
         yield _row(
             "status",
             str(layout.status),
             layout.status * itemsize,
-            "of workers, new sizes, a call's cost, and joining workers",
+            "of workers, new sizes, a microbatch's cost, and joining workers",
         )
 
 

@@ -1,4 +1,4 @@
-"""First batch sizes, and the plan for the largest of them; each depends on the other."""
+"""The first batch sizes, and the plan for the largest of them, which depend on each other."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def first_plan(
     `members` are the occupied worker slots. The caller reads them once for all parts of the program, because processes
     may be lost while it is built.
 
-    The driver's trace determines the multiple of batch sizes. The trace itself needs a size: if that isn't a multiple,
-    both are created again.
+    The trace of the driver determines the required multiple of batch sizes, but needs a size itself. If that isn't a
+    multiple, sizes and plan are computed again.
     """
     multiple = 1
     while True:
@@ -78,8 +78,8 @@ def _limits(
     for worker, most in enumerate(there):
         if most < multiple:
             raise BatchSizeError(
-                f"worker {worker} can take {most} examples at most, by max_local_batch or for want of data: fewer "
-                f"than the {multiple} of which the driver's minibatches need a multiple."
+                f"worker {worker} can have at most {most} examples (max_local_batch, or the size of the data), but the "
+                f"driver's minibatches need multiples of {multiple}."
             )
     upper = tuple(most // multiple * multiple for most in there)
     return Limits((multiple,) * workers, upper, multiple=multiple, examples=examples)
@@ -89,12 +89,14 @@ def _checked_quantum(quantum: int | None, multiple: int, examples: int) -> int |
     if quantum is None:
         return None
     if quantum % multiple:
-        raise BatchSizeError(f"quantum={quantum} is no multiple of {multiple}, as the driver's minibatches need.")
-    return min(quantum, -(-examples // multiple) * multiple)  # a larger one is as good
+        raise BatchSizeError(
+            f"quantum={quantum} is not a multiple of {multiple}, which the driver's minibatches require."
+        )
+    return min(quantum, -(-examples // multiple) * multiple)  # a larger one has the same effect
 
 
 def _no_microbatches(microbatch: int, why: str) -> DriverError:
-    return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into calls: {why}")
+    return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into microbatches: {why}")
 
 
 def check_alike(
@@ -106,14 +108,14 @@ def check_alike(
     plan: Plan,
     settings: dict[str, Any],
 ) -> dict[str, str]:
-    """Raise a DisagreementError on all processes unless all build the same program. Communicates.
+    """Check that all processes build the same program. Raises a DisagreementError on all if not. Communicates.
 
     Args:
-      form: of the initial state, whose arrays are `leaves`.
+      form: the form of the initial state, whose arrays are `leaves`.
       settings: other arguments of the program, by name.
 
     Returns:
-      Digests by which a process that is spawned later is compared: of all but what follows from who is there.
+      Digests with which a process that is spawned later must agree. They do not depend on the current members.
     """
     if world.processes == 1:
         warn_unless_steady(data)

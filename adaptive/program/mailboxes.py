@@ -1,4 +1,4 @@
-"""The mailboxes through which a program's workers read each other's published state; made between two steps."""
+"""The mailboxes through which a program's workers read each other's published state; created between two steps."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ class ProgramMailboxes:
     """The mailboxes of one program.
 
     Args:
-      mailboxes: what its kernels look into.
-      name: of the program.
+      mailboxes: receives the mailboxes; the kernels read from it.
+      name: the program's name.
 
     Raises:
-      CollectiveError: the driver publishes, and the world has no mailboxes, or no round ends.
+      CollectiveError: the driver publishes, but the world has no mailboxes, or no collective ends a round.
     """
 
     def __init__(self, world: World, plan: Plan, mailboxes: PeerMailboxes, name: str):
         self._world, self._pairings, self._mailboxes, self._name = world, plan.graph.pairings, mailboxes, name
-        self._generation: int | None = None  # for whose members they were made
+        self._generation: int | None = None  # the generation of members that the mailboxes belong to
         for pairing in self._pairings[:1]:
             if not plan.messages:
                 raise CollectiveError(
-                    f"{pairing.line}: nothing in this driver ends a round, at which all workers meet. Average the "
+                    f"{pairing.line}: a round must end with a collective, and this driver has none. Average the "
                     "replicas after the local steps:\n"
                     "    params = comm.all_reduce(params)"
                 )
             self._offers = _offering(world, pairing)
 
     def make(self) -> bool:
-        """Make mailboxes for the present members, if there are none. Communicates. Returns whether it did."""
+        """Create mailboxes for the current members, if there are none. Communicates. Returns whether it created any."""
         generation = self._world.generation
         if not self._pairings or self._generation == generation:
             return False
@@ -50,16 +50,12 @@ class ProgramMailboxes:
         return True
 
     def forget(self) -> None:
-        """Make new mailboxes before the next step: the numbers of rounds have changed."""
+        """Create new mailboxes before the next step, because the numbers of rounds have changed."""
         self._generation = None
 
 
 def _offering(world: World, pairing: Pairing) -> OffersMailboxes:
-    why = (
-        world.why_no_mailbox()
-        if isinstance(world, OffersMailboxes)
-        else "it knows nothing but exchanges, at which all meet"
-    )
+    why = world.why_no_mailbox() if isinstance(world, OffersMailboxes) else "it supports collectives only"
     if why or not isinstance(world, OffersMailboxes):
-        raise CollectiveError(f"{pairing.line}: {world!r} has no mailbox on which workers could publish: {why}.")
+        raise CollectiveError(f"{pairing.line}: {world!r} has no mailboxes: {why}.")
     return world

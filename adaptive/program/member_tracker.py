@@ -1,4 +1,4 @@
-"""The members of a world as a program knows them, and what follows for its parts when they change."""
+"""Tracks the members of a program's world, and updates the program's parts when they change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from adaptive.runtime.engine import Engine
 
 
 class MemberTracker:
-    """The members that a program's state is for. Replicated.
+    """The members for which a program's state is valid. Replicated.
 
     Args:
-      roster: the members for which the first sizes were chosen. Some may have been lost since.
+      roster: the members for which the first sizes were chosen; some may have been lost since.
 
     Attributes:
-      joined_in_generation: the generation in which each member came, by worker slot.
+      joined_in_generation: the generation in which each member joined, by worker slot.
     """
 
     def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes, roster: Roster):
@@ -29,7 +29,7 @@ class MemberTracker:
         self._generation: int | None = roster.generation  # of `joined_in_generation`, or `None`
         self._joined: list[int] = []  # since the last `drain_events`
         self._notes: list[str] = []
-        self._n_losses = 0  # of the world's losses, how many were drained
+        self._n_losses = 0  # number of the world's losses that were drained
         engine.workers.change_members(self.places(self.joined_in_generation), ())
 
     @property
@@ -38,15 +38,15 @@ class MemberTracker:
         return self._world.generation != self._generation
 
     def places(self, slots: Iterable[int]) -> list[int]:
-        """Return the local indices of those of these worker slots that this process carries. Local."""
+        """Return the local indices of the given worker slots that belong to this process. Local."""
         workers = self._world.workers
         return [workers.index(slot) for slot in slots if slot in workers]
 
     def refresh(self) -> list[int]:
-        """Take over the world's members: split batches anew, and drop what hooks learned from replaced workers.
+        """Read the world's members; split batches over them, and reset hooks' states for replaced workers.
 
         Returns:
-          The worker slots with another worker than before.
+          The worker slots that have a new worker.
         """
         there, generation = Roster.of(self._world)
         joined = [slot for slot, since in there.items() if self.joined_in_generation.get(slot) != since]
@@ -54,7 +54,7 @@ class MemberTracker:
         self._engine.workers.change_members(self.places(there), self.places(joined))
         self.joined_in_generation, self._generation = there, generation
         new_losses = self._world.losses[self._n_losses :]
-        lost = {slot for loss in new_losses for slot in loss.workers}  # a slot may be taken again
+        lost = {slot for loss in new_losses for slot in loss.workers}  # a slot may have a new worker already
         self._notes += self._sizes.change_members(list(there), joined, lost)
         self._joined += joined
         return joined
@@ -71,7 +71,7 @@ class MemberTracker:
         self._notes.append(text)
 
     def restart(self, members: Iterable[int]) -> None:
-        """Continue from a checkpoint with these members. Other present members join before the next step."""
+        """Continue from a checkpoint with these members. Other current members join before the next step."""
         there, _ = Roster.of(self._world)
         self._continue_with({slot: there.get(slot, 0) for slot in members})
 

@@ -8,14 +8,14 @@ from .tracing import Traced
 
 
 class RunEnds(Exception):
-    """This run has no next step. Raised on all processes that take part in it."""
+    """The run has no next step. Raised on all processes of the run."""
 
 
 class RunOver(RunEnds):
     """The run for which this process was in reserve has ended; this process has the workers' final state.
 
     Attributes:
-      progress: of the workers' run.
+      progress: the progress of the run.
     """
 
     def __init__(self, progress: RunProgress):
@@ -24,14 +24,14 @@ class RunOver(RunEnds):
 
 
 class AllLeave(RunEnds):
-    """Processes received a termination signal, and no others can continue the run. The message says why."""
+    """Processes received a termination signal, and the others cannot continue; the message gives the reason."""
 
 
 class MembershipChanges:
     """Applies changes of membership between two steps of a program.
 
     Args:
-      parts: of the program. A joining process receives their state.
+      parts: the program's parts. A joining process receives their state.
     """
 
     def __init__(self, parts: ProgramParts):
@@ -44,11 +44,11 @@ class MembershipChanges:
         return not (parts.membership.due or world.in_reserve or world.needs_state_transfer or parts.members.changed)
 
     def apply(self, progress: RunProgress) -> RunProgress:
-        """Let workers leave and join, and account for lost ones. A process in reserve waits here until it joins.
+        """Apply all pending leaves, joins and losses. A process in reserve waits here until it joins.
         Communicates.
 
         Returns:
-          The run's progress: as given, or, on a joining process, that of the other workers.
+          The run's progress: `progress`; on a joining process, that of the other workers.
 
         Raises:
           RunEnds: the run has no next step; `RunOver` on a process in reserve when the run has ended.

@@ -14,7 +14,7 @@ from adaptive.runtime.message import Layout
 from adaptive.runtime.segment_io import bytes_per_execution
 
 _MIB = 1 << 20
-_BATCHES = 2  # the step's, and the next one, which is fetched meanwhile
+_BATCHES = 2  # the step's batch, and the next one, which is fetched during the step
 
 
 class Needed(NamedTuple):
@@ -26,12 +26,12 @@ class Needed(NamedTuple):
 
 
 def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequence[int]) -> list[Needed]:
-    """Return what a worker of this process holds in a step, by purpose. Local.
+    """Return the memory that a worker of this process needs in a step, by purpose. Local.
 
-    Interpreter, libraries and compiled code are not included; neither is memory that the C library keeps for reuse.
+    Does not include the interpreter, libraries, compiled code, and memory that the C library keeps for reuse.
 
     Args:
-      batch_sizes: of all workers.
+      batch_sizes: batch sizes of all workers.
     """
     plan, world = engine.plan, engine.world
     one = engine.workers.some_present
@@ -54,11 +54,11 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
         Needed(
             "parts of messages",
             sent * (1 + several),
-            "gradients and what else a call sends"
-            + "; twice, as a batch may run as several calls" * several
-            + "; between steps, too, as the next calls are dispatched ahead" * ahead,
+            "gradients and other values that a microbatch sends"
+            + "; twice, as a batch may run as several microbatches" * several
+            + "; also between steps, as the next microbatches are dispatched ahead" * ahead,
         ),
-        Needed("receive buffers", 0 if alone else _bytes_of(arrives), "what messages bring"),
+        Needed("receive buffers", 0 if alone else _bytes_of(arrives), "for reduced messages"),
         Needed(
             "temporaries",
             max(temporaries, default=0),
@@ -75,7 +75,7 @@ def in_words(needed: Sequence[Needed]) -> list[str]:
     """Return the lines for `explain()`: the total, and its parts, in MiB."""
     total = sum(n.nbytes for n in needed)
     return [
-        f"memory   {total / _MIB:,.1f} MiB for a worker in a step, beside the interpreter and compiled code",
+        f"memory   {total / _MIB:,.1f} MiB for a worker in a step, without the interpreter and compiled code",
         *(f"    {n.what:<18} {n.nbytes / _MIB:>10,.1f} MiB   {n.details}" for n in needed),
     ]
 
@@ -85,14 +85,14 @@ def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
 
 
 def _constants(engine: Engine) -> Iterable[Any]:
-    """Return each constant once, however many programs read it."""
+    """Yield each constant once, even if several programs read it."""
     arrays = [c for values in engine.context.consts.values() for c in values]
     arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.consts]
     return {id(c): c for c in arrays}.values()
 
 
 def _temporaries(engine: Engine) -> Iterator[int]:
-    """Yield the bytes of temporaries of each compiled program, if XLA tells them."""
+    """Yield the bytes of temporaries of each compiled program, if XLA reports them."""
     programs = [*engine.compiled(0), *(p for kernel in engine.kernels.compiled.all_of(0) for p in kernel.programs)]
     for program in programs:
         analysis = getattr(program, "memory_analysis", lambda: None)()

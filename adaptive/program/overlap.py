@@ -1,8 +1,8 @@
-"""Whether the backward pass is cut into stages, so that gradients are sent while others are still computed.
+"""The decision whether to split the backward pass into stages, so that gradients are sent while others are computed.
 
-Cutting costs something: a message more for each stage, and values that the whole program would have kept to itself. It
-pays where messages are slow, between hosts. So that is measured, once, when a program is built, by a message of the
-size; on one host, where a message is a copy in memory, nothing is measured.
+Stages cost time: one more message each, and values that a single program would not have to store. They pay if messages
+are slow, as between hosts. So when a program is built on several hosts, it measures the time of a message of this size.
+On one host, where a message is a copy in memory, nothing is measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adaptive.runtime.message import lay_out
 
 Wanted = bool | int | Literal["auto"]
 
-LEAST_SECONDS = 0.01  # of an exchange, for a cut to pay: a stage costs some tenths of a millisecond
+LEAST_SECONDS = 0.01  # least time of an exchange for which stages pay; a stage costs some 0.1 ms
 MOST_STAGES = 4
 _LEAST_BYTES = 512 << 10  # smaller messages are not measured
 _SAMPLE_BYTES = 4 << 20
@@ -62,12 +62,12 @@ def checked(overlap: Any) -> Wanted:
 def overlapped(
     planner: Planner, world: World, wanted: Wanted, *, hosts: int, deterministic: bool, about: str
 ) -> Overlap:
-    """Decide on overlap, equally on all processes, and have the planner cut. Communicates if it measures.
+    """Decide on overlap, equally on all processes, and partition the plan into stages. Communicates if it measures.
 
     Args:
-      hosts: on how many of them the world's processes are.
-      deterministic: whether results must not depend on how fast anything was.
-      about: what is measured, in words.
+      hosts: number of hosts of the world's processes.
+      deterministic: whether results must not depend on measured times.
+      about: the measured message, for errors.
     """
     plan = planner.reference
     if wanted is False:
@@ -85,7 +85,7 @@ def overlapped(
 def _cut(plan: Plan, most: int, why: str) -> Overlap:
     groups = choose(plan, most)
     if not groups:
-        why += ", but no place to cut: nothing is sent that is known long before the rest"
+        why += ", but the driver has no stages: no message is known long before the others"
     return Overlap(groups, why)
 
 
@@ -94,8 +94,8 @@ def _where_it_pays(plan: Plan, world: World, hosts: int, deterministic: bool, ab
     for off, why in (
         (world.processes == 1, ""),
         (hosts == 1, "all processes are on one host"),
-        (world.spawns, "processes may be spawned that could not measure how long a message takes"),
-        (deterministic, "deterministic=True, and it would go by measured time"),
+        (world.spawns, "processes that are spawned later could not take part in the measurement"),
+        (deterministic, "deterministic=True, and the decision would depend on measured time"),
         (nbytes < _LEAST_BYTES, "messages are small"),
     ):
         if off:
@@ -110,9 +110,7 @@ def _where_it_pays(plan: Plan, world: World, hosts: int, deterministic: bool, ab
 
 
 def stages_for(seconds: float) -> int:
-    """Return the number of stages for an exchange of so many seconds: with more than two, none is shorter than
-    `LEAST_SECONDS`.
-    """
+    """Return the number of stages for an exchange of this duration. If more than two, each takes `LEAST_SECONDS`."""
     return min(MOST_STAGES, max(2, int(seconds / LEAST_SECONDS)))
 
 
@@ -122,12 +120,12 @@ def _nbytes(plan: Plan, level: int, capacity: int) -> int:
 
 
 def measured(world: World, nbytes: int, about: str) -> float:
-    """Return the seconds that a message takes, on the process where it takes longest. Communicates."""
+    """Return the seconds of a message on the slowest process. Communicates."""
     count = min(nbytes, _SAMPLE_BYTES) // 4
     parts = [[jax.device_put(np.zeros(n, np.float32), d) for n in (1, count)] for d in world.devices]
     jax.block_until_ready(parts)
     least = float("inf")
-    for _ in range(_ROUNDS):  # the first ones make buffers and connections
+    for _ in range(_ROUNDS):  # the first ones create buffers and connections
         world.barrier()
         began = time.perf_counter()
         retry_on_members_changed(

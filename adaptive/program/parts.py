@@ -40,14 +40,14 @@ if TYPE_CHECKING:  # imported on use
 
 
 class RunLimit(NamedTuple):
-    """Where a run ends, unless a hook stops it before. `None`: no limit. Replicated."""
+    """The limits of a run, unless a hook stops it before. `None`: no limit. Replicated."""
 
     epoch: int | None = None
     step: int | None = None
 
 
 class RunProgress(NamedTuple):
-    """How far a run has come. Replicated."""
+    """The progress of a run. Replicated."""
 
     step: int  # steps done
     limit: RunLimit
@@ -58,18 +58,18 @@ class RunProgress(NamedTuple):
 
 @dataclass(eq=False)
 class RunState:
-    """The state of a program's run that none of its parts has.
+    """The part of a run's state that does not belong to one of the program's parts.
 
     Attributes:
       run_id: see `Program.run_id`.
-      notes: for the next report.
-      step: steps done.
-      limit: of the present call of `Program.run`.
+      notes: notes for the next report.
+      step: number of completed steps.
+      limit: the limit of the current call of `Program.run`.
       restored: whether a checkpoint was restored since the last step.
       compiled: whether the programs of a first step are compiled.
-      origin: of this process, until an event has it.
-      checkpointer, sinks: of the present call of `Program.run`.
-      directories: of checkpoints that the program has restored from, or written to.
+      origin: data about this process for its first event; `None` after that.
+      checkpointer, sinks: those of the current call of `Program.run`.
+      directories: directories of checkpoints from which the program was restored, or to which it has written.
     """
 
     run_id: str
@@ -91,12 +91,12 @@ class RunState:
 
 @dataclass(eq=False)
 class ProgramParts:
-    """The parts of a program, as `build` makes them. None refers to the program itself.
+    """The parts of a program, created by `build`. None refers to the program itself.
 
     Attributes:
-      name: of the program, in errors and messages.
-      build_digests: what processes compare when a message does not match: see `World.build_digests`.
-      members: the members that the parts' state is for.
+      name: the program's name in errors and messages.
+      build_digests: digests that processes compare if a message does not match: see `World.build_digests`.
+      members: the members for which the parts' state is valid.
     """
 
     name: str
@@ -140,12 +140,12 @@ class ProgramParts:
         return f"workers {first}–{others[-1]}" if others else f"worker {first}"
 
     def state_as_given(self, leaves: list[jax.Array]) -> Any:
-        """Return leaves of the state in the form in which the user gave the state."""
+        """Return the state in the user's structure, from its leaves."""
         return self.form.as_given(leaves, [var.aval.weak_type for var in self.plan.graph.state_vars])
 
     @property
     def progress(self) -> RunProgress:
-        """How far the run has come."""
+        """The progress of the run."""
         run = self.run
         return RunProgress(run.step, run.limit, self.decisions.stopped, run.run_id, self.tracing.traced)
 

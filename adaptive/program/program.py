@@ -38,7 +38,7 @@ from .run_loop import RunLoop
 from .run_outputs import checkpointed, logged, shown
 from .tracing import Traced, check_writable
 
-# What most runs do not use, or not before the first step, is imported where it is used.
+# Modules that most runs do not need, or not before the first step, are imported on use.
 if TYPE_CHECKING:
     from adaptive.check.invariance import Invariance
     from adaptive.check.means import MeanCheck
@@ -54,7 +54,7 @@ class Program(Generic[State, Metrics]):
     """A training program: a driver, its state and its data, on the workers of a world.
 
     The driver is an ordinary JAX function of a local batch, `driver(state, batch) -> (state, metrics)`. It is traced
-    once per kernel size, partitioned at its collectives, checked (what must be equal on all workers is), and compiled.
+    once per kernel size, partitioned at its collectives, checked for replication, and compiled.
 
     Args:
       driver: the training step. `state` and `metrics` are pytrees of arrays; `batch` is a pytree like `data`, with any
@@ -82,7 +82,7 @@ class Program(Generic[State, Metrics]):
         Default: equal.
       microbatch: the most examples in one microbatch, to limit memory. A larger local batch runs as several.
       max_local_batch: the most examples that a worker may take: one number for all, or one per worker.
-      quantum: the multiple to which changed sizes are rounded, so that a size is made of few microbatches. Default: a
+      quantum: the multiple to which changed sizes are rounded, so that a size needs few microbatches. Default: a
         power of two of about 1/16 of a worker's batch.
       nonfinite: what happens when a reduced value is not finite: because a worker's contribution is not, because the
         sum overflows its type, or because all weights of a mean are zero.
@@ -92,8 +92,8 @@ class Program(Generic[State, Metrics]):
         * "allow": check nothing. For drivers that test the reduced values themselves, such as for loss scaling. A mean
           with zero weights is NaN.
 
-        Unless "allow", an update that makes NaNs from finite values (an optimizer's 0 / 0) raises in the next step, or
-        when the state is read. Such an update cannot be skipped, because it has overwritten the state.
+        Unless "allow", an update that computes NaNs from finite values (an optimizer's 0 / 0) raises in the next step,
+        or when the state is read. Such an update cannot be skipped, because it has overwritten the state.
       max_skipped: the most steps that may be skipped in a row. One more raises.
       per_worker_state: selects the part of the state that may differ between workers, such as a local optimizer's:
         `lambda state: state["momentum"]`. The rest must be replicated. Local state that is computed from a whole local
@@ -201,7 +201,7 @@ class Program(Generic[State, Metrics]):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The worker slots that had a worker in the last step. Replicated."""
+        """The worker slots that were occupied in the last step. Replicated."""
         return self._parts.sizes.members
 
     @property
@@ -293,7 +293,7 @@ class Program(Generic[State, Metrics]):
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all processes have received one, and the
             last state is on disk. See docs/elastic.md.
           CheckpointError: no checkpoint can be written as `checkpoint` says. On rank 0, before the first step.
-          DriverError: `epochs` or `steps` is no whole number.
+          DriverError: `epochs` or `steps` is not a whole number.
         """
         p, run = self._parts, self._parts.run
         if epochs is not None:
@@ -320,7 +320,7 @@ class Program(Generic[State, Metrics]):
                     break
                 try:
                     report = self._loop.step()
-                except RunOver:  # this process was in reserve, and the workers' run has ended
+                except RunOver:  # this process was in reserve until the run ended
                     return
                 except AllLeave as why:
                     all_leave = why
@@ -334,7 +334,7 @@ class Program(Generic[State, Metrics]):
             if checkpointer is not None:
                 checkpointer.end(in_any_case=all_leave is not None)
             if all_leave is not None:
-                more = "" if checkpointer else ", and keeps no checkpoint, since it was given no checkpoint="
+                more = "" if checkpointer else ", and saves no checkpoint, because run() has no checkpoint="
                 raise self._preempted(all_leave, more)
             self.world.end_run()
             p.progress = self._loop.membership_changes.transfer_state(p.progress)
@@ -366,7 +366,7 @@ class Program(Generic[State, Metrics]):
 
         Raises:
           OSError: rank 0 cannot write the file. On rank 0; a WorkerError on every other process.
-          DriverError: `steps` is no positive whole number.
+          DriverError: `steps` is not a positive whole number.
         """
         steps, step = count("steps", steps, least=1), self._parts.run.step
         if not self.world.rank:
@@ -396,7 +396,7 @@ class Program(Generic[State, Metrics]):
             raise self._preempted(why) from None
 
     def _preempted(self, cause: AllLeave, more: str = "") -> Preempted:
-        """Return the error that ends all processes, once all have written what they have to. Communicates."""
+        """Return the error that ends all processes, after all have written their logs and checkpoints. Communicates."""
         self.world.barrier()
         acknowledge_termination()
         why = f"{cause}: {self._name} ends after step {self._parts.run.step}{more}."
@@ -405,7 +405,7 @@ class Program(Generic[State, Metrics]):
         return Preempted(why)
 
     def _compare_last_decision(self) -> None:
-        """Compare the last decision between processes, in a message of its own: no step follows that would."""
+        """Compare the last decision between processes in a separate message, because no step follows."""
         p = self._parts
         if self.world.processes > 1 and p.engine.has_status and p.plan.hooks:
             about = f"the end of run() after step {p.run.step} of {self._name}"
@@ -453,7 +453,7 @@ class Program(Generic[State, Metrics]):
 
     @with_build_settings
     def warm_up(self) -> None:
-        """Compile now what would be compiled in the background of the first steps, and wait for it. For benchmarks."""
+        """Compile all kernels that would be compiled in the background, and wait for them. For benchmarks."""
         self._loop.compile_first()
         self._parts.engine.kernels.finish()
 
@@ -584,15 +584,15 @@ class Program(Generic[State, Metrics]):
         Batch norm, summed losses, and losses that couple examples are not; training with them depends on the number of
         workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones of several
         microbatches, on this process alone, and changes nothing. Compares the state, metrics and hook values, element
-        by element and in double precision where possible; except what depends on the split on purpose (gathered rows,
-        the noise scale), and except per-worker state. The verdict is "no", without a comparison, where workers
-        average by themselves, with some others, or in some steps only.
+        by element and in double precision if possible. Does not compare per-worker state, and values that depend on the
+        split by design (gathered rows, the noise scale). The verdict is "no" without a comparison if workers average
+        over their own examples, with some others, or in some steps only.
 
         Args:
           batch: a pytree like the data. Default: the next `global_batch` examples.
           seed: seed of the splits.
-          tolerance: the largest difference that counts as rounding, relative to what is reduced as a whole. Default: of
-            each element 100 units in its last place; or the effect of moving the inputs by as much, if that is larger.
+          tolerance: the largest difference that counts as rounding, relative to the norm of a reduced value. Default:
+            100 units in the last place of each element, or the effect of perturbing the inputs, if that is larger.
 
         Returns:
           An `Invariance`, with the `verdict` "yes", "no", or "not known" where not everything could be compared. True

@@ -1,4 +1,4 @@
-"""The end of a step that is not a steady one: hooks decide, and the step is reported."""
+"""The end of a general step: runs hooks and reports the step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     """Count a step, run the hooks, and report the step. May communicate.
 
     Args:
-      p: of the program.
-      notes: on the step.
+      p: the program's parts.
+      notes: notes on the step so far.
     """
     run, sizes, stream, activity, kernels = p.run, p.sizes, p.stream, p.activity, p.engine.kernels
     activity.turn(OTHER)
@@ -49,7 +49,7 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     asked, decision = Asked.so_far(sizes, p.membership) if p.listeners.any else None, None
     in_force = p.hyperparameters.values
     if outcome.committed:
-        if run.step >= p.hooks.next_due:  # waiting for the values that hooks read is no time of the hooks
+        if run.step >= p.hooks.next_due:  # waiting for values does not count as time of the hooks
             with activity.doing(COMPUTING):
                 jax.block_until_ready(outcome.hooks)
         activity.turn(HOOKS)
@@ -111,7 +111,7 @@ def _decide(
 
 
 def _metrics(p: ProgramParts, outcome: Outcome) -> Any:
-    """Return the metrics; of a step without a commit, NaN."""
+    """Return the metrics; NaN for a skipped step."""
     graph = p.plan.graph
     if outcome.committed:
         return graph.metrics_tree.unflatten(outcome.metrics)

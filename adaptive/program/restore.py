@@ -55,10 +55,10 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
 
 
 def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, OpStates], roster: Roster) -> None:
-    """Continue from a parsed checkpoint. Communicates nothing.
+    """Continue from a parsed checkpoint. Does not communicate.
 
     Args:
-      p, loop: of the program.
+      p, loop: the program's parts and its loop.
       arrays: state and operator states of the checkpoint, on the devices.
       roster: the members when the checkpoint was parsed.
     """

@@ -1,8 +1,8 @@
-"""Checkpoints during a run: when one is due, and what each process does for it.
+"""Checkpoints during a run: decides when one is due, and saves it.
 
-All processes come to the same decision, at the same step: by the number of the step, by the examples consumed, or, for
-minutes, because rank 0 has said so with the step's last message. All bring their hooks up to date, since what hooks
-have seen by then is part of what goes on. Where state is local, all send theirs. One writes.
+All processes decide alike, at the same step: by the number of the step, by the number of consumed examples, or, for
+minutes, by a request of rank 0 in the step's last message. All processes bring their hooks' states up to date, and send
+their local state, if there is any. Rank 0 writes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RunCheckpointer:
     """Saves the checkpoints of one run. Every process has one.
 
     Raises:
-      CheckpointError: `options` are none; or, on rank 0, no checkpoint can be written.
-      WorkerError: rank 0 cannot write any. On every other process, in its first step.
+      CheckpointError: `options` is not a `Checkpoints`; or, on rank 0, no checkpoint can be written.
+      WorkerError: rank 0 cannot write a checkpoint. On every other process, in its first step.
     """
 
     @fails_together("in opening the checkpoints of")
@@ -39,25 +39,26 @@ class RunCheckpointer:
         self.world, self._name, self._ambient, self._parts = parts.world, parts.name, parts.ambient, parts
         if not isinstance(options, Checkpoints):
             raise CheckpointError(
-                f'checkpoint= takes where and how often:  ad.Checkpoints("run/", every="1 epoch"); got {options!r}.'
+                'checkpoint= must be an ad.Checkpoints, such as  ad.Checkpoints("run/", every="1 epoch"); '
+                f"got {options!r}."
             )
         self._options, self._every = options, options.interval
         self._writer = Writer(options, parts.run.flush_logs)
         self._saved = time.monotonic()
-        self._last_kept: bool | None = None  # whether the last step has left one; `None` before the first
-        self._left_out = self._told = False  # the last that was due; and whether that has ever been told
+        self._last_kept: bool | None = None  # whether the last step was saved; `None` before the first step
+        self._left_out = self._told = False  # whether the last due checkpoint was skipped; whether a note said so
         self._status = parts.status
         if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
-                f"every={options.every!r}: rank 0 has to tell the others when, with a step's last message, and a step "
-                'of this program has none. Count steps or epochs:  every="1 epoch"'
+                f"every={options.every!r}: rank 0 announces a due checkpoint in a step's last message, and this "
+                'program sends no messages. Count steps or epochs:  every="1 epoch"'
             )
         if self._every.unit == "epoch":
             parts.stream.check_epochs(f'every="100 steps" for every={options.every!r}')
         if not self.world.rank:
             self._writer.open(options.path in parts.run.directories, parts.run.run_id)
         parts.run.directories.add(options.path)
-        atexit.register(self.close)  # of a run that is left lying about half way, nobody else closes it in time
+        atexit.register(self.close)  # for a run whose loop was left before its end
 
     def after(self, report: Report) -> None:
         """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
@@ -84,10 +85,10 @@ class RunCheckpointer:
 
     @fails_together("in a checkpoint of")
     def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint of the present state. All processes call it; may communicate.
+        """Save a checkpoint of the current state. All processes call it; may communicate.
 
         Args:
-          wait: return when it is on the disk, or has failed; and leave none out because of the one before.
+          wait: return when it is on disk or has failed, and do not skip it because of the previous one.
         """
         with self._parts.activity.doing(SAVING):
             self._save(wait)
@@ -99,7 +100,7 @@ class RunCheckpointer:
             writes = self.world.rank == 0 and self._is_free(wait)
             return writes, self._snapshot(self._writer.copies.restart() if writes else _uncopied)
 
-        writes, checkpoint = with_same_members(self.world, taken)  # if rank 0 is lost meanwhile, its successor writes
+        writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
         if writes:
             self._writer.write(checkpoint)
             if wait:
@@ -110,30 +111,30 @@ class RunCheckpointer:
         return snapshot(self._parts, copy)
 
     def _is_free(self, wait: bool) -> bool:
-        """Return whether this process can write a checkpoint now; if not, note that one is left out."""
+        """Return whether this process can write a checkpoint now; if not, note that it is skipped."""
         if wait:
             self._writer.wait()
         self._left_out = self._writer.busy
         if self._left_out and not self._told:
             self._told = True
             self._writer.note(
-                f"no checkpoint of step {self._parts.run.step}: the one before is still being written. Any other that "
-                f"comes too soon is skipped without a note: every={self._options.every!r} is shorter than what the "
-                "disk takes."
+                f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
+                f"checkpoints may be skipped without a note: every={self._options.every!r} is shorter than the time to "
+                "write one."
             )
         return not self._left_out
 
     def end(self, *, in_any_case: bool) -> None:
-        """Save the last state of a run that has ended well, unless it is saved. All processes call it; may communicate.
+        """Save the last state of a run that ended without an error, unless it is saved. All processes call it.
 
         Args:
-          in_any_case: also of a run without a step.
+          in_any_case: save also after a run without a step.
         """
         if self._last_kept is None and not in_any_case:
             return
         if not self._last_kept or has_local(self._parts.engine):
             self.save(wait=True)
-        elif self.world.rank == 0:  # the others have done their part
+        elif self.world.rank == 0:  # the others have nothing left to do
             self._writer.wait()
             if self._left_out or self._writer.newest is None:
                 self.save(wait=True)
@@ -164,11 +165,10 @@ def _uncopied(leaf: Any) -> Any:
 
 
 def snapshot(parts: ProgramParts, copy: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-    """Return a checkpoint. Communicates. Take it again if members were lost meanwhile: its local leaves are of other
-    workers then.
+    """Return a checkpoint. Communicates. If members are lost meanwhile, it is invalid; call this function again.
 
     Args:
-      copy: copies an array from the device; by default into memory of its own.
+      copy: copies an array from the device to the host; by default to new memory.
     """
     p = parts
     p.update.together(p.run.step, "a checkpoint")

@@ -1,4 +1,4 @@
-"""The loop that takes a program's steps: a steady step where nothing has changed, and a general one otherwise."""
+"""The loop over a program's steps: a steady step if nothing has changed, otherwise a general step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .steady_loop import SteadyLoop
 
 
 class RunLoop:
-    """Takes the steps of one program, in one thread at a time.
+    """Runs the steps of one program, in one thread at a time.
 
     Attributes:
-      membership_changes: applied between steps.
-      steady: takes the steps in which nothing changes.
+      membership_changes: changes of membership, applied between steps.
+      steady: runs the steps in which nothing changes.
     """
 
     def __init__(self, parts: ProgramParts):
@@ -39,16 +39,16 @@ class RunLoop:
         self._under_way = threading.Lock()  # held during a step
 
     def step(self) -> Report:
-        """Take one step; see `Program.step`.
+        """Run one step; see `Program.step`.
 
         Raises:
-          DriverError: a step of this program is under way.
+          DriverError: a step of this program is already running.
           RunEnds: there is no next step.
         """
         if not self._under_way.acquire(blocking=False):
             raise DriverError(
-                f"{self._parts.name} is in a step already, in another thread, or because a hook has called step(). Two "
-                "steps at once would use one state. Use a program in one thread; a hook changes a run by its control."
+                f"{self._parts.name} is already in a step, in another thread, or because a hook called step(). Use a "
+                "program in one thread; a hook changes the run by its `control` argument."
             )
         try:
             ambient = self._parts.ambient
@@ -99,17 +99,17 @@ class RunLoop:
         return report
 
     def _general_step(self, since: float) -> Outcome:
-        """Take a step; again, on the same examples, if members are lost in it.
+        """Run a general step; repeat it on the same examples if members are lost in it.
 
         Args:
-          since: seconds since the step before began.
+          since: seconds since the start of the previous step.
         """
         p = self._parts
         while True:
             if not self.membership_changes.settled:
                 p.progress = self.membership_changes.apply(p.progress)
             if p.mailboxes.make():
-                continue  # members may have been lost in it
+                continue  # members may have been lost in the exchange
             try:
                 before = p.activity.turn(INPUT)
                 try:
@@ -137,12 +137,12 @@ class RunLoop:
     # --- compiling ----------------------------------------------------------------------------------------------------
 
     def compile_first(self) -> None:
-        """Compile what the next step needs, if no step was compiled before."""
+        """Compile the kernels of the next step, if no step was compiled before."""
         if not self._parts.run.compiled:
             self.compile_for(self._parts.sizes.current)
 
     def compile_for(self, batch_sizes: Sequence[int]) -> None:
-        """Compile what a step of these sizes, of all workers, needs, and wait for it."""
+        """Compile the kernels for a step with these sizes of all workers, and wait for them."""
         p = self._parts
         sizes = [batch_sizes[worker] for worker in p.world.workers]
         p.engine.expect(batch_sizes)
@@ -151,6 +151,6 @@ class RunLoop:
                 p.engine.kernels.require(sizes)
                 return
             p.engine.compile(sizes, of_all=batch_sizes)
-        if not any(sizes):  # workers that may be given examples later have the buckets of those who have them
+        if not any(sizes):  # workers that may get examples later compile the buckets of the others
             p.engine.kernels.extend(max(p.sizes.current))
         p.run.compiled = True

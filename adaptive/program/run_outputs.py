@@ -11,7 +11,7 @@ from adaptive.observe.sinks import Sink, SinkThread, checked
 
 from .parts import ProgramParts
 
-# Imported on use: a start is mostly imports, and not every run uses these.
+# Imported on use, because imports dominate the start-up time, and not every run needs these.
 if TYPE_CHECKING:
     from .checkpoints import Checkpoints
     from .run_checkpointer import RunCheckpointer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown(parts: ProgramParts) -> Iterator[None]:
-    """Show the run's progress on rank 0, within the block."""
+    """Show the run's progress on rank 0, for the duration of the block."""
     from adaptive.observe.progress import Course, Progress
 
     p, batch_sizes = parts, parts.sizes.current
@@ -37,7 +37,7 @@ def shown(parts: ProgramParts) -> Iterator[None]:
 
 @contextmanager
 def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
-    """Write each step to sinks, within the block.
+    """Write each step to sinks, for the duration of the block.
 
     Args:
       log, record: see `Program.run`.
@@ -54,7 +54,7 @@ def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) 
 
 @contextmanager
 def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheckpointer]:
-    """Open a directory of checkpoints, for the block. Communicates."""
+    """Open a directory of checkpoints, for the duration of the block. Communicates."""
     from .run_checkpointer import RunCheckpointer
 
     with RunCheckpointer(options, parts) as checkpointer:

@@ -16,13 +16,13 @@ from .checkpoints import Checkpoints, NoneThereError, found_at, load_found, path
 
 
 class SelectedCheckpoint(NamedTuple):
-    """The checkpoint to restore, or none, where a directory holds none and that is allowed.
+    """The checkpoint to restore, if there is one.
 
     Attributes:
-      checkpoint: as read.
-      directory: that holds it.
-      notes: on newer checkpoints that were skipped. Replicated.
-      run_id: of the run that writes to a directory without a checkpoint; "" if none does.
+      checkpoint: its content; `None` if the directory has no checkpoint and that is allowed.
+      directory: the directory that holds it.
+      notes: notes on newer checkpoints that were skipped. Replicated.
+      run_id: the id of the run that owns a directory without a checkpoint; "" if there is none.
     """
 
     checkpoint: dict[str, Any] | None
@@ -35,12 +35,12 @@ def select_checkpoint(world: World, where: Any, missing_ok: bool, about: str) ->
     """Select the checkpoint to restore, and read it. Communicates; all processes call it.
 
     Args:
-      where: a directory of checkpoints, or one of them.
+      where: a directory of checkpoints, or one checkpoint in such a directory.
       missing_ok: whether the directory may hold no checkpoint.
-      about: what it is for, in errors.
+      about: the purpose, for errors.
 
     Raises:
-      CheckpointError: no checkpoint is complete; or this process does not see the one that rank 0 has selected.
+      CheckpointError: no checkpoint is complete; or this process cannot read the one that rank 0 selected.
     """
     path = where.path if isinstance(where, Checkpoints) else path_of(where)
     before, failed = b"", None
@@ -56,7 +56,7 @@ def select_checkpoint(world: World, where: Any, missing_ok: bool, about: str) ->
         selection = json.loads(said)
         if isinstance(selection, str):
             return SelectedCheckpoint(None, path, [], selection)
-        if failed is not None and said == before:  # rank 0 still sees what this process does not
+        if failed is not None and said == before:  # rank 0 selects it again, but this process cannot read it
             raise failed
         name, seal, notes = selection
         found = path / name
@@ -67,7 +67,7 @@ def select_checkpoint(world: World, where: Any, missing_ok: bool, about: str) ->
         if not any(everyone):
             assert checkpoint is not None
             return SelectedCheckpoint(checkpoint, belongs_to(found), notes)
-        before = said  # a writer has deleted it meanwhile, so there is a newer one
+        before = said  # a writer has deleted it, so there is a newer one
 
 
 def _read(
@@ -76,10 +76,10 @@ def _read(
     """Return the checkpoint; or the error to raise if no writer has deleted the checkpoint meanwhile.
 
     Args:
-      selected_here: whether this process has selected it, and so verified it.
+      selected_here: whether this process selected it, and so has verified it.
     """
     try:
-        if not selected_here:  # ranks do not tell who has selected: that process may be lost since
+        if not selected_here:  # the rank that selected it may have been lost, so ranks cannot tell
             _check_same(found, seal, rank)
         return load_found(found), None
     except CheckpointError as error:
@@ -89,7 +89,7 @@ def _read(
 
 
 def _selection(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | str:
-    """Return rank 0's selection: a name relative to the given path, a seal, and notes; or, without one, a run's id."""
+    """Return rank 0's selection, as (name relative to the path, seal, notes); without a checkpoint, the run's id."""
     try:
         found = found_at(path)
     except NoneThereError:
@@ -100,7 +100,7 @@ def _selection(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]]
 
 
 def _check_same(found: Path, seal: str, rank: int) -> None:
-    """Raise a CheckpointError if this process sees another checkpoint than rank 0, or none."""
+    """Check that this process sees the same checkpoint as rank 0. Raises a CheckpointError if not."""
     try:
         same = verify(found) == seal
     except DamagedError as error:
@@ -109,6 +109,6 @@ def _check_same(found: Path, seal: str, rank: int) -> None:
         why = "this rank sees another checkpoint of that name"
     if not same:
         raise CheckpointError(
-            f"rank {rank} cannot read {found}, which rank 0 has selected: {why}. All ranks read the same checkpoint: "
+            f"rank {rank} cannot read {found}, which rank 0 selected: {why}. All ranks read the same checkpoint: "
             "keep it in a directory that all hosts see."
         )

@@ -1,7 +1,8 @@
 """Transfer of a program's state to joining processes, from memory to memory.
 
-It is more than a checkpoint holds, because the run goes on: pending sizes, the digest of decisions, the run's limit.
-Local state (`per_worker_state`) is not transferred: on a new worker it has its initial value.
+The transferred state includes more than a checkpoint, because the run continues: pending sizes, the digest of
+decisions, the run's limit. Local state (`per_worker_state`) is not transferred: it has its initial value on a new
+worker.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from .parts import ProgramParts
 
 
 def pack(parts: ProgramParts, progress: Any) -> TransferPayload:
-    """Return the state of this process's program. All steps were shown to the hooks (`Hooks.catch_up`).
+    """Return the state of this process's program. Call `Hooks.catch_up` first.
 
     Args:
-      progress: of the run; can be pickled.
+      progress: the progress of the run; picklable.
 
     Returns:
-      What is small, to be pickled; and the replicated arrays of the engine, contiguous.
+      (A small picklable object, the engine's replicated arrays). The arrays are contiguous.
     """
     stream = parts.stream.cursors, parts.stream.place()
     small = [progress, *(part.export() for part in _small_parts(parts)), parts.skipped.in_a_row, stream]
@@ -30,15 +31,15 @@ def pack(parts: ProgramParts, progress: Any) -> TransferPayload:
 
 
 def receive_buffers(parts: ProgramParts) -> list[np.ndarray]:
-    """Return arrays into which a joining process receives those of `pack`: the memory of its own, where possible.
+    """Return arrays into which a joining process receives the arrays of `pack`.
 
-    To map new memory takes several times as long as to write into memory that is mapped.
+    Reuses the memory of the process's own state if possible: mapping new memory takes several times as long as writing.
     """
     return parts.engine.workers.receive_buffers()
 
 
 def unpack(parts: ProgramParts, received: TransferPayload) -> Any:
-    """Replace the state of this process's program with what another one packed. Returns the `progress` given there."""
+    """Replace the state of this process's program by a result of `pack`. Returns its `progress`."""
     (progress, *exported, in_a_row, (cursors, place)), arrays = received
     for part, state in zip(_small_parts(parts), exported, strict=True):
         part.adopt(state)

@@ -1,9 +1,9 @@
 """The loop of steady steps: no worker joins or leaves, no size changes, and no hook decides.
 
-Nearly all steps of a run are steady. What two of them have in common is worked out when it changes, by a general step;
-the steps between check that it still holds, compute, and report. A test counts the Python calls of such a step
-(tests/adaptive/runtime/test_steady_step.py); docs/cost.md gives its cost. Some loops would be comprehensions elsewhere:
-up to Python 3.11 a comprehension is a call.
+Nearly all steps of a run are steady. Data that consecutive steps share are prepared after a general step. Steady steps
+check that they still hold, compute, and report. A test counts the Python calls of such a step
+(tests/adaptive/runtime/test_steady_step.py); docs/cost.md gives its cost. Some loops here are not comprehensions,
+because up to Python 3.11 a comprehension is a call.
 """
 
 # ruff: noqa: PERF401
@@ -30,24 +30,24 @@ from .parts import ProgramParts
 
 
 class SteadyLoop:
-    """Takes the steps of a program in which nothing has changed since the step before.
+    """Runs the steps of a program in which nothing has changed since the previous step.
 
     Args:
-      parts: of the program.
-      membership_changes: applied before a general step.
+      parts: the program's parts.
+      membership_changes: changes of membership, applied before a general step.
     """
 
     def __init__(self, parts: ProgramParts, membership_changes: MembershipChanges):
         self._parts, self._membership_changes = parts, membership_changes
-        self._on = False  # whether the last step has found nothing that keeps the next one from being like it
-        self._trial = False  # whether the last step has tried microbatches that may be slower
-        self._share: Share | None = None  # of the next step, whose microbatches are dispatched already
+        self._on = False  # whether the next step can be steady, as of the last one
+        self._trial = False  # whether the last step was a trial of microbatches that may be slower
+        self._share: Share | None = None  # of the next step, if its microbatches are dispatched ahead
         self._sizes: tuple[int, ...] = ()
-        self._taking_part = np.zeros(0, bool)  # of `_sizes`
-        self._steady: SteadyStep | None = None  # what takes the steps; `None` for the engine
+        self._taking_part = np.zeros(0, bool)  # which workers have examples, for `_sizes`
+        self._steady: SteadyStep | None = None  # runs the steps; `None`: the engine does
 
     def prepare(self) -> None:
-        """Find out, after a general step, whether the next step can be steady, and prepare for it."""
+        """Determine after a general step whether the next step can be steady, and prepare for it."""
         p = self._parts
         world, sizes = p.world, p.sizes
         self.stop()
@@ -63,12 +63,12 @@ class SteadyLoop:
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
         self._min_microbatches = p.engine.min_microbatches_of(self._size, self._total)
         self._epoch = p.stream.epoch
-        self._simple = p.shards is None  # whose reports need no notes on shards
+        self._simple = p.shards is None  # reports need no notes on shards
         self._said: tuple[Any, ...] = ()
         self._in_force = p.hyperparameters.values
         self._more = p.decisions.last
         self._search = p.skipped.next_raises
-        self._same = {  # in all reports
+        self._same = {  # the same in all reports
             "batch_sizes": self._sizes,
             "global_batch": self._total,
             "decision": None,
@@ -105,14 +105,14 @@ class SteadyLoop:
         return self._on
 
     def step(self, began: float, since: float) -> Outcome | None:
-        """Compute, exchange, and commit.
+        """Run a step: compute, exchange, and commit.
 
         Args:
-          began: when the step began.
-          since: seconds since the one before began.
+          began: the start of the step, by `time.perf_counter`.
+          since: seconds since the start of the previous step.
 
         Returns:
-          What came of it; `None` where members were lost in it: then nothing of it counts.
+          The outcome; `None` if members were lost in the step, whose results are then discarded.
         """
         p = self._parts
         engine, status = p.engine, p.status
@@ -125,8 +125,8 @@ class SteadyLoop:
         else:
             choice = kernels.choose(0, size, self._min_microbatches)
         if not steady.fits(choice):
-            choice.steps += 1  # the engine asks for it again
-            self._share = None  # and computes anew what was dispatched ahead
+            choice.steps += 1  # undo, because the engine counts the step again
+            self._share = None  # the engine repeats the work that was dispatched ahead
             steady.forget_ahead()
             return self._through_engine(since)
         self._trial = choice.trial
@@ -148,7 +148,7 @@ class SteadyLoop:
             status.repeats = False
 
     def _say(self, p: ProgramParts) -> None:
-        """Let the status repeat this process's part of the previous step, if nothing in it has changed."""
+        """Let the status repeat this process's previous report, if no fact has changed."""
         kernels, status = p.engine.kernels, p.status
         says = (
             p.digest.value,
@@ -162,7 +162,7 @@ class SteadyLoop:
             self._said, self._more, self._in_force = says, p.decisions.last, p.hyperparameters.values
 
     def _through_engine(self, since: float) -> Outcome | None:
-        """Take a step of several workers of this process, or of several levels."""
+        """Run a step by the engine: for several workers in this process, or several levels."""
         p = self._parts
         activity, readings = p.activity, []
         activity.begin()
@@ -185,13 +185,13 @@ class SteadyLoop:
     def _reading(self, place: int, offset: int, since: float) -> Reading:
         p, worker = self._parts, self._workers[place]
         size, seconds = self._sizes[worker], p.clock.compute_seconds[place]
-        # In C, which the initialiser is not.
+        # Skips the Python initializer.
         return tuple.__new__(
             Reading, (p.run.step, p.seed, worker, self._total, size, size, 1, offset, seconds, since, self._taking_part)
         )
 
     def _meanwhile(self) -> None:
-        """Do the work that overlaps with the first kernels."""
+        """Do the host's work while the first kernels run."""
         p = self._parts
         p.stream.prefetch(self._sizes)
         self._check_update()
@@ -201,7 +201,7 @@ class SteadyLoop:
         p.update.here(p.run.step, in_step=True)
 
     def is_plain(self, outcome: Outcome) -> bool:
-        """Return whether a step's report has numbers only, so that `report` can make it."""
+        """Return whether a step needs only a plain report, which `report` can create."""
         p = self._parts
         return (
             outcome.trouble is None
@@ -261,7 +261,7 @@ class SteadyLoop:
         return report
 
     def _take_seconds(self, outcome: Outcome) -> None:
-        """Record the step's seconds, unless a trial or a compiler has disturbed them."""
+        """Record the step's seconds, unless a trial or a compiler disturbed them."""
         p = self._parts
         kernels = p.engine.kernels
         beside, lossy = kernels.busy and kernels.step_ended(), []
@@ -270,7 +270,7 @@ class SteadyLoop:
         p.clock.record(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
-        """Dispatch the next step's kernels, if that step is known to be like this one."""
+        """Dispatch the next step's kernels, if that step will be steady too."""
         p = self._parts
         epoch, step = p.run.limit
         last = (step is not None and p.run.step >= step) or (epoch is not None and p.stream.epoch >= epoch)

@@ -1,4 +1,4 @@
-"""Checks after each step: how long steps take, which are skipped, and whether updates make NaNs."""
+"""Checks after each step: durations, skipped steps, and NaNs in updates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NAN = float("nan")
 
 
 class StepClock:
-    """Seconds of the step before, as drivers read them. Local.
+    """Durations of the previous step, as drivers read them. Local.
 
     Attributes:
-      compute_seconds: per worker of this process; NaN where not known.
-      began: when the step before began, or the one under way; NaN before the first.
-      beside_compiler: steps in a row, up to now, whose seconds are not known because a compiler ran beside them.
+      compute_seconds: per worker of this process; NaN if unknown.
+      began: start of the last step that began, by `time.perf_counter`; NaN before the first.
+      beside_compiler: number of consecutive steps, up to now, without known seconds because a compiler ran beside them.
     """
 
     def __init__(self, world: WorldMessages):
@@ -30,9 +30,9 @@ class StepClock:
         self.began = _NAN
 
     def record(self, seconds: Sequence[float], *, beside_compiler: bool, tried_at_a_loss: Sequence[bool]) -> None:
-        """Take the seconds of a step: NaN for one beside which this process's own compiler took much of its cores, and
-        for a worker that tried a kernel where others would have been faster. Such seconds are not the machine's, and a
-        policy that balanced by them would have to take it back.
+        """Record the seconds of a step; NaN if they do not measure the machine's speed, so that policies ignore them.
+
+        That is the case if a compiler of this process ran beside the step, and for a worker that tried slower kernels.
         """
         self.beside_compiler = self.beside_compiler + 1 if beside_compiler else 0
         if not beside_compiler and True not in tried_at_a_loss:
@@ -42,21 +42,21 @@ class StepClock:
         self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
 
     def forget(self, places: Iterable[int]) -> None:
-        """Mark the seconds of these workers, by local index, as not known."""
+        """Mark the seconds of these workers (by local index) as unknown."""
         for place in places:
             self.compute_seconds[place] = _NAN
 
     def restart(self) -> None:
-        """Mark everything as not known: the next step is a first one."""
+        """Mark all durations as unknown, as before the first step."""
         self.forget(range(len(self.compute_seconds)))
         self.began = _NAN
 
 
 class SkippedSteps:
-    """Counts steps that are skipped because they are not finite. Replicated.
+    """Counter of steps that are skipped because a reduced value is not finite. Replicated.
 
     Args:
-      most: steps in a row that may be skipped.
+      most: maximum number of consecutive skipped steps.
     """
 
     def __init__(self, nonfinite: NonFinite, most: int):
@@ -65,14 +65,14 @@ class SkippedSteps:
 
     @property
     def next_raises(self) -> bool:
-        """Whether another step that is not finite raises."""
+        """Whether the next step that is not finite raises an error."""
         return self._raises or self.in_a_row == self._most
 
     def check(self, trouble: Trouble | None, step: int) -> list[str]:
-        """Return notes on why a step is skipped; none for a step that is committed.
+        """Return notes on why a step is skipped; an empty list for a committed step.
 
         Raises:
-          NonFiniteError: it may not be.
+          NonFiniteError: the step is not finite and must not be skipped.
         """
         if trouble is None:
             self.in_a_row = 0
@@ -86,12 +86,12 @@ class SkippedSteps:
 
 
 class UpdateCheck:
-    """Checks whether the last update has filled the state with NaNs.
+    """Check for NaNs in the state after an update.
 
-    In replicated state every process finds NaNs by itself; those in local state are reported to the others.
+    Every process finds NaNs in replicated state by itself; NaNs in local state are reported to the others.
 
     Attributes:
-      reported: whether an error was raised for them: after that the state can be read.
+      reported: whether an error was raised for them; after that the state can be read.
     """
 
     def __init__(self, engine: Engine, name: str):
@@ -102,8 +102,8 @@ class UpdateCheck:
         """Raise a NonFiniteError if this process knows that the last update made NaNs.
 
         Args:
-          step: whose update it was.
-          in_step: whether the others are in the next step by now, and wait for this process.
+          step: the number of the update's step.
+          in_step: whether the other processes are in the next step, and wait for this process.
         """
         nans = self._engine.workers.update_nans
         if nans is None or nans.none_flagged():
@@ -117,7 +117,7 @@ class UpdateCheck:
             raise error
 
     def together(self, step: int, what: str) -> None:
-        """Raise a NonFiniteError if the last update made NaNs on any process. All call it; may communicate."""
+        """Raise a NonFiniteError if the last update made NaNs on any process. Called on all; may communicate."""
         update_nans = self._engine.workers.update_nans
         if update_nans is not None and update_nans.may_differ:
             about = f"{what} of {self._name} after step {step}"

@@ -1,10 +1,10 @@
 """A checkpoint as a folder: leaves by their names in a table, arrays by orbax, no pickle.
 
-    program.json   what a program is but for its leaves: step, cursor, sizes, …; and the table: for each leaf of state,
-                   slots and hooks the names on the way to it, and its number, text, or array with dtype and shape
-    arrays/        by orbax: the arrays, by the keys that the table gives them
+    program.json   step, cursor, sizes and other fields; and the table: for each leaf of the state, operator states and
+                   hooks its path, and its number, text, or array with dtype and shape
+    arrays/        by orbax: the arrays, by the keys in the table
 
-Containers are not stored, so none can come back in another order than it had.
+Containers are not stored, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class CheckpointTable:
     """A checkpoint as a table of numbers and arrays by name.
 
     Args:
-      checkpoint: what `program.checkpoint()` returns.
+      checkpoint: a result of `program.checkpoint()`.
 
     Attributes:
-      arrays: by key.
+      arrays: the arrays by key.
 
     Raises:
-      CheckpointError: a leaf is of a kind that is not stored, or two have one name.
+      CheckpointError: a leaf is of a type that cannot be stored, or two leaves have one name.
     """
 
     def __init__(self, checkpoint: Mapping[str, Any]):
@@ -64,7 +64,8 @@ class CheckpointTable:
         dtype = array.dtype
         if dtype.hasobject or dtype.names or dtype.kind in "USMm":
             raise CheckpointError(
-                f"{label} is {_said(value)}, which is not stored on disk: only arrays of numbers, numbers and text are."
+                f"{label} is {_said(value)}, which cannot be stored on disk: only arrays of numbers, numbers and text "
+                "can be."
             )
         entry: dict[str, Any] = {"dtype": dtype.name, "shape": array.shape}
         if not array.size:
@@ -80,7 +81,7 @@ def check_step(folder: Path) -> None:
     try:
         step = json.loads((folder / "program.json").read_bytes())["fields"]["step"]
     except (OSError, ValueError, LookupError, TypeError):
-        return  # `load` says what is wrong with it
+        return  # `load` raises the error
     if named is not None and step != named:
         raise DamagedError(
             f"it holds step {step}, and its name says step {named}: it was renamed. Give it the name of its step again"
@@ -88,10 +89,10 @@ def check_step(folder: Path) -> None:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """Return a folder's content as `program.checkpoint()` returned it, with dicts for all containers.
+    """Return the checkpoint in a folder, as `program.checkpoint()` returned it, with dicts for all containers.
 
     Raises:
-      CheckpointError: it cannot be read, though it is whole.
+      CheckpointError: it cannot be read, although it is complete.
     """
     try:
         content = json.loads((folder / "program.json").read_bytes())
@@ -103,7 +104,7 @@ def load(folder: Path) -> dict[str, Any]:
         return {**content["fields"], **{tree: _tree(tree, leaves) for tree in _TREES}}
     except CheckpointError:
         raise
-    except Exception as error:  # of whatever library is not what it was
+    except Exception as error:  # raised by any library, for instance of another version
         raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -138,7 +139,7 @@ def _tree(tree: str, leaves: list[tuple[str, Name, Any]]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers, lists and dicts with Python's numbers in place of numpy's."""
+    """Return numbers, lists and dicts with Python numbers in place of numpy's."""
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

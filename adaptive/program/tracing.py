@@ -19,18 +19,18 @@ _log = logging.getLogger("adaptive")
 
 
 class Traced(NamedTuple):
-    """The steps that are traced, and the file. Replicated."""
+    """The file and range of a trace. Replicated."""
 
     path: str
-    until: int  # the step after which it is written
-    since: int  # the step after which it began
+    until: int  # the last step; the file is written after it
+    since: int  # the step before the first one
 
 
 def check_writable(path: Path) -> None:
-    """Raise an OSError now, and not after the steps, if a file cannot be written. Leaves no file.
+    """Check that a file can be written, before the steps are traced. Leaves no file.
 
     Raises:
-      OSError: it cannot.
+      OSError: the file cannot be written.
     """
     there = path.exists()
     with open(path, "a"):
@@ -43,13 +43,13 @@ class TraceRecorder:
     """The trace that is being recorded, if any. Every process has one.
 
     Args:
-      name: of the program.
+      name: the program's name.
     """
 
     def __init__(self, world: WorldMessages, name: str, engine: Engine, activity: Activity):
         self._world, self._name, self._engine, self._activity = world, name, engine, activity
         self._traced: Traced | None = None
-        self._step = 0  # that was traced last
+        self._step = 0  # the last traced step
         self._forget: Callable[[], None] | None = None
 
     @property
@@ -59,7 +59,7 @@ class TraceRecorder:
 
     @traced.setter
     def traced(self, traced: Traced | None) -> None:
-        """Start, continue as the other processes do, or end without writing."""
+        """Start a trace, continue one like the other processes, or, for `None`, end without writing."""
         if (traced is None) != (self._traced is None):
             timeline = None if traced is None else Timeline()
             self._engine.context.timeline = timeline
@@ -77,7 +77,7 @@ class TraceRecorder:
             self.end()
 
     def shift(self, steps: int) -> None:
-        """Continue the trace after a restore has shifted the numbers of steps."""
+        """Continue the trace after a restore has changed the numbers of steps by `steps`."""
         if self._traced is not None:
             since, until = self._traced.since + steps, self._traced.until + steps
             self._traced, self._step = self._traced._replace(since=since, until=until), self._step + steps
@@ -113,11 +113,11 @@ class TraceRecorder:
         self.traced = None
         if not self._world.rank:
             why = (
-                f"only {done} of the {wanted} steps that were to be traced were taken, and several processes write a "
-                "trace together, after the last of them or at the end of run(). Trace fewer steps"
+                f"only {done} of {wanted} steps ran. Several processes write a trace together, after its last step or "
+                "at the end of run(). Trace fewer steps"
                 if done
-                else f"no step was taken after program.trace(), which traces the next {wanted} steps. Call it before "
-                "the steps, or take some"
+                else f"no step ran after program.trace(), which traces the next {wanted} steps. Call it before the "
+                "steps"
             )
             _log.warning("the trace is not written: %s: %s", traced.path, why)
 

@@ -24,9 +24,9 @@ _log = logging.getLogger("adaptive")
 
 
 class HostCopies:
-    """Copies of arrays on the host, in the memory of earlier copies: new memory is several times slower.
+    """Copies of arrays on the host, in the memory of earlier copies, because new memory is several times slower.
 
-    What it has given is valid until it begins again.
+    Copies are valid until the next `restart`.
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ class HostCopies:
 
 
 def _another(leaf: Any) -> Any:
-    """Return the same array as another object, so that numpy's view of it does not keep the next step from reusing its
-    memory.
+    """Return the same array as another object, whose numpy view does not prevent the next step from reusing the memory
+    of the original.
     """
     return leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
 
@@ -62,12 +62,12 @@ class Writer:
     """Writes checkpoints to one directory. Local: on the process with rank 0.
 
     Args:
-      flush_logs: called before a checkpoint gets its name, so that a run which goes on from it finds all earlier steps
-        in its logs.
+      flush_logs: called before a checkpoint is committed, so that logs have all earlier steps when a run continues
+        from it.
 
     Attributes:
-      newest: the step of what was written last, if it is on the disk.
-      copies: the memory of what is being written; to be used while it is not `busy`.
+      newest: the step of the newest checkpoint on disk; `None` if there is none.
+      copies: memory for the next checkpoint; must not be used while `busy`.
     """
 
     def __init__(self, options: Checkpoints, flush_logs: Callable[[], None]):
@@ -82,11 +82,12 @@ class Writer:
         """Lock the directory, before the first step.
 
         Args:
-          known: whether the program goes on from what the directory holds.
-          run_id: of the run.
+          known: whether the program continues from a checkpoint of the directory.
+          run_id: the id of the run.
 
         Raises:
-          CheckpointError: it cannot be written, another job writes to it, or it holds the checkpoints of another run.
+          CheckpointError: the directory cannot be written, another job writes to it, or it has checkpoints of another
+            run.
         """
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -102,12 +103,12 @@ class Writer:
         if there and not known:
             self._lock.release()
             raise CheckpointError(
-                f"{self._path} holds the checkpoints of another run, the newest {there[0].name}, and this program does "
-                f"not go on from them; they would be deleted in time. To go on:  program.restore({str(self._path)!r}, "
-                "missing_ok=True)  before program.run. To begin anew, give it another directory, or delete this one."
+                f"{self._path} holds checkpoints of another run, the newest {there[0].name}, which this run would "
+                f"delete. To continue from them:  program.restore({str(self._path)!r}, missing_ok=True)  before "
+                "program.run. To start a new run, give it another directory, or delete this one."
             )
         sweep(self._path)
-        with suppress(OSError):  # a full disk ends no run
+        with suppress(OSError):  # a full disk must not end the run
             record_owner(self._path, run_id)
         arrays.load_library()
 
@@ -117,17 +118,17 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def write(self, checkpoint: Mapping[str, Any]) -> None:
-        """Write a checkpoint in the background. Waits for the one before.
+        """Write a checkpoint in the background. Waits for the previous one.
 
         Args:
-          checkpoint: what nobody changes until it is written.
+          checkpoint: the checkpoint; must not change until it is written.
 
         Raises:
-          CheckpointError: a leaf of it cannot be stored.
+          CheckpointError: a leaf cannot be stored.
         """
         self.wait()
         table, self.newest = CheckpointTable(checkpoint), None
-        # No daemon: a process that ends waits for it.
+        # Not a daemon thread, so that the process waits for it at its end.
         self._thread = threading.Thread(target=self._write, args=(table,), name="adaptive-checkpoint")
         self._thread.start()
 
@@ -154,7 +155,7 @@ class Writer:
 
     def _write(self, table: CheckpointTable) -> None:
         try:
-            if not self._lock.held:  # whoever has it may have died, and this process may have taken his place
+            if not self._lock.held:  # the owner may have ended, so try again
                 self._path.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
             self._flush_logs()

@@ -111,11 +111,11 @@ def test_what_is_damaged_is_passed_over_with_a_note(tmp_path):
     found = newest_verified(tmp_path)
     assert found.path == paths[0]
     assert [note.split(":")[0] for note in found.notes] == [
-        "the checkpoint 000003-step-3 is passed over",
-        "the checkpoint 000002-step-2 is passed over",
+        "the checkpoint 000003-step-3 is skipped",
+        "the checkpoint 000002-step-2 is skipped",
     ]
     (paths[0] / "empty").unlink()
-    with pytest.raises(DamagedError, match=r"(?s)000003.*000002.*000001-step-1 is passed over: empty is missing"):
+    with pytest.raises(DamagedError, match=r"(?s)000003.*000002.*000001-step-1 is skipped: empty is missing"):
         newest_verified(tmp_path)
     with pytest.raises(DamagedError, match="000002"):
         newest_verified(paths[1])

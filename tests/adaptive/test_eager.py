@@ -109,7 +109,7 @@ def test_in_a_world_of_devices_each_holds_what_the_process_holds():
         assert comm.all_reduce(x, op="min").tolist() == [1.0, 2.0]
         assert comm.all_reduce(x, weight=2.0).tolist() == [1.0, 2.0]
         assert comm.all_gather(x).shape == (3, 2)
-        with pytest.raises(ad.CollectiveError, match="how many each worker has is known only inside one"):
+        with pytest.raises(ad.CollectiveError, match="the number of examples is known only in a program"):
             comm.all_reduce(x)
 
 

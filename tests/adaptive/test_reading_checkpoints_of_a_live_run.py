@@ -155,7 +155,7 @@ def test_a_renamed_checkpoint_is_passed_over_with_a_note(run):
         program.restore(run)
         assert program.steps == 2
         (note,) = program.step().notes
-    assert "the checkpoint 000003-step-9 is passed over: it holds step 3, and its name says step 9" in note
+    assert "the checkpoint 000003-step-9 is skipped: it holds step 3, and its name says step 9" in note
 
 
 def test_where_all_are_renamed_that_is_an_error(run):

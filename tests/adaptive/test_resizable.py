@@ -117,7 +117,7 @@ def test_it_explains_itself():
     with build() as program:
         text = program.explain()
     assert "compiled for each batch size" in text
-    assert "batch sizes stay as they are (resizable=False): nothing is compiled for others" in text
+    assert "batch sizes are fixed (resizable=False): no other kernels are compiled" in text
     assert "bucket" not in text
 
 

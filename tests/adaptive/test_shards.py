@@ -238,7 +238,7 @@ def test_there_must_be_a_shard_for_each_worker():
 
 def test_the_plan_says_that_data_is_of_each_worker_its_own():
     with program_on(shards_of()) as program:
-        assert "each worker's data is its own: 24 examples = 7 + 12 + 5" in program.explain()
+        assert "each worker has its own data: 24 examples = 7 + 12 + 5" in program.explain()
     with program_on(numbered(0, 24)) as program:
         assert "its own" not in program.explain()
 

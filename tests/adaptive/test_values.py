@@ -44,7 +44,7 @@ def test_outside_a_program_they_stand_for_one_worker_in_its_first_step():
     assert np.array_equal(key, jax.random.key_data(jax.random.fold_in(jax.random.key(0), 0)))
     batch = {"x": jnp.zeros((5, 2))}
     assert ad.example_keys(batch).shape == (5,)
-    with pytest.raises(ad.CollectiveError, match=r"Say it: +ad.example_keys\(batch\)"):
+    with pytest.raises(ad.CollectiveError, match=r"Pass the batch: +ad.example_keys\(batch\)"):
         ad.example_keys()
 
 

@@ -234,7 +234,7 @@ def test_what_has_no_mean(leaf, text):
 
 
 def test_where_it_cannot_stand():
-    with pytest.raises(ad.CollectiveError, match=r"outside a program .* there are no rounds"):
+    with pytest.raises(ad.CollectiveError, match=r"outside a program .* only a program has rounds"):
         comm.asynchronous_mean(jnp.ones(2))
 
     def mapped(w, batch):
@@ -251,7 +251,7 @@ def test_where_it_cannot_stand():
     def no_round(w, batch):
         return comm.asynchronous_mean(w), {}
 
-    refused(no_round, "nothing in this driver ends a round", per_worker_state=lambda w: w)
+    refused(no_round, "a round must end with a collective", per_worker_state=lambda w: w)
 
     def no_such(w, batch):
         return comm.all_reduce(comm.asynchronous_mean(w, peer="any")), {}
@@ -275,8 +275,8 @@ class WithoutBoard(LocalWorld):
 def test_worlds_without_a_board():
     world = LocalWorld(3)
     world.why_no_mailbox = lambda: "it has none today"  # type: ignore[method-assign]
-    refused(pairs(), "has no mailbox on which workers could publish: it has none today.", world=world)
-    refused(pairs(), "knows nothing but exchanges", world=WithoutBoard(3))
+    refused(pairs(), "has no mailboxes: it has none today.", world=world)
+    refused(pairs(), "supports collectives only", world=WithoutBoard(3))
 
 
 def test_processes_without_a_board():

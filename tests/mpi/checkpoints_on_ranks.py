@@ -118,7 +118,7 @@ def test_all_take_what_rank_0_has_chosen(world, directory):
         program.restore(directory)
         assert program.steps == 2
         (note,) = program.step().notes
-        assert "the checkpoint 000002-step-4 is passed over: program.json is missing" in note
+        assert "the checkpoint 000002-step-4 is skipped: program.json is missing" in note
         assert same_everywhere(world, [note, program.state])
 
 
@@ -165,7 +165,7 @@ def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
         with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError) as caught:
             program.restore(path)
         assert f"rank {world.processes - 1} cannot read" in str(caught.value)
-        assert ("which rank 0 has selected: manifest.json, which" in str(caught.value)) or not odd(world)
+        assert ("which rank 0 selected: manifest.json, which" in str(caught.value)) or not odd(world)
         program.step()
 
 

@@ -132,7 +132,7 @@ def test_outside_a_program_it_executes_eagerly(world):
     """Where there is one worker; a mean over several needs their numbers of examples, which only a program knows."""
     batch = jax.tree.map(lambda a: a[:8], make_data())
     if world.size > 1:
-        with pytest.raises(ad.CollectiveError, match="how many each worker has is known only inside one"):
+        with pytest.raises(ad.CollectiveError, match="the number of examples is known only in a program"):
             driver(make_state(), batch)
         return
     state, metrics = driver(make_state(), batch)

@@ -183,7 +183,7 @@ def test_where_there_is_no_place_to_cut(loss, params, capsys):
         return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), {}
 
     with ad.Program(driver, params(), data(), global_batch=12, overlap=True) as program:
-        assert "overlap  off: overlap=True, but no place to cut" in program.explain()
+        assert "overlap  off: overlap=True, but the driver has no stages" in program.explain()
         assert program.step().messages == 1
 
 

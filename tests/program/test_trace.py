@@ -116,7 +116,7 @@ def test_a_trace_after_the_run_is_not_an_empty_file(world, folder, caplog):
     said = [r.message for r in caplog.records if "trace" in r.message]
     assert not path.exists()
     assert len(said) == (world.rank == 0)
-    assert all("no step was taken after program.trace(), which traces the next 3 steps" in line for line in said)
+    assert all("no step ran after program.trace(), which traces the next 3 steps" in line for line in said)
 
 
 def test_what_is_traced_when_a_program_is_closed_is_written_or_missed_aloud(world, folder, caplog):

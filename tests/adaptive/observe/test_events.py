@@ -177,7 +177,7 @@ def test_a_listener_that_fails_is_told_no_more_and_the_run_goes_on(caplog):
 def test_a_listener_cannot_take_a_step():
     with build() as program:
         program.subscribe(lambda event: program.step())
-        assert "is in a step already" in program.step().notes[-1]
+        assert "is already in a step" in program.step().notes[-1]
         assert program.step().step == 2
 
 

@@ -307,7 +307,7 @@ def test_a_hook_whose_state_could_not_be_recognised_is_told_so_when_it_is_kept(s
     with build(driver_of(Handles(*states)), state()) as program:
         program.checkpoint()
         course(program, 3)
-        with pytest.raises(ad.DriverError, match=f"hook '0/grow' keeps a state .*{wrong}.*grow's init"):
+        with pytest.raises(ad.DriverError, match=f"state of hook '0/grow' differs .*{wrong}.*init of grow"):
             program.checkpoint()
 
 
@@ -358,18 +358,18 @@ DAMAGED = {
     "no seed": (edited("seed", to=None), "has no 'seed'"),
     "another version": (edited("version", to=7), "of version 7; this library reads version 1"),
     "a negative step": (edited("step", to=-1), "step cannot be -1"),
-    "half a step": (edited("step", to=2.5), "step is no whole number: 2.5"),
+    "half a step": (edited("step", to=2.5), "step is not a whole number: 2.5"),
     "a step that no driver reads": (edited("step", to=2**31), "step cannot be 2147483648"),
     "a negative cursor": (edited("cursor", to=np.int64(-4)), "cursor cannot be -4"),
-    "a cursor that is text": (edited("cursor", to="12"), "cursor is no whole number: '12'"),
+    "a cursor that is text": (edited("cursor", to="12"), "cursor is not a whole number: '12'"),
     "a cursor for each worker": (edited("cursor", to=[1, 2]), "made on 2 shards"),
     "another seed": (edited("seed", to=3), r"made with seed=3; this program has seed=0.*seed=3\)"),
-    "other data": (edited("examples", to=[25]), "made on 25 examples; this program has 24.*begin from its state"),
+    "other data": (edited("examples", to=[25]), "made on 25 examples; this program has 24.*build a program with its state"),
     "NaN shares": (edited("shares", 0, to=float("nan")), "shares must be finite"),
     "negative shares": (edited("shares", 0, to=-1.0), "not negative"),
     "no shares": (edited("shares", to=[0.0, 0.0]), "shares are all zero"),
     "too few shares": (edited("shares", to=[1.0]), "one number per worker, 2"),
-    "shares that are none": (edited("shares", to={"a": 1.0}), "shares is no list of numbers"),
+    "shares that are none": (edited("shares", to={"a": 1.0}), "shares is not a list of numbers"),
     "an empty batch": (edited("batch_sizes", 0, to=0), "0 examples for worker 0, .* takes 1 to 9"),
     "a negative batch": (edited("batch_sizes", 0, to=-1), "batch_sizes cannot be -1"),
     "a worker slot that is none": (edited("members", to=[0, 2]), "members cannot be 2"),
@@ -387,7 +387,7 @@ DAMAGED = {
     "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and here not"),
     "no word on what is local": (edited("local", to={}), "does not say"),
     "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
-    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To start the hooks afresh"),
+    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To reset the hooks"),
     "a hook of other workers": (edited("hooks", "0/grow", "losses", to=np.zeros(3)), r"\['losses'\] has shape \(3,\)"),
     "a hook that counts in halves": (edited("hooks", "0/grow", "steps", to=0.5), r"\['steps'\] is float64 for int64"),
 }

@@ -320,7 +320,7 @@ def test_no_step_waits_for_the_disk(tmp_path, monkeypatch):
                 ready.set()
         assert names(tmp_path) == ["000001-step-2", "000002-step-7"]
         assert [len(n) for n in notes] == [0, 0, 0, 0, 1, 0, 0]
-        assert "no checkpoint of step 4: the one before is still being written" in notes[4][0]
+        assert "no checkpoint of step 4: the previous one is still being written" in notes[4][0]
         program.restore(tmp_path / "000001-step-2")  # what was copied is not what the steps have made of it since
         assert float(program.state[0]) == states[1]
 
@@ -367,7 +367,7 @@ def test_whatever_is_damaged_is_passed_over_with_a_note(two, standing, tmp_path,
             standing.restore(copy)
             assert standing.steps == 2, (file, harm)
             (note,) = standing.step().notes
-            assert note.startswith(f"the checkpoint 000002-step-4 is passed over: {file}"), (file, harm)
+            assert note.startswith(f"the checkpoint 000002-step-4 is skipped: {file}"), (file, harm)
     standing.restore(two)
     assert standing.steps == 4
     assert standing.step().notes == ()
@@ -379,7 +379,7 @@ def test_where_none_is_whole_nothing_is_restored(two, standing, tmp_path):
         (path / "program.json").write_text("{}")
     before = standing.steps
     for missing_ok in (False, True):
-        with pytest.raises(ad.CheckpointError, match=r"(?s)no checkpoint in .*run is whole.*step-4.*step-2 is passed"):
+        with pytest.raises(ad.CheckpointError, match=r"(?s)all checkpoints in .*run are damaged.*step-4.*step-2 is skipped"):
             standing.restore(tmp_path / "run", missing_ok=missing_ok)
     assert standing.steps == before
 
@@ -442,7 +442,7 @@ def first_step_is_not_taken(program, checkpoint, match):
 
 @pytest.mark.parametrize("checkpoint", ["run/", 3, True])
 def test_what_says_not_how_often(standing, checkpoint):
-    first_step_is_not_taken(standing, checkpoint, r"checkpoint= takes where and how often:  ad\.Checkpoints")
+    first_step_is_not_taken(standing, checkpoint, r"checkpoint= must be an ad\.Checkpoints")
 
 
 def test_a_directory_that_cannot_be_written(standing, tmp_path):
@@ -463,7 +463,7 @@ def test_a_directory_of_another_driver(two, tmp_path):
     with build(counting("other"), {"a": 0.0}) as program:
         with pytest.raises(ad.CheckpointError, match=r"of another program: it has no state\['a'\]"):
             program.restore(tmp_path / "run")
-        match = r"holds the checkpoints of another run, the newest 000002-step-4.*program\.restore\(.*missing_ok=True"
+        match = r"holds checkpoints of another run, the newest 000002-step-4.*program\.restore\(.*missing_ok=True"
         first_step_is_not_taken(program, ad.Checkpoints(tmp_path / "run"), match)
     assert inside(tmp_path / "run") == kept
 
@@ -511,10 +511,10 @@ def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path):
 
 def test_a_state_of_a_hook_that_is_not_stored_is_named():
     table = {"state": [], "slots": {}, "hooks": {"0/own": {"rng": np.random.default_rng(0)}}, "step": 1}
-    with pytest.raises(ad.CheckpointError, match=r"hooks\['0/own'\]\['rng'\] is a Generator, which is not stored"):
+    with pytest.raises(ad.CheckpointError, match=r"hooks\['0/own'\]\['rng'\] is a Generator, which cannot be stored"):
         CheckpointTable(table)
     table["hooks"] = {"0/own": np.array(["a"])}
-    with pytest.raises(ad.CheckpointError, match="is an array of <U1, which is not stored"):
+    with pytest.raises(ad.CheckpointError, match="is an array of <U1, which cannot be stored"):
         CheckpointTable(table)
 
 

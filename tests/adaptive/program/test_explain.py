@@ -139,7 +139,7 @@ def test_bytes_are_shown_in_a_unit_that_can_be_read(numbers, shown):
 
 def test_shards_are_told():
     text, _ = text_of(driver, shards=(30, 20))
-    assert "each worker's data is its own: 50 examples = 30 + 20" in text
+    assert "each worker has its own data: 50 examples = 30 + 20" in text
 
 
 def test_which_way_a_message_goes_is_said_where_there_are_several():

@@ -751,7 +751,7 @@ def test_a_step_within_a_step_is_refused():
     programs = []
 
     def again(observation):
-        with pytest.raises(ad.DriverError, match=r"program 1 \('driver'\) is in a step already"):
+        with pytest.raises(ad.DriverError, match=r"program 1 \('driver'\) is already in a step"):
             programs[0].step()
 
     def driver(state, batch):

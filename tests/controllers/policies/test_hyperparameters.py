@@ -79,7 +79,7 @@ def test_what_cannot_be_one_is_refused_when_the_program_is_built(name, value, me
     ],
 )
 def test_a_first_value_that_its_type_cannot_hold_is_refused(first, message):
-    with pytest.raises(ad.DriverError, match=rf"hyperparameter 'lr' \(test_hyper.*: its first value {message}"):
+    with pytest.raises(ad.DriverError, match=rf"hyperparameter 'lr' \(test_hyper.*: its initial value {message}"):
         ad.hyperparameter("lr", first)
 
 
