@@ -526,5 +526,5 @@ def _whole(value: Any, what: str, *, least: int | None = 0, most: int | None = _
         raise CheckpointError(f"the checkpoint's {what} is not a whole number: {value!r}.")
     number = int(value)
     if (least is not None and number < least) or (most is not None and number > most):
-        raise CheckpointError(f"the checkpoint's {what} must not be {number}.")
+        raise CheckpointError(f"the checkpoint's {what} cannot be {number}.")
     return number

@@ -364,17 +364,20 @@ DAMAGED = {
     "a cursor that is text": (edited("cursor", to="12"), "cursor is not a whole number: '12'"),
     "a cursor for each worker": (edited("cursor", to=[1, 2]), "made on 2 shards"),
     "another seed": (edited("seed", to=3), r"made with seed=3; this program has seed=0.*seed=3\)"),
-    "other data": (edited("examples", to=[25]), "made on 25 examples; this program has 24.*build a program with its state"),
+    "other data": (
+        edited("examples", to=[25]),
+        "made on 25 examples; this program has 24.*build a program with its state",
+    ),
     "NaN shares": (edited("shares", 0, to=float("nan")), "shares must be finite"),
     "negative shares": (edited("shares", 0, to=-1.0), "not negative"),
     "no shares": (edited("shares", to=[0.0, 0.0]), "shares are all zero"),
     "too few shares": (edited("shares", to=[1.0]), "one number per worker, 2"),
     "shares that are none": (edited("shares", to={"a": 1.0}), "shares is not a list of numbers"),
-    "an empty batch": (edited("batch_sizes", 0, to=0), "0 examples for worker 0, .* takes 1 to 9"),
+    "an empty batch": (edited("batch_sizes", 0, to=0), "0 examples for worker 0, .* limits are 1 to 9"),
     "a negative batch": (edited("batch_sizes", 0, to=-1), "batch_sizes cannot be -1"),
     "a worker slot that is none": (edited("members", to=[0, 2]), "members cannot be 2"),
     "members that are none": (edited("members", to=[0, 0]), "members are no worker slots"),
-    "a batch that does not fit": (edited("batch_sizes", to=[12, 1]), "12 examples for worker 0, .* takes 1 to 9"),
+    "a batch that does not fit": (edited("batch_sizes", to=[12, 1]), "12 examples for worker 0, .* limits are 1 to 9"),
     "batches beyond the data": (edited("batch_sizes", to=[20, 5]), "larger than the data set"),
     "a complex leaf": (edited("state", "w", to=lambda w: w + 1j), r"state\['w'\] is complex\d+ for float32\.$"),
     "a wider leaf": (edited("state", "w", to=np.float64), r"state\['w'\] is float64 for float32.*astype\('float32'\)"),
@@ -383,8 +386,8 @@ DAMAGED = {
     "a missing leaf": (edited("state", "w", to=None), r"it has no state\['w'\]"),
     "half a key": (edited("state", "key", to=lambda k: k[:1]), r"state\['key'\] has shape \(1,\)"),
     "a missing slot": (edited("slots", to={}), r"it has no slots\["),
-    "local state": (edited("local", "state", to=[2]), r"state\['w'\] is local, and here not"),
-    "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and here not"),
+    "local state": (edited("local", "state", to=[2]), r"state\['w'\] is local, and not in this program"),
+    "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and not in this program"),
     "no word on what is local": (edited("local", to={}), "does not say"),
     "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
     "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To reset the hooks"),
@@ -465,7 +468,7 @@ def test_what_was_replicated_is_not_taken_for_what_is_local():
         kept = program.checkpoint()
     with (
         build(driver, np.float32(0), workers=3, per_worker_state=lambda s: s) as other,
-        pytest.raises(ad.CheckpointError, match="state is not local, and here it is"),
+        pytest.raises(ad.CheckpointError, match="state is not local, and it is in this program"),
     ):
         other.restore(kept)
 
