@@ -124,7 +124,7 @@ class JSONL:
             with suppress(OSError):  # closing tries again to write the rest
                 self._file.close()
             self._file = None
-        return Unsubscribe(f"the run is no longer recorded: {error.strerror or error}: {self._path}")
+        return Unsubscribe(f"the run is not recorded any more: {error.strerror or error}: {self._path}")
 
     def __repr__(self) -> str:
         return f"JSONL({str(self._path)!r})"

@@ -1,1 +1,1 @@
-"""Carrying out one step."""
+"""Execution of a step: compiled programs, kernels, messages and the workers' state."""

@@ -22,14 +22,14 @@ from .step_plan import StepContext
 
 
 class FailedStep(NamedTuple):
-    """A step up to a message that is not finite.
+    """The data of a step that ended at a message that is not finite.
 
     Attributes:
       share, readings, microbatches: see `GeneralStep`.
       packed: the parts that each worker has packed for the messages of the last level, by local index.
-      messages: the reduced parts that have arrived before, by message and local index.
+      messages: the reduced parts of earlier messages, by message and local index.
       sent: the numbers of the messages that were sent.
-      seconds: of each worker's microbatches, by local index.
+      seconds: seconds of each worker's microbatches, by local index.
     """
 
     share: Share
@@ -44,11 +44,12 @@ class FailedStep(NamedTuple):
 def give_up(
     ctx: StepContext, failed: FailedStep, number: int, reduced: Sequence[jax.Array], *, search: bool
 ) -> Outcome:
-    """Find out whose contributions to message `number` are not finite. Communicates; all processes call it.
+    """Determine the workers whose contributions to message `number` are not finite. All processes call it;
+    communicates.
 
     Args:
-      reduced: the message's parts, as they have arrived.
-      search: whether to find out, too, where in the driver the values were made. It takes seconds.
+      reduced: the message's reduced parts.
+      search: whether to determine also the driver's lines that computed the values, which takes seconds.
 
     Returns:
       The outcome of a step without a commit.
@@ -70,10 +71,10 @@ def give_up(
 
 
 def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int, numbers: Sequence[int]) -> str:
-    """Return where a worker's values that are not finite were made, in words.
+    """Return a description of the origin of a worker's values that are not finite.
 
     Args:
-      numbers: of the contributions to the message.
+      numbers: the contributions, by their numbers in the message.
     """
     start, taking_part = 0, jnp.asarray(failed.readings[local_index].taking_part)
     try:
@@ -86,7 +87,7 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int
             if found:
                 return found
             start += size
-    except Exception as error:  # the other processes wait to hear whose values they are
+    except Exception as error:  # the other processes wait for this process's result
         return f"their origin could not be found: {type(error).__name__}: {error}".rstrip(".")
     return "each is finite, but its product with the weight, or the sum over microbatches, is not"
 
@@ -94,12 +95,12 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int
 def _given_values(
     ctx: StepContext, failed: FailedStep, plan: Plan, local_index: int, level: int, start: int, size: int
 ) -> dict[Var, Any]:
-    """Return the values that a microbatch was given, by the variables of its graph.
+    """Return the inputs of a microbatch, by the variables of its graph.
 
     Args:
-      plan: of a kernel for `size` examples.
-      level: of the message that is not finite; messages of earlier levels have arrived.
-      start: of the microbatch, in the worker's batch.
+      plan: the plan for microbatches of `size` examples.
+      level: the level of the message that is not finite; messages of earlier levels have arrived.
+      start: index of the microbatch's first example in the worker's batch.
     """
     steps, graph, reading = ctx.step_plan, plan.graph, failed.readings[local_index]
     n = len(failed.microbatches[local_index])

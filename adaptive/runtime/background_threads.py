@@ -1,13 +1,12 @@
-"""Background threads that may be inside XLA, which cannot be interrupted for up to a minute, when the process ends.
+"""Background threads that may be inside XLA when the process ends, where they cannot be interrupted for up to a minute.
 
-Two things would go wrong. A thread that comes back from XLA while the interpreter is finalized is ended by Python
-(before 3.14) with `pthread_exit`, which unwinds the C++ frames above it, and these abort the process: "terminate called
-after throwing". And behind the interpreter `exit` runs the destructors of C++, under the feet of the compiler.
+Without care the process could crash in two ways. If a thread returns from XLA while the interpreter is finalized,
+Python (before 3.14) ends it by `pthread_exit`, which unwinds C++ frames and aborts the process: "terminate called after
+throwing". Later, `exit` runs the destructors of C++ while the compiler still uses the objects.
 
-So such a thread is prepared, with what glibc keeps for C compilers that know no exceptions: a cleanup handler, called
-by `pthread_exit` before any frame is unwound. It waits for a mutex that it has itself, which is for ever, or until the
-process is gone. The process ends by `_exit`, with the status that it has by then, once everything in
-Python (and MPI, which is finalized with it) has come to its end. Where there is no glibc, such a thread is waited for.
+So each such thread registers a cleanup handler of glibc, which `pthread_exit` calls before it unwinds any frame. The
+handler waits forever, for a mutex that the thread itself holds. The process ends by `_exit`, with its exit status,
+after Python and MPI are finalized. Without glibc, the process waits for the thread.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _ending = threading.Event()
 
 
 def start(work: Callable[[], None], stop: Callable[[], None], name: str) -> threading.Thread:
-    """Start a thread. The end of the process does not wait for it while it is in an `uninterruptible` block.
+    """Start a thread. The process can end while the thread is in an `uninterruptible` block.
 
     Args:
       work: what the thread does.
-      stop: tells it to end soon; called when the process ends.
+      stop: asks the thread to end; called when the process ends.
     """
 
     def run() -> None:
@@ -51,10 +50,10 @@ def start(work: Callable[[], None], stop: Callable[[], None], name: str) -> thre
 
 @contextmanager
 def uninterruptible() -> Iterator[None]:
-    """Mark a block that may take long and cannot be interrupted. No other thread enters one once the process ends.
+    """Mark a block that may take long and cannot be interrupted. No thread enters one after the process begins to end.
 
     Raises:
-      SystemExit: in a thread that comes here too late.
+      SystemExit: in a thread that would enter the block later.
     """
     thread = threading.current_thread()
     if _ending.is_set() and thread in _stops:
@@ -67,7 +66,7 @@ def uninterruptible() -> Iterator[None]:
 
 
 def _glibc() -> Any:
-    """Return the C library, if it has the functions that are needed."""
+    """Return the C library if it has the required functions, else None."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)
@@ -78,7 +77,7 @@ def _glibc() -> Any:
 
 
 def _prepare() -> None:
-    """Let `pthread_exit` in this thread wait for ever. What is allocated here must outlive Python."""
+    """Make `pthread_exit` in this thread wait forever. The memory allocated here must outlive Python."""
     if (c := _glibc()) is not None:
         mutex, entry = (ctypes.c_void_p(c.calloc(1, 64)) for _ in range(2))  # 40 and 32 bytes are used
         c.pthread_mutex_lock(mutex)
@@ -92,7 +91,7 @@ def _end() -> None:
     for stop in threads.values():
         stop()
     for thread in threads:
-        while thread.is_alive() and thread not in _inside:  # in Python: tracing a driver, say
+        while thread.is_alive() and thread not in _inside:  # the thread runs Python code, such as tracing a driver
             time.sleep(0.002)
     left = [thread for thread in threads if thread.is_alive()]
     if left and (c := _glibc()) is not None:

@@ -32,9 +32,9 @@ class CompilationCacheWarning(UserWarning):
 def share_compilations() -> None:
     """Enable the cache for this process, in a folder of this user on this host.
 
-    Does nothing where a folder is configured already, or the cache is switched off (`JAX_ENABLE_COMPILATION_CACHE=0`).
-    Kernels for CPUs hold instructions of the very machine, so hosts that share a home do not share entries. What lies
-    in the cache is executed, so nobody else may put anything there.
+    Does nothing if a folder is configured already, or the cache is disabled (`JAX_ENABLE_COMPILATION_CACHE=0`).
+    CPU kernels contain instructions of their machine, so hosts with a common home directory do not share entries.
+    Entries are executed, so the folder must not be writable for other users.
     """
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
         return
@@ -42,12 +42,12 @@ def share_compilations() -> None:
         folder = _cache_home() / _FOLDER / platform.node()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         why_not = _belongs_to_others(folder)
-    except (OSError, RuntimeError):  # no home, or none to write to: then every rank compiles for itself
+    except (OSError, RuntimeError):  # no writable home directory: every rank compiles by itself
         return
     if why_not:
         warnings.warn(
-            f"what is compiled is not shared between ranks and runs, in {folder}: {why_not}. Give yourself a folder of "
-            "your own (chmod 700), or name another in JAX_COMPILATION_CACHE_DIR.",
+            f"compiled programs are not shared between ranks and runs, in {folder}: {why_not}. Make the folder private "
+            "(chmod 700), or set JAX_COMPILATION_CACHE_DIR to another one.",
             CompilationCacheWarning,
             stacklevel=3,
         )
@@ -58,10 +58,10 @@ def share_compilations() -> None:
 
 @contextmanager
 def one_compiles(title: str) -> Iterator[None]:
-    """Wait while another process of this host compiles the same program; then it is in the cache. A context manager.
+    """Wait while another process of this host compiles the same program, which is then in the cache. A context manager.
 
-    Ranks begin with the same programs at the same moment, and on shared cores each would compile all of them. The lock
-    is the system's, so it goes with a process that dies; one that is stopped is not waited for longer than that.
+    Ranks start to compile the same programs at the same moment; on shared cores each would compile all of them. The
+    system releases the lock if a process dies. The wait for a stopped process is limited.
     """
     folder = jax.config.jax_compilation_cache_dir
     if fcntl is None or folder is None or not _ours(folder):
@@ -79,7 +79,7 @@ def one_compiles(title: str) -> Iterator[None]:
 
 
 def _ours(folder: str) -> bool:
-    """Return whether `share_compilations` made this cache. No lock file is left in other folders."""
+    """Return whether `share_compilations` created this cache. No lock files are written to other folders."""
     return Path(folder).parent.name == _FOLDER
 
 
@@ -95,7 +95,7 @@ def _cache_home() -> Path:
     """Return the cache folder of the XDG specification, which ignores relative paths.
 
     Raises:
-      RuntimeError: there is no home.
+      RuntimeError: there is no home directory.
     """
     told = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return told if told.is_absolute() else Path.home() / ".cache"
@@ -104,14 +104,14 @@ def _cache_home() -> Path:
 def _belongs_to_others(folder: Path) -> str | None:
     """Return why other users could write to a folder or replace it; `None` if none can.
 
-    What was readable for others, as by earlier versions, is closed to them.
+    Removes the access rights of others, which earlier versions granted.
     """
     real, me = folder.resolve(strict=True), os.geteuid()
     for part in (real, *real.parents):
         told = part.stat()
         if told.st_uid not in (me, 0) or (part == real and told.st_uid != me):
             return f"{part} belongs to user {told.st_uid}"
-        sticky = told.st_mode & stat.S_ISVTX and part != real  # where only owners may rename
+        sticky = told.st_mode & stat.S_ISVTX and part != real  # only owners may rename its entries
         if told.st_mode & (stat.S_IWGRP | stat.S_IWOTH if part == real else stat.S_IWOTH) and not sticky:
             return f"others may write to {part}"
     if real.stat().st_mode & _OTHERS:
@@ -120,8 +120,8 @@ def _belongs_to_others(folder: Path) -> str | None:
 
 
 def compile_order(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """Return the order in which one of several ranks compiles what all need: first its own part, then what the others
-    will have put into the cache by then.
+    """Return the order in which one of several ranks compiles common kernels: its own part first, then the parts that
+    the other ranks put into the cache meanwhile.
     """
     ranks = max(1, min(ranks, len(sizes)))
     own = list(sizes[rank % ranks :: ranks])

@@ -1,4 +1,4 @@
-"""Compilation of functions ahead of time, with names by which a wrong cache entry is found."""
+"""Ahead-of-time compilation of functions, with names that identify wrong cache entries."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def compile_segment(
 ) -> Callable:
     """Compile a function ahead of time for one device, and return the program.
 
-    What is compiled and in use already is not compiled again: it is the same program, or, on CPUs, is loaded on this
-    device as well. (On other devices the compilation cache does that; it takes CPUs for different kinds.)
+    A program that is already compiled and in use is returned again; on CPUs it is also loaded on other devices. (On
+    other platforms the compilation cache does that, but it treats CPU devices as different.)
 
-    The program is named for what it computes, `name` and a digest: that is what profiles show. A cached program carries
-    its name too, so one that lies in the cache under another's key is found out, and compiled anew.
+    The program's name, which profiles show, consists of `name` and a digest of its computation. Cached programs have
+    names too, so an entry under the key of another program is recognized, and the program is compiled again.
 
     Args:
-      function: of pytrees of arrays.
-      shapes: of its arguments.
-      donate: whether the memory of the first argument may be given to results.
+      function: a function of pytrees of arrays.
+      shapes: shapes of its arguments.
+      donate: whether the memory of the first argument may be reused for results.
     """
     sharding = jax.sharding.SingleDeviceSharding(device)
     placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
     given_up = (0,) if donate else ()
-    # What is not used is kept, so that the text of a program says all of how it is called.
+    # Unused arguments are kept, so that the text of a program determines its signature.
     compiled, title = _compile(
         jax.jit(function, donate_argnums=given_up, keep_unused=True).lower(*placed), name, device
     )
     if not _is_called(title, compiled):
         _warn_of_another(title)
         afresh = jax.jit(lambda *args: function(*args), donate_argnums=given_up).lower(*placed)
-        compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}", device)  # a name that no cache knows
+        compiled, _ = _compile(afresh, f"{name}_{secrets.token_hex(4)}", device)  # a name that is not in the cache
     return compiled
 
 
@@ -59,8 +59,8 @@ def compile_over(
     """Compile one program for several devices, like `compile_segment` for one.
 
     Args:
-      shapes: of its arguments, with their shardings over the devices.
-      donate: the numbers of the arguments whose memory may be given to results.
+      shapes: shapes of its arguments, with their shardings over the devices.
+      donate: indices of the arguments whose memory may be reused for results.
     """
     lowered = jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes)
     compiled, title = _compile(lowered, name, devices)
@@ -76,7 +76,7 @@ def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
     """Run jobs that compile, in at most `most` threads, and wait for all. XLA uses one core for each.
 
     Raises:
-      Exception: what the first that failed has raised.
+      Exception: the error of the first job that failed.
     """
     if most == 1 or len(jobs) == 1:
         for job in jobs:
@@ -110,7 +110,7 @@ def _compile(lowered: Any, name: str, device: jax.Device | tuple[jax.Device, ...
     known = _in_use(key, device)
     if known is None:
         several = isinstance(device, tuple) and len({d.process_index for d in device}) > 1
-        # One program over several processes' devices is compiled by all of them together: none waits for another.
+        # A program over devices of several processes is compiled by all of them together, without waiting.
         with nullcontext() if several else one_compiles(title), uninterruptible():
             known = lowered.compile()
         if not _is_called(title, known):
@@ -119,7 +119,7 @@ def _compile(lowered: Any, name: str, device: jax.Device | tuple[jax.Device, ...
     return known, title
 
 
-_programs: WeakValueDictionary[tuple, jax.stages.Compiled] = WeakValueDictionary()  # by what they compute, and where
+_programs: WeakValueDictionary[tuple, jax.stages.Compiled] = WeakValueDictionary()  # by computation and device
 
 
 def _in_use(key: tuple, device: jax.Device | tuple[jax.Device, ...]) -> jax.stages.Compiled | None:
@@ -130,7 +130,7 @@ def _in_use(key: tuple, device: jax.Device | tuple[jax.Device, ...]) -> jax.stag
     for other in device.client.local_devices():
         source = _programs.get((*key, other))
         if source is not None:
-            with suppress(Exception):  # where XLA does not know how, it is compiled
+            with suppress(Exception):  # compiled if XLA cannot load it
                 return loaded_on(source, device)
     return None
 

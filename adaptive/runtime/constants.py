@@ -13,20 +13,20 @@ from adaptive.base.arrays import numbers_of
 
 
 class Constants:
-    """Copies of arrays on devices, shared by content, and alive as long as a program uses them.
+    """Copies of arrays on devices, shared by content. They live as long as a program uses them.
 
-    A driver is traced for every size, and each trace may make array objects of its own of the same table.
+    A driver is traced for every size, and each trace may create another array with the same content.
     """
 
     def __init__(self) -> None:
         self._copies: weakref.WeakValueDictionary[tuple, jax.Array] = weakref.WeakValueDictionary()
 
     def on(self, device: jax.Device, value: Any) -> jax.Array:
-        """Return a copy of `value` on a device, in memory that nothing writes to."""
+        """Return a copy of `value` on a device, in memory that is never modified."""
         if isinstance(value, jax.Array):
             content = numbers_of(value)
         else:
-            content = np.array(value)  # of numpy arrays `device_put` may take the memory, which is still the user's
+            content = np.array(value)  # `device_put` may share a numpy array's memory, which the user may modify
             value = content
         digest = hashlib.blake2b(np.ascontiguousarray(content).reshape(-1).view(np.uint8).data, digest_size=16)
         key = (device, str(value.dtype), value.shape, getattr(value, "weak_type", False), digest.digest())

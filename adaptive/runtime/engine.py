@@ -1,4 +1,4 @@
-"""The engine: compiles a plan's programs, keeps the workers' state, and carries out steps. Knows no hooks or epochs."""
+"""The engine: compiles a plan's programs, keeps the workers' state, and runs steps, without hooks or epochs."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from .worker_state import OpStates, States, WorkerState
 
 
 class Engine:
-    """Carries out the steps of one plan on this process's workers.
+    """Runs the steps of one plan on this process's workers.
 
     Args:
-      plans: of the driver, for any number of examples.
+      plans: the driver's plans, for any number of examples.
       state: leaves of the initial state; see `WorkerState`.
       kernels: how kernels are compiled and chosen.
-      status: exchanged with the last message of each step.
+      status: the status, exchanged with the last message of each step.
       finite: whether values that are not finite prevent a commit.
-      name: the program's, which tells its messages from those of others in this world.
-      activity: where the engine records what it does.
+      name: the program's name, which distinguishes its messages from those of other programs.
+      activity: records the engine's activities.
 
     Attributes:
-      workers: their state.
+      workers: the state of the workers.
       context: the parts that steps share.
     """
 
@@ -69,7 +69,7 @@ class Engine:
         self.plan, self.world, self.plans, self.name = plan, world, plans, name
         steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
         self.layouts = steps.layouts
-        # A noise scale needs two groups of examples at least; a lone worker makes them by splitting its batch.
+        # A noise scale needs at least two groups of examples; a single worker splits its batch into two.
         self._compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
         self.min_microbatches = 2 if world.capacity == 1 and self._compares_groups else 1
         self.kernels = Kernels(
@@ -82,7 +82,7 @@ class Engine:
             name=steps.label,
         )
         self.workers = WorkerState(plan, state, world, check_updates=finite)
-        # One thread cannot wait for calls on several devices, nor for stages while messages travel.
+        # One thread cannot wait for several devices, nor for stages while it exchanges messages.
         n_waiters = len(world.devices) * max(map(len, plan.stages.values()), default=1)
         values = list(plan.graph.consts.values())
         constants = self.kernels.compiled.constants
@@ -120,7 +120,7 @@ class Engine:
         self._steady = SteadyStep(ctx) if is_flat(plan, len(world.devices)) else None
 
     def steady_step(self, sizes: Sequence[int]) -> SteadyStep | None:
-        """Return the object that takes steps of these sizes, of all workers, in less time than `step`, or `None`."""
+        """Return an object that runs steps of these sizes (of all workers) faster than `step`, or `None`."""
         return None if self._spmd is not None and self._spmd.size_of(sizes) else self._steady
 
     @property
@@ -135,7 +135,7 @@ class Engine:
 
     @property
     def lost_state(self) -> bool:
-        """Whether the state was lost in a step that has failed. Local."""
+        """Whether the state was lost in a step that failed. Local."""
         return self._spmd is not None and self._spmd.lost_state
 
     @property
@@ -151,12 +151,12 @@ class Engine:
         microbatches: Sequence[Microbatches] | None = None,
         of_all: Sequence[int] = (),
     ) -> None:
-        """Compile what every step needs, and the kernels for the first sizes of this process's workers.
+        """Compile the programs of every step, and the kernels for the first sizes of this process's workers.
 
         Args:
           sizes: by local index.
           microbatches: by local index; compile the kernels of these only.
-          of_all: the first sizes of all workers. Needed where there are several processes.
+          of_all: the first sizes of all workers; required with several processes.
         """
         start, programs = time.perf_counter(), self.context.programs
         jobs = programs.jobs()
@@ -201,13 +201,13 @@ class Engine:
         return self.context.programs.of(local_index)
 
     def expect(self, sizes: Sequence[int]) -> None:
-        """Prepare the kernels for questions about these sizes, of all workers: a worker that takes all examples runs
-        more microbatches.
-        """
+        """Set the minimum number of microbatches for these sizes of all workers. Precedes questions about kernels."""
         self.kernels.min_microbatches = self.min_microbatches_of(max(sizes), sum(sizes))
 
     def min_microbatches_of(self, size: int, global_batch: int) -> int:
-        """Return how many microbatches a worker runs at least."""
+        """Return the minimum number of microbatches of a worker: two if it has all examples and a driver compares
+        groups.
+        """
         return 2 if size == global_batch and self._compares_groups else 1
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ class Engine:
           readings: the values of sources, by local index.
           meanwhile: called once, when the first kernels have been dispatched.
           microbatches: sizes, by local index; by default those that take least time.
-          search: whether to find out where values that are not finite were made. It takes seconds.
-          more: added to the error where processes are in different collectives.
+          search: whether to determine where values that are not finite were computed, which takes seconds.
+          more: added to the error if processes are in different collectives.
         """
         spmd, status_taken = self._spmd, False
         self.context.activity.turn(COMPUTING)
@@ -252,12 +252,12 @@ class Engine:
         ]
 
     def exchange_status(self, about: str, more: str) -> None:
-        """Exchange the status in a message of its own. Communicates."""
+        """Exchange the status in a separate message. Communicates."""
         status = self.context.status
         parts = [[jax.device_put(np.zeros(status.length, np.float32), d)] for d in self.world.devices]
 
         def exchange() -> Arrived:
-            own = status.encode().astype(np.float32)  # anew each time: it depends on how many processes there are
+            own = status.encode().astype(np.float32)  # again after a loss: it depends on the number of processes
             return self.world.exchange(parts, ["sum"], own, (self.name, "status"), about, more)
 
         status.decode(retry_on_members_changed(exchange)[1])

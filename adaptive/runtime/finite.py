@@ -1,10 +1,8 @@
-"""Checks that a reduced message is finite; and if not, whose contributions are to blame.
+"""A check that a reduced message is finite, and the search for the contributions that are not.
 
-One look at the reduced values sees what any worker contributed, sums that overflow, and means of nothing. What it
-sees is the same to the last bit on all workers, so all of them stop at the same message, before anything of the step
-is committed, and have the time then to find out, together, whose contributions they were.
-
-A mean is `sum_i w_i x_i / sum_i w_i`. Where all weights are zero it is a mean of nothing, 0 / 0, and no number.
+Checking the reduced values finds contributions of any worker that are not finite, sums that overflow, and means whose
+weights are all zero (0 / 0). The reduced values are bitwise equal on all workers, so all of them stop at the same
+message, before the step is committed. They then determine together whose contributions are not finite.
 """
 
 from __future__ import annotations
@@ -31,10 +29,12 @@ from adaptive.operators.eager import least_weight, mean_of_nothing
 
 from .message import Entry, Layout, must_be_finite
 
-_WIRE = ", in which it travels (wire=; with weight= weight times value travels; jnp.bfloat16 reaches as far as float32)"
+_WIRE = (
+    ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has float32's range)"
+)
 _MAX, _MIN = np.maximum.reduce, np.minimum.reduce
 _INF = float("inf")
-_FEW = 64  # elements that are looked at one by one
+_FEW = 64  # elements that are checked one by one in Python
 _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
@@ -52,7 +52,7 @@ class FiniteCheck:
     """The check of one message.
 
     Args:
-      platform: of the devices on which it arrives. On a CPU it is read where it lies, by numpy.
+      platform: the platform of the receiving devices. On CPUs numpy reads the message without a copy.
     """
 
     def __init__(self, layout: Layout, platform: str):
@@ -63,30 +63,29 @@ class FiniteCheck:
             if must_be_finite(c)
         ]
         self._ranges = [(r, _limit(r.dtype)) for r in _joined(sorted(found, key=lambda r: (r.part, r.start)))]
-        self._by_part: dict[int, list[tuple[int, int, int]]] = {}  # numbers of ranges, and where they start and stop
+        self._by_part: dict[int, list[tuple[int, int, int]]] = {}  # index of the range, start, stop
         for n, (r, _) in enumerate(self._ranges):
             self._by_part.setdefault(r.part, []).append((n, r.start, r.stop))
         self._none_seen, self._zeros = [0] * len(self._ranges), [0.0] * len(self._ranges)
-        # Of each range, in the exchange that is under way: how many elements were seen, and the largest magnitude; NaN
-        # if there was one.
+        # For each range, in the current exchange: the number of checked elements, and their largest magnitude (or NaN).
         self._seen, self._largest = self._none_seen, self._zeros
         self._n_few = size if (size := math.prod(layout.parts[0].shape)) <= _FEW else -1
-        self._few: list[Any] | None = None  # the elements of part 0, of the exchange that is under way
-        # A weight that is not known may be so on purpose where it weighs what may be unknown, too.
+        self._few: list[Any] | None = None  # the elements of part 0 in the current exchange
+        # A NaN weight is allowed if it belongs to values that may be NaN.
         weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
         self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
         self._least = least_weight(layout.parts[0].dtype)
 
     def begin(self) -> LookAtPiece | None:
-        """Start the check of an exchange. Returns a function to be called once with each reduced piece, while it is in
-        the caches; `None` if no part is read on the host.
+        """Start the check of an exchange. Returns a function to call once with each reduced piece, while it is in the
+        CPU's caches; `None` if no part is read on the host.
         """
         self._seen, self._largest, self._few = self._none_seen.copy(), self._zeros.copy(), None
         return self._take_in if self._on_host and self._ranges else None
 
     def _take_in(self, part: int, start: int, piece: np.ndarray) -> None:
         """Check the elements of a part from `start` on."""
-        if part == start == 0 and len(piece) == self._n_few:  # Python has them sooner than numpy has one
+        if part == start == 0 and len(piece) == self._n_few:  # for few elements Python is faster than numpy
             self._few = piece.tolist()
             return
         stop = start + len(piece)
@@ -94,19 +93,20 @@ class FiniteCheck:
             if first < stop and start < end:
                 inside = piece if first <= start and stop <= end else piece[max(first - start, 0) : end - start]
                 self._seen[n] += len(inside)
-                # As `_largest` does of real numbers, without a call in Python.
+                # Like `_largest`, without a Python call for real numbers.
                 real = inside.dtype.kind == "f"
                 largest = max(float(_MAX(inside)), -float(_MIN(inside))) if real else _largest(inside)
                 before = self._largest[n]
-                if before == before and not largest <= before:  # else it was NaN, and stays
+                if before == before and not largest <= before:  # a NaN stays
                     self._largest[n] = largest
 
     def passes(self, parts: Sequence[jax.Array]) -> bool:
-        """Return whether everything that must be finite is, after the division of each mean. What was not seen during
-        the reduction (`begin`) is read now.
+        """Return whether all values that must be finite are, including the quotients of means.
+
+        Reads the elements that were not checked during the reduction (`begin`).
 
         Args:
-          parts: reduced, on one worker's device.
+          parts: the reduced parts, on one worker's device.
         """
         if not self._on_host:
             return bool(self._program(list(parts)))
@@ -124,7 +124,7 @@ class FiniteCheck:
                 largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
             else:
                 own = few[r.start : r.stop]
-                largest = sum(map(abs, own))  # no less than the largest, and not finite where that is not
+                largest = sum(map(abs, own))  # an upper bound, and not finite if any is not
                 if not largest / weight < limit:
                     largest = _largest(np.asarray(own))
             if not largest / weight < limit:
@@ -132,21 +132,21 @@ class FiniteCheck:
         return True
 
     def all_finite(self, parts: Sequence[jax.Array], at_least_one: Collection[int] = ()) -> jax.Array:
-        """Return whether everything that must be finite is; traced. May be False where `passes` is True: if only a sum
-        of many values overflows.
+        """Return whether all values that must be finite are; traced. May be False although `passes` is True, if the sum
+        of many finite values overflows.
 
-        A sum that is finite has no infinities and no NaNs in it, and is one pass at memory's speed. A mean whose
-        weights sum to less than 1, or whose type is narrower than what travels, may overflow by itself: there, each
-        element is divided first.
+        Sums each range, in one pass over memory: a finite sum has no infinities and NaNs. A mean whose weights sum to
+        less than 1, or whose dtype is narrower than that of the message, may overflow by its division, so its elements
+        are divided first.
 
         Args:
-          parts: reduced.
-          at_least_one: where in part 0 there are sums of weights that are known not to be less than 1.
+          parts: the reduced parts.
+          at_least_one: indices in part 0 of sums of weights that are at least 1.
         """
         flat = [part.reshape(-1) for part in parts]
         ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
         for r, _ in self._ranges:
-            # A part of one range is not reshaped, or XLA might copy it.
+            # A part of a single range is not reshaped, because XLA might copy it.
             whole = r.stop - r.start == parts[r.part].size
             x = parts[r.part] if whole else flat[r.part][r.start : r.stop]
             weight = jnp.ones((), x.real.dtype) if r.weight is None else flat[0][r.weight.offset].astype(x.real.dtype)
@@ -161,7 +161,7 @@ class FiniteCheck:
 
     @cached_property
     def _program(self) -> Any:
-        """The same check for devices from which the message would have to be copied."""
+        """The same check, compiled for devices whose memory the host cannot read."""
 
         def look(parts: list[jax.Array]) -> jax.Array:
             flat = [part.reshape(-1) for part in parts]
@@ -179,7 +179,7 @@ class FiniteCheck:
         return usable if checked else usable | (total != total)
 
     def of_worker(self, parts: Sequence[jax.Array]) -> list[int]:
-        """Return which contributions of one worker are not finite, or have a weight that is not."""
+        """Return the contributions of one worker that are not finite, or whose weight is not finite."""
         host = [np.asarray(part).reshape(-1) for part in parts]
         found = []
         for i, (c, e, w) in enumerate(self._all()):
@@ -191,7 +191,7 @@ class FiniteCheck:
         return found
 
     def of_all(self, parts: Sequence[jax.Array]) -> Arrived:
-        """Return which of the reduced values are not finite, and which weights cannot be divided by."""
+        """Return the reduced values that are not finite, and the sums of weights by which values cannot be divided."""
         host = [np.asarray(part).reshape(-1) for part in parts]
         weightless, too_large = [], []
         for i, (c, e, w) in enumerate(self._all()):
@@ -226,7 +226,7 @@ def _joined(ranges: Iterable[_Range]) -> list[_Range]:
 
 
 def _limit(dtype: np.dtype) -> float:
-    """Return the least number that is rounded to infinity: half a step above the largest finite one."""
+    """Return the smallest number that rounds to infinity: half a unit in the last place above the largest."""
     info = jnp.finfo(dtype)
     return float(info.max) + 2.0 ** (info.maxexp - 2 - info.nmant)
 
@@ -235,12 +235,12 @@ def _largest(x: np.ndarray) -> float:
     """Return the largest magnitude of real and imaginary parts; NaN if there is a NaN."""
     if x.dtype.kind == "c":
         x = x.view(x.real.dtype)
-    # Neither makes an array of its own, and both keep NaNs. (A dot product takes half the time, but by the threads of
-    # a BLAS that knows nothing of those that this process was told to make do with.)
+    # Neither allocates an array, and both propagate NaNs. (A dot product takes half the time, but BLAS may use more
+    # threads than this process is allowed.)
     return max(float(np.maximum.reduce(x)), -float(np.minimum.reduce(x)))
 
 
-# --- whose they are ---------------------------------------------------------------------------------------------------
+# --- culprits ---------------------------------------------------------------------------------------------------------
 
 
 class Arrived(NamedTuple):
@@ -255,8 +255,8 @@ class Culprit:
     """A worker whose contributions are not finite.
 
     Attributes:
-      contributions: which, by number.
-      origin: where the first such value comes from, as text; "" where that is not known.
+      contributions: the numbers of the contributions.
+      origin: a description of the origin of the first such value; "" if unknown.
     """
 
     worker: int
@@ -278,7 +278,7 @@ class Trouble:
         found = [
             f"{self._named(i for i, _ in same)} is {mean_of_nothing(total)}"
             for total, same in groupby(self.arrived.weightless, key=lambda found: found[1])
-            if total == total  # else a worker's is NaN, which is said of it
+            if total == total  # a NaN weight is reported for its worker
         ]
         by_contributions = sorted(self.culprits, key=lambda c: (c.contributions, c.worker))
         for numbers, same in groupby(by_contributions, key=lambda c: c.contributions):
@@ -289,7 +289,7 @@ class Trouble:
         return found
 
     def _too_large(self) -> list[str]:
-        """Return what has overflowed, and in which format: that of the result, or the narrower one on the wire."""
+        """Return descriptions of overflowed values, with the format: the result's, or the narrower one on the wire."""
         by_format: dict[tuple[np.dtype, bool], list[int]] = {}
         for i in self.arrived.too_large:
             dtype, op = np.dtype(self.message[i].result.aval.dtype), self.message[i].how.op
@@ -304,7 +304,7 @@ class Trouble:
 
     @property
     def origins(self) -> list[str]:
-        """Where the values were made, a line for each worker of which that is known."""
+        """The origins of the values, a line for each worker whose origin is known."""
         return [f"On worker {c.worker} {c.origin}." for c in self.culprits if c.origin]
 
     def _named(self, numbers: Iterable[int]) -> str:
@@ -325,14 +325,14 @@ class Trouble:
 def find_together(
     world: WorldMessages, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]
 ) -> Trouble:
-    """Combine what all processes have found. Communicates; all processes call it, because all saw the same message."""
+    """Combine the findings of all processes. Communicates; all processes call it, because all saw the same message."""
     told = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
     everyone = world.all_gather_bytes(told, "whose contributions are not finite")
     culprits = [Culprit(w, tuple(numbers), origin) for found in everyone for w, numbers, origin in json.loads(found)]
     return Trouble(message, arrived, tuple(sorted(culprits, key=lambda c: c.worker)))
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 _BY_ITSELF = """\
 A driver that handles such steps itself, for example by lowering a loss scale, tests the reduced values, which are equal

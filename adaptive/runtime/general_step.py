@@ -1,8 +1,7 @@
 """One step in its general form: any number of workers, microbatches, levels of messages and stages.
 
-Workers' segments and messages are carried out in the order of the plan. A step commits whole or not at all: the final
-segment, to which XLA is given the memory of the old state, starts when all messages of the step have arrived and are
-finite.
+Segments and messages run in the order of the plan. A step commits completely or not at all: the final segment, which
+reuses the memory of the old state, starts after all messages of the step have arrived and are finite.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _End(NamedTuple):
     """The end of a stage."""
 
     at: float
-    undisturbed: float  # seconds since the level began, without time in which the machine did other work
+    undisturbed: float  # seconds since the level began, without the time of other processes
 
 
 class _InFlight(NamedTuple):
@@ -52,7 +51,7 @@ class _InFlight(NamedTuple):
 
 
 class GeneralStep:
-    """One step: its inputs, and the values that its segments hand on to later ones. One instance per step.
+    """One step: its inputs, and the values that its segments pass to later ones. One instance per step.
 
     Args:
       share: the batches of this process's workers.
@@ -63,7 +62,7 @@ class GeneralStep:
     def __init__(
         self, ctx: StepContext, share: Share, readings: Sequence[Reading], microbatches: Sequence[Microbatches]
     ):
-        # A step is timed from here on: what it takes to run several microbatches is part of their price.
+        # Timed from here on: the overhead of several microbatches belongs to their price.
         self._watch, self._began = Stopwatch(ctx.world.devices[0]), time.perf_counter()
         self._ctx, self._steps, self._plan, self._share = ctx, ctx.step_plan, ctx.step_plan.plan, share
         self._readings, self._microbatches = readings, list(microbatches)
@@ -74,7 +73,7 @@ class GeneralStep:
         self._vectors = {
             i: self._steps.feed.measure_step(readings[i], len(self._microbatches[i])) for i in ctx.workers.present
         }
-        self._messages: dict[int, list[list[jax.Array]]] = {}  # what has arrived
+        self._messages: dict[int, list[list[jax.Array]]] = {}  # the reduced parts, by message and local index
         self._sent: list[int] = []  # numbers of messages
         self._prologue_outputs: dict[int, dict[int, Any]] = {}  # by level and local index
         self._kernel_outputs: dict[int, dict[int, list[Any]]] = {}  # by level and local index; per microbatch
@@ -83,7 +82,7 @@ class GeneralStep:
         self._ends: list[list[Future[_End]]] = []  # of a level's stages, by stage and local index
         self._started = 0.0
         self._before = 0.0  # seconds before the first microbatch
-        self._undisturbed = 0.0  # seconds of all microbatches, without time in which the machine did other work
+        self._undisturbed = 0.0  # seconds of all microbatches, without the time of other processes
         # By local index: seconds of microbatches, by their size and level.
         self._kernel_seconds: list[dict[tuple[int, int], list[float]]] = [{} for _ in readings]
 
@@ -92,8 +91,8 @@ class GeneralStep:
 
         Args:
           meanwhile: called once, when the first kernels have been dispatched.
-          more: added to the error where processes are in different collectives.
-          search: whether to find out where values that are not finite were made.
+          more: added to the error if processes are in different collectives.
+          search: whether to determine where values that are not finite were computed.
           status_taken: whether the status of this step was decoded before.
         """
         for level in range(self._plan.levels + 1):
@@ -148,7 +147,7 @@ class GeneralStep:
                 self._packed[local_index] = out["parts"]
 
     def _trace(self, local_index: int, name: str, began: float, results: Any, **details: Any) -> None:
-        """While a trace is recorded, wait for `results` and record how long they took."""
+        """If a trace is recorded, wait for `results` and record their duration."""
         if self._ctx.timeline is not None:
             jax.block_until_ready(results)
             self._ctx.timeline.add(local_index, name, began, **details)
@@ -183,7 +182,8 @@ class GeneralStep:
         parts: dict[int, list[jax.Array]] = {}  # by stage
         for number, size in enumerate(microbatches):
             watch = Stopwatch(ctx.world.devices[local_index]) if timed else None
-            given = self._given(local_index, segment, number) if fixed is None else fixed  # the rest is set each time
+            # With `fixed`, only the batch and the vectors are set for each microbatch.
+            given = self._given(local_index, segment, number) if fixed is None else fixed
             given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
             vectors = self._vectors[local_index]
             if not alone:
@@ -198,7 +198,7 @@ class GeneralStep:
                     old, new = parts.get(stage), out.pop("parts")
                     parts[stage] = new if old is None else ctx.programs[sum_kind(stage), level, local_index](old, new)
                     del old, new  # so that the next microbatch's parts can take that memory
-            if ctx.waiters is None:  # else several devices compute, or stages of one
+            if ctx.waiters is None:  # otherwise other threads wait, for several devices or stages
                 self._trace(local_index, f"{size} examples", began, (parts, brought), level=level)
             kept.append(kernel.outputs(brought))
             if watch is not None:
@@ -229,7 +229,7 @@ class GeneralStep:
         return {number: [self._parts_of(number, i) for i in self._all_local] for number in sent[stage]}
 
     def _start_waiting(self, sent: Sequence[Sequence[int]]) -> list[list[Future[_End]]]:
-        """Start to wait for each stage on each worker; in other threads where this one may be in an exchange then."""
+        """Start to wait for each stage on each worker; in other threads if this one may be in an exchange meanwhile."""
         firsts = [self._steps.part_slices[numbers[0]].start for numbers in sent]
         waiters = self._ctx.waiters
         if waiters is not None:
@@ -250,7 +250,7 @@ class GeneralStep:
         return lambda: not all(end.done() for end in last)
 
     def _finish(self, level: int) -> None:
-        """Wait for all stages of a level, and record once how long they took."""
+        """Wait for all stages of a level, and record their durations."""
         ends, self._ends = [[end.result() for end in of_workers] for of_workers in self._ends], []
         if not ends:
             return
@@ -291,14 +291,14 @@ class GeneralStep:
     ) -> tuple[int, Sequence[jax.Array]] | None:
         """Send the messages of one stage, and receive the results.
 
-        What was sent is referred to here only, so that its memory, as large as the gradient, is free for the commit.
+        Only this function refers to the sent parts, so that their memory, as large as the gradient, is free afterwards.
 
         Returns:
           The number and the reduced parts of a message that is not finite; `None` if all are.
         """
         ctx, status_message = self._ctx, self._steps.status_message
         sent = self._wait(level, stage)
-        # What the step before has read must be done with before it is written again.
+        # The previous step's final segment must have finished reading the receive buffers before they are overwritten.
         for result in ctx.workers.committed:
             result.block_until_ready()
         if status_message in sent:
@@ -317,7 +317,7 @@ class GeneralStep:
         return None
 
     def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], stage: int, more: str) -> _InFlight:
-        """Send a message, with the status if it carries it."""
+        """Send a message, with the status if it is the message for it."""
         ctx, steps, step = self._ctx, self._steps, self._readings[0].step + 1
         own = ctx.status.encode() if number == steps.status_message else _NO_STATUS
         own, about = own.astype(parts[0][0].dtype), steps.about(number, step)
@@ -359,8 +359,9 @@ class GeneralStep:
         return give_up(self._ctx, failed, number, reduced, search=search)
 
     def _own(self, local_index: int) -> tuple[dict[int, jax.Array], dict[int, list[jax.Array]]]:
-        """Return copies of a worker's local leaves of state and operator states, by number. They stay where it takes no
-        examples.
+        """Return copies of a worker's local leaves of state and operator states, by number.
+
+        A worker without examples keeps them.
         """
         workers, plan = self._ctx.workers, self._plan
         state, op_states = workers.states[local_index], workers.op_states[local_index]
@@ -370,13 +371,13 @@ class GeneralStep:
         )
 
     def commit(self) -> tuple[list[list[jax.Array]], list[jax.Array]]:
-        """Run the final segment, and make its results the workers' state.
+        """Run the final segment, whose results become the workers' state.
 
         Returns:
-          The leaves that each hook is given; and those of the metrics.
+          The leaves of each hook's values, and the leaves of the metrics.
         """
         ctx, workers, final, found = self._ctx, self._ctx.workers, self._plan.final, self._steps.results
-        self._packed = []  # what was sent is as large as the gradient: its memory is free for the final segment
+        self._packed = []  # frees memory as large as the gradient for the final segment
         own = {i: self._own(i) for i in workers.present if not self._microbatches[i]}
         results = []
         for local_index in workers.present:
@@ -389,7 +390,7 @@ class GeneralStep:
         workers.committed = [outputs[0] for outputs in results if outputs]
         for local_index, outputs in zip(workers.present, results, strict=True):
             state, op_states = workers.states[local_index], [outputs[place] for place in found.op_states]
-            for i, new in zip(self._plan.changed_state, outputs, strict=False):  # first come the state's
+            for i, new in zip(self._plan.changed_state, outputs, strict=False):  # the state's outputs come first
                 state[i] = new
             workers.op_states[local_index] = op_states
             if local_index in own:

@@ -17,8 +17,8 @@ def memory_of(leaf: jax.Array) -> np.ndarray:
     """Return an array that shares a leaf's memory, to write into; a new array if the leaf is not on the host in numpy's
     layout.
 
-    For arrays that nobody else has, and no computation is going to read meanwhile: JAX takes what an array holds for
-    settled. The result is good for as long as `leaf` is.
+    Only for arrays to which nothing else refers and which no computation reads meanwhile, because JAX assumes that
+    arrays are immutable. The result is valid as long as `leaf` is.
     """
     if not is_key(leaf):
         seen = np.asarray(leaf)
@@ -29,10 +29,10 @@ def memory_of(leaf: jax.Array) -> np.ndarray:
 
 
 def has_room(device: jax.Device, nbytes: int) -> bool:
-    """Return whether a device has room for `nbytes` more than its peak so far, with a margin of three times as much.
+    """Return whether a device has room for `nbytes` beyond its peak so far, and three times as much as a margin.
 
     Args:
-      device: with an allocator of its own; one that lends out the host's memory has room.
+      device: the device. Devices without an allocator of their own, which use the host's memory, have room.
     """
     held = device.memory_stats() or {}
     limit, peak = held.get("bytes_limit"), held.get("peak_bytes_in_use")
@@ -40,12 +40,13 @@ def has_room(device: jax.Device, nbytes: int) -> bool:
 
 
 def return_freed_memory() -> bool:
-    """Return free pages of the C library's heap to the system. Returns whether that is possible: with glibc alone.
+    """Return free pages of the C library's heap to the system. Returns whether that is possible: only with glibc.
 
-    glibc returns what lies at the top of its heap. Arrays up to 32 MiB (`M_MMAP_THRESHOLD`, which adapts) are allocated
-    on the heap, and below one small object that stays, hundreds of MiB may be free: what compilers used, and the
-    partial gradients of steps that tried to split their batch. It takes milliseconds, in which other threads may wait
-    to allocate, and pages that are used again are mapped again. So it is done when the work changes, not in steps.
+    By itself glibc returns only memory at the top of its heap. Arrays up to 32 MiB (`M_MMAP_THRESHOLD`, which adapts)
+    are
+    allocated on the heap, where one small object can keep hundreds of free MiB below it: memory of compilers, and of
+    gradients of several microbatches. A call takes milliseconds, in which other threads may wait to allocate, and pages
+    must be mapped again later. So it is not called in every step.
     """
     libc = _glibc()
     if libc is None:
@@ -56,6 +57,6 @@ def return_freed_memory() -> bool:
 
 @lru_cache(maxsize=1)
 def _glibc() -> Any:
-    """Return the C library, if it has `malloc_trim`."""
+    """Return the C library if it has `malloc_trim`, else None."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if hasattr(libc, "malloc_trim") else None

@@ -14,15 +14,15 @@ from adaptive.base.worker_mesh import WorkerMesh
 
 
 class MeshArrays:
-    """Joins arrays of this process's workers to arrays over a mesh, and takes them apart. Copies nothing on devices.
+    """Converts arrays of single workers to arrays over a mesh, and back, without copies on devices.
 
     Args:
-      mesh: of the workers of all processes.
-      devices: of this process's workers, in their order.
+      mesh: the mesh of all processes' workers.
+      devices: the devices of this process's workers, in order.
 
     Attributes:
-      everywhere: the sharding of arrays of which each device holds a copy, or its own worker's value.
-      split: the sharding of arrays whose rows are the workers'.
+      everywhere: the sharding of arrays with a copy, or its own worker's value, on each device.
+      split: the sharding of arrays with a row per worker.
     """
 
     def __init__(self, mesh: WorkerMesh, devices: Sequence[jax.Device]):
@@ -30,10 +30,10 @@ class MeshArrays:
         self._devices, self._workers = list(devices), mesh.mesh.size
         self._is_alone = self._workers == len(self._devices)  # no other process has devices of the mesh
         order = [shard.device for shard in self.repeated(np.zeros(())).addressable_shards]
-        self._places = [order.index(device) for device in self._devices]  # of each worker, among the shards
+        self._places = [order.index(device) for device in self._devices]  # the shard of each worker
 
     def joined(self, leaves: Sequence[jax.Array]) -> jax.Array:
-        """Join the workers' arrays, each on its device, to one "replicated" array; they need not be equal."""
+        """Return one "replicated" array of the workers' arrays, each on its device. They need not be equal."""
         return jax.make_array_from_single_device_arrays(leaves[0].shape, self.everywhere, list(leaves))
 
     def repeated(self, value: Any) -> jax.Array:
@@ -41,11 +41,11 @@ class MeshArrays:
         return self.joined(jax.device_put([value] * len(self._devices), self._devices))
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return arrays whose rows are the workers'.
+        """Return arrays with a row per worker.
 
         Args:
-          columns: for each array the rows of each worker of this process; equal shapes. On the host, or the device of
-            the worker.
+          columns: for each array, the rows of this process's workers, of equal shape, on the host or the worker's
+            device.
         """
         if self._is_alone:
             values = [np.concatenate(column) if len(column) > 1 else column[0] for column in columns]

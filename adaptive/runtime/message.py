@@ -2,18 +2,17 @@
 
 A message is a list of *parts*; each is reduced over the workers by one operation, and all together are one exchange.
 
-    part 0      small leaves to be summed, weighted, then gathered values (one row per worker, all others zero), the
-                weights, and at its end, in the last message of a step, what processes say of themselves: the status,
-                whose elements are the runtime's (`adaptive/control/status.py`)
+    part 0      small leaves of sums, weighted; gathered values (one row per worker, all others zero); the weights; and
+                in the last message of a step the status (`adaptive/control/status.py`)
     parts 1…    small leaves of other dtypes or operations, one packed buffer for each pair of the two
-    then        large leaves to be summed, each from its own memory; and each leaf that is reduced by another way than a
-                sum or an extreme, if that goes by more than each of its elements
+    then        large leaves of sums, each sent from its own memory; and each leaf of a reduction that is neither
+                elementwise nor a sum or an extreme
 
 Small leaves are packed by the segment's own XLA program. Large ones are not: packing 100 MB costs more than it saves
 (see benchmarks/exchange_resnet50.py).
 
-Rule 3, the mean over examples, is here: a mean's leaf travels as `w x` and its weight `w` beside it; the division comes
-after the sum, over workers and over the calls of one worker alike.
+Rule 3, the mean over examples, is implemented here: a mean's leaf is sent as `w x`, with its weight `w`, and divided
+after the sum over workers and microbatches.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, scaled, wire_dtype
 
-LARGE_BYTES = 256 << 10  # from here on a leaf travels from its own memory; benchmarks/exchange_resnet50.py
+LARGE_BYTES = 256 << 10  # leaves of this size are sent from their own memory; benchmarks/exchange_resnet50.py
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of one contribution, or one weight, in a message."""
+    """The position of one contribution, or one weight, in a message."""
 
     part: int
     offset: int  # in elements of the part; 0 for a large leaf, which is the part
-    shape: tuple[int, ...]  # as it travels: gathered values have a row per worker
-    dtype: np.dtype  # as it travels
+    shape: tuple[int, ...]  # as sent: gathered values have a row per worker
+    dtype: np.dtype  # as sent
 
     @property
     def size(self) -> int:
@@ -67,7 +66,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one worker puts into the part."""
+        """Bytes of the part that one worker sends."""
         sent = self.shape[1:] if isinstance(self.op, Gathered) else self.shape
         return int(np.prod(sent, dtype=int)) * self.itemsize
 
@@ -78,8 +77,8 @@ class Layout:
 
     Attributes:
       entries: one per contribution, in order.
-      weights: one per contribution, `None` where there is nothing to divide by. Equal weights share one entry.
-      status: elements at the end of part 0 that belong to the runtime; 0 but in a step's last message.
+      weights: one per contribution; `None` for contributions without a weight. Equal weights share one entry.
+      status: number of elements of the status at the end of part 0; 0 except in a step's last message.
       capacity: the number of worker slots.
     """
 
@@ -92,7 +91,7 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes that one worker puts into the message, as they travel. Replicated."""
+        """Bytes of the message that one worker sends. Replicated."""
         return sum(p.nbytes for p in self.parts)
 
     @cached_property
@@ -102,8 +101,9 @@ class Layout:
 
 
 def must_be_finite(c: Contribution) -> bool:
-    """Return whether infinities and NaNs in a contribution are an error. They are not in values that are gathered,
-    broadcast, or measured once per step, which may be unknown.
+    """Return whether infinities and NaNs in a contribution are an error.
+
+    They are allowed in values that are gathered, broadcast, or measured once per step, where NaN means unknown.
     """
     of_examples = c.how.reduces and c.scope == Scope.MICROBATCH
     return (of_examples or c.how.must_be_finite) and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
@@ -118,18 +118,17 @@ def lay_out_all(messages: Sequence[Message], *, capacity: int, status: int) -> l
 
 
 def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int) -> Layout:
-    """Assign places to the contributions and weights of one message.
+    """Assign positions to the contributions and weights of one message.
 
-    What is weighed alike, and must be finite, lies side by side: so few operations weigh it, and few look at it.
+    Contributions with the same weight that must be finite are adjacent, so that few operations weight and check them.
     """
     wire = [wire_dtype(c.value.aval.dtype) for c in contributions]
     shapes = [tuple(c.how.sent_shape(c.value.aval.shape, capacity)) for c in contributions]
     ops = [c.how.op for c in contributions]
     size = [int(np.prod(s, dtype=int)) for s in shapes]
     large = [_by_itself(op, n * d.itemsize) for op, n, d in zip(ops, size, wire, strict=True)]
-    # One floating buffer for everything small that is summed: what is single precision travels in double where
-    # anything is double, which costs a few bytes and saves a buffer. Weights are in it, so large leaves count too,
-    # and those of complex leaves.
+    # One floating buffer for all small sums, in double precision if any of them is: a few more bytes, one buffer less.
+    # It includes the weights of large and complex leaves.
     floating = [np.finfo(d).dtype for d, op in zip(wire, ops, strict=True) if adds_up(op) and d.kind in "fc"]
     main = max(floating, key=lambda d: d.itemsize, default=np.dtype(np.float32))
 
@@ -145,7 +144,7 @@ def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int
         fill[part] += count
         return entry
 
-    # What is weighed once per worker and what is weighed in every call have two sums, even of one weight.
+    # Weights of values per worker and of values per microbatch have separate sums, even if they are equal.
     keys = [
         None
         if c.weight is None
@@ -185,7 +184,7 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
     Args:
       values, weights: one per contribution.
       worker: this worker's number.
-      first: 1.0 in the first call of a worker's step: what belongs to the worker and not to the call counts once.
+      first: 1.0 in the first microbatch of a worker's step, else 0.0: values of scope "worker" count once.
     """
     pieces: list[list[_Piece]] = [[] for _ in layout.parts]
     weights_written = set()
@@ -208,17 +207,17 @@ class _Piece(NamedTuple):
 
     offset: int
     value: jax.Array
-    weight: int  # which weight it is multiplied by: where that lies; -1 for none
+    weight: int  # offset of the weight by which it is multiplied; -1 for none
     factor: Any
-    once: bool  # counts in a worker's first call only
+    once: bool  # counts in a worker's first microbatch only
 
 
 def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     """Return a part, joined from its pieces.
 
-    All is joined, and then weighed: a model has hundreds of leaves, and an operation on each costs more than one on all
-    of them. Between the two stands a barrier, or XLA on CPU would make one loop of both, that asks of each element
-    which leaf it is of: for 3 MB that takes 0.3 ms more than copying leaf by leaf and then multiplying.
+    The pieces are concatenated first and weighted then: a model has hundreds of leaves, and one operation on all of
+    them costs less than one on each. A barrier between the two keeps XLA on CPU from fusing them into a loop that finds
+    the leaf of each element, which takes 0.3 ms more for 3 MB.
     """
     pieces = sorted(pieces, key=lambda p: p.offset)
     if len(pieces) == 1:
@@ -226,7 +225,7 @@ def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     else:
         joined = jax.lax.optimization_barrier(jnp.concatenate([p.value.reshape(-1) for p in pieces]))
     ends = [p.offset for p in pieces[1:]] + [int(np.prod(part.shape, dtype=int))]
-    runs = []  # of neighbors that are treated alike: the first of them, and where they end
+    runs = []  # adjacent pieces with equal treatment: (first piece, end)
     for _, group in groupby(zip(pieces, ends, strict=True), key=lambda found: (found[0].weight, found[0].once)):
         members = list(group)
         runs.append((members[0][0], members[-1][1]))
@@ -259,20 +258,20 @@ def unpack_per_use(
 ) -> list[list[jax.Array]]:
     """Return the results numbered `wanted`, each once per use: equal values, computed separately.
 
-    XLA fuses a division into the operation that uses it, but not into two: it writes the quotient to memory, and both
-    read it. For averaged gradients, which Adam's two moments use, that is a temporary as large as all parameters, and
-    twice the time of the update. Quotients with different divisors are fused into one operation each.
+    XLA fuses a division into one operation that uses it, but not into two: it writes the quotient to memory. For
+    averaged gradients, which Adam's two moments use, that is a temporary as large as all parameters, and doubles the
+    time of the update. Quotients by different divisors are each fused into their operation.
 
     Args:
       uses: how often each result is used.
       worker: this worker's number.
     """
-    totals: dict[int, list[jax.Array]] = {}  # by a weight's offset: the same number, in values that XLA keeps apart
+    totals: dict[int, list[jax.Array]] = {}  # by a weight's offset: copies of one number that XLA does not merge
 
     def total_of(weight: Entry, travels: bool, use: int) -> jax.Array:
         if weight.offset not in totals:
             total = _entry_of(parts, weight)
-            # Of a worker without examples; where that is all workers, a mean of nothing is an error.
+            # For a worker without examples. If all workers have none, the mean is an error.
             totals[weight.offset] = [total if travels else jnp.where(total == 0, 1, total)]
         found = totals[weight.offset]
         while len(found) <= use:

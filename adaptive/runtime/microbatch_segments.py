@@ -1,4 +1,4 @@
-"""The segments that kernels are compiled from, by the number of examples."""
+"""The microbatch segments of a driver, ready to be compiled, by number of examples."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ class Plans(Protocol):
 
     @property
     def reference(self) -> Plan:
-        """The plan from which all others differ by their size only."""
+        """The plan for the first size; others differ from it in their size only."""
         ...
 
     def __call__(self, examples: int) -> Plan:
-        """Return the plan of a kernel for `examples` examples."""
+        """Return the plan for microbatches of `examples` examples."""
         ...
 
 
 class MicrobatchSegment(NamedTuple):
-    """A segment that is ready to be compiled: its first stage, and the others."""
+    """A segment that is ready to be compiled: its first stage, and later stages."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
-    shapes: dict[str, Any]  # of what it is given
-    consts: tuple[Any, ...]  # what the driver closed over, as far as the segment reads it
+    shapes: dict[str, Any]  # of its inputs
+    consts: tuple[Any, ...]  # the arrays of the driver's closure that the segment reads
     later: tuple[LaterStage, ...] = ()
-    kept: tuple[tuple[int, int], ...] = ()  # of one that is cut: which outputs of which stage it keeps
+    kept: tuple[tuple[int, int], ...] = ()  # if it has stages: its outputs, as (stage, index of the output)
 
 
 class LaterStage(NamedTuple):
-    """A further stage of a segment. It is given the inputs of the first, and values of earlier stages."""
+    """A later stage of a segment. Its inputs are those of the first stage, and values of earlier stages."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
     shapes: dict[str, Any]
-    takes: tuple[tuple[int, int], ...]  # what crosses: which outputs of which stages
+    takes: tuple[tuple[int, int], ...]  # its inputs from earlier stages, as (stage, index of the output)
 
 
 class MicrobatchSegments:
     """The segments of a driver's kernels: `calls(examples)` returns those for so many examples, by level.
 
     Args:
-      layouts: of the messages, at any size.
+      layouts: the layouts of the messages, the same for all sizes.
     """
 
     def __init__(self, plans: Plans, feed: Feed, layouts: Sequence[Layout]):

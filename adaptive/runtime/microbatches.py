@@ -1,9 +1,9 @@
 """The choice of microbatches for a local batch, by predicted time.
 
-A batch of 40 is a call of 32 and one of 8. Kernels of powers of two make every size, and since two equal microbatches
-can be one of twice the size, the cheapest way to make a power of two is either its own kernel or twice the cheapest way
-to make its half: bigger is not always faster (a small conv net on one core: 1024 as one kernel 88 ms, as eight of 128
-45 ms). Kernels of other sizes come before them, in all numbers that fit: what kernels can make is made.
+A batch of 40 can run as microbatches of 32 and 8. Every size is a sum of powers of two. The cheapest way to compute a
+power of two is either its own kernel or twice the cheapest way for its half: larger kernels are not always faster (a
+small conv net on one core: 1024 as one kernel 88 ms, as eight of 128 45 ms). Kernels of other sizes are tried first, in
+all multiplicities that fit, so that every size that the kernels can compose is found.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 Microbatches = tuple[int, ...]
-GAIN = 0.97  # more calls must be this much faster than the fewest: timings are not exact, and calls are not free
-OVERHEAD_SECONDS = 50e-6  # of a call, whatever its size, while nothing better is known
+GAIN = 0.97  # more microbatches must be faster than the fewest by this factor, because timings are not exact
+OVERHEAD_SECONDS = 50e-6  # assumed fixed cost of a microbatch until it is measured
 
 
 def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> Microbatches | None:
@@ -21,25 +21,25 @@ def cheapest(size: int, kernels: Iterable[int], seconds: Callable[[int], float])
 
     Args:
       size: examples in the local batch.
-      kernels: sizes that there are kernels for, each used as often as wanted.
-      seconds: predicted time of one call, positive.
+      kernels: sizes with kernels; each may be used several times.
+      seconds: returns the predicted time of a microbatch; positive.
     """
     prices = {k: seconds(k) for k in kernels if k <= size}
     best = _best(size, prices)
     if best is None:
         return None
-    # Of the fewest calls the cheapest: each counts one, and the times of all of them together less than one.
+    # Minimize the number of microbatches first, then the time: each counts 1, and all times together less than 1.
     small = 0.5 / (max(prices.values()) * (size // min(prices) + 1))
     fewest = _best(size, {k: 1 + small * price for k, price in prices.items()})
-    assert fewest is not None, "whether there is a way does not depend on prices"
+    assert fewest is not None, "whether a sum exists does not depend on prices"
     worth_it = sum(prices[k] for k in best) < GAIN * sum(prices[k] for k in fewest)
     return tuple(sorted(best if worth_it else fewest, reverse=True))
 
 
 def candidates(size: int, kernels: Iterable[int], seconds: Callable[[int], float]) -> dict[Microbatches, float]:
-    """Return the ways worth comparing to make `size`, and their predicted seconds; empty where there are none.
+    """Return the splits of `size` that are worth comparing, with their predicted seconds; empty if there are none.
 
-    Beside the cheapest way and that of the fewest calls, for each kernel the way that uses it as often as it fits.
+    These are the cheapest one, the one with fewest microbatches, and for each kernel the one that uses it most often.
     """
     prices = {k: seconds(k) for k in kernels if k <= size}
     ways = {cheapest(size, prices, prices.__getitem__), cheapest(size, prices, lambda k: 1.0)}
@@ -53,11 +53,11 @@ def candidates(size: int, kernels: Iterable[int], seconds: Callable[[int], float
 def _best(size: int, prices: Mapping[int, float]) -> Microbatches | None:
     """Return the microbatches with the least sum of prices."""
     ways = _powers(size, prices)
-    # By what other kernels leave to the powers of two: the least that they cost, and the last of them.
+    # By the rest that is left for powers of two: the least cost of other kernels, and the last kernel used.
     rests: dict[int, tuple[float, int]] = {size: (0.0, 0)}
     for odd in sorted(k for k in prices if k & (k - 1)):
         for rest in sorted(rests, reverse=True):
-            while rest >= odd:  # one more, and one more, unless there is a cheaper way to come to the same rest
+            while rest >= odd:  # add this kernel repeatedly, unless the rest can be reached at less cost
                 cost = rests[rest][0] + prices[odd]
                 if rest - odd in rests and rests[rest - odd][0] <= cost:
                     break
@@ -96,11 +96,11 @@ def _from_powers(size: int, ways: Mapping[int, Way]) -> Way:
 
 
 def predict(size: int, measured: Mapping[int, float], overhead_seconds: float = OVERHEAD_SECONDS) -> float:
-    """Return the seconds of one microbatch: measured, or scaled from the nearest size that is.
+    """Return the seconds of one microbatch: measured, or scaled from the nearest measured size.
 
     Args:
       measured: seconds by size.
-      overhead_seconds: what a call costs whatever its size; makes fewer microbatches win where nothing is known.
+      overhead_seconds: fixed cost of a microbatch, so that without timings fewer microbatches are preferred.
     """
     if size in measured:
         return measured[size]

@@ -1,9 +1,9 @@
 """The origin of the first value that is not finite, in the driver's lines.
 
-XLA's programs do not tell: they return what crosses a cut. So, once it is known that a worker's contributions are not
-finite, its step is computed once more up to them, equation by equation, and the way is walked back from the
-contribution to the equation that made the first NaN, or infinity, of finite operands; or to the batch or the state,
-if it came with them. That takes long, and is done for an error only.
+Compiled programs return only the values that later segments need. So if a worker's contributions are not finite, its
+step is computed again up to them, equation by equation. Then the graph is walked back from the contribution to the
+equation that computed the first NaN or infinity from finite operands, or to an input. This takes long, and is done only
+for errors.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _PLURAL = {_Kind.INFINITE: "infinities", _Kind.NAN: "NaNs"}
 
 
 def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
-    """Return, in words, where the first value was made that makes one of `atoms` not finite.
+    """Return a description of the origin of the first value that makes one of `atoms` not finite.
 
     Args:
-      plan: of the microbatch.
+      plan: the plan of the microbatch.
       known: values of all inputs of the graph: state, batch, constants, operator states, sources, earlier messages.
       atoms: values of the graph.
-      taking_part: whether each worker takes part in the step; boolean, shape=(capacity,).
+      taking_part: whether each worker has examples in the step; boolean, shape=(capacity,).
 
     Returns:
       "the first NaNs come from log (driver.py:12)", "batch['x'] holds NaNs"; "" if all of `atoms` are finite.
@@ -62,7 +62,7 @@ class _Walk:
         return _kind(atom.val) if isinstance(atom, Literal) else self._kinds.get(atom, _Kind.FINITE)
 
     def _run(self, atoms: Sequence[Atom]) -> None:
-        """Find the kinds of all values that `atoms` are made of. No value is held longer than it is needed."""
+        """Find the kinds of all values from which `atoms` are computed. Frees each value after its last use."""
         known, wanted, stack = self._known, set(), [a for a in atoms if isinstance(a, Var)]
         while stack:
             var = stack.pop()
@@ -72,7 +72,7 @@ class _Walk:
         eqns = [eqn for eqn in self._plan.graph.eqns if id(eqn) in wanted]
         effect = next((eqn for eqn in eqns if has_effects(eqn) or publishes(eqn)), None)
         if effect is not None:
-            raise NotImplementedError(f"{_operation(effect)} has an effect, and is not carried out again")
+            raise NotImplementedError(f"{_operation(effect)} has an effect, and is not repeated")
         last = {a: n for n, eqn in enumerate(eqns) for a in operands_of(eqn) if isinstance(a, Var)}
         values: dict[Var, Any] = {}
 
@@ -99,21 +99,21 @@ class _Walk:
                 self._kinds[atom] = _kind(known[atom])
 
     def back_from(self, atom: Atom) -> str:
-        """Return, in words, the way back from a value that is not finite to its origin."""
+        """Return a description of the origin of a value that is not finite."""
         kind = self.kind_of(atom)
         place = self._first(atom, kind)
         if not isinstance(place, JaxprEqn):
             return f"{place} holds {_PLURAL[kind]}"
         text = f"the first {_PLURAL[kind]} come from {_operation(place)}"
         infinite = [a for a in operands_of(place) if isinstance(a, Var) and self.kind_of(a) > _Kind.FINITE]
-        if infinite:  # a NaN, of infinities that were there before
+        if infinite:  # a NaN computed from earlier infinities
             before = self._first(infinite[0], _Kind.INFINITE)
             text += f", of infinities {_from(before)}"
         return text
 
     def _first(self, atom: Atom, kind: _Kind) -> JaxprEqn | str:
-        """Return the equation that made values of a kind from operands without them; or the name of the input that
-        holds them.
+        """Return the equation that computed values of a kind from operands without them, or the name of the input that
+        has them.
         """
         while isinstance(atom, Var) and atom not in self._known:
             eqn = self._producer[atom]

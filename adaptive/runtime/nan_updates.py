@@ -1,12 +1,12 @@
-"""NaNs that an update of the state makes from finite values: an optimizer's 0 / 0, the root of a negative number.
+"""Detection of NaNs that an update of the state computes from finite values: an optimizer's 0 / 0, a root of -1.
 
-No message holds them, so none is looked at in time, and the final segment overwrites the old state, so it cannot be
-taken back. (To keep it, and choose by `jnp.where`, takes a multiple of the segment's time and memory.) Instead the
-segment returns a flag for each leaf that it changes. They are read where nothing waits for them: after the dispatch of
-the next step's first calls, and when the state is asked for.
+Messages do not contain these NaNs, so the check of messages misses them. The final segment overwrites the old state, so
+the update cannot be undone. (Keeping the old state and choosing by `jnp.where` takes a multiple of the segment's time
+and memory.) Instead the segment returns a flag for each leaf that it changes. The flags are read when that costs no
+time: after the dispatch of the next step's first microbatches, and when the state is read.
 
-Infinities do not count, and neither do NaNs that a leaf held before, or that came with what it is computed from and
-may be NaN, such as seconds that are not known yet: those are kept on purpose.
+Infinities do not count. Neither do NaNs that a leaf already had, or that come from inputs that may be NaN by design,
+such as unknown seconds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NAMED = 5  # leaves that an error lists
 
 
 class Found(NamedTuple):
-    """Leaves of the state that an update has filled with NaNs."""
+    """Leaves of the state in which an update produced NaNs."""
 
     replicated: tuple[int, ...]
-    local: dict[int, tuple[int, ...]]  # by worker, those that are local on purpose
+    local: dict[int, tuple[int, ...]]  # by worker: local leaves
 
     def __bool__(self) -> bool:
         return bool(self.replicated or self.local)
@@ -47,15 +47,15 @@ NONE_FOUND = Found((), {})
 
 
 class UpdateNaNs:
-    """The flags of the last update, of the workers of this process.
+    """The NaN flags of the last update, for the workers of this process.
 
     Args:
-      states: each worker's, before the first step.
+      states: each worker's state before the first step.
 
     Attributes:
-      leaves: of the state, that are looked at.
-      may_differ: whether what is found may differ between processes.
-      carriers: what else the final segment is given that may hold NaNs and goes into the state.
+      leaves: indices of the state's leaves that are checked.
+      may_differ: whether results may differ between processes.
+      carriers: other inputs of the final segment that may be NaN by design, and from which the state is computed.
     """
 
     def __init__(self, plan: Plan, states: Sequence[Sequence[jax.Array]]):
@@ -68,17 +68,17 @@ class UpdateNaNs:
         self.accept(states)
 
     def accept(self, states: Sequence[Sequence[jax.Array]]) -> None:
-        """Accept the NaNs that these states hold as intended."""
+        """Treat the NaNs in these states as intended."""
         self._flags: list[jax.Array | np.ndarray] = []
         self._found = NONE_FOUND
         of_all = {i for i, leaf in enumerate(states[0]) if i not in self._local and _holds_nan(leaf)}
         self._held = [of_all | {i for i in self._local if _holds_nan(state[i])} for state in states]
 
     def change_members(self, origins: Sequence[int | None], states: Sequence[Sequence[jax.Array]]) -> None:
-        """Change the workers. NaNs in the states of new workers are accepted as intended.
+        """Change the workers. NaNs in the states of new workers are treated as intended.
 
         Args:
-          origins: for each, which one of those before it was; `None` for a new one.
+          origins: for each worker, its previous index; `None` for a new one.
         """
         shared = self._held[0] - self._local
         self._held = [
@@ -89,12 +89,12 @@ class UpdateNaNs:
     def flags(self, outputs: Sequence[jax.Array], carriers: Sequence[jax.Array]) -> jax.Array:
         """Return whether each leaf, and each carrier, may hold a NaN. Traced into the final segment.
 
-        A sum is one pass at memory's speed; a look at each element takes several times as long. It is NaN, too, of
-        infinities of both signs: so a flagged leaf is looked at again. A leaf whose NaNs would be in another
-        one as well, as those of Adam's averages are in the parameters, has that one's flag, and is not read.
+        Sums each leaf, because a sum takes one pass over memory, and checks of each element take several times as long.
+        Infinities of both signs also sum to NaN, so flagged leaves are checked again on the host. A leaf whose NaNs
+        always propagate to another leaf, as from Adam's averages to parameters, shares that leaf's flag.
 
         Args:
-          outputs: what the final segment returns.
+          outputs: the outputs of the final segment.
         """
         looked_at = [outputs[self._places[n]] for n in dict.fromkeys(self._shown_by)]
         sums = [jnp.sum(x.astype(wire_dtype(x.dtype))) for x in (*looked_at, *carriers)]
@@ -110,7 +110,7 @@ class UpdateNaNs:
         self._flags = list(flags)
 
     def none_flagged(self) -> bool:
-        """Return whether there is nothing to `read`, as in nearly all steps. Waits for the last update."""
+        """Return whether no flag is set, as in nearly all steps. Waits for the last update."""
         if self._found is not NONE_FOUND or True in map(bool, self._held):
             return False
         for flags in self._flags if self.may_differ else self._flags[:1]:
@@ -120,7 +120,7 @@ class UpdateNaNs:
         return True
 
     def read(self, states: Sequence[Sequence[jax.Array]], workers: Sequence[int]) -> Found:
-        """Return what the last update has made. Waits for it. What is found stays until `accept`."""
+        """Return the leaves with NaNs from the last update. Waits for it. The result is kept until `accept`."""
         flags, self._flags = self._flags, []
         if not flags or self._found:
             return self._found
@@ -134,7 +134,7 @@ class UpdateNaNs:
         return self._found
 
     def _new(self, n: int, state: Sequence[jax.Array], flagged: np.ndarray) -> list[int]:
-        """Return the leaves of the n-th worker's state in which NaNs are new, and were made by the update."""
+        """Return the leaves of the n-th worker's state with new NaNs from the update."""
         graph, held = self._plan.graph, self._held[n]
         maybe = {leaf for leaf, flag in zip(self.leaves, flagged, strict=False) if flag}
         new = [i for i in sorted(maybe - held) if _holds_nan(state[i])]
@@ -143,7 +143,7 @@ class UpdateNaNs:
             given |= {var for var, flag in zip(self.carriers, flagged[len(self.leaves) :], strict=True) if flag}
             held |= {i for i in new if given & _upstream(self._plan, [graph.new_state[i]])}
         made = [i for i in new if i not in held]
-        held -= set(self.leaves) - maybe  # a leaf that is finite again has to stay so
+        held -= set(self.leaves) - maybe  # a leaf that is finite again must stay finite
         return made
 
 
@@ -190,23 +190,23 @@ def _carriers(plan: Plan, leaves: Sequence[Atom]) -> list[Var]:
     ]
 
 
-# What is NaN wherever an operand of the shape of the result is.
+# Elementwise primitives whose result is NaN wherever an operand of the same shape is.
 _KEEPS_NANS = {"abs", "add", "add_any", "convert_element_type", "copy", "div", "exp", "log", "mul", "neg", "rsqrt"}
 _KEEPS_NANS |= {"sign", "sqrt", "square", "sub", "tanh"}
 _MOVES = {"reshape", "transpose"}
 
 
 def _shown_by(plan: Plan, leaves: Sequence[Atom]) -> list[int]:
-    """Return for each leaf the number of one that holds a NaN if the leaf does: its own, if no other is known.
+    """Return for each leaf the index of a leaf that has a NaN if this one does; its own if no other is known.
 
     Args:
-      leaves: of the new state; floating.
+      leaves: floating leaves of the new state.
     """
     own: dict[Atom, int] = {}
     for n, leaf in enumerate(leaves):
         if isinstance(leaf, Var):
             own.setdefault(leaf, n)
-    found: dict[Var, int] = {}  # for values: a leaf that is NaN somewhere if they are
+    found: dict[Var, int] = {}  # for each value: a leaf that has a NaN if the value does
     for eqn in reversed(plan.graph.eqns):
         if eqn.primitive.name not in _KEEPS_NANS | _MOVES:
             continue
@@ -222,7 +222,7 @@ def _shown_by(plan: Plan, leaves: Sequence[Atom]) -> list[int]:
 
 
 def _upstream(plan: Plan, atoms: Sequence[Atom]) -> set[Var]:
-    """Return all values from which these are made, and themselves, back to the messages before them."""
+    """Return these values and all values from which they are computed, back to the last messages."""
     producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars}
     results = {c.result for message in plan.messages for c in message}
     found: set[Var] = set()

@@ -1,7 +1,7 @@
-"""Contributions of workers that compute nothing: they change no sum and no extreme.
+"""Neutral contributions, for workers without examples: they change no result.
 
-Weights are 0, and contributions the neutral elements of their reductions. A row of a gathered value is NaN, or 0 among
-integers. For worker slots that no process carries, the process with rank 0 sends the NaN rows.
+Weights are 0, and contributions are the neutral elements of their reductions. Rows of gathered values are NaN, or 0 for
+integers. For worker slots of no process, rank 0 sends the NaN rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .message import Entry, Layout
 
 
 class NeutralContributions:
-    """Parts of messages, and outputs of kernels, of workers that run no microbatch. Made on first use, and kept."""
+    """Parts of messages and outputs of kernels for workers without examples. Created on first use, and kept."""
 
     def __init__(self, plan: Plan, layouts: Sequence[Layout], world: World):
         self._plan, self._layouts, self._world = plan, layouts, world
@@ -29,7 +29,7 @@ class NeutralContributions:
         self._outputs: dict[tuple[int, int], list[jax.Array]] = {}
 
     def parts(self, level: int, local_index: int) -> list[jax.Array]:
-        """Return the parts of all messages of a level, of one worker, on its device."""
+        """Return one worker's parts of all messages of a level, on its device."""
         if (level, local_index) not in self._parts:
             sent = [self._layouts[number] for number in self._plan.sent_at(level)]
             host = [part for layout in sent for part in neutral_parts(layout, self._first + local_index)]
@@ -37,8 +37,8 @@ class NeutralContributions:
         return self._parts[level, local_index]
 
     def with_gaps(self, number: int, parts: Sequence[Parts]) -> Sequence[Parts]:
-        """Return message `number` as this process sends it: on rank 0 with NaN in the gathered rows of worker slots
-        that no process carries.
+        """Return the parts of message `number` that this process sends. Rank 0 fills the gathered rows of worker slots
+        of no process with NaN.
 
         Args:
           parts: by local index.
@@ -56,12 +56,12 @@ class NeutralContributions:
         return [first, *parts[1:]]
 
     def prepare(self) -> None:
-        """Compile what fills the rows of lost workers. Any process may have rank 0 then."""
+        """Compile the program that fills the rows of lost workers. Any process may become rank 0."""
         for layout in self._layouts:
             _gaps(layout, [self._first])
 
     def outputs(self, level: int, local_index: int) -> list[jax.Array]:
-        """Return zeros in place of the outputs of a kernel. No result that is kept is computed from them."""
+        """Return zeros in place of a kernel's outputs. Results computed from them are discarded."""
         if (level, local_index) not in self._outputs:
             values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.microbatches[level].outputs]
             self._outputs[level, local_index] = jax.device_put(values, self._devices[local_index])
@@ -69,9 +69,7 @@ class NeutralContributions:
 
 
 def _gaps(layout: Layout, slots: Sequence[int]) -> dict[int, np.ndarray]:
-    """Return by part the indices of NaN in the gathered rows of these worker slots. Reduced values, which may be large,
-    have none.
-    """
+    """Return for each part the indices of NaN in the gathered rows of these worker slots. Reduced values have none."""
     found: dict[int, list[np.ndarray]] = {}
     for c, entry in zip(layout.contributions, layout.entries, strict=True):
         if not c.how.reduces:
@@ -88,7 +86,7 @@ def _neutral(c: Contribution, entry: Entry, worker: int, layout: Layout) -> np.n
 
 
 def neutral_parts(layout: Layout, worker: int) -> list[np.ndarray]:
-    """Return the parts of a message of a worker that has computed nothing.
+    """Return a message's parts for a worker without examples.
 
     Args:
       worker: its number in the world.

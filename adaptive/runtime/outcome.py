@@ -15,11 +15,11 @@ class Outcome:
     """The result of one step. Hook values and metrics are replicated, and on the first worker's device.
 
     Attributes:
-      hooks: the leaves that each hook is given.
-      metrics: leaves.
+      hooks: the leaves of each hook's values.
+      metrics: the leaves of the metrics.
       reduced: the reduced parts, by message and local index. Valid until the next step.
-      compute_seconds: by local index; NaN where the step ended before its last message.
-      microbatches: by local index.
+      compute_seconds: by local index; NaN if the step ended before its last message.
+      microbatches: sizes of microbatches, by local index.
       trouble: why the step was not committed, or `None`.
     """
 

@@ -29,20 +29,20 @@ class _Compilable(NamedTuple):
 
 
 def sum_kind(stage: int) -> str:
-    """Return the kind of the program that adds up the parts that a stage writes."""
+    """Return the kind of the program that sums the parts of a stage over microbatches."""
     return f"add_{stage + 1}" if stage else "add"
 
 
 class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     """Compiled programs by kind, level and local index.
 
-    A first step of one microbatch adds up nothing. So the programs that add up the parts of several microbatches are
-    compiled on first use, unless `compile_sums` was called before.
+    Steps of one microbatch need no sums. So the programs that sum the parts of several microbatches are compiled on
+    first use, unless `compile_sums` was called before.
 
     Args:
       label: prefix of the programs' names.
       devices: one per worker of this process.
-      update_nans: whose flags the final segment returns; `None`: without flags.
+      update_nans: defines the NaN flags that the final segment returns; `None`: no flags.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         self._plan, self._feed, self._layouts, self._update_nans = plan, feed, layouts, update_nans
         self._devices, self._label = devices, label
         self._sums = self._sum_programs()
-        self._lock = threading.Lock()  # the compiler's thread and that of the steps may want one sum
+        self._lock = threading.Lock()  # the compiler's thread and the steps' thread may need the same sum
 
     def jobs(self) -> list[Callable[[], None]]:
-        """Return jobs that compile what every step needs; none if they were done."""
+        """Return jobs that compile the programs of every step; an empty list if they are compiled."""
         if ("final", 0, len(self._devices) - 1) in self:
             return []
-        # Each program is made once, so that JAX traces it once for all devices.
+        # Each function is created once, so that JAX traces it once for all devices.
         programs = {("final", 0): self._final_program()}
         for level, segment in self._plan.prologues.items():
             writes = [] if level in self._plan.microbatches else [self._layouts[n] for n in self._plan.sent_at(level)]
@@ -74,7 +74,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         return [partial(self._compile, *which, program) for which, program in programs.items()]
 
     def missing(self, *, with_sums: bool) -> int:
-        """Return how many programs are still to be compiled before a first step.
+        """Return the number of programs to compile before a first step.
 
         Args:
           with_sums: whether the step runs several microbatches.
@@ -83,11 +83,11 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         return once * len(self._devices)
 
     def of(self, local_index: int) -> list[Callable[..., Any]]:
-        """Return the programs of one worker that are compiled by now."""
+        """Return the compiled programs of one worker."""
         return [program for (_, _, of), program in list(self.items()) if of == local_index]
 
     def compile_sums(self) -> None:
-        """Compile the programs that add up the parts of several microbatches, unless they are compiled."""
+        """Compile the programs that sum the parts of several microbatches, unless they are compiled."""
         with self._lock:
             for (kind, level), program in self._sums.items():
                 self._compile(kind, level, program)
@@ -133,9 +133,9 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
             outputs = function({**given, "state": state, "op_state": given_up[1]})["outputs"]
             return outputs if update_nans is None else [*outputs[:n], update_nans.flags(outputs, outputs[n:])]
 
-        # Only what the step replaces may be overwritten: the first argument, in the order of the results. JAX pairs
-        # results with given-up memory of their shape in turn: in another order a result would take the memory of an
-        # operand that is still to be read, and XLA would copy that first.
+        # Only the first argument is donated: the leaves that the step replaces, in the order of the results. JAX
+        # assigns donated memory to results of the same shape in order. In another order a result would get the memory
+        # of an operand that is read later, and XLA would copy that operand first.
         old = [shape for shape, g in zip(shapes["state"], gone, strict=True) if g]
         kept = [shape for shape, g in zip(shapes["state"], gone, strict=True) if not g]
         split = (old, shapes["op_state"]), {**shapes, "state": kept, "op_state": []}

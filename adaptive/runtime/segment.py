@@ -1,6 +1,6 @@
 """Segments of the plan as JAX functions of named inputs.
 
-Scalars come in two vectors, one of floats and one of integers: a step feeds a dozen of them, and each argument of a
+Scalars are passed in two vectors, of floats and of integers: a step has a dozen of them, and each argument of a
 compiled program costs microseconds.
 """
 
@@ -24,18 +24,18 @@ from adaptive.operators.sources import ALONE, WORKER, Reading, Source
 
 from .message import LARGE_BYTES, Layout, pack, unpack_per_use
 
-# Elementwise operations and reductions: cheap to fuse with a division in front of them. Those of optimizers, and those
-# of monitors, which make a claim first.
+# Elementwise operations and reductions of optimizers and monitors, which are cheap to fuse with a preceding division.
 _FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
 _FUSED |= {"assert_scope", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
 
 
 @dataclass(frozen=True)
 class Feed:
-    """The layout of sources in the two vectors, floats and integers, that segments are given.
+    """The layout of sources in the two vectors of floats and integers that segments receive.
 
-    `first` (1 in the first call of a worker's step, else 0) and the worker's number are always there. So is, at the end
-    of the integers, whether each worker takes part in the step: collectives of replicated values count those who do.
+    The vectors always include `first` (1 in the first microbatch of a worker's step, else 0), the worker's number, and,
+    at the end of the integers, whether each worker has examples in the step, which collectives of replicated values
+    need.
     """
 
     floats: tuple[Source, ...]
@@ -49,7 +49,7 @@ class Feed:
         return Feed(floats, ints, plan.graph.capacity)
 
     def measure(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
-        """Return both vectors, floats and integers, as they are at the start of a worker's step."""
+        """Return both vectors, floats and integers, at the start of a worker's step."""
         floats, ints = np.empty(len(self.floats) + 1, np.float32), np.empty(len(self.ints) + self.capacity, np.int32)
         floats[0] = 1.0
         for i, source in enumerate(self.floats, 1):
@@ -69,8 +69,8 @@ class Feed:
         """Return both vectors for one of several microbatches. Sources of scope "microbatch" are read again.
 
         Args:
-          vectors, reading: of the worker's step.
-          start: of the microbatch, in the worker's batch.
+          vectors, reading: the vectors and the reading of the worker's step.
+          start: index of the microbatch's first example in the worker's batch.
         """
         reading = reading._replace(examples=size, microbatches=1, offset=reading.offset + start)
         floats, ints = vectors[0].copy(), vectors[1].copy()
@@ -87,7 +87,7 @@ class Feed:
         return named
 
     def taking_part(self, ints: jax.Array) -> jax.Array:
-        """Return whether each worker takes part in the step; boolean, shape=(capacity,)."""
+        """Return whether each worker has examples in the step; boolean, shape=(capacity,)."""
         return ints[len(self.ints) :] > 0
 
 
@@ -108,14 +108,14 @@ def segment_function(
     The function returns `{"outputs": […]}`, and "parts" if it writes messages: those of all messages, concatenated.
 
     Args:
-      taken_as: what the rest of the segment takes for a value that is computed in it; traced.
-      as_one: weights of means that are equal on all workers, so that 1 does as well.
+      taken_as: maps a variable and its computed value to the value that the rest of the segment uses; traced.
+      as_one: weights of means that are equal on all workers, so that 1 is used in their place.
     """
     eqns, uses = segment.eqns, _separate_uses(segment, outputs)
 
     def run(given: dict[str, Any]) -> dict[str, Any]:
         env: dict[Var, Any] = {}
-        per_use: dict[Var, list[jax.Array]] = {}  # what is left for further uses of a message's result
+        per_use: dict[Var, list[jax.Array]] = {}  # values for the remaining uses of a message's result
         scalars, taking_part = feed.values(given["floats"], given["ints"]), feed.taking_part(given["ints"])
         at = dict.fromkeys(given, 0)
         results: dict[int, Iterator[list[jax.Array]]] = {}
@@ -157,7 +157,7 @@ def segment_function(
 
 
 def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
-    """Return how often each large result of a message is used, if all uses can be fused with the division before it."""
+    """Return the number of uses of each large result of a message whose uses can all be fused with its division."""
     large = {
         var: 0
         for var, origin in segment.inputs
@@ -173,7 +173,7 @@ def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
 
 
 def evaluate(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:
-    """Return an equation's results: traced, or computed at once where operands are numbers.
+    """Return an equation's results: traced, or computed if the operands are concrete.
 
     Args:
       taking_part: see `Feed.taking_part`.

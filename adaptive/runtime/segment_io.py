@@ -1,4 +1,4 @@
-"""Where a segment's inputs and results are, worked out once."""
+"""The positions of a segment's inputs and results, computed once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .message import Layout
 
 
 class SegmentInputs:
-    """Where the inputs of a segment come from, by kind and in order.
+    """The origins of a segment's inputs, by kind and in order.
 
     Attributes:
-      batch: which leaves.
-      prologue, microbatch: levels of segments, and which of the values that those keep.
-      messages: numbers.
-      in_step: whether any comes from earlier in the step.
+      batch: indices of the batch's leaves.
+      prologue, microbatch: values of earlier segments, as (level, index of the kept value).
+      messages: numbers of the messages.
+      in_step: whether an input comes from an earlier segment or message of the step.
     """
 
     def __init__(self, segment: Segment):
@@ -42,12 +42,12 @@ class SegmentInputs:
 
 
 class FinalResults:
-    """Which leaves of the state the final segment overwrites, and where its results are (`Plan.final_outputs`).
+    """The leaves of the state that the final segment overwrites, and the positions of its results.
 
     Attributes:
-      overwritten, read_only: of the state that it reads, in order.
-      op_states, hooks: a slice for each.
-      metrics: a slice.
+      overwritten, read_only: indices of the state's leaves that it reads, in order.
+      op_states, hooks: for each operator state or hook, a slice of `Plan.final_outputs`.
+      metrics: the slice of the metrics.
     """
 
     def __init__(self, plan: Plan):
@@ -62,7 +62,7 @@ class FinalResults:
 
 
 def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
-    """Return the bytes of the parts that a microbatch writes, at the level that has most."""
+    """Return the bytes of the parts that a microbatch writes, at the level with most of them."""
     of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
     return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.microbatches), default=0)
 

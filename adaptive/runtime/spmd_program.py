@@ -1,20 +1,20 @@
 """A whole step as one XLA program over a mesh of the workers' devices: `jax.shard_map` with the collectives inside.
 
-The program is composed of the plan's own segments and messages, in the order in which `step.py` carries them out, so it
-computes the same. Barriers stand where programs of their own end otherwise: XLA fuses nothing across them, and on CPU
-devices the results have the same bits.
+The program consists of the plan's segments and messages, in the order in which `general_step.py` runs them, so it
+computes the same. Barriers between segments keep XLA from fusing across them, so on CPU devices the results are bitwise
+equal.
 
-    once, call  as on each worker by itself, for one microbatch
-    pack        the parts of each message
-    reduce      over the mesh's axis (`WorkerMesh.reduce_within`)
-    look        whether what has arrived is finite, as an output
-    final       on what has arrived
-    commit      `where(ok, new, old)`, so that the memory of the old state can be given up
+    segments  prologue and microbatch, as on each worker by itself
+    pack      the parts of each message
+    reduce    over the mesh's axis (`WorkerMesh.reduce_within`)
+    check     whether the reduced parts are finite, as an output
+    final     on the reduced parts
+    commit    `where(ok, new, old)`, so that the memory of the old state can be donated
 
-Every leaf of the state is an array that is "replicated" over the mesh. Local leaves are, too, though each device holds
-its own worker's: nobody reads such an array as a whole, and a program by `shard_map` moves nothing. A worker that is
-itself a mesh would enter here: with a second axis, by which its leaves are sharded and over which this file does not
-reduce.
+Every leaf of the state is a "replicated" array over the mesh. So are local leaves, although each device holds the value
+of
+its own worker: such an array is never read as a whole, and `shard_map` does not move data. Workers that are meshes
+themselves would need a second axis, over which their leaves are sharded and this file does not reduce.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Given(NamedTuple):
     Attributes:
       state: the leaves that it does not change.
       floats, ints: the vectors of sources (`Feed`) of all workers; a row for each.
-      step: the number of steps done; the program counts it up.
-      consts: what the driver closed over.
+      step: the number of completed steps; the program increments it.
+      consts: arrays of the driver's closure.
       batch: leaves of the global batch, in the order of workers.
     """
 
@@ -67,8 +67,8 @@ class Results(NamedTuple):
 
     Attributes:
       state, op_states: the new state and operator states.
-      step: as given, for the next step.
-      flags: whether the step is committed; then those of `UpdateNaNs`. `None` without NaN checks.
+      step: the step number for the next step.
+      flags: whether the step is committed, followed by the flags of `UpdateNaNs`. `None` without NaN checks.
       shown: hook values and metrics.
     """
 
@@ -80,7 +80,7 @@ class Results(NamedTuple):
 
 
 def why_not(plan: Plan, mesh: WorkerMesh) -> str:
-    """Return why steps of a plan cannot be programs over the mesh; "" where they can."""
+    """Return why steps of a plan cannot run as programs over the mesh; "" if they can."""
     if any(message.gate is not None for message in plan.messages):
         return "some messages travel in some steps only"
     if plan.graph.pairings:
@@ -101,18 +101,18 @@ class SPMDProgram:
     """One step of equal batches, compiled for a mesh.
 
     Args:
-      ctx: whose steps they are.
+      ctx: the parts that the engine's steps share.
       size: examples of each worker.
 
     Attributes:
-      size: as given.
-      consts: what the program's segments close over, on the mesh.
-      run: `run(changed state, op_states, Given) -> Results`; the memory of the first two is given up.
+      size: examples of each worker.
+      consts: arrays that the program's segments close over, on the mesh.
+      run: `run(changed state, op_states, Given) -> Results`; the memory of the first two is donated.
     """
 
     def __init__(self, ctx: StepContext, mesh: WorkerMesh, size: int):
         self._ctx, self._steps, self._mesh, self.size = ctx, ctx.step_plan, mesh, size
-        self._sized = ctx.step_plan.plans(size)  # of it the calls; all else is of the plan of the reference
+        self._sized = ctx.step_plan.plans(size)  # for microbatch segments; others come from the reference plan
         self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
         self._segments = [
             *self._steps.plan.prologues.values(),
@@ -188,7 +188,9 @@ class _OneWorker:
         self._floats, self._ints = given.floats[0], self._with_step()
         status = sum(layout.status for layout in steps.layouts)
         messages, capacity = self._sized.messages, plan.graph.capacity
-        self._layouts = {"microbatch": lay_out_all(messages, capacity=capacity, status=status)}  # else the step plan's
+        self._layouts = {
+            "microbatch": lay_out_all(messages, capacity=capacity, status=status)
+        }  # other kinds use the step plan's layouts
         self._prologues: dict[int, list[Any]] = {}
         self._call: dict[int, list[Any]] = {}
         self._parts: list[Any] = []  # of the messages of this level
@@ -230,9 +232,10 @@ class _OneWorker:
         return segment_function(segment, outputs, self._steps.feed, layouts, writes, taken_as, even)(given)
 
     def _as_one(self, plan: Plan) -> frozenset[Var]:
-        """Return weights for which 1 is sent, because all batches have one size: nothing is multiplied then. The
-        quotients are the same if the size is a power of two; otherwise this is done only where bits may depend on the
-        machine's speed.
+        """Return the weights in place of which 1 is sent, because all batches have the same size.
+
+        That saves the multiplication. The quotients are bitwise equal if the size is a power of two; for other sizes it
+        is done only in programs whose last bits may depend on the machine's speed.
         """
         size = self._size
         if size & (size - 1) and not self._ctx.kernels.timed:
@@ -241,7 +244,7 @@ class _OneWorker:
         return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
 
     def segments(self, level: int) -> None:
-        """Compute what comes before the messages of a level."""
+        """Compute the segments before the messages of a level."""
         prologue, microbatch = self._plan.prologues.get(level), self._sized.microbatches.get(level)
         if prologue is not None:
             out = self._run(prologue, prologue.outputs, level if microbatch is None else None)
@@ -288,15 +291,15 @@ class _OneWorker:
 
 
 class _Chosen:
-    """Selects the new state if everything is finite, and else the old one.
+    """Selects the new state if all messages are finite, otherwise the old one.
 
-    Chosen as soon as a leaf is computed, and behind a barrier. Where one leaf is computed from another (parameters from
-    an optimizer's averages), XLA would else compute that again from the old one, and copy it first, since its memory is
-    overwritten; and it would compute all of them again for the sums that look for NaNs. A step that is not committed is
-    computed from the wrong ones then, and is thrown away.
+    Selects each leaf as soon as it is computed, followed by a barrier. Otherwise, if one leaf is computed from another
+    (parameters from an optimizer's averages), XLA would compute the other leaf twice, and copy its old value, whose
+    memory is overwritten; and compute all leaves again for the NaN flags. In a step that is not committed, later leaves
+    are computed from old ones; they are discarded.
 
     Args:
-      ok: of each message, whether it is finite.
+      ok: for each message, whether it is finite.
     """
 
     def __init__(self, ok: Sequence[Any]):
@@ -318,7 +321,7 @@ class _Chosen:
         return self._of(value, self._old[var])
 
     def all_of(self, results: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-        """Return all results, selected; also those that the final segment did not compute itself."""
+        """Return all selected results, including those that the final segment only passes through."""
         done = {id(v) for v in self._done}
         return [
             x if id(v) in done else self._of(x, before) for v, x, before in zip(self._new, results, old, strict=True)

@@ -1,16 +1,16 @@
 """Steps of equal batches on the devices of one mesh, each as one XLA program (`spmd_program.py`).
 
-Between such steps the state is kept as arrays over the mesh. `Engine.states` gives each worker's own leaves (for a
-checkpoint, `evaluate`, a step by the general path): the devices' shards of the same memory. The next such step joins
-them again; neither copies.
+Between such steps the state is kept as arrays over the mesh. `Engine.states` returns each worker's leaves (for
+checkpoints, `evaluate` and general steps): the devices' shards of the same memory. The next such step joins them again.
+Neither copies.
 
-In one program nobody can tell for how long each worker has computed. A step now and then goes by the general path,
-which can: the second, the fourth … after a change of sizes, and then at an even distance. Which ones depends on the
-number of steps alone, so the path of a step is the same in every run, and on every process.
+A single program cannot measure the computing time of each worker. So some steps run in the general form, which can: the
+second, the fourth … after a change of sizes, and later ones at equal intervals. They depend on the number of steps
+only, so they are the same in every run, and on every process.
 
-All processes take the same path in the same step. They decide by what is equal on all of them: sizes, the number of
-steps, and an exchange of who has the program. The rest a process knows alone. Whatever can fail on one of them comes
-before `OffersMesh.run_on_mesh`, which no process leaves until all have made the call.
+All processes run a step in the same form. They decide by values that are equal on all of them: sizes, the number of
+steps, and an exchange of which processes have compiled the program. Everything that can fail on a single process is
+done before `OffersMesh.run_on_mesh`, in which all processes wait for each other.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _FIXED = {  # sources that do not change while the sizes stay; the step number i
     *(sources.EXAMPLES, sources.MICROBATCHES, sources.OFFSET, sources.SEED, sources.GLOBAL_BATCH, sources.BATCH_SIZE),
     *(sources.WORKER, sources.WORKERS, sources.STEP),
 }
-_APART = 64  # steps between two by which workers are timed, at most, where the driver reads their seconds
-_FAR_APART = 512  # where it does not, and they are for reports alone
-_SAMPLES = 3  # timings of a worker whose median is told: one that a neighbor disturbed moves nothing
+_APART = 64  # maximum number of steps between timed ones, if the driver reads the workers' seconds
+_FAR_APART = 512  # the same if only reports use them
+_SAMPLES = 3  # number of timings whose median is reported, so that a single disturbed one does not matter
 _SETTLED = 3  # steps of a size before its program is compiled
 _PROGRAMS = 4  # sizes whose programs are kept
 _NO_STATUS = np.zeros(0, np.float32)
@@ -59,15 +59,15 @@ _log = logging.getLogger("adaptive")
 
 
 class SPMDStep:
-    """Takes steps in which all workers of a mesh run one microbatch of the same size.
+    """Runs steps in which all workers of a mesh run one microbatch of the same size.
 
     Args:
-      ctx: whose steps; `why_not` knows nothing against its plan.
-      mesh, world: of its world's workers, and that world.
+      ctx: the parts that the engine's steps share; `why_not` must be "" for its plan.
+      mesh, world: the mesh of the world's workers, and the world.
     """
 
     def __init__(self, ctx: StepContext, mesh: WorkerMesh, world: OffersMesh):
-        self._ctx: StepContext = proxy(ctx)  # not kept alive: its worker state has this
+        self._ctx: StepContext = proxy(ctx)  # weak, because its worker state refers to this object
         self._steps = steps = ctx.step_plan
         self._mesh, self._world, plan = mesh, world, steps.plan
         self._several = ctx.world.processes > 1
@@ -77,9 +77,9 @@ class SPMDStep:
         self._programs: dict[int, SPMDProgram] = {}
         self._program: SPMDProgram | None = None  # of the current size
         self._size, self._failed = 0, False
-        self._errors: dict[int, str] = {}  # by size: why its program could not be compiled on this process
+        self._errors: dict[int, str] = {}  # by size: the error of its compilation on this process
         self._held: tuple[list[jax.Array], list[jax.Array]] | None = None  # changed leaves, and operator states
-        self._lost = False  # the state, whose memory was given to a program that has failed
+        self._lost = False  # whether the state was lost in a program that failed
         self._kept: list[jax.Array] = []  # leaves that no step changes
         self._changed = plan.changed_state
         self._read_only = [i for i in range(len(plan.graph.state_vars)) if i not in set(self._changed)]
@@ -96,11 +96,11 @@ class SPMDStep:
         self._status_dtype = status
         self._fed = _Fed(steps.feed, self._arrays)
         self._step: Any = None  # the number of steps done, on the devices
-        self._next = -1  # the same, as far as it is known to be right
+        self._next = -1  # the step for which `_step` is valid
         reads_seconds = any(source.name == "compute_seconds" for source in plan.sources)
         self._apart = _APART if reads_seconds else _FAR_APART
         self._since = 0  # steps of this size
-        self._timed = False  # whether the step before went by the general path
+        self._timed = False  # whether the last step ran in the general form
         self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in ctx.world.devices]
         self._seconds: list[float] = []  # as they are told
 
@@ -118,7 +118,7 @@ class SPMDStep:
 
     @property
     def lost_state(self) -> bool:
-        """Whether the state was lost with a program that has failed. Local."""
+        """Whether the state was lost in a program that failed. Local."""
         return self._lost
 
     def size_of(self, sizes: Sequence[int]) -> int:
@@ -132,13 +132,13 @@ class SPMDStep:
         if size in self._errors or size in self._programs:
             return
         try:
-            if not self._programs:  # a first step by the general path may come after many
+            if not self._programs:  # a first general step may come much later
                 self._prepare_messages()
             self._programs[size] = SPMDProgram(self._ctx, self._mesh, size)
         except Exception as error:
             self._errors[size] = f"{type(error).__name__}: {error}".splitlines()[0]
             _log.debug("compiling one program for all devices failed:", exc_info=True)
-            if not self._several:  # else all have to hear of it
+            if not self._several:  # with several processes, all must agree to give up
                 self._give_up(f"it could not be compiled: {self._errors[size]}")
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._size:
@@ -148,9 +148,9 @@ class SPMDStep:
         """Take all further steps in the general form. Replicated."""
         self._failed = True
         _log.warning(
-            "Steps of %s do not run as one program over all devices: %s. Steps continue with a program for each device "
-            "and one for each message: the results are the same, and a step takes longer. Where memory ran out, a "
-            "smaller local batch may help; the log 'adaptive' has the traceback at level DEBUG.",
+            "Steps of %s do not run as one program over all devices: %s. Steps continue with separate programs for "
+            "each device and message: the results are the same, but steps take longer. If memory ran out, a smaller "
+            "local batch may help; the log 'adaptive' has the traceback at level DEBUG.",
             self._steps.name or "the program",
             why,
         )
@@ -160,7 +160,7 @@ class SPMDStep:
             parts = self._steps.layouts[number].parts
             self._mesh.prepare([jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts], [p.op for p in parts])
 
-    # --- which steps --------------------------------------------------------------------------------------------------
+    # --- selection of steps -------------------------------------------------------------------------------------------
 
     def _change_size(self, size: int) -> None:
         self._size, self._program, self._since, self._seconds = size, None, 0, []
@@ -168,12 +168,12 @@ class SPMDStep:
             samples.clear()
 
     def fits(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None) -> bool:
-        """Return whether a step is to be taken by one program. To be called once in each step. Replicated.
+        """Return whether a step runs as one program. Must be called once in each step. Replicated.
 
         Args:
-          sizes: of all workers.
-          microbatches: the calls of this process's workers on the general path; ignored where there are several
-            processes, which may choose different ones. There, one program makes one call if it can.
+          sizes: sizes of all workers.
+          microbatches: the microbatches of this process's workers in the general form. Ignored with several processes,
+            which may choose different ones.
         """
         ctx, size = self._ctx, sizes[0]
         if (
@@ -193,7 +193,7 @@ class SPMDStep:
         if is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices):
             self._timed = True
             return False
-        # Of local leaves a process may find NaNs alone. It tells the others, by an error in its step.
+        # Only this process may find NaNs in its local leaves. It reports them by an error in its step.
         return ctx.workers.update_nans is None or not ctx.workers.made_nans()
 
     def _is_one_microbatch(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
@@ -202,8 +202,9 @@ class SPMDStep:
         return size == self._size or self._ctx.kernels.is_one_microbatch(size)
 
     def _there(self, is_sample: bool) -> bool:
-        """Return whether all processes have the program for the current size. If not, have it compiled in the
-        background, and look for it again in steps that are general anyway.
+        """Return whether all processes have the program for the current size.
+
+        If not, it is compiled in the background, and checked again in later general steps.
         """
         size = self._size
         if self.waits:
@@ -242,10 +243,10 @@ class SPMDStep:
         )
 
     def give_back(self, states: list[list[jax.Array]], op_states: list[list[list[jax.Array]]]) -> None:
-        """Write the state into these lists, if it is held here.
+        """Write the state to these lists, if this object holds it.
 
         Raises:
-          WorkerError: they are lost.
+          WorkerError: the state is lost.
         """
         if self._lost:
             raise WorkerError(
@@ -263,7 +264,7 @@ class SPMDStep:
                 of_worker[k][number] = leaf
 
     def forget(self) -> None:
-        """Drop the held state: it was replaced."""
+        """Drop the held state, because it was replaced."""
         self._held, self._lost = None, False
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -276,11 +277,11 @@ class SPMDStep:
         meanwhile: Callable[[], None],
         more: str = "",
     ) -> Outcome | None:
-        """Take a step that `fits`: the arguments and the result of `Engine.step`.
+        """Run a step that `fits`. Arguments and result as for `Engine.step`.
 
         Returns:
-          `None` if what has arrived is not finite: nothing is committed, the status is taken, and the general path
-          finds out why.
+          `None` if a reduced value is not finite: nothing is committed, the status was decoded, and the caller repeats
+          the step in the general form, which determines the reason.
         """
         ctx, program, arrays = self._ctx, self._program, self._arrays
         assert program is not None, "it fits"
@@ -289,7 +290,7 @@ class SPMDStep:
             self._take_sample(readings)
         held = self._held = self._held or self._join()
         given = self._given(program, share, readings)
-        meanwhile()  # it may raise; from the call below on the state is given up
+        meanwhile()  # may raise, so it runs before the state's memory is donated
         own = _NO_STATUS
         if self._has_status:
             ctx.status.own_seconds = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
@@ -320,14 +321,14 @@ class SPMDStep:
         """Run the program, after all processes have reached it.
 
         Args:
-          heard: the status of all.
+          heard: the status, summed over all processes.
         """
         ctx = self._ctx
         if self._several:
             ctx.activity.turn(COMPUTING)
-        if self._has_status:  # before the state is given up: processes may disagree
+        if self._has_status:  # before the state's memory is donated, because it may raise
             ctx.status.decode(heard)
-        ctx.workers.committed = []  # what they were is overwritten, and what they are now is waited for here
+        ctx.workers.committed = []  # the old results are overwritten; this function waits for the new ones
         try:
             results: Results = program.run(*held, given)
             self._held, self._step, self._next = (results.state, results.op_states), results.step, self._next + 1
@@ -338,7 +339,7 @@ class SPMDStep:
         return results
 
     def _committed(self, flags: jax.Array) -> bool:
-        """Return whether the step is committed, and pass on the other flags."""
+        """Return whether the step is committed, and pass the other flags to `UpdateNaNs`."""
         update_nans, arrays = self._ctx.workers.update_nans, self._arrays
         assert update_nans is not None, "there are flags"
         of_workers = arrays.apart(flags) if update_nans.may_differ else [arrays.of_first(flags)]
@@ -349,7 +350,7 @@ class SPMDStep:
         return True
 
     def _take_sample(self, readings: Sequence[Reading]) -> None:
-        """Record the seconds of the step before, which was a general one."""
+        """Record the seconds of the previous step, which was a general one."""
         self._timed = False
         if any(math.isnan(r.compute_seconds) for r in readings):
             return
@@ -374,7 +375,7 @@ class _Fed:
     """The vectors of sources of all workers, on the devices; sent again when they change.
 
     Args:
-      arrays: of the mesh.
+      arrays: the arrays over the mesh.
     """
 
     def __init__(self, feed: Feed, arrays: MeshArrays):
@@ -382,7 +383,7 @@ class _Fed:
         self._measured = [(1, i, s) for i, s in enumerate(feed.floats, 1) if s not in _FIXED]
         self._measured += [(2, i, s) for i, s in enumerate(feed.ints) if s not in _FIXED]
         self._said: list[list[float]] = []
-        self._known: tuple[Any, ...] = ()  # sizes and seed; the vectors of the host
+        self._known: tuple[Any, ...] = ()  # (sizes and seed, vectors on the host)
         self._there: Any = None
 
     def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading]) -> tuple[Any, Any]:

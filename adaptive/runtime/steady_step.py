@@ -1,8 +1,8 @@
 """The common step with the least Python: one worker in this process, and messages of one level.
 
-`general_step.py` carries out any step. Most need little of it, and in a short step the time goes into Python. So what
-two steps have in common is worked out when it changes. Both kinds of step give the same bits
-(tests/adaptive/runtime/test_steady_step.py). Some loops would be comprehensions elsewhere: up to Python 3.11 a
+`general_step.py` runs any step. Most steps need little of it, and short steps spend most of their time in Python. So
+data that consecutive steps share are prepared when they change. Both kinds of step give bitwise equal results
+(tests/adaptive/runtime/test_steady_step.py). Some loops here are not comprehensions, because up to Python 3.11 a
 comprehension is a call.
 """
 
@@ -51,7 +51,7 @@ class _Microbatch(NamedTuple):
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
     examples: int
-    rows: slice | None  # of the worker's batch; `None` for all of it
+    rows: slice | None  # rows of the worker's batch; `None`: all
     consts: list[Any]
 
 
@@ -70,18 +70,28 @@ class _Ahead(NamedTuple):
 
 Vectors = Sequence[Any]  # of sources: floats, and integers
 
-_FIXED = {"examples", "calls", "offset", "seed", "batch_size", "global_batch", "worker", "workers"}  # while sizes stay
-_STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)  # what those read
+_FIXED = {
+    "examples",
+    "microbatches",
+    "offset",
+    "seed",
+    "batch_size",
+    "global_batch",
+    "worker",
+    "workers",
+}  # while sizes stay
+# The fields that those sources read.
+_STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)
 
-# What the microbatches of the next step may be fed with before it begins.
+# Sources whose values for the next step's microbatches are known before it begins.
 _KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds"}
 
 
 class SteadyStep:
-    """Takes steps of one worker, all of whose messages are of one level and are sent in every step.
+    """Runs steps of one worker whose messages all have one level and are sent in every step.
 
     Args:
-      ctx: whose steps; its plan `is_flat`.
+      ctx: the parts that the engine's steps share; its plan must satisfy `is_flat`.
     """
 
     def __init__(self, ctx: StepContext):
@@ -95,7 +105,7 @@ class SteadyStep:
         self._final_op_states, self._final_kept = final.wiring["op_state"], [i for _, i in final.wiring["microbatch"]]
         self._final_messages = final.read_messages
         self._final_consts = ctx.consts["final", final.level, 0]
-        # One message is sent in every step, or none: what is ready at one level travels together.
+        # At most one message is sent in every step, because all contributions of a level are sent together.
         self._sent = next((n for n, message in enumerate(plan.messages) if message.travels), -1)
         self._stay = [n for n, message in enumerate(plan.messages) if not message.travels]
         self._dtype = steps.layouts[self._sent].parts[0].dtype if self._sent >= 0 else np.dtype(np.float32)
@@ -105,11 +115,11 @@ class SteadyStep:
         self._on_host = ctx.world.devices[0].platform == "cpu"
         self._leaves: Callable[[Any], list[Any]] | None = None  # of a batch
         self._microbatches: tuple[Microbatches, list[_Microbatch]] = (), []
-        # On a CPU Python and the kernels would only take turns on the same cores.
+        # On CPUs this gains nothing, because Python and the kernels share the cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
         self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
-        # Sources that change from step to step: in which vector they are, where, and how they are read.
+        # Sources that change from step to step: (vector, index, function that reads the value).
         self._changing = [
             (vector, place, source.read)
             for vector, (sources, start) in enumerate(((steps.feed.floats, 1), (steps.feed.ints, 0)))
@@ -117,11 +127,11 @@ class SteadyStep:
             if source.name not in _FIXED
         ]
         self._final_is_fed_alike = set(final.reads("source")) <= _FIXED
-        # What the other elements depend on; the vectors on the host, and on the device.
+        # (Microbatches, values that the other elements depend on, sizes, host vectors, device vectors.)
         self._same_vectors: tuple[Microbatches, tuple[Any, ...], Any, Vectors, Vectors] | None = None
 
     def fits(self, choice: Choice) -> bool:
-        """Return whether a step of these microbatches can be taken; if not, take a general one."""
+        """Return whether this object can run a step of these microbatches; otherwise run a general one."""
         calls = choice.microbatches
         if not calls or choice.one_by_one or self._ctx.workers.present != [0]:
             return False
@@ -142,12 +152,12 @@ class SteadyStep:
         """Compute, exchange, and commit, like `Engine.step`, for the only worker of this process.
 
         Args:
-          share, reading, choice: its examples, what sources pick from, and its microbatches.
-          prefetch: starts to fetch what a next step of these sizes takes.
-          check_update: raises if the update before has made NaNs; called if it may have.
+          share, reading, choice: the step's examples, values of sources, and microbatches.
+          prefetch: starts to fetch the examples of a next step with these sizes.
+          check_update: raises if the last update made NaNs; called if a flag is set.
           search, more: see `Engine.step`.
-          began: when the step began, by the clock of `time.perf_counter`.
-          input_seconds: how long it has waited for its share.
+          began: start of the step, by `time.perf_counter`.
+          input_seconds: time for which the step waited for its examples.
         """
         ctx, steps, sizes = self._ctx, self._steps, choice.microbatches
         activity, update_nans = ctx.activity, ctx.workers.update_nans
@@ -162,9 +172,9 @@ class SteadyStep:
         else:
             packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
             if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
-                known = reading.compute_seconds  # their end was not seen: it was no later than in the step before
+                known = reading.compute_seconds  # the end was not observed; the previous step's time is an upper bound
         prefetch(share.sizes)
-        if self._on_host:  # the update is done with by then, too: one wait for both
+        if self._on_host:  # also waits for the previous update
             packed[self._first].block_until_ready()
         if update_nans is not None and not update_nans.none_flagged():
             check_update()
@@ -173,9 +183,7 @@ class SteadyStep:
         if choice.timed:
             undisturbed = min(seconds, time.process_time() - watch) if self._on_host else seconds
             ctx.kernels.record_step(0, undisturbed)
-        for (
-            result
-        ) in ctx.workers.committed:  # what the step before has read must be done with before it is written again
+        for result in ctx.workers.committed:  # the previous step must have finished reading the receive buffers
             result.block_until_ready()
         messages: dict[int, Any] = {}
         for number in self._stay:
@@ -193,7 +201,7 @@ class SteadyStep:
                 failed = FailedStep(share, (reading,), (sizes,), [packed], messages, (self._sent,), [seconds])
                 return give_up(ctx, failed, self._sent, results[0], search=search)
             messages[self._sent] = results
-        del packed, ahead  # frees what was sent before the new state is made
+        del packed, ahead  # frees the sent parts before the new state is computed
         outputs = self._commit(final_vectors, kept, messages)
         ended = time.perf_counter()
         activity.took(began, (input_seconds, ended - exchanged + sent - started, exchanged - sent), ended)
@@ -208,7 +216,7 @@ class SteadyStep:
         the report of this step and the user's code.
 
         Args:
-          share, reading, sizes: of the next step; if it turns out to have others, it is computed anew.
+          share, reading, sizes: those expected for the next step. If they differ, the work is discarded and repeated.
         """
         workers, batch = self._ctx.workers, share.batches[0]
         dispatched = time.perf_counter()
@@ -219,11 +227,11 @@ class SteadyStep:
         self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, dispatched)
 
     def forget_ahead(self) -> None:
-        """Drop what was dispatched ahead."""
+        """Discard the kernels that were dispatched ahead."""
         self._ahead = None
 
     def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> _Ahead | None:
-        """Return what was dispatched ahead for this step; `None` if any of its inputs has changed since."""
+        """Return the kernels that were dispatched ahead for this step; `None` if an input has changed since."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
@@ -234,7 +242,7 @@ class SteadyStep:
     def _exchange(
         self, parts: Sequence[jax.Array], own: np.ndarray, step: int, more: str
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        """Reduce the message over all workers, with the status, of which `own` is this process's summand."""
+        """Reduce the message over all workers, with the status, to which this process adds `own`."""
         ctx, number = self._ctx, self._sent
         about = f"message {number + 1} of step {step} of {self._steps.name}"  # `StepPlan.about`, without its call
         rows = [parts] if not ctx.world.unowned_slots else ctx.neutral.with_gaps(number, [parts])
@@ -243,8 +251,9 @@ class SteadyStep:
         return ctx.channels[number].exchange(rows, own, about, more, on_piece, step)
 
     def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Vectors, Vectors]:
-        """Return the values of sources for the kernel and for the final segment. A vector that has not changed since
-        the step before is already on the device.
+        """Return the vectors of sources for the kernel and for the final segment.
+
+        Vectors that have not changed since the previous step are already on the device.
         """
         same, read = self._same_vectors, tuple(reading)[_STEADY]
         if same is None or same[0] is not sizes or same[1] != read or same[2] is not reading.taking_part:
@@ -259,17 +268,17 @@ class SteadyStep:
         vectors = list(there)
         for vector, place, value in self._changing:
             if vectors[vector] is there[vector]:
-                vectors[vector] = measured[vector].copy()  # a kernel may still read the one before
+                vectors[vector] = measured[vector].copy()  # a kernel may still read the old one
             vectors[vector][place] = value(reading)
         return vectors, there if self._final_is_fed_alike else vectors
 
     def _find_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
-        self._leaves = tree.flatten_up_to  # of batches built alike, without a call in Python
+        self._leaves = tree.flatten_up_to  # for later batches of this structure, without a Python call
         return leaves
 
     def _planned(self, microbatches: Microbatches) -> list[_Microbatch]:
-        """Return the calls for these microbatches. Worked out when the microbatches change."""
+        """Return the kernels and rows of these microbatches. Computed again when the microbatches change."""
         kernels, calls, start = self._ctx.kernels, list[_Microbatch](), 0
         for size in microbatches:
             kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
@@ -307,11 +316,11 @@ class SteadyStep:
             out = call.run(given)
             new = out.pop("parts")
             packed = ctx.programs[sum_kind(0), 0, 0](packed, new) if packed else new
-            del new  # so that the next call's parts can take that memory
+            del new  # so that the next microbatch's parts can reuse that memory
         return packed, out["outputs"]
 
     def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
-        """Run the final segment, and make its results the worker's state. Returns them."""
+        """Run the final segment, whose results become the worker's state. Returns them."""
         ctx, workers = self._ctx, self._ctx.workers
         state, op_states, received = workers.local_states[0], workers.local_op_states[0], []
         for number in self._final_messages:
@@ -333,7 +342,7 @@ class SteadyStep:
         }
         outputs = ctx.programs["final", 0, 0](given_up, given)
         workers.committed = outputs[:1]
-        for i, new in zip(self._changed, outputs, strict=False):  # first come the state's
+        for i, new in zip(self._changed, outputs, strict=False):  # the state's outputs come first
             state[i] = new
         new_op_states = self._steps.results.op_states
         workers.local_op_states[0] = [outputs[place] for place in new_op_states] if new_op_states else []

@@ -34,20 +34,20 @@ class StatusLike(Protocol):
     own_seconds: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
 
     def encode(self) -> np.ndarray:
-        """Return this process's summand of the status; shape=(length,)."""
+        """Return this process's part of the status; shape=(length,)."""
         ...
 
     def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
-        """Return the same, with these seconds of this process's only worker."""
+        """Return the result of `encode`, with these seconds for this process's only worker."""
         ...
 
     def decode(self, elements: np.ndarray) -> None:
-        """Take the sum over all processes; shape=(length,). Raises what ends the run."""
+        """Apply the status, summed over all processes; shape=(length,). May raise an error that ends the run."""
         ...
 
 
 class NoStatus:
-    """A status of no elements."""
+    """A status without elements."""
 
     length = 0
     own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
@@ -67,20 +67,20 @@ class StepPlan:
     """Data that is the same in every step of a plan.
 
     Args:
-      plans: of the driver, for any number of examples. Everything but the kernels is made of their reference.
-      status: elements of the status.
+      plans: the driver's plans, for any number of examples. Everything except kernels comes from their reference.
+      status: number of elements of the status.
       finite: whether values that are not finite prevent a commit.
-      name: the program's, in messages.
+      name: the program's name.
 
     Attributes:
-      plan: the reference.
+      plan: the reference plan.
       label: prefix of the names of compiled programs, in profiles.
-      feed: how sources reach the segments.
-      layouts: of each message.
+      feed: the layout of sources in the segments' inputs.
+      layouts: the layout of each message.
       finite_checks: one for each message; empty without `finite`.
       part_slices: for each message, its parts among those of its level.
-      inputs: where inputs of a segment are taken from, by kind and level.
-      results: where the final segment's results are.
+      inputs: origins of each segment's inputs, by kind and level.
+      results: positions of the final segment's results.
       last_microbatch_level: the last level with kernels before the final segment; -1 if there is none.
       status_message: the number of the message that carries the status; -1 if there is none.
     """
@@ -101,21 +101,21 @@ class StepPlan:
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
 
     def about(self, number: int, step: int) -> str:
-        """Return what a message is called in errors."""
+        """Return the name of a message in errors."""
         return f"message {number + 1} of step {step} of {self.name}"
 
 
 @dataclass(eq=False)
 class StepContext:
-    """The parts that carry out the steps of one plan. Shared by the engine and its kinds of steps.
+    """The parts that run the steps of one plan, shared by the engine and all forms of steps.
 
     Attributes:
       neutral: contributions of workers without examples.
-      consts: arrays that the driver closed over, of segments that are compiled once: by kind, level and local index.
+      consts: arrays of the driver's closure for segments that are compiled once, by kind, level and local index.
       channels: one for each message.
-      waiters: threads that note when calls are done, where the steps' own thread cannot: calls run on several devices,
-        or stages run while messages travel. Else `None`.
-      timeline: while a trace is recorded; then steps wait for each call, to time it.
+      waiters: threads that wait for the end of microbatches, if these run on several devices, or in stages while the
+        steps' thread exchanges messages; else `None`.
+      timeline: the timeline, while a trace is recorded. Steps then wait for each microbatch, to time it.
     """
 
     step_plan: StepPlan

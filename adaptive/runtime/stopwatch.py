@@ -1,4 +1,4 @@
-"""A stopwatch that leaves out time in which other processes had the cores."""
+"""A stopwatch that does not count the time of other processes on the same cores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import jax
 
 
 class Stopwatch:
-    """Measures time on a device without that in which other processes had its cores.
+    """Measures time on a device, without the time of other processes on its cores.
 
-    Where this process computes by itself, on cores that it shares, a neighbor's time slices hit every long call and
-    hardly any short one. Of three timings the least is then twice too long for a long call and right for a short one,
-    and batches would be cut into the smallest calls. The process's own processor time has no such slices in it; where
-    several threads compute, it is longer than the time that passes, and says nothing.
+    On shared cores, time slices of other processes interrupt every long microbatch and hardly any short one. The least
+    of three timings is then twice too long for a long microbatch and right for a short one, so batches would be split
+    into the smallest microbatches. Processor time does not include these slices. If several threads compute, processor
+    time exceeds wall time, and wall time is used.
     """
 
     def __init__(self, device: jax.Device):
@@ -26,6 +26,6 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the stopwatch was made."""
+        """Return the seconds since the stopwatch was created."""
         passed, computed = (now - began for now, began in zip(self._now(), self._began, strict=True))
         return min(passed, computed) if self._computes_here else passed

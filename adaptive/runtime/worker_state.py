@@ -25,14 +25,14 @@ class HoldsState(Protocol):
     """Something that keeps the state in another form between its own steps: see `SPMDStep`."""
 
     def give_back(self, states: States, op_states: OpStates) -> None:
-        """Write the state into these lists, if it is held.
+        """Write the state to these lists, if this object holds it.
 
         Raises:
           WorkerError: the state is lost.
         """
 
     def forget(self) -> None:
-        """Drop the held state: it was replaced."""
+        """Drop the held state, because it was replaced."""
 
 
 class WorkerState:
@@ -41,16 +41,16 @@ class WorkerState:
     Args:
       state: leaves of the initial state, on the host or any device. Copied, and removed from the list one by one, so
         that memory to which nothing else refers is freed in between.
-      check_updates: whether to find NaNs that updates make of finite values.
+      check_updates: whether to detect NaNs that updates compute from finite values.
 
     Attributes:
       present: local indices of the workers that are members.
       update_nans: finds NaNs made by updates; `None` without `check_updates`.
       local_states, local_op_states: the lists themselves. Up to date unless `held_by` has the state; `states` and
         `op_states` always are.
-      held_by: what may hold the state in another form.
-      committed: one result of the last step's final segment per worker; once it is ready, the memory that the step has
-        received into may be written again.
+      held_by: the object that may hold the state in another form.
+      committed: one result of the last step's final segment per worker. When they are ready, the step's receive buffers
+        may be overwritten.
     """
 
     def __init__(self, plan: Plan, state: list[Any], world: WorldMessages, *, check_updates: bool):
@@ -94,7 +94,7 @@ class WorkerState:
         return self._initial[i]
 
     def replace(self, states: States, op_states: OpStates) -> None:
-        """Continue from another state. NaNs that it holds count as intended. `present` is that of the new state."""
+        """Continue from another state, of the workers in `present`. NaNs in it are treated as intended."""
         if self.held_by is not None:
             self.held_by.forget()
         self.local_states, self.local_op_states = states, op_states
@@ -108,8 +108,8 @@ class WorkerState:
         """Change which workers of this process are members, from the next step on.
 
         Args:
-          present, joined: local indices; of all members, and of those that are new. A new worker copies what is
-            replicated from a present one, and begins with the initial value of what is local.
+          present, joined: local indices of all members, and of new ones. A new worker copies replicated leaves from a
+            member that is not new, and starts with the initial values of local leaves.
         """
         before = self.present
         for local_index in joined:
@@ -120,10 +120,10 @@ class WorkerState:
             self.update_nans.change_members(origins, [self.states[i] for i in present])
 
     def _reset(self, local_index: int, values: Iterator[Any]) -> None:
-        """Give a worker the replicated `values`, and the initial value of what is local.
+        """Set a worker's replicated leaves to `values`, and its local leaves to their initial values.
 
         Args:
-          values: in the order of `_replicated`. Copied, but for the worker's own arrays.
+          values: in the order of `_replicated`. Copied, except the worker's own arrays.
         """
         plan, device = self._plan, self._world.devices[local_index]
 
@@ -153,7 +153,7 @@ class WorkerState:
         return np.asarray(self.op_states[self.some_present][number][0])
 
     def made_nans(self) -> Found:
-        """Return which leaves of the state the last step has filled with NaNs. Waits for the step."""
+        """Return the leaves of the state in which the last step produced NaNs. Waits for the step."""
         if self.update_nans is None or self.update_nans.none_flagged():
             return NONE_FOUND
         workers = [self._world.workers[i] for i in self.present]
@@ -173,15 +173,14 @@ class WorkerState:
         return [np.asarray(numbers_of(leaf), order="C") for leaf in self._replicated()]
 
     def receive_buffers(self) -> list[np.ndarray]:
-        """Return arrays of the shapes that `export` has, to receive into: where possible the leaves' own memory."""
+        """Return receive buffers for the arrays of `export`; they share the leaves' memory if possible."""
         return [memory_of(leaf) for leaf in self._replicated()]
 
     def adopt(self, arrays: Sequence[np.ndarray]) -> None:
-        """Give all workers of this process the replicated leaves that another one has exported, and initial values of
-        what is local.
+        """Set the replicated leaves of this process's workers to another process's `export`, and reset local leaves.
 
         Args:
-          arrays: may be the `receive_buffers`.
+          arrays: the exported arrays; may be the `receive_buffers`.
         """
         values = [_as_leaf(array, leaf) for array, leaf in zip(arrays, self._replicated(), strict=True)]
         for local_index in range(len(self._world.devices)):
@@ -190,14 +189,15 @@ class WorkerState:
 
 
 def _as_leaf(array: np.ndarray, leaf: jax.Array) -> Any:
-    """Return a received array as it replaces a leaf: the leaf itself, if the array is the leaf's memory."""
+    """Return a received array as a leaf: the old leaf itself, if the array shares its memory."""
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return leaf if np.may_share_memory(array, np.asarray(leaf)) else array
 
 
 def copied(value: Any, device: jax.Device) -> jax.Array:
-    """Copy an array to a device, into memory of its own. `device_put` may share the memory of a numpy array even with
-    `may_alias=False`, so numpy arrays are copied first.
+    """Copy an array to new memory on a device.
+
+    `device_put` may share the memory of a numpy array even with `may_alias=False`, so numpy arrays are copied first.
     """
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)

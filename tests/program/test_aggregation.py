@@ -259,7 +259,9 @@ def test_what_is_too_large_for_the_wire_is_told_of_the_wire(options):
     def driver(params, batch):
         return params, {"s": comm.all_reduce(30_000 + 0 * batch["x"].sum(), wire=jnp.float16, **options)}
 
-    with pytest.raises(ad.NonFiniteError, match=r"too large for float16 \(65504 at most\), in which it travels"):
+    with pytest.raises(
+        ad.NonFiniteError, match=r"too large for float16 \(65504 at most\), the format in which it is sent"
+    ):
         built(driver).step()
 
 

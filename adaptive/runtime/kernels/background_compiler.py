@@ -15,11 +15,11 @@ from adaptive.base.ambient import current_settings
 from adaptive.runtime.background_threads import start
 from adaptive.runtime.memory import return_freed_memory
 
-Item = tuple[int, int]  # a worker of this process, and a size
+Item = tuple[int, int]  # (local index of a worker, size)
 
-QUIET_STEPS = 3  # steps in a row with no compiler beside them, before each compile: what a policy can learn speeds from
-_TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds between freed memory is returned; the steps time new kernels meanwhile
-_FIRST_PAUSE = 1.0  # seconds that the first pause lasts at most; a later one lasts as long as the compile before it
+QUIET_STEPS = 3  # undisturbed steps before each compile, from which policies can learn speeds
+_TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds after which freed memory is returned to the system
+_FIRST_PAUSE = 1.0  # maximum seconds of the first pause; later ones last at most as long as the compile before
 
 
 class KernelOwner(Protocol):
@@ -32,13 +32,13 @@ class KernelOwner(Protocol):
 class BackgroundCompiler:
     """Compiles in one thread, so that the steps lose at most one core.
 
-    Holds its owner weakly and ends with it. `close` does not wait for it; nor does the end of the process, where that
-    is safe (see `background_threads`).
+    Holds its owner weakly and ends with it. `close` does not wait for the thread; neither does the end of the process,
+    if that is safe (see `background_threads`).
 
-    Where a compile takes a good part of the process's cores, the seconds of the steps beside it are not the machine's.
-    With `pauses` the thread lets a few steps pass alone before each compile, so that they can be measured. A pause
-    never lasts longer than the compile before it, so it doubles the time until all is compiled at most. There is none
-    after a compile in which no step has ended: nobody takes steps, as in reserve, or they are longer than a compile.
+    If a compile takes a large part of the process's cores, steps beside it do not measure the machine's speed. With
+    `pauses` the thread lets a few undisturbed steps pass before each compile. A pause is at most as long as the compile
+    before it, so all compiles take at most twice as long. There is no pause after a compile during which no step ended,
+    as in reserve.
 
     Args:
       owner: compiles an item.
@@ -48,15 +48,15 @@ class BackgroundCompiler:
     def __init__(self, owner: KernelOwner, *, pauses: bool = False):
         self.error: BaseException | None = None
         self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
-        self._beside_step = False  # whether something has been compiled since the last step ended
+        self._beside_step = False  # whether the thread has compiled since the last step ended
         self._stepped = True  # whether a step has ended since the last compile began
         self._pausing = self._in_a_hurry = False
-        # What ends a pause: of each step whether something was compiled beside it. Like the bell it needs no lock.
+        # Ends a pause: for each step, whether the thread compiled during it. Needs no lock, like `_bell`.
         self._steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._waiting: dict[Item, tuple[int, int]] = {}  # and how they are ordered
+        self._waiting: dict[Item, tuple[int, int]] = {}  # items with their order
         self._at: Item | None = None
         self._lock = threading.Lock()
-        # To ring it needs no lock, so that it can be done from wherever the owner happens to be collected.
+        # Needs no lock, because the garbage collector may call `_end` anywhere.
         self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._count = itertools.count()
         self._settings = current_settings()
@@ -71,7 +71,7 @@ class BackgroundCompiler:
             return self._at is None and not self._waiting
 
     def most_waiting(self) -> int:
-        """Return how many sizes wait to be compiled, of the worker that waits for most."""
+        """Return the number of sizes that wait to be compiled, for the worker with most of them."""
         with self._lock:
             items = [*self._waiting, *([] if self._at is None else [self._at])]
         locals_ = [local for local, _ in items]
@@ -104,7 +104,7 @@ class BackgroundCompiler:
 
     @contextmanager
     def without_pauses(self) -> Iterator[None]:
-        """Compile without pauses within the block, in which no step is taken."""
+        """Compile without pauses within the block, in which no step runs."""
         self._in_a_hurry = True
         self._steps.put(True)
         try:
@@ -115,7 +115,7 @@ class BackgroundCompiler:
                 self._beside_step = self._at is not None
 
     def close(self) -> None:
-        """End the thread, after what it is compiling."""
+        """End the thread after its current compile."""
         with self._lock:
             self._waiting.clear()
         self._end()
@@ -165,7 +165,7 @@ class BackgroundCompiler:
             try:
                 with self._settings():
                     owner.compile(*item)
-            except BaseException as error:  # raised in the step that follows
+            except BaseException as error:  # raised in the next step
                 self.error = error
                 return
             finally:

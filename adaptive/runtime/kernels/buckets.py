@@ -1,4 +1,4 @@
-"""Buckets: the sizes, powers of two, whose kernels every other size is made of."""
+"""Buckets: the sizes, powers of two, of whose kernels batches of all sizes are composed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ def missing_buckets(largest: int, largest_microbatch: int | None, buckets: Colle
 
 
 def coarse_buckets(buckets: Collection[int]) -> set[int]:
-    """Return every second bucket from the largest down, and that of one example: half of the kernels make every size,
-    with a few microbatches more.
+    """Return every second bucket from the largest down, and the bucket of one example.
+
+    They suffice for every size, with half of the kernels and a few more microbatches.
     """
     return {*sorted(buckets, reverse=True)[::2], 1}
 
 
 def larger_gains_nothing(buckets: Collection[int], measured: Sequence[Mapping[int, float]]) -> bool:
-    """Return whether the largest bucket is no faster, by example, than the one before it; then nor is a larger one.
+    """Return whether the largest bucket takes as long per example as the next smaller one. Larger ones gain nothing
+    then.
 
     Args:
-      measured: seconds by size, of each worker.
+      measured: for each worker, the seconds by size.
     """
     if len(buckets) < 2:
         return False
@@ -33,11 +35,11 @@ def larger_gains_nothing(buckets: Collection[int], measured: Sequence[Mapping[in
 
 
 def by_size_alone(size: int, at_least: int, largest_microbatch: int | None, *, resizable: bool) -> Microbatches:
-    """Return microbatches that depend on nothing measured, and on no kernel that happens to be compiled.
+    """Return microbatches that depend neither on measured times nor on which kernels are compiled.
 
     Args:
-      at_least: how many there are at least.
-      resizable: whether they are buckets; else they are equal but for the last one.
+      at_least: the minimum number of microbatches.
+      resizable: whether they are buckets; if not, they have equal sizes, except the last one.
     """
     top = min(largest_microbatch or size, -(-size // at_least))
     if not resizable:

@@ -12,19 +12,19 @@ from adaptive.runtime.microbatches import GAIN, OVERHEAD_SECONDS, Microbatches, 
 from .contest import Contest
 from .timings import MicrobatchTimes
 
-_BETWEEN_MICROBATCHES = 50e-6  # seconds that the host spends between two calls; no call's own timing has them
+_BETWEEN_MICROBATCHES = 50e-6  # seconds of the host between two microbatches, which their timings do not include
 _FIRST_TRIAL = 2  # steps at a size before kernels are tried
 _SETTLED = 16  # steps at a later size before its splits are compared
-_LOST = 0.01  # of the steps so far: what comparisons may have cost, before that of a later size begins
-_UNANSWERED = 12  # steps in a row whose seconds were asked for and not recorded: then they are asked for seldom
-_SIZES = 32  # whose comparisons are kept
-_LONGEST = 64  # steps that a choice holds at most, while times decide
-_WITH_COMPILER = 8  # while a compiler runs
+_LOST = 0.01  # maximum cost of comparisons so far, as a share of all steps, before another comparison starts
+_UNANSWERED = 12  # consecutive steps whose requested seconds were not recorded, after which requests are rare
+_SIZES = 32  # number of sizes whose comparisons are kept
+_LONGEST = 64  # maximum number of steps for which a choice by time is valid
+_WITH_COMPILER = 8  # the same while a compiler runs
 _FOR_EVER = 1 << 62
 
 
 def _equal(size: int) -> float:
-    """Return the same price for every size."""
+    """Return 1.0, the same price for every size."""
     return 1.0
 
 
@@ -34,12 +34,12 @@ class Choice:
 
     Attributes:
       size: examples of the worker.
-      at_least: calls that the step needs at least.
-      microbatches: examples of each call; empty for a worker without examples.
-      timed: whether the seconds of the step are wanted (`Kernels.record_step`).
-      one_by_one: whether the calls should be waited for one by one, to record each (`Kernels.record`).
-      trial: whether other calls may be faster.
-      steps: for how many steps after the next one it holds. Counted down by the code that takes the steps.
+      at_least: the minimum number of microbatches in the step.
+      microbatches: examples of each microbatch; empty for a worker without examples.
+      timed: whether the step's seconds should be recorded (`Kernels.record_step`).
+      one_by_one: whether the step should wait for each microbatch, to record its seconds (`Kernels.record`).
+      trial: whether other microbatches may be faster.
+      steps: the number of steps after the next one for which it is valid. Counted down by the code that runs the steps.
     """
 
     size: int
@@ -57,25 +57,25 @@ NO_CHOICE = Choice(-1, 0, ())
 class _Compared(NamedTuple):
     """The comparison of the splits of one size."""
 
-    kernels: tuple[int, ...]  # of which splits are made
+    kernels: tuple[int, ...]  # the kernels of which splits are composed
     contest: Contest
 
 
 class Chooser:
-    """Chooses the microbatches of one worker by time.
+    """Chooses the microbatches of one worker by measured time.
 
-    A kernel that is not known yet is timed on a part of a batch that has to be computed anyway. When all are known, the
-    splits that may be the fastest are compared by the seconds of whole steps (`Contest`).
+    A new kernel is timed on a part of a real batch. When all kernels have timings, the splits that may be the fastest
+    are compared by the seconds of whole steps (`Contest`).
 
     Args:
-      fewest: whether to make as few calls as possible, whatever they take, and to try no others.
-      overhead_seconds: what a call costs whatever its size, while that has not been measured. At least 50 µs.
+      fewest: whether to use as few microbatches as possible, without trials.
+      overhead_seconds: the assumed fixed cost of a microbatch until it is measured; at least 50 µs.
 
     Attributes:
-      times: of single calls.
-      choice: the last one.
-      size: of the last steps.
-      steps_at_size: steps in a row with that size.
+      times: timings of single microbatches.
+      choice: the last choice.
+      size: the size of the last steps.
+      steps_at_size: number of consecutive steps with that size.
     """
 
     def __init__(self, *, fewest: bool = False, overhead_seconds: float = 0.0):
@@ -84,19 +84,19 @@ class Chooser:
         self.choice = NO_CHOICE
         self.size = self.steps_at_size = 0
         self._granted = -1  # `choice.steps`, when it was made
-        self._steps = self._asked_at = 0  # steps so far, and when the contest under way was asked last
+        self._steps = self._asked_at = 0  # steps so far; the step of the contest's last choice
         self._timed_at = 0
-        self._lost = 0.0  # what comparisons have cost, in steps
+        self._lost = 0.0  # cost of comparisons so far, in steps
         self._unanswered = 0
         self._compared: dict[tuple[int, int], _Compared] = {}
-        self._contest: Contest | None = None  # that has made the choice
+        self._contest: Contest | None = None  # the contest that made the last choice
         self._choices: dict[tuple[object, ...], Choice] = {}
-        self._timings: list[tuple[Choice, int, float]] = []  # of the step under way; size 0 for all of a step
+        self._timings: list[tuple[Choice, int, float]] = []  # of the current step; size 0: the whole step
 
     # --- choices ------------------------------------------------------------------------------------------------------
 
     def fixed(self, size: int, at_least: int, microbatches: Microbatches) -> Choice:
-        """Choose these microbatches for as long as the size lasts."""
+        """Choose these microbatches until the size changes."""
         self._count_steps(size)
         return self._made(size, at_least, microbatches, steps=_FOR_EVER)
 
@@ -104,8 +104,8 @@ class Chooser:
         """Choose the microbatches of the next steps.
 
         Args:
-          ready: sizes that there are kernels for; `size` can be made of them.
-          quiet: whether no compiler runs. While one does, nothing is tried and nothing is compared.
+          ready: sizes with compiled kernels, of which `size` can be composed.
+          quiet: whether no compiler runs. While one runs, there are no trials and comparisons.
         """
         self._count_steps(size)
         kernels = sorted(ready)
@@ -118,7 +118,7 @@ class Chooser:
             return self._of_contest(size, at_least, compared.contest)
         best = compared.contest.best if compared is not None else self._cheapest(size, allowed)
         best = best or self._cheapest(size, kernels)
-        assert best is not None, "a size is taken on when it can be made, and what makes it is kept"
+        assert best is not None, "the kernels for a size in force are not dropped"
         often = self._unanswered < _UNANSWERED and any(map(self.times.wanted, best))
         timed = often or self._steps - self._timed_at >= _LONGEST
         holds = 1 if timed else self._until_compared() if quiet else _WITH_COMPILER
@@ -166,7 +166,7 @@ class Chooser:
         return choice
 
     def _trial(self, size: int, kernels: Sequence[int]) -> Microbatches | None:
-        """Return microbatches with one of a size whose seconds are not known; `None` if there is none."""
+        """Return microbatches that include a size without known seconds; `None` if all are known."""
         if self.fewest or self._unanswered >= _UNANSWERED:
             return None
         for unknown in reversed(kernels):
@@ -205,7 +205,7 @@ class Chooser:
         steps = min(steps, _LONGEST - 1)
         return self._made(size, at_least, split, timed=timed, trial=slower, steps=steps, contest=contest)
 
-    # --- what calls cost ----------------------------------------------------------------------------------------------
+    # --- costs --------------------------------------------------------------------------------------------------------
 
     def _cheapest(self, size: int, kernels: Iterable[int]) -> Microbatches | None:
         return cheapest(size, kernels, _equal if self.fewest else self._seconds)
@@ -214,7 +214,7 @@ class Chooser:
         return self.times.predict(size) + _BETWEEN_MICROBATCHES
 
     def cost(self, size: int, kernels: Iterable[int]) -> float:
-        """Return the predicted seconds of a size; infinite if `kernels` cannot make it."""
+        """Return the predicted seconds of a size; infinite if it cannot be composed of `kernels`."""
         calls = cheapest(size, kernels, self.times.predict)
         return inf if calls is None else sum(map(self.times.predict, calls))
 
@@ -230,13 +230,13 @@ class Chooser:
     # --- timings ------------------------------------------------------------------------------------------------------
 
     def record(self, size: int, seconds: float) -> None:
-        """Record the seconds of one microbatch of the present step, or, with size 0, those of the whole step."""
+        """Record the seconds of one microbatch of the current step, or, with size 0, of the whole step."""
         if self.choice.timed:
             self._unanswered = 0
             self._timings.append((self.choice, size, seconds))
 
     def step_ended(self, *, disturbed: bool) -> None:
-        """Learn from the timings of the step, unless it was disturbed."""
+        """Add the timings of the step to the estimates, unless it was disturbed."""
         timings, self._timings = self._timings, []
         for choice, size, seconds in timings:
             if disturbed:

@@ -19,9 +19,9 @@ from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from .choice import NO_CHOICE, Choice
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
-NO_WORKER = -1  # in place of a local index: a program for all workers together
-SUMS = 0  # in place of a size, with `NO_WORKER`: the programs that add up several microbatches
-_TRACES = 2  # sizes whose traces are kept for the other devices of this process
+NO_WORKER = -1  # replaces a local index for a program of all workers
+SUMS = 0  # replaces a size, with `NO_WORKER`: the programs that sum parts of several microbatches
+_TRACES = 2  # number of sizes whose traces are kept for other devices of this process
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Kernel:
 
     Attributes:
       run: the whole segment, or its first stage.
-      later: the other stages: programs, and which outputs of which earlier stages they take.
-      kept: which outputs of which stages are the segment's, if it has several stages.
+      later: the later stages: programs, with their inputs from earlier stages as (stage, index of the output).
+      kept: the segment's outputs as (stage, index of the output), if it has several stages.
     """
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
@@ -45,7 +45,7 @@ class Kernel:
         return (self.run, *(program for program, _ in self.later))
 
     def stages(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the results of each stage. A stage is dispatched when its results are asked for."""
+        """Yield the results of each stage. Each iteration dispatches one stage."""
         results = [self.run(given)]
         yield results[0]
         for program, takes in self.later:
@@ -65,7 +65,7 @@ class Counters:
     """The cost of compiling so far. Local to this process.
 
     Attributes:
-      waited_seconds: for which a step, or the start, waited for a compiler.
+      waited_seconds: total time for which steps, or the start, waited for a compiler.
     """
 
     kernels: int = 0
@@ -84,11 +84,10 @@ class CompiledKernels:
 
     Attributes:
       ready: kernels by size, by local index.
-      changes: by local index, a number that is another one after `ready` has changed.
-      buckets: the sizes of which all others are made.
-      complete: whether all buckets, of which 1 is one, are compiled for all workers: then any size can be made.
-      compile_times: when a compile ended, by size and by when it began; infinite while it runs. By the clock of
-        `time.perf_counter`.
+      changes: by local index, a counter that changes whenever `ready` changes.
+      buckets: the sizes of which all others are composed.
+      complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
+      compile_times: the end of each compile, by (size, start); infinite while it runs. Times of `time.perf_counter`.
       compile_step: compiles a whole step of a size for all workers, if there are such programs.
       compile_sums: compiles the programs that add up several microbatches.
     """
@@ -115,7 +114,7 @@ class CompiledKernels:
         self._versions = itertools.count(1)
 
     def compile(self, local_index: int, size: int) -> None:
-        """Compile the kernels of one size, and wait for them. `NO_WORKER` stands for programs of all workers."""
+        """Compile the kernels of one size, and wait for them. With `NO_WORKER`: programs of all workers."""
         if local_index == NO_WORKER:
             if size == SUMS:
                 self.compile_sums()

@@ -7,35 +7,34 @@ from collections.abc import Mapping, Sequence
 
 from adaptive.runtime.microbatches import Microbatches
 
-_CLOSE = 1.2  # splits predicted to take this many times the least seconds, or fewer, are compared at once
-_COMPARED = 4  # splits that are compared at once, at most
-_ROUNDS = 16  # of the first comparison
-_SLOWER = {4: 1.25, 8: 1.1}  # after so many rounds a split is out that takes this many times the least seconds
-_HOPELESS = 4.0  # splits predicted to take this many times the least seconds are never timed
-_WINDOW = 24  # rounds that a later comparison of two splits counts
-_ENOUGH = 8  # rounds before the best one is replaced, and between two such decisions
+_CLOSE = 1.2  # splits within this ratio of the least predicted seconds are compared immediately
+_COMPARED = 4  # maximum number of splits in the first comparison
+_ROUNDS = 16  # rounds of the first comparison
+_SLOWER = {4: 1.25, 8: 1.1}  # by number of rounds: the ratio to the least seconds above which a split drops out
+_HOPELESS = 4.0  # splits above this ratio of the least predicted seconds are never timed
+_WINDOW = 24  # number of last rounds that count in later comparisons
+_ENOUGH = 8  # rounds between two decisions to replace the best split
 _FIRST_GAP, _GROWTH, _LONGEST_GAP = 16, 1.25, 256  # steps between later rounds of a split
-_PRICE = 0.003  # of all time: what the later rounds of all splits may cost together
-_UNANSWERED = 4  # steps whose seconds were not recorded: then nothing is timed for a while
+_PRICE = 0.003  # maximum cost of all later rounds, as a share of all time
+_UNANSWERED = 4  # unrecorded steps after which timing pauses
 
-WORTH = 0.98  # more calls must take less than this many times the seconds of fewer
-_TIE = 1.01  # fewer calls may take this many times the seconds of more
+WORTH = 0.98  # more microbatches must take less than this ratio of the seconds of fewer
+_TIE = 1.01  # fewer microbatches may take up to this ratio of the seconds of more
 
 
 class Contest:
     """Compares the splits of one batch by the seconds of whole steps that use them, in rounds.
 
-    A round times each split once. What slows the machine for longer than a round hits all splits alike; what slows a
-    single step is left out, because a split's score is the mean of the faster half of its timings. The first rounds
-    follow each other, and the slowest splits drop out. Later ones time the best split and one other, now and then: so
-    seldom that they cost next to nothing, at growing intervals, and for ever. So a decision that was made while the
-    machine was disturbed is corrected.
+    A round times each split once. Disturbances longer than a round affect all splits equally. Disturbances of single
+    steps are ignored, because a split's score is the mean of the faster half of its timings. The first rounds are
+    consecutive, and the slowest splits drop out. Later rounds time the best split and one other. They never end, at
+    growing intervals, and cost little; so a decision made while the machine was disturbed is corrected.
 
     Args:
-      predicted: seconds by split, the prediction.
+      predicted: predicted seconds by split.
 
     Attributes:
-      best: the split to use. Of splits that are equally fast, the one with fewest calls.
+      best: the split to use. Of equally fast splits, the one with fewest microbatches.
     """
 
     def __init__(self, predicted: Mapping[Microbatches, float]):
@@ -49,7 +48,7 @@ class Contest:
         self._rounds: deque[dict[Microbatches, float]] = deque(maxlen=4 * _WINDOW)
         self._round: dict[Microbatches, float] = {}
         self._queue: list[Microbatches] = []
-        self._count = -1  # rounds so far; the first one only touches all memory and is not counted
+        self._count = -1  # rounds so far; the first one warms up and does not count
         self._step = self._asked = 0
         self._due: dict[Microbatches, float] = {}  # the step of each split's next round
         self._gaps = dict.fromkeys(self._ratios, float(_FIRST_GAP))
@@ -66,10 +65,10 @@ class Contest:
         """Choose the split of the next step.
 
         Args:
-          elapsed: steps since the last call of this function, that call's own step included.
+          elapsed: steps since the last call of this function, including that call's step.
 
         Returns:
-          The split; whether to time the step (`record`); and for how many more steps it may be used without asking.
+          (The split, whether to time the step by `record`, the number of further steps for which it is valid).
         """
         self._step += elapsed
         if not self._queue:
@@ -85,7 +84,7 @@ class Contest:
         return self._queue[0], True, 0
 
     def record(self, split: Microbatches, seconds: float) -> None:
-        """Record the seconds of a step, if it is the one that `next` asked for."""
+        """Record the seconds of a step, if `next` requested them."""
         if not self._queue or split != self._queue[0]:
             return
         self._asked = 0
@@ -139,7 +138,7 @@ class Contest:
             self._conclude()
 
     def _conclude(self) -> None:
-        """End the first comparison: from now on other splits are timed now and then."""
+        """End the first comparison; later rounds follow at intervals."""
         self._alive = []
         self._pairs = dict.fromkeys(self._pairs, 0)
         self._due = {split: self._step + self._gap(split) for split in self._others()}
@@ -148,7 +147,7 @@ class Contest:
         return max(self._gaps[split], (self.slower(split) - 1) * (len(self._ratios) - 1) / _PRICE)
 
     def _judge(self, other: Microbatches) -> None:
-        """Make another split the best one if it has turned out to be faster."""
+        """Make another split the best one if it is faster."""
         self._pairs[other] += 1
         both = [timed for timed in self._rounds if other in timed and self.best in timed][-_WINDOW:]
         if len(both) >= _ENOUGH:

@@ -1,9 +1,8 @@
-"""The kernels of one process: which are compiled and when, and of which ones a batch is made.
+"""The kernels of one process: compiles kernels in the background, and chooses those for each batch.
 
-XLA compiles per shape, for a third of a second to more than one. So only the first size is waited for. In the
-background kernels for *buckets* (powers of two) are compiled; from then on every size is made of buckets at once.
-Kernels are timed on the examples of real steps; a new one is tried on a part of a batch that is computed anyway. A
-kernel for an exact size is compiled only when that has begun to pay.
+XLA compiles per shape, which takes a third of a second or more. The program waits only for the first size. Kernels for
+*buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. Kernels are
+timed in real steps. A kernel for an exact size is compiled only if it saves more time than its compilation takes.
 """
 
 from __future__ import annotations
@@ -26,24 +25,22 @@ from .buckets import by_size_alone, coarse_buckets, larger_gains_nothing, missin
 from .choice import NO_CHOICE, Choice, Chooser
 from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
 
-_PRICE_OF_GOING_ON = 1.5  # how much slower a step may be with the present kernels than with all buckets
-_KEPT = 16  # sizes besides the buckets whose kernels a worker keeps at least
-_FEW_CORES = 4  # with fewer, a compiler takes a good part of the steps' cores
-LARGE_MICROBATCH = (
-    32 << 20
-)  # bytes that a microbatch writes, above which memory decides how a batch is split, and not time
-_PASSES = 5  # over the parts of a microbatch: parameters are read, the gradient is written, and added to the sum
-_BYTES_PER_SECOND = {"cpu": 10e9}  # of memory, roughly; of other platforms 1e12
+_PRICE_OF_GOING_ON = 1.5  # maximum ratio of a step's time with the current kernels to that with all buckets
+_KEPT = 16  # minimum number of sizes, besides buckets, whose kernels a worker keeps
+_FEW_CORES = 4  # with fewer cores, a compiler slows the steps down
+LARGE_MICROBATCH = 32 << 20  # bytes; above it microbatches are chosen to save memory, not time
+_PASSES = 5  # passes over memory: parameters are read, the gradient is written and added to the sum
+_BYTES_PER_SECOND = {"cpu": 10e9}  # memory bandwidth, approximately; 1e12 on other platforms
 
 
 class _Worker:
-    """How the microbatches of one worker are chosen, and which sizes it has used or been asked for.
+    """One worker's chooser of microbatches, and its used and requested sizes.
 
     Attributes:
-      used: sizes of microbatches; those used last at the end.
-      asked: the size of `Kernels.ask`.
-      current: the size of the steps until that is taken up.
-      exact: the last size for which a kernel of its own was asked for.
+      used: sizes of microbatches, the most recently used last.
+      asked: the size requested last by `Kernels.ask`.
+      current: the size of the steps until the requested one is in force.
+      exact: the last size for which an exact kernel was requested.
     """
 
     def __init__(self, chooser: Chooser):
@@ -89,12 +86,12 @@ class Kernels:
         twice.
       name: prefix of the names of programs, in profiles.
 
-    What a step asks is kept in attributes, so that a step in which nothing has changed makes no call.
+    Results that steps need are kept in attributes, so that a step without changes makes no Python call.
 
     Attributes:
       compiled: the compiled kernels.
-      choices: the microbatches of each worker in its next step. An entry is replaced, also by the compiler's thread,
-        when it has to be asked for again (`choose`).
+      choices: the microbatches of each worker in its next step. Replaced by `NO_CHOICE`, also by the compiler's thread,
+        when `choose` must be called again.
       busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
         called.
       overhead_examples: the cost of one more microbatch, as the number of examples that take as long: the mean over
@@ -131,11 +128,11 @@ class Kernels:
         """The cost of compiling so far."""
         return self.compiled.counters
 
-    # --- what a size is made of ---------------------------------------------------------------------------------------
+    # --- composition of sizes -----------------------------------------------------------------------------------------
 
     @property
     def makes_all(self) -> bool:
-        """Whether every size can be made, now and from now on."""
+        """Whether every size can be composed, now and from now on."""
         return self.compiled.complete
 
     def can_make(self, local_index: int, size: int) -> bool:
@@ -143,7 +140,7 @@ class Kernels:
         ready = self.compiled.ready[local_index]
         if size == 0:
             return True
-        if self.splittable and not self.timed:  # by size alone: a kernel of this very size may not be what is used
+        if self.splittable and not self.timed:  # the choice by size may not use a kernel of this size
             return ready.keys() >= set(self._by_size_alone(size, self.min_microbatches))
         if not self.splittable or size in ready:
             return size in ready
@@ -162,8 +159,9 @@ class Kernels:
         return self.resizable and (not chooser.fewest or (bool(ready) and size not in ready))
 
     def can_join(self) -> bool:
-        """Return whether a process can take a step as soon as it joins. Where a batch is one microbatch, all to whom a
-        size is new have to compile it, and which size it will be is only known then.
+        """Return whether a process can run a step as soon as it joins.
+
+        If a batch is one microbatch, it must compile a kernel for its size, which is unknown before it joins.
         """
         return not self.splittable or self.makes_all
 
@@ -172,7 +170,7 @@ class Kernels:
         return self._first_kernels(size) == [size]
 
     def microbatches(self, local_index: int, size: int, at_least: int = 1) -> Microbatches:
-        """Return the microbatches in which a worker computes `size` examples in this step; at least so many."""
+        """Return the microbatches for `size` examples of a worker in this step; at least `at_least` of them."""
         choice = self.choices[local_index]
         if choice.steps and choice.size == size and choice.at_least == at_least:
             choice.steps -= 1
@@ -181,7 +179,7 @@ class Kernels:
         return choice.microbatches
 
     def choose(self, local_index: int, size: int, at_least: int) -> Choice:
-        """Choose the microbatches of a worker for the next step, and for the number of steps that the choice holds."""
+        """Choose the microbatches of a worker for the next step, and the number of steps for which they are valid."""
         worker, changes = self._workers[local_index], self.compiled.changes[local_index]
         chooser = worker.chooser
         if size == 0:
@@ -198,12 +196,12 @@ class Kernels:
             self.overhead_examples = self._overhead_examples()
         worker.note_used(choice.microbatches)
         self.choices[local_index] = choice
-        if self.compiled.changes[local_index] != changes:  # a kernel has come while these were chosen
+        if self.compiled.changes[local_index] != changes:  # a kernel was added meanwhile
             self.choices[local_index] = NO_CHOICE
         return choice
 
     def choice(self, local_index: int) -> Choice:
-        """Return the choice with which the present step was begun."""
+        """Return the choice of the current step."""
         return self._workers[local_index].chooser.choice
 
     def _by_size_alone(self, size: int, at_least: int) -> Microbatches:
@@ -216,7 +214,7 @@ class Kernels:
     # --- timing -------------------------------------------------------------------------------------------------------
 
     def record_step(self, local_index: int, seconds: float) -> None:
-        """Record the seconds of all microbatches of a step: from its beginning until its parts are computed.
+        """Record the seconds of all microbatches of a step: from its start until its parts are computed.
 
         Ignored unless the choice is to be `timed`.
         """
@@ -233,11 +231,11 @@ class Kernels:
             chooser.step_ended(disturbed=False)
 
     def tried_at_a_loss(self, local_index: int) -> bool:
-        """Return whether the last step of a worker was a trial, and took longer than its examples have to."""
+        """Return whether the last step of a worker was a trial that took longer than the best microbatches."""
         return self._workers[local_index].chooser.tried_at_a_loss(list(self.compiled.ready[local_index]))
 
     def step_ended(self) -> bool:
-        """Record the end of a step. Returns whether its seconds are too long, because of a compiler beside it."""
+        """Record the end of a step. Returns whether a compiler disturbed it, so that its seconds must be ignored."""
         beside = self._compiler.step_ended()
         disturbed = beside and self.few_cores
         for worker in self._workers:
@@ -250,7 +248,7 @@ class Kernels:
         return sum(known) / len(known) if known else None
 
     def _consider_exact(self, local_index: int, size: int, microbatches: Microbatches) -> None:
-        """Compile a kernel for this very size if, were the size to last as long again, that would have paid."""
+        """Compile a kernel for this exact size, if it would have saved its compilation time in the steps so far."""
         worker, counters = self._workers[local_index], self.counters
         too_large = self.largest_microbatch is not None and size > self.largest_microbatch
         if size in self.compiled.ready[local_index] or too_large or not counters.kernels:
@@ -270,7 +268,7 @@ class Kernels:
     # --- compiling ----------------------------------------------------------------------------------------------------
 
     def require(self, sizes: Sequence[int]) -> None:
-        """Compile what `sizes` need, and wait for it; then have the buckets compiled in the background.
+        """Compile the kernels for `sizes`, and wait for them; then compile the buckets in the background.
 
         Args:
           sizes: by local index.
@@ -281,20 +279,20 @@ class Kernels:
         self.extend(max(sizes))
 
     def require_first(self, sizes: Sequence[int]) -> None:
-        """Compile what `sizes` (by local index) need, and wait for it."""
+        """Compile the kernels for `sizes` (by local index), and wait for them."""
         for local_index, size in enumerate(sizes):
             if not self.can_make(local_index, size):
                 for needed in self._first_kernels(size):
                     self.compiled.compile(local_index, needed)
 
     def require_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
-        """Compile kernels for these very microbatches (by local index), and wait for them."""
+        """Compile kernels for exactly these microbatches (by local index), and wait for them."""
         for local_index, sizes in enumerate(microbatches):
             for size in set(sizes):
                 self.compiled.compile(local_index, size)
 
     def missing(self, sizes: Sequence[int]) -> int:
-        """Return how many kernels `require` would wait for."""
+        """Return the number of kernels that `require` would wait for."""
         return sum(
             len(self._first_kernels(size))
             for local_index, size in enumerate(sizes)
@@ -312,7 +310,7 @@ class Kernels:
         return [top, size % top] if size % top else [top]
 
     def extend(self, largest: int) -> None:
-        """Have the buckets compiled that a local batch of `largest` uses. Cheap where they are."""
+        """Compile the buckets for local batches up to `largest` in the background. Cheap if they exist."""
         if not (self.splittable and self.resizable):
             return
         buckets = self.compiled.buckets
@@ -327,14 +325,14 @@ class Kernels:
             self._put_shared(range(len(self._workers)), kernels)
 
     def _put_shared(self, workers: Iterable[int], kernels: Sequence[int], *, urgent: bool = False) -> None:
-        """Put kernels that several processes compile for one cache: each begins with its part of them."""
+        """Queue kernels that several processes compile for one cache; each process starts with its own part."""
         for size in compile_order(kernels, *self.compile_order):
             for local_index in workers:
                 self._put(local_index, size, urgent=urgent)
 
     def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        """Have the kernels compiled next, in the background, that `sizes` need. Replaces an earlier request: its
-        kernels are not compiled any more, unless that has begun.
+        """Compile the kernels for `sizes` next, in the background. Cancels an earlier request, unless its compile has
+        started.
 
         Args:
           sizes: by local index.
@@ -354,7 +352,7 @@ class Kernels:
                 self._put_shared([local_index], sorted(missing, reverse=True), urgent=True)
 
     def _soonest_kernels(self, local_index: int, size: int) -> Sequence[int]:
-        """Return kernels that can make a size soon: those that are compiled, and few others."""
+        """Return kernels for a size that are available soon: compiled ones, and few others."""
         if not (self.splittable and self.timed):
             return self._first_kernels(size)
         chooser, buckets = self._workers[local_index].chooser, self.compiled.buckets
@@ -365,9 +363,7 @@ class Kernels:
         return self._first_kernels(size)
 
     def _can_go_on(self, cost: float, size: int, chooser: Chooser) -> bool:
-        """Return whether microbatches of this cost will do for a size: a few more than all buckets would need are a
-        price for going on at once; hundreds are not.
-        """
+        """Return whether microbatches of this cost are acceptable for a size until all buckets are compiled."""
         return cost <= _PRICE_OF_GOING_ON * chooser.cost(size, self.compiled.buckets) < inf
 
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
@@ -383,7 +379,7 @@ class Kernels:
         """
         worker, buckets, ready = self._workers[local_index], self.compiled.buckets, self.compiled.ready[local_index]
         if self.splittable and not (1 in buckets and buckets <= ready.keys()):
-            return  # what cannot be made of buckets yet may have to be made of these
+            return  # sizes may still need these kernels until the buckets are complete
         needed = {*buckets, *worker.chooser.choice.microbatches, worker.current, worker.asked, worker.exact}
         last_use = {size: when for when, size in enumerate(worker.used)}
         spare = sorted((s for s in list(ready) if s not in needed), key=lambda s: last_use.get(s, -1))
@@ -393,11 +389,11 @@ class Kernels:
             self.compiled.drop(local_index, size)
 
     def ask_for_step(self, size: int) -> None:
-        """Have `CompiledKernels.compile_step(size)` called in the background, before kernels that nobody waits for."""
+        """Queue `CompiledKernels.compile_step(size)` in the background, before kernels that are not urgent."""
         self._compiler.put(NO_WORKER, size, urgent=True)
 
     def ask_for_sums(self) -> None:
-        """Have `CompiledKernels.compile_sums` called in the background, before the kernels of buckets."""
+        """Queue `CompiledKernels.compile_sums` in the background, before the kernels of buckets."""
         if self.splittable and self.resizable:
             self._compiler.put(NO_WORKER, SUMS, urgent=True)
 
@@ -410,7 +406,7 @@ class Kernels:
 
     @property
     def buckets_compiled(self) -> tuple[int, int]:
-        """How many kernels the worker that has fewest has, and how many it will have. For any thread."""
+        """(Compiled kernels of the worker with fewest, number it will have). May be read from any thread."""
         compiled = min(map(len, self.compiled.ready))
         return compiled, compiled + self._compiler.most_waiting()
 
@@ -432,5 +428,5 @@ class Kernels:
             raise self._compiler.error
 
     def close(self) -> None:
-        """End the background compiler, after what it is compiling. Does not wait for it."""
+        """End the background compiler after its current compile. Does not wait."""
         self._compiler.close()

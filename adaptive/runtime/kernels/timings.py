@@ -12,21 +12,20 @@ from adaptive.runtime.microbatches import OVERHEAD_SECONDS, predict
 
 SAMPLES = 3  # timings of a size before its seconds count as known
 _KEPT = 2 * SAMPLES + 1  # timings kept of a size
-_SHORT = 8  # a call this many times shorter than the longest tells what a call costs whatever its size
+_SHORT = 8  # microbatches this many times shorter than the longest show the fixed cost
 
 
 class MicrobatchTimes:
     """Estimates the seconds of one microbatch by its size.
 
-    Noise adds to a timing and never takes anything away, so the least of a size's last timings counts. And a call takes
-    no longer than a call of more examples: where all timings of a size were disturbed, those of the next larger size
-    are an upper bound.
+    Noise only lengthens timings, so the least of a size's last timings counts. A microbatch takes at most as long as a
+    larger one: if all timings of a size were disturbed, those of the next larger size are an upper bound.
 
     Args:
-      overhead_seconds: what a call costs whatever its size, while that has not been measured.
+      overhead_seconds: the assumed fixed cost of a microbatch until it is measured.
 
     Attributes:
-      seconds: by size, of all sizes with enough timings. Never changed in place.
+      seconds: seconds by size, for sizes with enough timings. Never changed in place.
     """
 
     def __init__(self, overhead_seconds: float = OVERHEAD_SECONDS):
@@ -59,18 +58,18 @@ class MicrobatchTimes:
         return len(self._timings.get(size, ())) < SAMPLES
 
     def predict(self, size: int) -> float:
-        """Return the seconds of one microbatch. With too few timings they are scaled from the nearest known size."""
+        """Return the seconds of one microbatch; with too few timings, scaled from the nearest known size."""
         return predict(size, self.seconds, self._overhead_seconds)
 
     def at_best(self, size: int) -> float:
-        """Return the least measured seconds, however few timings there are; without any, the prediction."""
+        """Return the least measured seconds of a size; without timings, the prediction."""
         timings = self._timings.get(size)
         return min(timings) if timings else self.predict(size)
 
     def overhead_examples(self) -> float | None:
         """Return the overhead of one more microbatch, in examples that take as long; `None` if nothing is known.
 
-        That is what calls that are short beside the longest take beyond the time of their examples.
+        Computed from short microbatches: their seconds beyond the time of their examples.
         """
         known = self.seconds
         if not known:

@@ -88,7 +88,7 @@ def test_where_nothing_can_be_written_the_run_goes_on(program, tmp_path, path, c
     notes, logged = notes_of(program, caplog, record=tmp_path / path)
     assert [len(n) for n in notes] == [1, 0, 0]
     assert notes[0] == logged
-    assert "the run is no longer recorded: " in logged[0]
+    assert "the run is not recorded any more: " in logged[0]
     assert logged[0].endswith(str(tmp_path / path))
 
 
@@ -96,7 +96,7 @@ def test_a_disk_that_fills_up_ends_the_record_and_not_the_run(program, trace, mo
     full_behind(monkeypatch, lines=2)  # the header and a step
     notes, logged = notes_of(program, caplog, record=trace)
     assert [len(n) for n in notes] == [0, 1, 0]
-    assert notes[1] == logged == [f"the run is no longer recorded: {os.strerror(errno.ENOSPC)}: {trace}"]
+    assert notes[1] == logged == [f"the run is not recorded any more: {os.strerror(errno.ENOSPC)}: {trace}"]
     assert len(trace.read_text().splitlines()) == 3  # half a line of the second step, and nothing behind it
 
 

@@ -156,7 +156,7 @@ def test_what_has_an_effect_is_not_done_again():
         )
         return state + comm.all_reduce(jnp.log(-number)), {}
 
-    assert "`io_callback` (+2) has an effect, and is not carried out again" in origin(driver, workers=2)
+    assert "`io_callback` (+2) has an effect, and is not repeated" in origin(driver, workers=2)
     assert len([x for x in told if x]) == 2  # once per microbatch of the step
 
 

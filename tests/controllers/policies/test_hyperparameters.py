@@ -29,9 +29,9 @@ def program_of(hook, *, first=0.5):
     [
         ({"lrr": 0.1}, "no hyperparameter 'lrr'; it has k, lr"),
         ({"lr": float("nan")}, "set(lr=nan): not finite"),
-        ({"lr": [0.1, 0.2]}, "lr is one number"),
-        ({"lr": "0.1"}, "lr is one number"),
-        ({"k": 2.5}, "k is a whole number"),
+        ({"lr": [0.1, 0.2]}, "lr must be one number"),
+        ({"lr": "0.1"}, "lr must be one number"),
+        ({"k": 2.5}, "k must be a whole number"),
         ({}, "set() without a value"),
         ({"lr": 1e39}, "set(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38"),
         ({"lr": -1e39}, "would be infinite in float32"),
