@@ -85,7 +85,7 @@ class Activity:
       now: the current activity; read from any thread.
       turned: called when an activity ends; `None` for no callback.
       message: the number of the current message, or of the last one.
-      waited_before: `world.waited` at the beginning of the step that `took` accounts for.
+      waited_before: `world.waited` at the beginning of the step; set by callers of `took`.
     """
 
     def __init__(self, world: Waits):

@@ -41,7 +41,7 @@ class DecisionDigest:
         return "; then ".join(self.asked)
 
     def enter(self, step: int, who: str, decision: Decision | None) -> None:
-        """Add the requests made after `step`, even if there are none.
+        """Add the requests made after `step` to the digest; `decision` is None if there are none.
 
         Args:
           who: `hooks_in_words`, or the method that the script called: "program.rescale".

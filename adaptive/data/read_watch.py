@@ -249,7 +249,7 @@ class ReadWatch:
                 return
 
     def _seconds(self) -> tuple[float, float]:
-        """Return the deadline (0 for none) and the time of the first warning, both in seconds of waiting."""
+        """Return (deadline, first warning), in seconds since the wait began; a deadline of 0 means none."""
         world, deadline = self._world, self._data.read_timeout
         hang_timeout = world.hang_timeout if world is not None and world.processes > 1 else 0.0
         if deadline is None or (deadline == 0 and self._lost()):

@@ -10,9 +10,8 @@ Each level has up to two segments, and the step one final segment. Each is a sli
                 sizes
 
 A value of an earlier segment is kept for a later one if it depends on the batch or on a message. Values that depend
-only
-on state and sources, such as a learning rate, are computed again: that is cheaper than keeping them in memory. In the
-common driver, only the gradient is kept.
+only on state and sources, such as a learning rate, are computed again: that is cheaper than keeping them in memory. In
+the common driver, only the gradient is kept.
 """
 
 from __future__ import annotations

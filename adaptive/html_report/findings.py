@@ -55,7 +55,7 @@ class Finding(NamedTuple):
     Attributes:
       text: one or two sentences.
       seconds: the time that it cost.
-      first: its first row.
+      first: the first row of the record that it is about.
       end: the row after its last one.
     """
 

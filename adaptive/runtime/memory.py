@@ -43,10 +43,9 @@ def return_freed_memory() -> bool:
     """Return free pages of the C library's heap to the system. Returns whether that is possible: only with glibc.
 
     By itself glibc returns only memory at the top of its heap. Arrays up to 32 MiB (`M_MMAP_THRESHOLD`, which adapts)
-    are
-    allocated on the heap, where one small object can keep hundreds of free MiB below it: memory of compilers, and of
-    gradients of several microbatches. A call takes milliseconds, in which other threads may wait to allocate, and pages
-    must be mapped again later. So it is not called in every step.
+    are allocated on the heap, where one small object can keep hundreds of free MiB below it: memory of compilers, and
+    of gradients of several microbatches. A call takes milliseconds, in which other threads may wait to allocate, and
+    pages must be mapped again later. So it is not called in every step.
     """
     libc = _glibc()
     if libc is None:

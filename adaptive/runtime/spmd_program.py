@@ -12,8 +12,7 @@ equal.
     commit    `where(ok, new, old)`, so that the memory of the old state can be donated
 
 Every leaf of the state is a "replicated" array over the mesh. So are local leaves, although each device holds the value
-of
-its own worker: such an array is never read as a whole, and `shard_map` does not move data. Workers that are meshes
+of its own worker: such an array is never read as a whole, and `shard_map` does not move data. Workers that are meshes
 themselves would need a second axis, over which their leaves are sharded and this file does not reduce.
 """
 
@@ -314,7 +313,8 @@ class _Chosen:
         self._old = {v: x for v, x in zip(new, old, strict=True) if isinstance(v, Var) and self._new.count(v) == 1}
 
     def __call__(self, var: Var, value: Any) -> Any:
-        """Return the selected value in place of one that was just computed."""
+        """Return the value to use for a variable after it was computed: the selected one, if it is part of the state.
+        """
         if var not in self._old:
             return value
         self._done.append(var)

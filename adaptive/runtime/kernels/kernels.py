@@ -352,7 +352,7 @@ class Kernels:
                 self._put_shared([local_index], sorted(missing, reverse=True), urgent=True)
 
     def _soonest_kernels(self, local_index: int, size: int) -> Sequence[int]:
-        """Return kernels for a size that are available soon: compiled ones, and few others."""
+        """Return the kernels for a size that needs as few new compilations as acceptable for its cost."""
         if not (self.splittable and self.timed):
             return self._first_kernels(size)
         chooser, buckets = self._workers[local_index].chooser, self.compiled.buckets
