@@ -313,8 +313,7 @@ class _Chosen:
         self._old = {v: x for v, x in zip(new, old, strict=True) if isinstance(v, Var) and self._new.count(v) == 1}
 
     def __call__(self, var: Var, value: Any) -> Any:
-        """Return the value to use for a variable after it was computed: the selected one, if it is part of the state.
-        """
+        """Return the value to use for a computed variable: the selected one, if it is part of the state."""
         if var not in self._old:
             return value
         self._done.append(var)
