@@ -157,7 +157,6 @@ MODULES_WITHOUT_A_TEST = {
     "adaptive/runtime/kernels/buckets.py": 1,
     "adaptive/runtime/kernels/choice.py": 1,
     "adaptive/runtime/kernels/compiled.py": 1,
-    "adaptive/runtime/local_world.py": 1,
     "adaptive/runtime/mesh_arrays.py": 1,
     "adaptive/runtime/microbatch_segments.py": 1,
     "adaptive/runtime/neutral.py": 1,
