@@ -87,7 +87,6 @@ MODULES_WITHOUT_A_TEST = {
     "adaptive/data/tables.py": 1,
     "adaptive/data/tensor_datasets.py": 1,
     "adaptive/data/torch_loaders.py": 1,
-    "adaptive/disk/arrays.py": 1,
     "adaptive/disk/directory.py": 1,
     "adaptive/disk/lock.py": 1,
     "adaptive/disk/manifest.py": 1,
