@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptive.html_report.columns import read_columns
-from adaptive.html_report.findings import excess, findings, where_it_went
+from adaptive.html_report.findings import excess, findings, medians, where_it_went
 from adaptive.html_report.intervals import intervals
 
 from .made_up import record, uneven
@@ -69,6 +69,11 @@ def test_what_is_high_throughout_is_one_stretch():
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_median_of_an_even_number_is_the_lower_middle_value():
+    values = np.array([[4, 1, 3, 2], [np.nan, 7, 5, np.nan], [9, 1, np.nan, 2], [np.nan] * 4])
+    np.testing.assert_array_equal(medians(values, 1), [2, 5, 2, np.nan])
 
 
 def test_excess_is_over_half_of_the_others():
