@@ -37,7 +37,7 @@ CORES = (3, 5, 12)  # figures 3 and 4
 
 def printed(dead_band: float = 0.05) -> Policy:
     """The controller as the paper prints it: the global batch is what the new batches sum to. Bounds are not learnt."""
-    return ctrl.proportional(dead_band=dead_band, renormalise=False, drop=None)
+    return ctrl.proportional(dead_band=dead_band, renormalize=False, drop=None)
 
 
 POLICIES: dict[str, tuple[Callable[[], Policy], str, str]] = {  # what makes it, what it reads, its colour

@@ -1,4 +1,4 @@
-"""`measure_critical_batch`: how large a batch may be on this run, by trying it."""
+"""`measure_critical_batch`: measures by trials how large the batch of a run may be."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from adaptive import DriverError, NonFiniteError, Program
 from adaptive.extend import GLOBAL_BATCH, at, current_line, real, whole
 
-POINTS = 8  # of the base branch's course at which its loss is evaluated
+POINTS = 8  # number of points of the base branch at which its loss is evaluated
 _CANDIDATES = np.geomspace(1e-2, 1e4, 6001)  # critical batches, in base batches
 
 
 class BatchBranch(NamedTuple):
-    """What one branch of `measure_critical_batch` came to. Replicated."""
+    """The result of one branch of `measure_critical_batch`. Replicated."""
 
     batch: int  # examples per step
     steps: int
@@ -26,11 +26,11 @@ class BatchBranch(NamedTuple):
 
 
 class CriticalBatch(NamedTuple):
-    """What `measure_critical_batch` has found. Replicated. Prints as a table."""
+    """The result of `measure_critical_batch`. Replicated. Prints as a table."""
 
     branches: tuple[BatchBranch, ...]
     start_loss: float
-    critical: float  # the batch at which an example teaches half of what it does in a small one; NaN: no progress
+    critical: float  # the batch at which an example contributes half as much as in a small batch; NaN: no progress
     largest_equal: int  # the largest batch whose loss is within the tolerance of the base batch's
     noise_scale: float  # as given, for comparison; NaN if not given
 
@@ -60,33 +60,33 @@ def measure_critical_batch(
         found = ctrl.measure_critical_batch(program, loss_fn, test, examples=20_000, noise_scale=noise)
         print(found)
 
-    From the present state the program trains on the same examples with `k` times its batch, for each `k` of `factors`,
-    and returns to the present state, to the bit (`Program.branch`). The loss of the base branch is evaluated at eight
-    points on its way. So the loss of every branch is worth a number of examples at the base batch `B`; that over the
-    examples used is the branch's efficiency, which the model of McCandlish et al. 2018 predicts as
+    For each `k` of `factors`, the program trains a branch on the same examples with `k` times its batch `B`, and then
+    restores the present state bit for bit (`Program.branch`). The loss of the base branch (`k = 1`) is evaluated at
+    eight points. A branch's efficiency is the number of examples after which the base branch has the same loss, divided
+    by the examples used. The model of McCandlish et al. 2018 predicts it as
 
         (critical + B) / (critical + k B)
 
-    The critical batch is the one that fits all branches best (least squares). It is a property of the optimizer and of
-    the learning rate's rule as well as of the gradients, unlike the noise scale.
+    The critical batch is the least-squares fit to all branches. Unlike the noise scale, it also depends on the
+    optimizer and on the rule for the learning rate.
 
     Args:
-      program: with the base batch in force.
-      loss_fn, data, batch: the loss, as for `Program.evaluate`: a mean over held-out examples.
-      examples: for each branch to train on; rounded down to whole steps of all branches. Enough that the loss falls by
-        several times `tolerance`.
-      factors: of the base batch, ascending, from 1 on.
-      hyperparameters: `hyperparameters(k)` returns what to set for a batch of `k` times the base, such as
-        `lambda k: {"lr": 3e-4 * k**0.5}`. By default the driver's own rule is at work, as by `scale_adamw` and
-        `scale_by_batch`.
-      noise_scale: a number, or what `monitors.noise_scale` returned, to be reported beside the critical batch.
-      tolerance: the largest difference of losses that counts as none, in the loss's unit.
+      program: the program; its present global batch is the base batch.
+      loss_fn, data, batch: the loss, a mean over held-out examples; see `Program.evaluate`.
+      examples: training examples of each branch, rounded down to whole steps of all branches. Take enough for the loss
+        to fall by several times `tolerance`.
+      factors: batch sizes of the branches, in base batches; ascending from 1.
+      hyperparameters: `hyperparameters(k)` returns the values to set for `k` times the base batch, such as
+        `lambda k: {"lr": 3e-4 * k**0.5}`. By default none: the driver's own rule (`scale_adamw`, `scale_by_batch`)
+        adapts the learning rate.
+      noise_scale: a number, or the result of `monitors.noise_scale`, to print beside the critical batch.
+      tolerance: losses that differ by at most this count as equal; in the loss's unit.
 
     Returns:
       A table of the branches, and the critical batch in examples: inf if no branch is less efficient than the base.
 
     Raises:
-      DriverError: an argument is out of range, or the driver has no rule for the learning rate, and none is given.
+      DriverError: an argument is out of range, or neither the driver nor `hyperparameters` adapts the learning rate.
       BatchSizeError: the workers cannot hold the largest batch.
 
     References:
@@ -119,7 +119,7 @@ def measure_critical_batch(
 
 
 def _train(program: Program, steps: int, marks: set[int], loss: Callable[[], float]) -> list[float]:
-    """Take steps. Returns the losses after those with numbers in `marks`, and after the last; inf from a divergence."""
+    """Take steps. Returns the losses after the steps in `marks` and after the last one; inf once training diverges."""
     losses = []
     try:
         for step in range(1, steps + 1):
@@ -132,7 +132,7 @@ def _train(program: Program, steps: int, marks: set[int], loss: Callable[[], flo
 
 
 def _worth(loss: float, course: Sequence[float]) -> float:
-    """Return the share of the base branch after which it had this loss; its losses are at equal distances."""
+    """Return the fraction of the base branch after which it had this loss. `course`: its losses at equal intervals."""
     falling = np.minimum.accumulate(course)
     return float(np.interp(-loss, -falling, np.linspace(0, 1, len(falling)))) if np.isfinite(loss) else 0.0
 
@@ -146,7 +146,7 @@ def _fit(efficiencies: Sequence[float], factors: Sequence[int]) -> float:
 
 
 def _check(program: Program, base: int, examples: Any, factors: Any, hyperparameters: Any, tolerance: Any) -> int:
-    """Return the number of examples that are whole steps of all branches."""
+    """Check the arguments, and return `examples` rounded down to whole steps of all branches."""
     where = f"measure_critical_batch{at(current_line())}"
     ks = [whole(k) or 0 for k in factors]
     if len(ks) < 2 or ks[0] != 1 or any(after <= k for k, after in pairwise(ks)):
@@ -161,8 +161,8 @@ def _check(program: Program, base: int, examples: Any, factors: Any, hyperparame
         raise DriverError(f"{where}: tolerance is a difference of losses, 0 or more; got {tolerance!r}.")
     if hyperparameters is None and all(source.name != GLOBAL_BATCH.name for source in program.plan.sources):
         raise DriverError(
-            f"{where}: the driver's learning rate does not follow the batch. Let it follow, by ctrl.scale_adamw or "
-            "ctrl.scale_by_batch; or say what to set in a branch, for instance for Adam and a hyperparameter lr:\n"
+            f"{where}: the driver's learning rate does not follow the batch. Use ctrl.scale_adamw or "
+            "ctrl.scale_by_batch in the driver, or set hyperparameters in each branch, for Adam for instance:\n"
             f"    ctrl.measure_critical_batch(…, hyperparameters=lambda k: {{'lr': 3e-4 * k**0.5}})"
         )
     return unit

@@ -1,4 +1,4 @@
-"""`hook`: pass values of the driver to Python code, which returns decisions."""
+"""`hook`: passes values of the driver to a Python function or a policy, which can make requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def hook(
 ) -> None:
     """Call a Python function or a policy with values of the driver, after a step.
 
-    The callback runs on every worker with the same values, and must make the same requests on every worker: let it
-    depend on its arguments alone. Its requests take effect between this step and the next.
+    The callback runs on every worker with the same values, and must make the same requests on every worker. So it must
+    depend only on its arguments. Its requests take effect between this step and the next.
 
         def adapt_batch_size(control, noise):
             control.rescale(global_batch=noise.scale)
@@ -112,7 +112,7 @@ class PolicyHandler:
             raise DriverError(f"hook {self._name!r}{self._where}: {error}") from None
 
     def rests_until(self, state: Any) -> int:
-        """Return the number of a step before which the policy decides nothing: see `Handler`."""
+        """Return the number of the first step at which the policy can decide again: see `Handler`."""
         return 0 if self._policy.rests_until is None else self._policy.rests_until(state)
 
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
@@ -155,8 +155,8 @@ def _check_every(every: int, name: str, where: str) -> int:
 
 
 def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> tuple[str, ...]:
-    """Return the names of the function's parameters for the values. Checks, when the program is built and not at the
-    first due step, that it can be called with them.
+    """Return the names of the function's parameters for the values. Raises already when the program is built if the
+    function cannot be called with them.
     """
     try:
         signature = inspect.signature(fn)

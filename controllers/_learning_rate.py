@@ -14,7 +14,7 @@ from adaptive.extend import GLOBAL_BATCH, read
 
 Rule = Literal["fixed", "linear", "sqrt", "adascale"]
 
-# Outside a program the global batch is not known; 0 stands for that, and updates are not changed.
+# Outside a program the global batch is unknown and read as 0; then updates are not changed.
 _GLOBAL_BATCH = dataclasses.replace(GLOBAL_BATCH, stand_in=0)
 
 
@@ -39,23 +39,22 @@ def scale_by_batch(
     | ---------- | ---------------------------------- | -------------------------------------------------------------- |
     | "fixed"    | 1                                  | no change: the batch alone reduces the noise (Mai et al. 2019) |
     | "linear"   | s                                  | SGD far below the noise scale (Goyal et al. 2017); `warmup`    |
-    | "sqrt"     | sqrt(s)                            | Adam and its like (Hoffer et al. 2017; Malladi et al. 2022)    |
+    | "sqrt"     | sqrt(s)                            | Adam and similar (Hoffer et al. 2017; Malladi et al. 2022)     |
     | "adascale" | (noise/base + 1)/(noise/batch + 1) | SGD at any batch (Johnson et al. 2020); `power=0.5`: for Adam  |
 
     "adascale" is s far below the noise scale, and bounded far above it; Pollux uses it with `power=0.5` for Adam.
 
-    The driver reads the batch while it runs, so a change of it compiles nothing. Outside a program, updates are not
-    changed.
+    The driver reads the batch at run time, so a change compiles nothing. Outside a program, updates are not changed.
 
     Args:
-      rule: one of the above.
+      rule: the name of a rule above.
       base: the global batch for which the learning rate was chosen.
       power: exponent of the factor.
       warmup: steps over which the factor approaches a new value, exponentially; it starts at 1.
 
     Returns:
-      A gradient transformation, replicated where its arguments are. "adascale" needs `noise=`, a noise scale in
-      examples or what `monitors.noise_scale` returns; while it is NaN the factor is 1. Its state has the last
+      A gradient transformation; its results are replicated if its arguments are. "adascale" needs `noise=`, a noise
+      scale in examples or the result of `monitors.noise_scale`; while it is NaN the factor is 1. Its state has the last
       `factor`, and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
 
     Raises:
@@ -91,7 +90,7 @@ def scale_by_batch(
 
 
 def _adascale(s: jax.Array, noise: jax.Array) -> jax.Array:
-    """`(noise + 1) / (noise/s + 1)`, of the noise relative to the base batch; s where it is infinite."""
+    """Return `(noise + 1) / (noise/s + 1)`, with the noise relative to the base batch; s if the noise is infinite."""
     return jnp.where(jnp.isnan(noise), 1.0, jnp.where(jnp.isinf(noise), s, (noise + 1) / (noise / s + 1)))
 
 

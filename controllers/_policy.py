@@ -1,4 +1,4 @@
-"""What a policy is: a pair of pure functions, as a gradient transformation is in optax."""
+"""`Policy`, a pair of pure functions like optax's gradient transformations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ UpdateFn = Callable[[Observation, PolicyState], tuple[Decision | None, PolicySta
 
 
 class Policy(NamedTuple):
-    """A rule that looks at every step and decides at the due ones.
+    """A rule that observes every step, and decides after every step at which its hook is due.
 
-    A policy owns nothing: what it remembers is the state that it is handed and hands back, so the program can
-    checkpoint it, and a test, a simulation or a replay can run it without a cluster:
+    A policy is pure: its memory is the state that it receives and returns. The program can therefore checkpoint it, and
+    tests, simulations and replays can run it without a cluster:
 
     >>> import controllers as ctrl
     >>> def update(observation, state):
@@ -26,19 +26,17 @@ class Policy(NamedTuple):
 
     Attributes:
       init: `init(n_workers) -> state`.
-      update: `update(observation, state) -> (decision or None, new state)`. It is shown the steps between due ones
-        too (`observation.due` is False there); what it then decides is not applied. It must depend on nothing but
-        its arguments, so that all workers decide alike, and must not write into the state that it is given: a step
-        that fails is taken again from that state.
-      name: what reports and errors call it.
-      reads: what the values are called that its hook is given, in their order; by these names they are found in a
-        recorded run.
-      check: `check(values, n_workers, name)`, called when a program is built: it raises where the hook is given what
-        the policy cannot read, and says what to write instead. Of the values only that is known which is in the graph:
-        each leaf has a `shape`, a `dtype` and `sources`, the names of what was measured that it is made of.
-      rests_until: `rests_until(state)` returns the number of the first step after which the policy can decide anything
-        again. Due steps before that one are shown to it later, together with the next due one. A policy that costs more
-        than short steps take rests between two decisions; by default none does.
+      update: `update(observation, state) -> (decision or None, new state)`. Also called for steps between due ones
+        (`observation.due` is False); decisions made there are ignored. It must depend only on its arguments, so that
+        all workers make the same decision. It must not modify `state`, because a failed step is repeated from it.
+      name: the policy's name in reports and errors.
+      reads: names of the hook's values, in order; used to find them in a recorded run.
+      check: `check(values, n_workers, name)`, called when a program is built; raises an error if the policy cannot read
+        the hook's values. The leaves of `values` are abstract: they have a `shape`, a `dtype` and `sources`, the names
+        of the monitors from which they are computed.
+      rests_until: `rests_until(state)` returns the number of the first step after which the policy can decide again.
+        Due steps before it are delivered later, together with the next due one. Used by policies that take longer than
+        short steps; by default a policy does not rest.
     """
 
     init: InitFn

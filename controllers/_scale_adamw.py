@@ -36,7 +36,7 @@ def scale_adamw(
     weight_decay: float = 1e-4,
     mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamW with hyperparameters for one batch size, which follow the global batch of each step.
+    """Return AdamW with hyperparameters chosen for one batch size, and adapted to the global batch of each step.
 
         tx = optax.chain(optax.clip_by_global_norm(1.0), ctrl.scale_adamw(3e-4, base=64, weight_decay=0.1))
 
@@ -49,23 +49,24 @@ def scale_adamw(
     | eps            | eps / sqrt(s)     | eps relative to sqrt(nu), which is proportional to 1 / sqrt(batch)       |
     | weight decay   | lambda * sqrt(s)  | batch / (lr * lambda), the number of examples that the weights remember  |
 
-    So runs with different batches follow one stochastic differential equation while noise dominates the gradients, that
-    is, below the noise scale. When the batch changes, the average of squared gradients changes with it by the inverse
-    factor, as it would otherwise only after `1 / (1 - b2)` base steps; and the bias corrections count examples.
+    Runs with different batches then follow the same stochastic differential equation while noise dominates the
+    gradients, that is, below the noise scale. When the batch changes, the average of squared gradients is rescaled by
+    the inverse factor at once, which would otherwise take `1 / (1 - b2)` base steps. Bias corrections count examples.
 
-    The batch is read in the driver while it runs: a change of it is in force in the very step that has it, from
-    whichever policy it comes, and compiles nothing. A learning rate that is an `ad.hyperparameter`, set by `seesaw` or
-    `by_examples`, is multiplied by sqrt(s). Do not chain it with `scale_by_batch`. Outside a program s is 1.
+    The driver reads the batch at run time, so a change takes effect in the same step and compiles nothing. A learning
+    rate that is an `ad.hyperparameter`, set by `seesaw` or `by_examples`, is multiplied by sqrt(s). Do not combine with
+    `scale_by_batch`. Outside a program s is 1.
 
     Args:
-      learning_rate: for the base batch: a number, or a schedule, called with the examples seen in base batches: a
-        schedule over steps ends after the same number of examples with any batch.
-      base: the global batch that the hyperparameters were chosen for.
-      b1, b2, eps, weight_decay: for the base batch, as in `optax.adamw`.
-      mask: which weights decay, as in `optax.adamw`.
+      learning_rate: the learning rate at the base batch: a number, or a schedule. A schedule's argument is the number
+        of examples seen in units of the base batch, so it ends after the same number of examples with any batch.
+      base: the global batch for which the hyperparameters were chosen.
+      b1, b2, eps, weight_decay: values at the base batch, as in `optax.adamw`.
+      mask: weights that decay, as in `optax.adamw`.
 
     Returns:
-      A gradient transformation, replicated where its arguments are. Its state has the `progress` in base batches.
+      A gradient transformation; its results are replicated if its arguments are. Its state has the `progress`, in base
+      batches.
 
     Raises:
       DriverError: an argument is out of range. From `update`: `params` is missing.
@@ -96,7 +97,7 @@ def scale_adamw(
         s = jnp.where(batch > 0, batch / base, 1.0)
         keep1, keep2, progress = b1**s, b2**s, state.progress + s
         rate = jnp.asarray(learning_rate(state.progress) if callable(learning_rate) else learning_rate, jnp.float32)
-        # In units of the base batch (nu is times s) sqrt(s) cancels but for one factor s, common to step and decay.
+        # In units of the base batch (nu is multiplied by s), sqrt(s) cancels except for one factor s of step and decay.
         mu = jax.tree.map(lambda m, g: _mix(m, g, keep1), state.mu, updates)
         nu = jax.tree.map(lambda v, g: _mix(v, (g * g.conj()).real * s.astype(v.dtype), keep2), state.nu, updates)
         seen1, seen2 = 1 - b1**progress, 1 - b2**progress

@@ -1,4 +1,4 @@
-"""The command `adaptive`, and how jobs are started and end. Knows neither JAX nor MPI, so it is there at once.
+"""The command `adaptive`, and the start and end of jobs. Imports neither JAX nor MPI, so commands start at once.
 
-What a job says to its launcher (`ending.py`) is here too, for both sides.
+`ending.py` has both sides of the communication between a job's processes and their launcher.
 """

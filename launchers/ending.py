@@ -9,7 +9,7 @@
     joined   a spawned process has become a member of the job
     ends     exit code, sent as soon as it is known, at the latest when Python ends
     left     exit code of a process that leaves for good while the others continue (`leave_job`)
-    asks     number of a question: does the process still belong to the job? (`confirm`)
+    asks     number of a request: does the process still belong to the job? (`confirm`)
     again    sent with `token` after a broken connection: do the others continue without the process? (`if_given_up`)
     exited   exit status, from the supervisor
     killed   signal that ended the process, from the supervisor
@@ -18,7 +18,7 @@ The launcher may send
 
     signal   number of a signal for the process, so that signals reach the job's processes on all hosts
     lost     number of a rank that is cut off, to be declared to MPI (`declare.py`)
-    here     number of a question, as its answer
+    here     the number of a request, to confirm that the process belongs to the job
     given up the others continue without the process
 
 A process whose launcher has not answered for the host timeout is cut off. It is killed, because the others continue
@@ -276,7 +276,7 @@ def _listen(line: socket.socket, pid: int) -> None:
 
 
 def if_cut_off(error: OSError, pid: int) -> None:
-    """Kill a process if the error of its connection says that the launcher has stopped answering."""
+    """Kill a process if its connection failed because the launcher stopped answering."""
     if not isinstance(error, ConnectionError):
         sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The launchers of MPI implementations: which one is installed, and the options that express our command line in it."""
+"""The launchers of MPI implementations: finds the installed one, and translates options into its syntax."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def settings(mpi: Implementation, options: Sequence[str], environ: Mapping[str, 
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment without another launcher's variables, by which mpirun would take itself for its rank."""
+    """Return the environment without another launcher's variables, which would make mpirun believe it is a rank."""
     left = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL")
     return {name: value for name, value in environ.items() if not name.startswith(left)}
 

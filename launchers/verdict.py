@@ -126,7 +126,7 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
 
 
 def remark(process: ProcessState) -> str:
-    """Return what to say of a process that has died while the job goes on, or "" where a world says it."""
+    """Return the message about a process that has died while the job continues; "" if its world reports the loss."""
     if process.left or not process.over:
         return ""
     if not process.counts and process.ended != 0:

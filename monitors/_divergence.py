@@ -54,8 +54,8 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
             raise CollectiveError(
-                f"divergence{at(current_line())}: params{jax.tree_util.keystr(path)} is {jnp.asarray(leaf).dtype}, and "
-                "no float. Give the parameters alone."
+                f"divergence{at(current_line())}: params{jax.tree_util.keystr(path)} is {jnp.asarray(leaf).dtype}, not "
+                "a float. Pass only the parameters."
             )
     params = assert_scope("local", params, "divergence", hint=_OWN_REPLICA)
     # Weighted by the local batch size, not by the size of a microbatch: parameters are the same in all microbatches.

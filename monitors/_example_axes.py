@@ -1,8 +1,8 @@
-"""Which axis of a value counts the examples, followed through the equations of a loss.
+"""Tracks the axis of the examples through the equations of a loss.
 
-Per-example gradients exist if each example's loss depends on that example alone. The rules here prove it: a value is
-equal for all examples, has one row per example, is a sum over examples, or mixes examples. A loss that is a sum has
-per-example gradients; everything that is not known to keep examples apart counts as mixing them.
+Per-example gradients exist if each example's loss depends only on that example. The rules here prove it: a value is
+equal for all examples, has one row per example, is a sum over examples, or mixes examples. A loss that is a sum over
+examples has per-example gradients. An operation that is not known to keep examples separate counts as mixing them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Interacting:
-    """A value in which an example's part depends on other examples, or may do so."""
+    """A value that mixes examples, or may mix them."""
 
     reason: str
 
@@ -119,7 +119,7 @@ def _of_jaxpr(closed: ClosedJaxpr, operands: Sequence[Layout], examples: int) ->
 
 
 def _of_totals(eqn: JaxprEqn, operands: Sequence[Layout]) -> Layout:
-    """Only what is linear in a sum over examples leaves it one."""
+    """Return the layout of an operation on a sum over examples. Only linear operations keep it a sum."""
     name, totals = eqn.primitive.name, sum(layout == TOTAL for layout in operands)
     rows = any(isinstance(layout, PerExample) for layout in operands)
     linear = name in _LINEAR or name in ("add", "sub", "add_any")
@@ -173,7 +173,7 @@ def _reduce(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout 
 
 
 def _elsewhere(param: str) -> Callable[..., Layout | None]:
-    """An operation along the axes that a parameter names."""
+    """Return a rule for operations along the axes in the equation's parameter `param`: no other axis is affected."""
 
     def rule(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
         along = eqn.params[param]

@@ -115,10 +115,10 @@ def _by_vmap(loss_fn: Callable[..., Any], params: Any, batch: Any, examples: int
 def _refusal(error: MixedExamples) -> str:
     if isinstance(error.layout, Interacting):
         return (
-            f"the loss has no gradient of each example that is known from its layers: {error.layout.reason}. "
+            f"per-example gradients do not follow from the layers of this loss: {error.layout.reason}. "
             "If the examples are independent of each other, write\n"
             '    mon.example_norms(loss_fn, method="vmap")\n'
-            "Else, as with batch normalization, there is no such gradient: leave out `per_example`."
+            "Otherwise, as with batch normalization, there are no per-example gradients: leave out `per_example`."
         )
     what = "does not depend on the batch" if error.layout == SAME else "is not a sum over examples"
     return f"the loss {what}. Give the batch as second argument, loss_fn(params, batch), and return the mean loss."
@@ -129,7 +129,7 @@ def _check_parameters(params: Any, start: str) -> None:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             name = jax.tree_util.keystr(path) or "params"
             raise CollectiveError(
-                f"{start}parameter {name} is of dtype {jnp.result_type(leaf)}, and gradients are of floats. Keep "
+                f"{start}parameter {name} is of dtype {jnp.result_type(leaf)}, but only floats have gradients. Keep "
                 "counters, keys and other arrays that are not trained out of the first argument."
             )
 

@@ -1,13 +1,13 @@
-"""Squared norms of single examples' gradients, from what the backward pass leaves at each use of a parameter.
+"""Squared norms of per-example gradients, from the operands and derivatives at each use of a parameter.
 
 A layer's weight `W` of shape (m, n) takes part in T products per example (positions, patches, tokens). With inputs `A`
 of shape (T, m) and the loss's derivatives `Y` of shape (T, n) by the results, an example's gradient is `A' Y`, and
 
     |A' Y|^2 = sum_mn (sum_t A_tm Y_tn)^2 = <A A', Y Y'>
 
-which takes T m n multiplications the first way, T^2 (m + n) the second. For T = 1 it is |A|^2 |Y|^2. In a lookup the
-rows of A have a single one, and (A A')_ts says whether positions t and s hold the same token. Parameters that are used
-otherwise, or more than once, have their gradients per example computed, one leaf at a time.
+which takes T m n multiplications in the first form, T^2 (m + n) in the second. For T = 1 it is |A|^2 |Y|^2. In a lookup
+the rows of A are one-hot, and (A A')_ts is 1 if positions t and s hold the same token. For parameters that are used in
+another way, or more than once, the gradient of each example is computed, one leaf at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAME_NORM = frozenset(("reshape", "transpose", "squeeze", "convert_element_type
 
 
 class GradientPart(NamedTuple):
-    """What one use adds to the examples' gradients by `node`."""
+    """The contribution of one use to the examples' gradients with respect to `node`."""
 
     node: Node
     arrays: tuple[jax.Array, ...]  # shape=(examples, …)
@@ -43,12 +43,12 @@ class GradientPart(NamedTuple):
 def example_squares(
     traced: DifferentiatedLoss, leaves: Sequence[Any], names: Sequence[str], examples: int
 ) -> list[jax.Array]:
-    """Return the squared norms of the examples' gradients, by the leaves of the parameters; shape=(examples,).
+    """Return, for each leaf of the parameters, the squared norms of the examples' gradients; shape=(examples,).
 
     An example's gradient is scaled so that the mean over examples is the gradient.
 
     Raises:
-      CollectiveError: a parameter is combined with the batch in a way that is not known.
+      CollectiveError: a parameter is combined with the batch in an unsupported way.
     """
     found: list[list[GradientPart]] = [[] for _ in leaves]
     for use, derivative in zip(traced.uses, traced.derivatives, strict=True):
@@ -73,7 +73,7 @@ def _of_leaf(
         return first.squares().astype(dtype)
 
     def pulled(contribution: GradientPart, arrays: Sequence[jax.Array]) -> jax.Array:
-        """Return one example's gradient by the leaf, as far as it comes from this use."""
+        """Return the contribution of this use to one example's gradient with respect to the leaf."""
 
         def value(this: Any) -> Any:
             return contribution.node.value([this if i == index else other for i, other in enumerate(leaves)])
@@ -91,7 +91,7 @@ def _of_leaf(
 
 
 def _keeps_norm(node: Node) -> bool:
-    """Return whether the value is a leaf in another shape, so that the gradients by both have one norm."""
+    """Return whether a value is a reshaped leaf, so that the gradients with respect to both have the same norm."""
     while node.eqn is not None:
         (source, *_) = node.inputs
         if node.eqn.primitive.name not in _SAME_NORM or not isinstance(source, Node):
@@ -109,7 +109,7 @@ def _contribution(use: Use, place: int, node: Node, derivative: jax.Array, examp
 
 
 def _by_example(array: jax.Array, axis: int, examples: int) -> jax.Array:
-    """Move the examples to the front; shape=(examples, …), in which `axis` has what is left of it."""
+    """Split the examples off `axis`, and move them to the front; shape=(examples, …)."""
     shape = array.shape
     split = array.reshape(*shape[:axis], examples, shape[axis] // examples, *shape[axis + 1 :])
     return jnp.moveaxis(split, axis, 0)
@@ -148,9 +148,9 @@ def _pull(eqn: JaxprEqn, operands: list[Any], place: int, at: Any = None) -> Cal
 def _without_copies(
     node: Node, rows: jax.Array, shape: tuple[int, ...], use: Use, examples: int, name: str
 ) -> GradientPart:
-    """Sum what belongs to copies of one element of the node, whose value has this shape.
+    """Sum derivatives over all copies of each element of the node, whose value has shape `shape`.
 
-    The elements must be copied along the axis of the examples: by the equation itself, or before.
+    The elements must be copied along the axis of the examples, by the equation itself or by an earlier one.
     """
     rows = _summed(rows, shape, list(range(len(shape))))
     if examples == 1 or shape[use.axis] == 1:
@@ -161,8 +161,8 @@ def _without_copies(
         if use.axis not in kept or source[kept.index(use.axis)] == 1:
             return _plain(node.inputs[0], _summed(rows, source, kept).reshape(examples, *source))
     raise CollectiveError(
-        f"example_norms: parameter {name} has an axis as long as the batch, and `{use.eqn.primitive.name}` takes it "
-        'for the axis of the examples. Write mon.example_norms(loss_fn, method="vmap").'
+        f"example_norms: parameter {name} has an axis as long as the batch, and `{use.eqn.primitive.name}` combines it "
+        'with the axis of the examples. Write mon.example_norms(loss_fn, method="vmap").'
     )
 
 
@@ -262,7 +262,7 @@ def _squares_of_factors(inputs: jax.Array, columns: jax.Array) -> jax.Array:
 def _squares_of_lookup(
     use: Use, table: jax.Array, rows: jax.Array, derivatives: jax.Array
 ) -> Callable[[], jax.Array] | None:
-    """PerExample of a table that are taken whole, by one index each."""
+    """Return the squared norms for a lookup that takes whole rows of a table, one index each; None for others."""
     numbers, sizes = use.eqn.params["dimension_numbers"], use.eqn.params["slice_sizes"]
     simple = numbers.start_index_map == numbers.collapsed_slice_dims == (0,) and not numbers.operand_batching_dims
     if not simple or tuple(sizes) != (1, *table.shape[1:]) or rows.shape[-1] != 1:

@@ -1,8 +1,8 @@
-"""A loss, equation by equation: where parameters meet examples, and what arrives there in the backward pass.
+"""Evaluates a loss equation by equation, and differentiates it at the equations that combine parameters and examples.
 
-All that an example's gradient needs is known at the equations in which a value of the parameters alone meets a value of
-the examples, the *uses*: the operands, and the loss's derivative by the result. That derivative comes from a zero that
-is added to the result, so one backward pass yields the gradient and all derivatives.
+These equations are called *uses*. One operand depends only on parameters, another one on examples. A per-example
+gradient follows from the operands of the uses and the loss's derivatives with respect to their results. To obtain the
+derivatives, a zero is added to each result; one backward pass then yields the gradient and all derivatives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN = frozenset(("dot_general", "conv_general_dilated", "gather", "concatenat
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A value that depends on parameters alone: a leaf of them, or an equation's result."""
+    """A value that depends only on parameters: a leaf, or an equation's result."""
 
     leaf: int = -1
     eqn: JaxprEqn | None = None
@@ -46,7 +46,7 @@ class Node:
 
 
 class TrackedValue(NamedTuple):
-    """A value of the loss, with what is known of it."""
+    """A value in the evaluation of a loss, with its layout and its dependence on parameters."""
 
     value: Any
     layout: Layout = SAME
@@ -54,7 +54,7 @@ class TrackedValue(NamedTuple):
 
 
 class Use(NamedTuple):
-    """An equation in which parameters meet examples."""
+    """An equation that combines parameters and examples."""
 
     eqn: JaxprEqn
     operands: tuple[TrackedValue, ...]
@@ -62,10 +62,10 @@ class Use(NamedTuple):
 
 
 class Interpreter:
-    """Evaluate a loss's equations with a zero added to the result of each use.
+    """Evaluates a loss's equations with a zero added to the result of each use.
 
     Attributes:
-      uses: the uses met so far.
+      uses: the uses found so far.
     """
 
     def __init__(self, examples: int, zeros: Sequence[jax.Array] | None = None):
@@ -114,7 +114,7 @@ def _refused(eqn: JaxprEqn, operands: Sequence[TrackedValue], layout: Layout) ->
 
 
 class DifferentiatedLoss(NamedTuple):
-    """A loss that was differentiated, with what per-example gradients follow from."""
+    """The results of differentiating a loss, from which per-example gradients follow."""
 
     outputs: Any  # what the loss function returns
     grads: list[jax.Array]  # by the leaves of the parameters
@@ -125,10 +125,10 @@ class DifferentiatedLoss(NamedTuple):
 def differentiate(
     function: Callable[..., Any], leaves: Sequence[Any], batch: Sequence[Any], examples: int
 ) -> DifferentiatedLoss:
-    """Differentiate `function(leaves, batch) -> (loss, aux)` by the leaves, and by the result of each use.
+    """Differentiate `function(leaves, batch) -> (loss, aux)` with respect to the leaves and the result of each use.
 
     Raises:
-      MixedExamples: the loss is not a sum over examples, each of which depends on that example alone.
+      MixedExamples: the loss is not a sum of terms that depend on one example each.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(list(leaves), list(batch))
     out_tree = jax.tree.structure(shape)
@@ -165,7 +165,7 @@ def differentiate(
 
 
 class MixedExamples(ValueError):
-    """A loss without per-example gradients; `layout` says what it is instead of a sum over examples."""
+    """The loss is not a sum over examples, so it has no per-example gradients. `layout`: the loss's layout."""
 
     def __init__(self, layout: Layout):
         super().__init__(str(layout))

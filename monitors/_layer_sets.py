@@ -1,4 +1,4 @@
-"""Sets of a model's leaves, by what a function makes of their paths."""
+"""Groups the leaves of a model by a function of their paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layer_sets(tree: Any, by: By, what: str) -> dict[str, list[int]]:
 
     Args:
       tree: pytree of gradients.
-      by: from a leaf's path to the name of its set, or None to leave the leaf out.
+      by: maps a leaf's path to the name of its set, or to None to leave the leaf out.
       what: name of the monitor, for errors.
 
     Raises:

@@ -163,7 +163,7 @@ def _shrinkage(means: jax.Array, noise: jax.Array) -> jax.Array:
 
 
 def adam_scale(opt_state: Any, *, b2: float = 0.999, eps: float = 1e-8) -> Any:
-    """Return what Adam divides gradients by, `sqrt(s) + eps`, for `mon.noise_scale(divide_by=…)`.
+    """Return Adam's divisor of gradients, `sqrt(s) + eps`, for `mon.noise_scale(divide_by=…)`.
 
     Args:
       opt_state: the state of an optax optimizer that contains one state of Adam, before this step's update. Replicated.
@@ -203,7 +203,7 @@ def _adam_state(opt_state: Any, start: str) -> AdamState:
     found = [node for node in jax.tree.leaves(opt_state, is_leaf=is_adam) if is_adam(node)]
     if len(found) != 1:
         raise CollectiveError(
-            f"{start}the optimizer's state must contain the moments of one Adam, and contains {len(found)}. Give the "
+            f"{start}the optimizer's state must contain the moments of one Adam, but contains {len(found)}. Give the "
             "state of optax.adam, adamw or a chain with one of them."
         )
     return AdamState(found[0].count, found[0].mu, found[0].nu)

@@ -183,7 +183,7 @@ def _number_of(islands: Sequence[Sequence[int]]) -> jax.Array:
 
 
 def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tuple[Any, Any]:
-    """Return both gradients divided by what the optimizer divides them by."""
+    """Return both gradients, divided elementwise by `divide_by` unless it is None."""
     shapes = [list(map(jnp.shape, jax.tree.leaves(tree))) for tree in (grads, divide_by)]
     if per_example is not None or shapes[0] != shapes[1]:
         why = "must have the structure and shapes of the gradients"

@@ -83,36 +83,36 @@ def balance(
     few steps; after the second one if recent changes turned out to be pauses, or if a decision holds for several
     steps. Speeds that drift are extrapolated by their trend. Splits whatever global batch other hooks request.
 
-    The price of a size includes its microbatches (`Limits.call`). A split that makes the next steps longer than they
-    would have been is taken back; later splits must then be better on paper first, on steps that were measured after
-    they were proposed, and for longer each time that happens.
+    The expected time of a size includes the overhead of its microbatches (`Limits.call_overhead`). A split that makes
+    the next steps longer than they would have been is reverted. After that, a new split must first be better in
+    prediction, over steps measured after it was proposed; the number of these steps grows with each reverted split.
 
     Args:
       window: the least number of steps between two decisions.
       dead_band: the least predicted gain, as a fraction of the slowest worker's step. The gain must also exceed the
-        noise, and the uncertainty of times at sizes that were never measured.
+        noise, and the uncertainty of predicted times at sizes that were never measured.
       horizon: steps over which a gain counts, that is, until sizes are likely to change for another reason.
       switch_seconds: cost of a change; the gain over `horizon` steps must exceed it. 0 by default, because programs
         make every size from compiled kernels. (Tyagi & Sharma's dead-band of 5 % pays for restarting TensorFlow.)
-      growth: a worker's batch grows at most to this multiple of the largest batch measured on it, because times
-        beyond are extrapolated. It shrinks at most to the smallest one measured lately, divided by the square of this.
-      quantum_loss: sizes are multiples of the largest power of two that costs less than this fraction of the step
-        over the best split. Where microbatches are free, the candidates are the program's quantum, half of it, and so
-        on.
-      stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds. The policy decides at
-        a due step after a stretch: after every one while a split is on trial, else after every fourth. Where a
-        stretch is several steps, a split is kept only if steps are measured to be shorter with it, and each split
-        that is taken back makes the policy wait longer before the next one. 0: every step is a stretch.
-      predictor: forecasts speeds that change from step to step with the machine's other load, such as `arx()` or
-        `narx()`. It is given speeds that are corrected for the batch size, and replaces the model's forecast for a
-        worker while its recent error is smaller.
+      growth: a worker's batch grows at most to this multiple of its largest measured batch, because times beyond are
+        extrapolated. It shrinks at most to its smallest recently measured batch divided by the square of this.
+      quantum_loss: sizes are multiples of the largest power of two that makes the step at most this fraction longer
+        than the best split. If microbatches have no overhead, the candidates are the program's quantum, half
+        of it, and so on.
+      stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds; 0 makes every step a
+        stretch. The policy decides at a due step after a stretch: after each while a split is on trial, otherwise
+        after every fourth. If a stretch has several steps, a split is kept only if the measured steps are shorter with
+        it, and each reverted split makes the policy wait longer before the next one.
+      predictor: predicts speeds that change from step to step with other load on the machine, such as `arx()` or
+        `narx()`. It receives speeds corrected for the batch size. Its prediction is used for a worker while its recent
+        error is smaller than the model's.
       n_inputs: number of values given to the predictor: those after the seconds in the hook.
 
             cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
             ctrl.hook(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=2), seconds, cpu, memory)
 
     Returns:
-      A policy for a hook on each worker's compute seconds and `n_inputs` measurements, each of shape=(n,), NaN where
+      A policy for a hook with each worker's compute seconds and `n_inputs` measurements; each shape=(n,), NaN where
       unknown. Replicated.
 
     Raises:
@@ -207,11 +207,11 @@ def balance(
             model = model._replace(level=model.level.without_latest_jumps())
         for latest in state.forecasts:
             better = (latest.errors[0] < PREDICTOR_BETTER * latest.errors[1]) & known(latest.speed)
-            model = model._replace(level=model.level.told(-np.log(np.where(better, latest.speed, 1.0)), better))
+            model = model._replace(level=model.level.with_levels(-np.log(np.where(better, latest.speed, 1.0)), better))
         return model
 
     def judge(observation: Observation, state: BalanceState) -> tuple[Decision | None, BalanceState]:
-        """Return to the split before, if the steps with the present one were longer."""
+        """Decide to return to the previous split if the steps with the present one were longer."""
         sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
         promises = state.promises.without_others(sizes, active, observation.global_batch)
         probation = state.probation.without_others(sizes, observation.global_batch)
@@ -220,7 +220,7 @@ def balance(
             kept = state._replace(promises=promises.dropped(), probation=probation)
             return decision_for(better, active, "changing back: steps were measured to be no shorter than before"), kept
         if promises.broken:
-            note = f"going back: steps took {promises.back.gain:.1%} longer than they would have"
+            note = f"changing back: steps took {promises.back.gain:.1%} longer than they would have"
             kept = state._replace(promises=promises.judged(), probation=probation)
             return decision_for(promises.back.other, active, note), kept
         return None, state._replace(promises=promises.judged(), probation=probation)
@@ -228,7 +228,7 @@ def balance(
     def propose(
         observation: Observation, model: TimeModel, state: BalanceState
     ) -> tuple[Decision | None, BalanceState]:
-        """Change to a better split, if earlier ones kept their promises, or this one has been tried on paper."""
+        """Decide on a better split if predictions of earlier ones came true, or this one has passed its trial."""
         sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
         promises, probation = state.promises, state.probation
         move, search = decide(observation, model, state.search)
@@ -246,7 +246,7 @@ def balance(
                 again = not tried.open or tried.steps >= promises.patience
                 return None, state._replace(promises=promises.proposed(sizes, split, factors)) if again else state
             split, factors = tried.other, tried.factors
-            note = f"slowest worker would have been done {tried.gain:.1%} sooner in {int(tried.steps)} steps"
+            note = f"slowest worker would have finished {tried.gain:.1%} sooner in {int(tried.steps)} steps"
         promises, probation = promises.taken(sizes, split, factors), probation.moved(sizes, gain)
         return decision_for(split, active, note), state._replace(promises=promises, probation=probation)
 
@@ -254,7 +254,7 @@ def balance(
         return Decision(shares=shares_of(split[active], active, len(split)), notes=(note,))
 
     def decide(observation: Observation, model: TimeModel, search: Search) -> tuple[Move | None, Search]:
-        """Search for a better split, unless that was in vain lately."""
+        """Search for a better split, unless recent searches found none."""
         total, limits = observation.global_batch, observation.limits
         active = active_of(observation)
         model = model.of(active)
@@ -274,8 +274,8 @@ def balance(
         )
         if trusted.sum() < total:
             trusted = upper
-        # Shrinking risks less: a wrong guess costs the other workers little. But where time is flat nothing is gained,
-        # and under noise two sizes cannot tell a flat time from a slow worker.
+        # Shrinking risks less: a wrong guess costs the other workers little. But if time does not depend on the batch,
+        # nothing is gained, and with noise two sizes do not distinguish a constant time from a slow worker.
         least = np.maximum(lower, (np.minimum(model.shape.smallest, stay) / growth**2).astype(np.int64))
         ideal = water_level(total, times, least, trusted)  # at the least
         if not worth_it(now, ideal, band):
@@ -312,15 +312,21 @@ def _split(
     loss: float,
     ideal: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the split of least time, and the workers' seconds; each microbatch after a batch's first has a price.
+    """Return the split with the least time, and the workers' seconds, including the overhead of microbatches.
 
-    Multiples of a large quantum take few calls, but are far from the best split; multiples of a small one take many.
-    Among the quanta that lose less than `loss`, relatively, the largest wins: its sizes are few, so they come again
-    and get kernels of their own. Ties are broken towards the present split.
+    Multiples of a large quantum need few microbatches, but are far from the best split; multiples of a small one need
+    many. Of the quanta that lose less than `loss`, relatively, the largest is taken: it has few different sizes, so
+    these recur and get kernels of their own. Ties are broken towards the present split.
 
     Args:
-      rate: seconds per example, by which calls are priced; shape=(n,).
-      ideal: lower bound of the seconds of any split: a split near it needs no comparison.
+      total: the global batch.
+      times: the workers' step times.
+      lower, upper: bounds of the sizes; shape=(n,).
+      limits: the program's limits.
+      stay: the present split, scaled to `total`; shape=(n,).
+      rate: seconds per example, to convert the overhead of a microbatch to seconds; shape=(n,).
+      loss: the acceptable relative loss.
+      ideal: lower bound of the seconds of any split; a split near it needs no comparison.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
     unit = limits.multiple
@@ -329,7 +335,7 @@ def _split(
     while quantum >= unit:
         split = allocate(total, times, lower, upper, quantum, near=stay)
         calls = np.bitwise_count(np.maximum(split // unit, 1)).astype(int)
-        more = np.where(split == stay, 0, calls - 1)  # what the present sizes take is in their measured seconds
+        more = np.where(split == stay, 0, calls - 1)  # measured seconds of the present sizes include theirs
         found.append((split, times(split) + limits.call_overhead * rate * more))
         if found[-1][1].max() <= ideal * (1 + loss):
             break

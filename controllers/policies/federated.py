@@ -1,4 +1,4 @@
-"""`federated`: local batches by the speed of clients and the time that their models travel."""
+"""`federated`: local batches by the clients' speeds and the transfer times of their models."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) ->
     each client's link, or transfer times measured beforehand. A time that all clients have in common does not affect
     the split, and may be left out.
 
-    Averaging weighs models by their examples, so a client with fewer examples has less influence; see
+    Averaging weights models by their examples, so a client with fewer examples has less influence; see
     docs/federated.md.
 
     Args:
       predictor: predictor of speeds; by default `moving_average()` over the last rounds.
-      dead_band: no change unless the round is expected to shorten by more than this fraction. Of a driver with
-        `ad.minibatches` every new size is compiled.
+      dead_band: no change unless the round is expected to shorten by more than this fraction. A driver with
+        `ad.minibatches` compiles every new size.
 
     Returns:
-      A policy for a hook with each client's compute seconds, shape=(n,), and, if links differ, the seconds
-      that each client's model travels, shape=(n,). Where one is unknown (NaN), nothing changes.
+      A policy for a hook with each client's compute seconds, shape=(n,), and, if links differ, the seconds of its
+      model's transfer, shape=(n,). Requests nothing while one of them is unknown (NaN).
 
     Raises:
       ValueError: `dead_band` is negative.
 
     References:
       Chen et al. 2021, IEEE Transactions on Cloud Computing, doi 10.1109/TCC.2021.3102593: LB-BSP for federated
-      learning, which tunes the local batch and leaves the number of local steps alone. How it comes by communication
-      times is not known to us.
+      learning, which adapts the local batch and not the number of local steps. We do not know how it measures
+      communication times.
     """
     if dead_band < 0:
         raise ValueError(f"federated: dead_band must not be negative; got {dead_band}.")
@@ -77,7 +77,7 @@ def federated(predictor: Predictor | None = None, *, dead_band: float = 0.05) ->
         seconds, further = seconds_of(observation, "federated"), inputs_of(observation, "federated")
         if further.shape[1] > 1:
             raise ValueError(
-                "federated reads each client's compute seconds and the seconds that its model travels; got "
+                "federated reads each client's compute seconds and the seconds of its model's transfer; got "
                 f"{1 + further.shape[1]} values."
             )
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -25,19 +25,19 @@ class LeaderStragglerState(NamedTuple):
 
 
 def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_free_bytes: float = 0.0) -> Policy:
-    """Return a policy that moves examples from the straggler to the leader until their times meet, without a model.
+    """Return a policy that moves a few examples from the slowest worker to the fastest until their times are equal.
 
         L = argmin_k t_k  over workers with free memory,    S = argmax_k t_k
-        b_L <- b_L + D,   b_S <- b_S - D;    D <- max(1, D // 2) and a longer average when S and L have swapped
+        b_L <- b_L + D,   b_S <- b_S - D;    D <- max(1, D // 2) and a longer average once S and L swap
 
-    For accelerators, whose times are neither proportional to the batch nor change often. It takes many changes to
-    converge (23 from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2).
+    Uses no model of times. For accelerators, whose times are neither proportional to the batch nor change often. Takes
+    many changes to converge (23 from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2).
 
     Args:
       step: initial D, also used again when times diverge after convergence.
-      window: initial number of steps at the sizes in force to average over.
-      gap: no change while (max t - min t) / mean t is below this; or, once D is 1 and the two would swap again, until
-        the gap has grown by this much.
+      window: initial number of steps at the present sizes to average over.
+      gap: no change while (max t - min t) / mean t is below this; or, once D is 1 and S and L would swap again, until
+        this ratio has grown by `gap`.
       min_free_bytes: a worker with less free memory than this gets no more examples, if the hook has free bytes.
 
     Returns:

@@ -21,10 +21,10 @@ def noise_batch(
     least_efficiency: float | None = None,
     base_batch: int | None = None,
 ) -> Policy:
-    """Let the global batch follow the noise scale, a compromise between the cost of examples and that of steps.
+    """Return a policy that makes the global batch follow the noise scale, which balances few examples and few steps.
 
-    The batch grows to the scale's *lower* confidence bound and shrinks to its upper bound; between the two there is no
-    evidence for either, and it does not change. Requests nothing while the scale is not known (NaN).
+    The batch grows to the scale's *lower* confidence bound and shrinks to its upper bound. Between the two bounds it
+    does not change. Requests nothing while the scale is unknown (NaN).
 
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
@@ -32,9 +32,9 @@ def noise_batch(
     Args:
       min_batch, max_batch: bounds; by default those of the workers.
       growth: the largest factor by which one decision changes the batch.
-      dead_band: smaller relative changes are not made.
-      monotone: never shrink.
-      confident: use the confidence bounds; else the scale itself, as KungFu does.
+      dead_band: the least relative change.
+      monotone: whether the batch never shrinks.
+      confident: whether to use the confidence bounds; otherwise the scale itself is used, as in KungFu.
       factor: the scale is multiplied by this.
       multiple: batches are multiples of this; by default of the program's quantum times the active workers.
       least_efficiency: between 0 and 1: lower bound of the statistical efficiency, relative to `base_batch`.
@@ -73,7 +73,7 @@ def noise_batch(
         target = between(current, noise, factor, confident=confident)
         if least_efficiency is not None and base_batch is not None:
             low, high = (efficiency_cap(bound, base_batch, least_efficiency) for bound in (lower, upper))
-            target = min(target, max(low, current), high)  # bounds again: there may be no evidence for either
+            target = min(target, max(low, current), high)  # clip again: the present batch may be out of bounds
         if monotone:
             target = max(target, current)
         target = min(max(target, current / growth), current * growth)
@@ -92,8 +92,10 @@ def between(current: float, noise: Bounds, factor: float, *, confident: bool) ->
     """Clip `current` to the confidence bounds of the noise scale times `factor`.
 
     Args:
+      current: the present batch.
+      noise: the noise scale.
       factor: the scale is multiplied by this.
-      confident: use the confidence bounds instead of the scale itself.
+      confident: whether to use the confidence bounds; otherwise the result is the scale itself.
     """
     lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
     return min(max(current, factor * lower), factor * upper)

@@ -22,22 +22,22 @@ def noise_workers(
     confident: bool = True,
     factor: float = 1.0,
 ) -> Policy:
-    """Let the number of workers follow the noise scale, at a constant batch per worker.
+    """Return a policy that makes the number of workers follow the noise scale, at a constant batch per worker.
 
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_workers(64), noise, every=20)
 
-    Requests `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. The scale's
-    *lower* confidence bound adds workers, and its upper bound removes them; between the two there is no evidence for
-    either. Requests nothing while the scale is not known (NaN). When a worker is lost, the batch shrinks with it.
+    Requests `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. Adds workers by
+    the scale's *lower* confidence bound, and removes them by the upper bound; between the two it changes nothing.
+    Requests nothing while the scale is unknown (NaN). When a worker is lost, the batch shrinks with it.
 
     Args:
       examples_per_worker: the local batch.
       min_workers, max_workers: bounds; by default the available numbers.
       growth: the largest factor by which one decision changes the number of workers; a change by one is always allowed.
-      dead_band: smaller changes, relative to the number of workers, are not made; added to the half worker of rounding.
-      monotone: never remove workers.
-      confident: use the confidence bounds; else the scale itself, as KungFu does.
+      dead_band: the least change relative to the number of workers, in addition to the half worker of rounding.
+      monotone: whether workers are never removed.
+      confident: whether to use the confidence bounds; otherwise the scale itself is used, as in KungFu.
       factor: the scale is multiplied by this.
 
     Returns:
@@ -75,7 +75,7 @@ def noise_workers(
             n = current
         batch = n * examples_per_worker
         known = n == current and (there != current or observation.global_batch == observation.limits.nearest(batch))
-        if known:  # or the batch is asked for already, and waits for them
+        if known:  # otherwise the batch is already requested, and waits for the workers
             return None, state
         bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
         note = f"workers {current} to {n}, batch {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
@@ -103,8 +103,13 @@ def worker_bounds(observation: Observation, min_workers: int | None, max_workers
 
 
 def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
-    """Clip a wanted number of workers to `growth` times more or fewer than `there` are now, or one more or fewer, or
-    the number `current` that is requested already.
+    """Clip a wanted number of workers to within a factor of `growth` of the present number, or one more or fewer.
+
+    Args:
+      wanted: the number to clip.
+      there: the present number of workers.
+      current: the number that is already requested, which is always allowed.
+      growth: the factor.
     """
     fewest = min(current, math.floor(there / growth), there - 1)
     return min(max(wanted, fewest), max(current, math.ceil(there * growth), there + 1))

@@ -1,11 +1,11 @@
-"""A trial period for splits of short steps: a split is kept only if steps are measured to be shorter with it.
+"""A trial period for splits of short steps: a split is kept only if the measured steps are shorter with it.
 
-`promises.py` judges a split by what the model of times says of the steps under the split before. For steps of a few
-milliseconds the model knows too little: another process's time slice is longer than the step, more microbatches may
-cost more than fewer examples save, and waiting workers may use the very core that is short. So steps are measured under
-both splits, one after the other. If the new split is no better, the old one returns and is measured again; where times
-have changed for another reason that shows, and the newer split comes back. Each split that does not pay makes the
-policy wait longer before the next one, unless that promises far more.
+`promises.py` judges a split by the model's prediction of the steps under the previous split. For steps of a few
+milliseconds the model is not accurate enough: another process's time slice is longer than the step, more microbatches
+may cost more than fewer examples save, and waiting workers may use the busy core. So steps are measured under both
+splits, one after the other. If the new split is no better, the policy returns to the old one and measures it again. If
+times have changed for another reason, this second measurement shows it, and the newer split is restored. Each split
+that does not pay makes the policy wait longer before the next one, unless a much larger gain is predicted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEAST, MOST = 4, 20  # stretches that a verdict takes
+LEAST, MOST = 4, 20  # stretches that a verdict is based on
 SURE = 2.0  # standard errors
-LEAST_LOSS = 0.02  # relative: a smaller loss is no reason to change back at once
+LEAST_LOSS = 0.02  # relative; after a smaller loss, do not change back at once
 SOON, CLEAR_LOSS = 2, 0.2  # stretches after which a relative loss of this size is a verdict
 FIRST_WAIT, MOST_WAIT = 160, 2560  # stretches without another split, after one that did not pay
-MORE = 1.5  # times the gain that was last promised and not measured: a larger one needs no wait
+MORE = 1.5  # a gain of this many times the one that was last predicted and not measured needs no wait
 FREE, ON_PROBATION, COMPARING = 0, 1, 2
 
 
@@ -27,9 +27,9 @@ class Pace(NamedTuple):
     """Seconds of the slowest worker, per step, over the latest stretches with one split. A pytree."""
 
     sizes: np.ndarray  # shape=(n,), int64; all 0 before the first
-    looks: np.ndarray  # shape=(), int64; at most `MOST`: then the oldest fade
+    looks: np.ndarray  # shape=(), int64: number of stretches, at most `MOST`; then older ones are forgotten
     mean: np.ndarray  # shape=()
-    variance: np.ndarray  # shape=(), of one look
+    variance: np.ndarray  # shape=(), of one stretch
 
     @classmethod
     def init(cls, n_workers: int) -> Pace:
@@ -46,21 +46,21 @@ class Pace(NamedTuple):
         return Pace(self.sizes, np.asarray(looks), np.asarray(float(self.mean) + off / looks), np.asarray(variance))
 
     def gain_over(self, other: Pace) -> tuple[float, float]:
-        """Return the fraction of the other's step that this one saves, and its standard error."""
+        """Return the relative gain in step time over the `other` split, and its standard error."""
         errors = [float(pace.variance) / max(int(pace.looks) - 1, 1) for pace in (self, other)]
         return 1 - float(self.mean) / float(other.mean), float(np.sqrt(sum(errors))) / float(other.mean)
 
 
 class Probation(NamedTuple):
-    """Measurements of the present split and of the one it is compared with. A pytree; methods return a new one."""
+    """Measurements of the present split and of another one to compare with. A pytree; methods return a new one."""
 
     here: Pace
-    other: Pace  # of the split before; while `COMPARING`, of the split that did not pay
+    other: Pace  # of the previous split; while `COMPARING`, of the split that did not pay
     phase: np.ndarray  # shape=(), int64: FREE, ON_PROBATION or COMPARING
     promised: np.ndarray  # shape=(), predicted relative gain of the latest split
-    in_vain: np.ndarray  # shape=(), the largest gain predicted and not measured since a split last paid
+    in_vain: np.ndarray  # shape=(), largest gain that was predicted but not measured, since a split last paid
     wait: np.ndarray  # shape=(), int64: stretches before the next split
-    patience: np.ndarray  # shape=(), int64: what `wait` was set to last; 0 while splits pay
+    patience: np.ndarray  # shape=(), int64: last initial value of `wait`; 0 while splits pay
 
     @classmethod
     def init(cls, n_workers: int) -> Probation:
@@ -89,10 +89,12 @@ class Probation(NamedTuple):
         return self
 
     def allows(self, sizes: np.ndarray, gain: float, steps: int) -> bool:
-        """Whether a split of this predicted relative gain may replace `sizes` now.
+        """Return whether a split with this predicted relative gain may replace `sizes` now.
 
         Args:
-          steps: in the latest stretch. If it is 1, the present split needs no measurements.
+          sizes: the present split; shape=(n,), int64.
+          gain: the predicted relative gain.
+          steps: number of steps in the latest stretch. If it is 1, the present split needs no measurements.
         """
         known = self.here.looks >= LEAST and self.here.sizes.tolist() == sizes.tolist()
         waits = self.wait > 0 and gain <= MORE * self.in_vain

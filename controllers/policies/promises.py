@@ -1,14 +1,14 @@
 """Verdicts on splits, from the steps after the decision.
 
-A model of times is fitted to the steps before a decision. If those were slow by chance (another process had the core
-for some steps), the model predicts a gain that the next steps do not show, and following it is worse than doing
-nothing. Steps after a decision are not selected in this way, and the slowest worker of each step tells what the step
-would have taken under another split. So a split that turns out worse than the one before it is taken back, and from
-then on a split is first tried on paper, for twice as many steps as the last time: it has to be better in steps that
-were not known when it was proposed. The trial gets shorter again as predictions hold.
+The model of times is fitted to steps before a decision. If these were slow by chance (another process used the core for
+some steps), the model predicts a gain that later steps do not show, and the new split may be worse. Steps after a
+decision are free of this selection bias, and the model estimates from each of them its time under another split. A
+split that turns out worse than the previous one is therefore reverted. From then on, a new split must first pass a
+trial: without being used, it must be better in prediction over steps measured after it was proposed, twice as many as
+in the last trial. Trials get shorter again as predictions come true.
 
-Of a worker's seconds, only the least ever measured follows the batch size. The rest are stalls, such as another
-process's time slice that is longer than the step: they come with any batch, and would come under another split too.
+Of a worker's seconds, only the least ever measured depends on the batch size. The rest counts as stalls, such as
+another process's time slices, which are the same under any split.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-FIRST_PATIENCE, MOST_PATIENCE = 10, 320  # steps for which a split is tried on paper
-LEAST_STEPS, MOST_STEPS = 5, 20  # that a verdict takes; later steps tell about other conditions
+FIRST_PATIENCE, MOST_PATIENCE = 10, 320  # length of a trial, in steps
+LEAST_STEPS, MOST_STEPS = 5, 20  # that a verdict is based on; later steps may have other conditions
 SURE = 2.0  # standard errors
 LEAST_LOSS = 0.03  # relative; a smaller loss does not count
 
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
 
     @classmethod
     def none(cls, n_workers: int) -> Trial:
-        """Return no trial."""
+        """Return the state without a trial."""
         nobody = np.zeros(n_workers, np.int64)
         nothing = np.asarray(0.0)
         least = np.full(n_workers, np.inf)
@@ -86,17 +86,17 @@ class Trial(NamedTuple):
 
 
 class Promises(NamedTuple):
-    """The trials under way, and how long the next ones last. A pytree; methods return a new one."""
+    """The trials under way, and the length of the next one. A pytree; methods return a new one."""
 
-    back: Trial  # of the present split against the one before it
+    back: Trial  # of the present split against the previous one
     ahead: Trial  # of the present split against a proposed one
     patience: (
         np.ndarray
-    )  # shape=(), int64: steps for which a proposed split is tried on paper; 0 while predictions hold
+    )  # shape=(), int64: length of the trial of a proposed split, in steps; 0 while predictions come true
 
     @classmethod
     def init(cls, n_workers: int) -> Promises:
-        """Return the state in which every prediction is believed."""
+        """Return the initial state, in which splits need no trial."""
         return cls(Trial.none(n_workers), Trial.none(n_workers), np.asarray(0))
 
     def see(self, sizes: np.ndarray, seconds: np.ndarray) -> Promises:
@@ -120,12 +120,12 @@ class Promises(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether the split before the present one would have been better."""
+        """Whether the previous split would have been better."""
         return bool(self.back.steps >= LEAST_STEPS and self.back.gain > max(LEAST_LOSS, SURE * self.back.error))
 
     def tried_enough(self, gain: float) -> bool:
-        """Whether the proposed split has been better by more than `gain`: for `patience` steps, or in fewer steps by so
-        much that chance is ruled out; the longer `patience` is, the larger the margin has to be.
+        """Return whether the proposed split has passed its trial: it was better by more than `gain` for `patience`
+        steps, or in fewer steps by a significant margin, which grows with `patience`.
         """
         tried = self.ahead
         clear = tried.steps >= LEAST_STEPS and tried.gain > np.sqrt(self.patience) * tried.error
@@ -150,14 +150,14 @@ class Promises(NamedTuple):
         return self._replace(back=nothing, ahead=nothing)
 
     def taken(self, sizes: np.ndarray, other: np.ndarray, factors: np.ndarray) -> Promises:
-        """Record that `other` replaces `sizes`; `factors`: see `Trial`."""
+        """Return the state after `other` has replaced `sizes`; `factors`: see `Trial`."""
         back, ahead = Trial.of(other, sizes, 1 / factors), Trial.none(len(sizes))
-        clearly = self.ahead.open and self.ahead.steps < self.patience  # speeds have changed: this was not chance
+        clearly = self.ahead.open and self.ahead.steps < self.patience  # significant: speeds have changed
         patience = _shorter(self.patience, 4 if clearly else 1)
         return self._replace(back=back, ahead=ahead, patience=patience)
 
     def proposed(self, sizes: np.ndarray, other: np.ndarray, factors: np.ndarray) -> Promises:
-        """Start to try `other` on paper, against `sizes`."""
+        """Start a trial of `other` against `sizes`, the present split; `factors`: see `Trial`."""
         return self._replace(ahead=Trial.of(sizes, other, factors))
 
 

@@ -28,7 +28,7 @@ def proportional(
     window: int = 5,
     min_size: int = 1,
     max_size: int | None = None,
-    renormalise: bool = True,
+    renormalize: bool = True,
     drop: float | None = 0.05,
 ) -> Policy:
     """Return a policy that scales each worker's batch by the mean step time over the worker's own.
@@ -43,14 +43,14 @@ def proportional(
     `balance` then.
 
     Args:
-      dead_band: no change unless the largest relative one exceeds this. The published 5 % is for systems that restart
-        to change a batch.
+      dead_band: no change unless the largest relative change exceeds this. The published 5 % is for systems that
+        restart to change a batch.
       smoothing: the moving average's weight of a new time. (Not given in the paper.)
       window: number of steps at the sizes in force that a decision needs.
       min_size, max_size: bounds on a worker's batch; by default the program's.
-      renormalise: keep the global batch. As published (False) one step from b to b mean(t)/t changes it: by
+      renormalize: keep the global batch. As published (False) one step from b to b mean(t)/t changes it: by
         mean(1/X) mean(X) >= 1 where speeds are X.
-      drop: when a worker's throughput fell by more than this fraction after its batch was raised, the batch before
+      drop: if a worker's throughput falls by more than this fraction after its batch was raised, the previous batch
         becomes its upper bound. None: do not learn bounds. (Published: 0; measured times are too noisy for that.)
 
     Returns:
@@ -61,7 +61,7 @@ def proportional(
 
     References:
       Tyagi & Sharma 2020, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching", sections
-      III-C and III-D. Renormalised it is the rule of DBS/DLB too, share_k / t_k.
+      III-C and III-D. With `renormalize=True` it is also the rule of DBS and DLB, share_k / t_k.
     """
     if dead_band < 0 or not 0 < smoothing <= 1 or window < 1 or not 1 <= min_size <= (max_size or min_size):
         raise ValueError(
@@ -95,20 +95,20 @@ def proportional(
             return None
         before = before * (total / before.sum())
         wanted = proportional_step(before, state.times.mean[active])
-        if renormalise:
+        if renormalize:
             wanted *= total / wanted.sum()
         lower = np.clip(np.full(len(active), min_size), least, most)
         learnt = state.upper[active]
         upper = np.clip(np.minimum(learnt, max_size or learnt), lower, most)
         wanted = np.clip(wanted, lower, upper)
-        if not renormalise:
+        if not renormalize:
             total = round(wanted.sum())
         if not lower.sum() <= total <= upper.sum():  # infeasible: use the program's bounds, which are feasible
             lower, upper = least, most
         within = Limits(tuple(lower.tolist()), tuple(upper.tolist()), limits.quantum)
         split_of = split(total, wanted.tolist(), within)
         sizes = shares_of(np.asarray(split_of), active, len(limits.lower))
-        # Compares the resulting sizes, because a change that bounds cut off would be requested again and again.
+        # Compare the resulting sizes, because a change that the bounds prevent would be requested in every step.
         if np.max(np.abs(np.asarray(split_of) - before) / before) <= dead_band or sizes == observation.batch_sizes:
             return None
         changed = total if total != observation.global_batch else None

@@ -13,14 +13,15 @@ from controllers._policy import Policy
 
 
 def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal["step", "epoch"] = "step") -> Policy:
-    """Set the global batch by step or epoch.
+    """Return a policy that sets the global batch by step or epoch.
 
         ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))
 
     The policy makes a request when the schedule's value changes, and again if another hook has changed the batch.
 
     Args:
-      batches: the global batch from each step on, as above; or a function of the step, such as an optax schedule.
+      batches: maps the first step of each stage to its global batch, as above; or a function of the step, such as an
+        optax schedule.
       by: the argument of the schedule: "step", completed steps, or "epoch", epochs of data consumed, as a fraction.
 
     Returns:

@@ -30,31 +30,30 @@ def seesaw(
     rule: Rule = "sqrt",
     **schedule: Callable[[float], Any],
 ) -> Policy:
-    """Grow the global batch where a learning-rate schedule decays, for fewer steps at the same number of examples.
+    """Return a policy that grows the global batch while a learning-rate schedule decays, to take fewer steps.
 
         lr = ad.hyperparameter("lr", 3e-4)
         tx = optax.chain(optax.adam(lr), ctrl.scale_by_batch("sqrt", base=64))
         cosine = optax.cosine_decay_schedule(3e-4, decay_steps=30 * n)    # in examples
         ctrl.hook(ctrl.seesaw(n, base=64, max_batch=1024, lr=cosine), every=10)
 
-    Sets the hyperparameter to the schedule's value at the examples consumed, as `by_examples` does, and the global
-    batch by the decay `d`, the schedule's peak so far over its value now: `base * factor**k`, where `factor**k` is the
-    largest power not above `d` (`d**(2/3)` for "linear"). `scale_by_batch` of the same rule and base in the driver
-    multiplies updates by what the batch in force calls for. So the ratio of learning rate and noise that the schedule
-    asks for is kept at all times: at each step up of the batch the learning rate rises by less than the batch does,
-    and then declines with the schedule. Without `max_batch` and with a factor close to 1, `optax.cosine_decay_schedule`
-    takes half of the steps, and 62 % with a factor of 2; a quarter of a cosine, as in the paper, 64 % (2 / pi). Beyond
-    `max_batch` the learning rate alone decays.
+    Sets the hyperparameter to the schedule's value at the examples consumed, as `by_examples` does. Sets the global
+    batch to `base * factor**k`, where `factor**k` is the largest power not above the decay `d`, the schedule's peak so
+    far over its present value (`d**(2/3)` for "linear"). In the driver, `scale_by_batch` with the same rule and base
+    scales updates with the batch. The ratio of learning rate and noise is then that of the schedule at all times: when
+    the batch grows, the learning rate rises by a smaller factor, and then declines with the schedule.
 
-    Noise must dominate the updates from `base` on: take a base near the critical batch.
+    Without `max_batch` and with a factor close to 1, `optax.cosine_decay_schedule` takes half as many steps, and 62 %
+    with a factor of 2; a quarter of a cosine, as in the paper, 64 % (2 / pi). Once the batch is `max_batch`, only the
+    learning rate decays. Noise must dominate the updates from `base` on, so choose a base near the critical batch.
 
     Args:
       per_epoch: examples in the data set.
-      base: the global batch that the schedule was made for.
+      base: the global batch for which the schedule was chosen.
       max_batch: the largest global batch.
       factor: the batch grows in steps of this factor, above 1.
-      rule: "sqrt" for Adam and its like, "linear" for SGD: that of `scale_by_batch` in the driver.
-      **schedule: by the hyperparameter's name a function of examples consumed; exactly one.
+      rule: the rule of `scale_by_batch` in the driver: "sqrt" for Adam and similar optimizers, "linear" for SGD.
+      **schedule: exactly one function of examples consumed, under the hyperparameter's name.
 
     Returns:
       A policy for a hook without values.

@@ -1,4 +1,4 @@
-"""`static_proportional`: batches in proportion to the machines' capacities, decided once."""
+"""`static_proportional`: batches in proportion to the machines' capacities, set once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
         b_k = B X_k / sum_i X_i
 
     Args:
-      capacities: X, one per worker: cores if all workers compute on processors, half-precision FLOPS if some have
-        accelerators. By default the hook's value, which must be equal on all workers: gather what is known
-        locally, such as `cores()`.
+      capacities: X, one per worker: cores if all workers compute on CPUs, half-precision FLOPS if some have
+        accelerators. By default the hook's value, which must be equal on all workers, such as a gathered `cores()`.
 
     Returns:
       A policy for a hook with no values, or with one of shape=(n,).

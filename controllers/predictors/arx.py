@@ -1,4 +1,4 @@
-"""`arx`: speed as a linear function of past speeds and of past and present inputs, learned online."""
+"""`arx`: predicts speed as a linear function of past speeds and of past and present inputs, learned online."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from .base import Predictor, known, moving_average
 from .lags import Lags
 
-STIFFNESS = 1e-2  # of the prior "as fast as in the last step", relative to one record
+STIFFNESS = 1e-2  # weight of the prior "as fast as in the last step", relative to one record
 
 
 class ArxState(NamedTuple):
@@ -27,12 +27,13 @@ def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
 
         v[k] = a_1 v[k-1] + … + a_L v[k-L] + b_0 u[k] + b_1 u[k-1] + … + b_L u[k-L] + d
 
-    This is NARX without its hidden layer, and nearly as good: most useful are the inputs of the predicted step.
+    This is NARX without its hidden layer, and nearly as accurate: the most useful inputs are those of the predicted
+    step.
 
     Args:
       lags: L.
-      memory: number of records after which one is forgotten.
-      records: number of records before the first prediction by regression; before, it is a moving average.
+      memory: time constant of forgetting, in records.
+      records: number of records before the first prediction by regression; until then predicts by a moving average.
 
     Raises:
       ValueError: an argument is out of range.
@@ -79,7 +80,7 @@ def _learn(
     gain = along / (forget + (row * along).sum(axis=1))[:, None]
     weights = weights + gain * (target - (weights * row).sum(axis=1))[:, None]
     smaller = (covariance - gain[:, :, None] * along[:, None, :]) / forget
-    # What is never excited is forgotten without end: keep the prior's stiffness.
+    # Directions that are never excited would be forgotten without limit: keep the prior's stiffness.
     trace = np.trace(smaller, axis1=1, axis2=2)
     smaller *= np.minimum(1.0, row.shape[1] / STIFFNESS / trace)[:, None, None]
     return weights, np.where(learn[:, None, None], smaller, covariance)

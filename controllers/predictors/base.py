@@ -67,8 +67,7 @@ class BestOfState(NamedTuple):
 
 
 def best_of(*predictors: Predictor, memory: float = 50.0) -> Predictor:
-    """Return a predictor that uses, for each worker, the predictor with the smallest recent error; at the start, the
-    first one.
+    """Return a predictor that uses, for each worker, the predictor with the smallest recent error; at first, the first.
 
     Args:
       *predictors: all are updated in each step.

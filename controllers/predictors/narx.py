@@ -68,10 +68,10 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
 
     Args:
       lags: L.
-      width: of the hidden layer.
-      steps: of Adam per step of the program.
-      learning_rate: of Adam.
-      seed: of the initial parameters, and of the records that training draws.
+      width: width of the hidden layer.
+      steps: steps of Adam per step of the program.
+      learning_rate: learning rate of Adam.
+      seed: seed of the initial parameters, and of the records that training draws.
 
     Raises:
       ValueError: an argument is out of range.

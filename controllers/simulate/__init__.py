@@ -1,8 +1,8 @@
-"""Try policies without a cluster: on modelled workers under a virtual clock, or on a run that was recorded.
+"""Try policies without a cluster: on simulated workers under a virtual clock, or on a recorded run.
 
     adaptive simulate step_change --png step_change.png
 
-or from Python, with the very policy objects that a driver hooks in:
+or from Python, with the same policy objects as in a driver:
 
     from controllers.simulate import Cluster, jitter, simulate
 

@@ -1,4 +1,4 @@
-"""The picture of a comparison: seconds per step and sizes, one row per policy. Needs matplotlib."""
+"""The plot of a comparison: seconds per step and batch sizes, one row per policy. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from ._simulation import Simulation
 
 BLUE, GREY, INK = "#2a6fbb", "#b9bec6", "#30343b"
-MANY = 16  # workers up to which each has a line of its own
+MANY = 16  # largest number of workers that are drawn as separate lines
 
 
 def draw(simulations: Mapping[str, Simulation], path: str | Path, title: str = "") -> None:
-    """Write a picture: per policy, the seconds of each step over those of the best split, and everyone's batch.
+    """Write a plot with a row per policy: seconds of each step relative to the best split, and batch sizes.
 
     Args:
-      simulations: by policy; of clusters, so that the best split is known.
-      path: where to; its ending says in which format.
-      title: above it all.
+      simulations: simulations of clusters, for which the best split is known, by policy.
+      path: the image file; its suffix determines the format.
+      title: title of the plot.
 
     Raises:
       RuntimeError: matplotlib is not installed.
@@ -46,7 +46,7 @@ def draw(simulations: Mapping[str, Simulation], path: str | Path, title: str = "
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure, with its size in inches, without any global state.
+    """Return an empty figure of a size in inches, without using pyplot's global state.
 
     Raises:
       RuntimeError: matplotlib is not installed.
@@ -61,7 +61,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def tidy(axes: Any) -> None:
-    """No more ink than is needed."""
+    """Apply a plain style: no frame at the top and right, small gray ticks, a light grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(labelsize=7, color=GREY, length=2.5)
@@ -105,7 +105,7 @@ def _summary(simulation: Simulation) -> str:
 
 
 def _smooth(values: np.ndarray, window: int = 5) -> np.ndarray:
-    """Return the running median; the jitter is shown by the pale line behind."""
+    """Return the running median. The unsmoothed values are drawn as a pale line behind it."""
     if len(values) < 2 * window:
         return values
     padded = np.pad(values, window // 2, mode="edge")

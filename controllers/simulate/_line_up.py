@@ -1,4 +1,4 @@
-"""The policies that are compared: by name, with what they read and how often they decide."""
+"""The named policies of `adaptive simulate`, with the values that they read and how often they decide."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Contender(NamedTuple):
     reads: tuple[str, ...]
     every: int
     about: str
-    published: bool = True  # elsewhere, and run here as it was
+    published: bool = True  # whether it is another project's policy, as published
 
 
 def equal() -> Policy:
@@ -48,13 +48,13 @@ def equal() -> Policy:
 
 
 LINE_UP = {
-    "equal": Contender(equal, (), 1, "the split it starts with: all workers alike", False),
+    "equal": Contender(equal, (), 1, "the initial split: equal sizes", False),
     "balance": Contender(balance, SECONDS, 1, "ours: piecewise-linear times and an exact allocator", False),
     "balance-machine": Contender(
         lambda: balance(stretch_seconds=0, predictor=arx(), n_inputs=2),
         MACHINE,
         1,
-        "the same, which reads processors and memory too",
+        "the same, with free processor share and memory as inputs",
         False,
     ),
     "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
@@ -62,10 +62,10 @@ LINE_UP = {
         proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"
     ),
     "proportional-no-drop": Contender(
-        lambda: proportional(drop=None), SECONDS, 1, "the same, but it learns no upper bounds, which other load feigns"
+        lambda: proportional(drop=None), SECONDS, 1, "the same, without learned upper bounds, which other load distorts"
     ),
     "proportional-published": Contender(
-        lambda: proportional(renormalise=False, drop=0.0), SECONDS, 1, "the same as printed: the global batch inflates"
+        lambda: proportional(renormalize=False, drop=0.0), SECONDS, 1, "the same as printed: the global batch inflates"
     ),
     "leader_straggler": Contender(leader_straggler, SECONDS, 1, "LB-BSP on accelerators: a few examples at a time"),
     "lb_bsp": Contender(
@@ -108,28 +108,28 @@ SPLITS = tuple(name for name in LINE_UP if not name.endswith(("_batch", "_worker
 
 
 def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
-    """Return the hook of a policy given as a name, `name@every` or `module:factory@every`.
+    """Return the hook for a policy given as `name`, `name@every` or `module:factory@every`.
 
     Args:
-      name: from `LINE_UP`; or where to find a function without arguments that makes a `Policy`.
-      reads: what it is given; by default what the line-up says, and the seconds for others.
+      name: a name from `LINE_UP`, or the module and name of a function without arguments that returns a `Policy`.
+      reads: names of the values that the policy reads; by default those in `LINE_UP`, and the seconds for others.
 
     Raises:
-      ValueError: there is no such policy, or what was found makes none.
+      ValueError: there is no such policy or value, or the function does not return a policy.
     """
     plain, _, number = name.partition("@")
     if number and not (number.isdigit() and int(number) > 0):
-        raise ValueError(f"{name!r}: behind @ comes at which steps it decides: a number of 1 or more.")
+        raise ValueError(f"{name!r}: after @, give the interval between decisions, in steps: an integer of at least 1.")
     if plain in LINE_UP:
         contender = LINE_UP[plain]
         policy, default_reads, every = contender.make(), contender.reads, contender.every
     elif ":" in plain:
         policy, default_reads, every = _import(plain), SECONDS, 1
     else:
-        raise ValueError(f"no policy is called {plain!r}; there are {', '.join(LINE_UP)}. Your own is module:factory.")
+        raise ValueError(f"no policy is called {plain!r}; known are {', '.join(LINE_UP)}. Or give module:factory.")
     for signal in reads or ():
         if signal not in SIGNALS:
-            raise ValueError(f"no value is called {signal!r}; there are {', '.join(SIGNALS)}.")
+            raise ValueError(f"no value is called {signal!r}; known are {', '.join(SIGNALS)}.")
     return Hooked(policy, default_reads if reads is None else tuple(reads), int(number) if number else every)
 
 

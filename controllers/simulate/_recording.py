@@ -14,7 +14,7 @@ import numpy as np
 from adaptive.extend import Decision, Limits, RecordError, read_run
 from controllers.policies.efficiency import Bounds
 
-_NAME = re.compile(r"(\w+)\.?(.*)")  # of a leaf: the value's name, and the path in it
+_NAME = re.compile(r"(\w+)\.?(.*)")  # name of a leaf: the value's name, and the path in the value
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
 
 
@@ -25,14 +25,14 @@ class RecordedHook(NamedTuple):
     """Properties of a hook that are the same in all steps."""
 
     every: int
-    leaves: tuple[str, ...]  # names: "noise.scale"
+    leaves: tuple[str, ...]  # names of its values' leaves, such as "noise.scale"
 
 
 class RecordedRequests(NamedTuple):
     """Requests in force before the hooks of a step ran."""
 
     global_batch: int
-    active: tuple[int, ...]  # workers that were to take examples
+    active: tuple[int, ...]  # workers that should take examples
     workers: tuple[int, int, int]  # the target, the least and the most
 
 
@@ -47,8 +47,8 @@ class RecordedStep(NamedTuple):
     hooks: dict[str, list[Any]]  # the leaves that each received; empty for a skipped step
     decision: Decision | None
     members: tuple[int, ...]  # the occupied worker slots
-    joined: tuple[int, ...]  # those with another worker than in the previous step
-    call: float  # the cost of one more microbatch, in examples
+    joined: tuple[int, ...]  # worker slots with another worker than in the previous step
+    call: float  # the overhead of one more microbatch, in examples
     asked: RecordedRequests | None  # `None` in old records, which have no number of workers
     hyperparameters: dict[str, Any]  # by name
 
@@ -181,7 +181,7 @@ def _asked(fields: dict[str, Any] | None) -> RecordedRequests | None:
 
 
 def array_of(leaf: Any) -> np.ndarray:
-    """Convert a JSON leaf to an array; NaN was written as null, infinities as words."""
+    """Convert a JSON leaf to an array. NaN is stored as null, and infinities as text."""
 
     def number(value: Any) -> Any:
         if isinstance(value, list):

@@ -14,8 +14,8 @@ from controllers.timing.batch_time import BatchTime
 from ._cluster import Cluster, Trace, by_step
 from ._recording import RecordedRequests, RecordedStep, Recording, TraceError
 
-WINDOW = 10  # steps over which a worker's speed is taken to be constant
-FLOOR_GAIN = 0.15  # a floor must explain this fraction more than the line alone
+WINDOW = 10  # steps over which a worker's speed is assumed to be constant
+FLOOR_GAIN = 0.15  # a floor is used if it reduces the error by this fraction
 _UNKNOWN = (1.0, 0.0, 0.0)  # slope, intercept and floor of a worker that never had examples
 
 
@@ -41,7 +41,7 @@ def replay(
       TraceError: the run has no such hook, or the hook not all of these values.
     """
     if hook not in recording.hooks:
-        raise TraceError(f"this run has no hook {hook!r}; it has {', '.join(recording.hooks) or 'none'}.")
+        raise TraceError(f"this run has no hook {hook!r}; its hooks are: {', '.join(recording.hooks) or 'none'}.")
     every = every or recording.hooks[hook].every
     state, asked = policy.init(recording.workers), []
     following = [*recording.steps[1:], recording.steps[-1]]

@@ -1,4 +1,4 @@
-"""Scenarios to try policies on: each models one property of real clusters, or the cluster of a published experiment."""
+"""Scenarios for simulations. Each models one property of real clusters, or the cluster of a published experiment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ H_LEVELS = {"h1": (13, 13, 13), "h2": (9, 12, 18), "h4": (3, 5, 12), "h6": (4, 1
 
 @dataclass(frozen=True)
 class Scenario:
-    """A cluster, its first global batch, and hooks that come before the one under test."""
+    """A cluster, its initial global batch, and hooks that run before the policy under test."""
 
     name: str
     about: str
@@ -63,7 +63,7 @@ def scenario(name: str, workers: int = 8, steps: int = 600, seed: int = 0) -> Sc
       ValueError: there is no such scenario, or there are fewer than 2 workers.
     """
     if name not in _makers:
-        raise ValueError(f"no scenario is called {name!r}; there are {', '.join(_makers)}.")
+        raise ValueError(f"no scenario is called {name!r}; known are {', '.join(_makers)}.")
     if workers < 2 or steps < 1:
         raise ValueError(f"a scenario needs at least 2 workers and 1 step; got {workers} and {steps}.")
     cluster, batch, *before = _makers[name](workers, steps, np.random.default_rng([seed, 7]))

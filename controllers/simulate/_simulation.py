@@ -110,9 +110,7 @@ class Simulation:
         return float(self.step_seconds.sum())
 
     def seconds_to(self, examples: float) -> float:
-        """Return the virtual time at which so many examples had been processed, interpolated within a step; NaN if
-        there were fewer.
-        """
+        """Return the virtual time at which `examples` were processed, interpolated within a step; NaN if fewer were."""
         done = np.concatenate([[0], np.cumsum(self.global_batch)])
         if examples > done[-1]:
             return float("nan")
@@ -152,7 +150,7 @@ class Simulation:
     @property
     def _true_times(self) -> BatchTime:
         if self.cluster is None:
-            raise ValueError("the best split is known only for a Cluster; simulate() was given a function of times.")
+            raise ValueError("the best split is known only for a Cluster, but simulate() received a function of times.")
         return self.cluster.times
 
     @cached_property
@@ -185,7 +183,7 @@ def simulate(
     Args:
       policy: one policy, which reads the workers' seconds; or several with what they read, in the driver's order.
       times: the cluster; or a function `times(step, sizes) -> seconds`, shape=(n,).
-      sizes: examples per worker in the first step; or of all members, split equally.
+      sizes: examples per worker in the first step; or their sum, split equally.
       steps: number of steps.
       every: as for `hook`.
       jitter: relative standard deviation of the times, in addition to the cluster's noise.
@@ -201,14 +199,14 @@ def simulate(
       Sizes, seconds and decisions of all steps, and the best possible ones.
 
     Raises:
-      ValueError: the number of workers is not given, or is another in `sizes` than in the cluster.
+      ValueError: the number of workers is unknown, or `sizes` and the cluster disagree about it.
     """
     cluster = times if isinstance(times, Cluster) else None
     if cluster is None and not isinstance(sizes, Sequence):
-        raise ValueError("simulate: the number of workers is not known: give a first size per worker, or a Cluster.")
+        raise ValueError("simulate: the number of workers is unknown: give an initial size per worker, or a Cluster.")
     n = cluster.workers if cluster else np.size(sizes)
     if isinstance(sizes, Sequence) and len(sizes) != n:
-        raise ValueError(f"simulate: {len(sizes)} first sizes for {n} workers.")
+        raise ValueError(f"simulate: {len(sizes)} initial sizes for {n} workers.")
     hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
     if global_batch is not None:
         hooks.insert(0, Hooked(_rule(global_batch), ()))

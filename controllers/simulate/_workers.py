@@ -10,19 +10,19 @@ from adaptive.extend import WorkerSlots
 
 
 class Workers(WorkerSlots):
-    """The worker slots of a cluster on paper, for its `Membership`.
+    """The worker slots of a simulated cluster, for its `Membership`.
 
     Args:
-      capacity: how many workers there are in all.
-      first: how many of them are there at first; the others are in reserve. `None` for all, and no reserve: then
-        workers that come back need not be asked for.
-      present: `present(step) -> bool, shape=(capacity,)`: which of them can be had.
-      join_after: steps from a request to the step before which who was asked for is ready.
-      respawn: whether one that is lost is replaced from the reserve.
+      capacity: number of worker slots.
+      first: number of members at the start; the other workers are in reserve. `None`: all are members, there is no
+        reserve, and workers that return join without a request.
+      present: `present(step) -> bool, shape=(capacity,)`: which workers are available in a step; by default all.
+      join_after: number of steps from a request until the requested workers are ready.
+      respawn: whether lost workers are replaced from the reserve.
 
     Raises:
-      WorkerCountError: `first` is no number from 1 to `capacity`.
-      ValueError: nobody can be had at first.
+      WorkerCountError: `first` is not a number from 1 to `capacity`.
+      ValueError: no worker is available at the start.
     """
 
     processes = 1
@@ -40,7 +40,7 @@ class Workers(WorkerSlots):
         self.respawn, self.workers = respawn, range(capacity)
         self._present, self._join_after, self._has_reserve = present, join_after, first is not None
         self._step = 0
-        self._due: list[int] = []  # before which step each of those who were called in is ready
+        self._due: list[int] = []  # for each requested worker, the step before which it is ready
         gone = self._absent(1)
         if len(gone) == capacity:
             raise ValueError("simulate: the first step has no workers.")
@@ -73,14 +73,14 @@ class Workers(WorkerSlots):
         return min(super().poll_ready(), sum(due <= self._step for due in self._due))
 
     def request_workers(self, workers: int) -> None:
-        """Request a number of workers: the protocol of `World`."""
+        """Request a number of workers: see `World.request_workers`."""
         super().request_workers(workers)
         missing = max(0, workers - len(self.members))
         new = self._step + 1 + self._join_after
         self._due = (self._due + [new] * missing)[:missing]
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Change to a number of members: the protocol of `World`."""
+        """Change the number of members: see `World.change`."""
         super().change(workers, leaving)
         self._due = []
 

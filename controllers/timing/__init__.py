@@ -1,1 +1,1 @@
-"""How the time of a step goes with the batch."""
+"""Models of step times as functions of batch sizes, and the optimal split by them."""

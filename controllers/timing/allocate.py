@@ -2,11 +2,11 @@
 
     min over b of  max_i t_i(b_i)      with  sum_i b_i = B,  lower_i <= b_i <= upper_i,  b_i integer
 
-for step times that never fall as the batch grows. See every unit k of worker i, lower_i < k <= upper_i, as an item of
-cost t_i(k). A split picks B - sum(lower) items, a prefix of each worker's; as costs only grow along a worker, the
-cheapest B - sum(lower) items *are* prefixes. So taking the cheapest unit again and again is optimal, and so is any
-start whose units all cost no more than the last one taken. Water-filling the real-valued problem finds such a start
-with less than n units missing: O(n log n), whatever B is.
+for step times t_i that do not decrease with the batch. Regard each unit k of worker i, lower_i < k <= upper_i, as an
+item of cost t_i(k). A split selects B - sum(lower) items, a prefix of each worker's items. As costs do not decrease
+along a worker, the cheapest B - sum(lower) items form prefixes, so taking the cheapest unit repeatedly is optimal. The
+result is also optimal from any start whose units cost no more than the last unit taken. Water-filling for real-valued
+sizes finds such a start with less than n units missing, in O(n log n), independent of B.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ def allocate(
     quantum: int = 1,
     near: ArrayLike | None = None,
 ) -> np.ndarray:
-    """Split a global batch so that the slowest worker's step is as short as it can be. Exact.
+    """Return the split of a global batch that minimizes the time of the slowest worker. Exact.
 
     Args:
-      global_batch: how many examples.
+      global_batch: number of examples.
       models: the workers' step times.
-      lower, upper: the least and the most examples of each worker; shape=(n,), or one number for all.
-      quantum: sizes are multiples of this, but for one worker that gets the remainder. Halved until the bounds
-        can be kept.
-      near: shape=(n,). Often many splits are optimal: where one worker is slow whatever it gets, say, or where times
-        are flat. This one asks for an optimal split whose sizes are as close to proportional to `near` as the bounds
-        and the optimal time let them be.
+      lower, upper: bounds of each worker's examples; shape=(n,), or one number for all.
+      quantum: sizes are multiples of this, except for one worker that gets the remainder. Halved until the bounds can
+        be satisfied.
+      near: shape=(n,). Selects among several optimal splits, which are common if times do not depend on the batch: the
+        result is as close to proportional to `near` as the bounds and the optimal time permit.
 
     Returns:
       int64, shape=(n,), summing to `global_batch`.
 
     Raises:
-      BatchSizeError: no split keeps the bounds, or the times are not finite and growing.
+      BatchSizeError: no split satisfies the bounds, or the times are not finite or decrease with the batch.
 
     Example:
       Four GPUs of Table 2 of LBB (J. Supercomputing, 2024), milliseconds:
@@ -64,7 +63,7 @@ def allocate(
     slope, intercept, floor = (np.broadcast_to(np.asarray(part, np.float64), n) for part in models)
     times = BatchTime(slope, intercept, floor)
     if not (all(np.isfinite(part).all() for part in times) and slope.min() >= 0):
-        raise BatchSizeError(f"allocate: step times must be finite and must not fall as a batch grows; got {models}.")
+        raise BatchSizeError(f"allocate: step times must be finite and must not decrease with the batch; got {models}.")
     lo, hi = _check_bounds(global_batch, lower, upper, n)
 
     def solve(units: int, lo: np.ndarray, hi: np.ndarray, q: int) -> np.ndarray:
@@ -80,18 +79,18 @@ def allocate(
 def allocate_curves(
     global_batch: int, curves: Sequence[Curve], lower: ArrayLike, upper: ArrayLike, quantum: int = 1
 ) -> np.ndarray:
-    """Split a global batch as `allocate` does, for step times of any shape that do not fall as the batch grows. Exact.
+    """Return the optimal split as `allocate` does, for any step times that do not decrease with the batch. Exact.
 
     Args:
-      global_batch: how many examples.
-      curves: seconds for a number of examples, one function per worker; see `tabulated` for measured ones.
+      global_batch: number of examples.
+      curves: for each worker, a function from a number of examples to seconds; see `tabulated` for measured times.
       lower, upper, quantum: as for `allocate`.
 
     Returns:
       int64, shape=(n,), summing to `global_batch`.
 
     Raises:
-      BatchSizeError: no split keeps the bounds.
+      BatchSizeError: no split satisfies the bounds.
     """
     n = len(curves)
     lo, hi = _check_bounds(global_batch, lower, upper, n)
@@ -110,11 +109,11 @@ def tabulated(sizes: Sequence[int], seconds: Sequence[float]) -> Curve:
     """Return a curve through measured points: linear between them, constant before the first, extrapolated at the end.
 
     Args:
-      sizes: ascending.
-      seconds: measured. Where a larger size took less time, the longer time before is used: that is noise.
+      sizes: numbers of examples, ascending.
+      seconds: measured times. If a larger size took less time, which is noise, the longer time is used for it too.
 
     Raises:
-      ValueError: the sizes don't ascend, or there isn't one finite time for each.
+      ValueError: the sizes do not ascend, or there is not one finite time for each.
     """
     xs = [int(b) for b in sizes]
     ys = np.maximum.accumulate(np.asarray(seconds, np.float64)).tolist()
@@ -152,7 +151,7 @@ def _in_units(
     solve: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray],
     times: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Solve in whole quanta; the rest of the batch goes to the worker that it delays least."""
+    """Solve in units of the quantum; the remainder of the batch goes to the worker that it delays least."""
     q = max(1, int(quantum))
     while q > 1:
         units, rest = divmod(global_batch, q)
@@ -173,7 +172,7 @@ def _in_units(
 
 
 def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-    """Return the exact split of a feasible problem: water-filling, then the few units that rounding down left."""
+    """Return the exact split of a feasible problem: water-filling, then the few units that rounding down has left."""
     level = water_level(total, times, lo, hi)
     sizes = _within(level, times, lo, hi)
     missing = total - int(sizes.sum())
@@ -185,9 +184,10 @@ def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.nda
 
 
 def level_of_lines(total: int, times: BatchTime) -> float:
-    """Return a lower bound of every split's time: the mean of all lines, weighted by speed, which no split changes.
+    """Return a lower bound of the time of any split, without regard to bounds and floors.
 
-    Bounds and floors can only make a step longer. A tenth of the work of `water_level`.
+    It is the mean of all lines weighted by speed, which is the same for all splits; bounds and floors can only make a
+    step longer. Costs a tenth of `water_level`.
     """
     rate = 1 / np.maximum(times.slope, 1e-30)
     return float((total + (rate * times.intercept).sum()) / rate.sum())
@@ -196,8 +196,8 @@ def level_of_lines(total: int, times: BatchTime) -> float:
 def water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> float:
     """Return the time in which the workers could process `total` examples if sizes were real numbers.
 
-    How many examples fit into a time is, per worker: `lo` before t(lo), then a jump over the flat stretch, then a line
-    up to `hi`. Summed over the workers it is piecewise linear, with its kinks at the at most 2n times sorted here.
+    The number of examples that a worker can process in a given time is `lo` up to t(lo), then jumps to the end of the
+    constant part, and then grows linearly up to `hi`. Summed over workers it is piecewise linear with up to 2n kinks.
     """
     slope, intercept, _ = times
     starts, ends = times(lo), slope * hi + intercept
@@ -224,15 +224,15 @@ def _within(seconds: float, times: BatchTime, lo: np.ndarray, hi: np.ndarray) ->
         reached = np.floor((seconds - times.intercept) / times.slope)
     reached = np.where(times.slope <= 0, hi, np.clip(reached, lo, hi))
     sizes = np.where(times(lo) > seconds, lo, reached).astype(np.int64)
-    # The quotient may be off by a rounding error either way. The exactness proof needs the very comparison that
-    # costs are compared by, so put it right by that.
+    # The quotient may have a rounding error in either direction. The proof of exactness relies on the comparison of
+    # costs, so correct the sizes by the same comparison.
     sizes += (sizes < hi) & (times(sizes + 1) <= seconds)
     sizes -= (sizes > lo) & (times(sizes) > seconds)
     return sizes
 
 
 def _give(sizes: np.ndarray, count: int, times: BatchTime, hi: np.ndarray) -> None:
-    """Add units one by one, each where the step is then shortest. In place."""
+    """Add `count` units in place, each to the worker with the shortest resulting time."""
     costs, slopes, tops = times(sizes + 1).tolist(), times.slope.tolist(), hi.tolist()
     intercepts, floors = times.intercept.tolist(), times.floor.tolist()
     grown = sizes.tolist()
@@ -249,7 +249,7 @@ def _give(sizes: np.ndarray, count: int, times: BatchTime, hi: np.ndarray) -> No
 
 
 def _take(sizes: np.ndarray, count: int, times: BatchTime, lo: np.ndarray) -> None:
-    """Remove units, the most expensive first; those of one flat stretch, which cost the same, at once. In place."""
+    """Remove `count` units in place, the most expensive first; units of equal cost on a floor are removed at once."""
     while count > 0:
         costs = np.where(sizes > lo, times(sizes), -np.inf)
         i = int(np.argmax(costs))
@@ -262,9 +262,9 @@ def _take(sizes: np.ndarray, count: int, times: BatchTime, lo: np.ndarray) -> No
 def _towards(
     near: np.ndarray, total: int, times: BatchTime, sizes: np.ndarray, lo: np.ndarray, hi: np.ndarray
 ) -> np.ndarray:
-    """Return, among the splits that take no longer than `sizes`, the one most proportional to `near`.
+    """Return the split most proportional to `near` among those that take no longer than `sizes`.
 
-    Which is the same problem again: the least `tau` with b_i <= tau * near_i, under the sizes that the time allows.
+    This is the same problem again: the least `tau` with b_i <= tau * near_i, with upper bounds given by the time.
     """
     tops = _within(float(times(sizes).max()), times, lo, hi)
     slope = 1.0 / np.maximum(near, 1e-3)
@@ -275,7 +275,7 @@ def _towards(
 
 
 def _fill_curves(total: int, curves: Sequence[Curve], lo: list[int], hi: list[int]) -> np.ndarray:
-    """Bisect the time until few units are missing, then add the cheapest ones, equal ones at once."""
+    """Bisect the time until few units are missing, then add the cheapest units, those of equal cost at once."""
 
     def within(seconds: float) -> list[int]:
         return [_reach(curve, seconds, a, b) for curve, a, b in zip(curves, lo, hi, strict=True)]
@@ -285,7 +285,7 @@ def _fill_curves(total: int, curves: Sequence[Curve], lo: list[int], hi: list[in
     sizes = list(lo)
     while total - sum(sizes) > len(curves):
         middle = 0.5 * (early + late)
-        if not early < middle < late:  # no time in between: what is missing all costs the same
+        if not early < middle < late:  # no time in between: all missing units cost the same
             break
         reached = within(middle)
         if sum(reached) <= total:

@@ -12,17 +12,17 @@ FADES = 0.7  # factor on the weight of earlier numbers of workers, at each chang
 
 
 class Exchange(NamedTuple):
-    """A line over the number of workers, through the mean seconds at the present one. A pytree.
+    """A line over the number of workers, through the mean seconds at the present number. A pytree.
 
-    Earlier numbers of workers determine only the slope: the level changes with other traffic on the network, the slope
-    hardly. Before a second number of workers is seen, the slope is 0, which favors trying.
+    Earlier numbers of workers determine only the slope, because other traffic on the network changes the level more
+    than the slope. Until a second number of workers is measured, the slope is 0, so that a policy tries more workers.
 
     References:
       Qiao et al. 2021, "Pollux", section 3.1: `alpha + beta * max(K - 2, 0)` for K replicas.
     """
 
-    workers: np.ndarray  # shape=(), int64: how many there were in the latest step; 0 before the first
-    steps: np.ndarray  # shape=(), int64: since there have been so many
+    workers: np.ndarray  # shape=(), int64: number of workers in the latest step; 0 before the first
+    steps: np.ndarray  # shape=(), int64: steps with this number of workers
     seconds: np.ndarray  # shape=(), mean over these steps; NaN at first
     past: np.ndarray  # shape=(5,), of earlier numbers n with seconds t: sums of w, w n, w n^2, w t, w n t
 
@@ -70,8 +70,8 @@ class Exchange(NamedTuple):
 
 
 def average(mean: np.ndarray, new: float) -> np.ndarray:
-    """Update a moving average over `MEMORY` steps. A step of ten times the mean is a pause, and counts as twice the
-    mean; an unknown one is skipped.
+    """Return a moving average over `MEMORY` steps after a new value. A value above ten times the mean is a pause, and
+    counts as twice the mean; NaN is skipped.
     """
     if not np.isfinite(new):
         return mean

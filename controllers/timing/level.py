@@ -1,12 +1,12 @@
 """The level of a machine's step times: its current speed relative to its speed at other times.
 
-Mostly a level is constant, and the mean of all steps estimates it best; sometimes it drifts, and only the latest steps
-tell; rarely it jumps. So several estimates run side by side, from a mean that forgets slowly to one that forgets at
-once and one that follows a trend. The estimate that predicted the latest steps best is used, with a preference for the
-slow mean. A deviation that noise cannot explain is a jump: all estimates restart from it. If the next step shows that
-it was only a pause, the old level is restored, and later jumps are trusted less.
+A level is mostly constant, and then the mean of all steps is the best estimate. Sometimes it drifts, and only the
+latest steps are relevant; rarely it jumps. Several estimates are therefore kept: means with long and short memory, and
+one that follows a trend. The one that predicted the latest steps best is used, with a preference for the longest mean.
+A deviation that noise cannot explain is a jump, from which all estimates restart. If the next step shows that it was
+only a pause, the old level is restored, and later jumps need larger deviations.
 
-Levels are logarithms of seconds, and errors are relative, so a level is a mean of seconds. Arrays hold all workers.
+Levels are logarithms of seconds; errors are relative, so an estimate is a mean of seconds. Arrays hold all workers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The estimates: how far each moves towards a step, and how far its trend does (Holt's double exponential smoothing).
+# The gain of each estimate, and of its trend (Holt's double exponential smoothing).
 GAINS = np.array([0.01, 0.06, 0.25, 0.7, 0.3])[:, None]
 TREND_GAINS = np.array([0.0, 0.0, 0.0, 0.0, 0.03])[:, None]
-SLOWEST = GAINS[0, 0] / (2 - GAINS[0, 0])  # of one step's variance, is in the slow mean however many it has seen
+SLOWEST = GAINS[0, 0] / (2 - GAINS[0, 0])  # least variance of the slow mean, relative to one step's
 RANKS = np.arange(len(GAINS))[:, None]
-LEAVE, RETURN = 12.0, 4.0  # squared errors by which others must be better than the slow mean; and to stay preferred
-BEATEN = 20.0  # squared errors by which an estimate must be worse than a faster one to be started anew from that
-MEMORY, LEAST_TURNS = 50.0, 5.0  # steps, and decisions, over which they are compared
-AHEAD = 2  # steps from the one that is told of to the one that is decided on
-SURE = 4.5  # standard deviations that make a surprise a jump
-LASTING = 0.6  # of the doubt in jumps, or of the trust, is left at one that lasts, or does not
+LEAVE, RETURN = 12.0, 4.0  # squared errors by which another estimate must beat the slow mean; and then must keep
+BEATEN = 20.0  # squared errors by which an estimate must be worse than a faster one to be restarted from it
+MEMORY, LEAST_TURNS = 50.0, 5.0  # steps, and decisions, over which estimates are compared
+AHEAD = 2  # steps from the measured step to the step that a decision affects
+SURE = 4.5  # standard deviations of a jump
+LASTING = 0.6  # factor of the distrust in jumps after one that lasts, and of the trust after one that does not
 JUMP_MEMORY = 100.0  # steps
-RESTLESS = 0.015  # jumps a step: two in half of that
+RESTLESS = 0.015  # jumps per step above which a speed counts as unsettled: two within half of `JUMP_MEMORY`
 NOISE_MEMORY = 64  # steps
 FIRST_NOISE, LEAST_NOISE = 0.08, 0.003
 
@@ -36,20 +36,20 @@ class Level(NamedTuple):
     """Estimates of n workers' levels. A pytree of arrays; methods return a new one."""
 
     estimates: np.ndarray  # shape=(len(GAINS), n), logarithms of seconds; NaN until measured
-    trends: np.ndarray  # shape=(len(GAINS), n), what they grow by in a step
-    forecasts: np.ndarray  # shape=(len(GAINS), n), what they said of the coming step when the last decision was due …
-    forecast_trends: np.ndarray  # shape=(len(GAINS), n), … and of the steps behind it
-    missed: np.ndarray  # shape=(len(GAINS), n), sums of the forecasts' relative errors since; NaN behind a jump
-    since: np.ndarray  # shape=(n,), steps since
-    losses: np.ndarray  # shape=(len(GAINS), n), squares of such errors' means, lately, in their variances
-    best: np.ndarray  # shape=(n,), int64: which estimate is believed
-    steps: np.ndarray  # shape=(n,), how many steps' worth the slowest one is known to, without forgetting
-    before: np.ndarray  # shape=(len(GAINS), n), the estimates before the latest step made them jump; else NaN
-    steps_before: np.ndarray  # shape=(n,)
-    lasting: np.ndarray  # shape=(), from 0 to 1: how readily a jump is believed: whether the latest ones lasted
+    trends: np.ndarray  # shape=(len(GAINS), n), increase of the estimates per step
+    forecasts: np.ndarray  # shape=(len(GAINS), n), at the last due decision: predicted level of the next step …
+    forecast_trends: np.ndarray  # shape=(len(GAINS), n), … and its increase per later step
+    missed: np.ndarray  # shape=(len(GAINS), n), sums of the relative errors of `forecasts`; NaN after a jump
+    since: np.ndarray  # shape=(n,), number of steps in `missed`
+    losses: np.ndarray  # shape=(len(GAINS), n), recent squared means of these errors, in units of their variance
+    best: np.ndarray  # shape=(n,), int64: index of the estimate that is used
+    steps: np.ndarray  # shape=(n,), number of steps in the slow mean, without forgetting
+    before: np.ndarray  # shape=(len(GAINS), n), estimates before a jump in the latest step; NaN without one
+    steps_before: np.ndarray  # shape=(n,), `steps` before that jump
+    lasting: np.ndarray  # shape=(), from 0 to 1: trust in jumps, by whether the latest ones lasted
     jumping: np.ndarray  # shape=(n,), jumps that lasted, per step
     noise: np.ndarray  # shape=(n,), relative standard deviation of one step's time
-    differences: np.ndarray  # shape=(n,), of how many neighboring steps that was learnt
+    differences: np.ndarray  # shape=(n,), number of differences from which the noise was learned
     latest: np.ndarray  # shape=(n,), the latest step's logarithm; NaN before the first
 
     @classmethod
@@ -75,16 +75,16 @@ class Level(NamedTuple):
             latest=unknown[0],
         )
 
-    # --- what it says -------------------------------------------------------------------------------------------------
+    # --- predictions --------------------------------------------------------------------------------------------------
 
     def after(self, steps: int) -> np.ndarray:
-        """Return the logarithm of the level `steps` after the latest step; shape=(n,), NaN if it was never measured."""
+        """Return the level predicted for `steps` steps later; shape=(n,), logarithms, NaN if never measured."""
         every = np.arange(len(self.best))
         return self.estimates[self.best, every] + steps * self.trends[self.best, every]
 
     @property
     def variance(self) -> np.ndarray:
-        """Relative variance of the level by noise alone; shape=(n,)."""
+        """Relative variance of the estimated level due to noise; shape=(n,)."""
         gain = GAINS[self.best, 0]
         return self.noise**2 * np.maximum(1 / np.maximum(self.steps, 1), gain / (2 - gain))
 
@@ -99,27 +99,31 @@ class Level(NamedTuple):
         return (self.best > 0) | (self.jumping > RESTLESS)
 
     def without_latest_jumps(self) -> Level:
-        """Return the state as if the jumps of the latest step were pauses."""
+        """Return the state with the jumps of the latest step undone."""
         jumped = np.isfinite(self.before[0])
         return self._replace(
             estimates=np.where(jumped, self.before, self.estimates),
             steps=np.where(jumped, self.steps_before, self.steps),
         )
 
-    def told(self, value: np.ndarray, where: np.ndarray) -> Level:
-        """Return the state with some levels replaced by given values; shape=(n,)."""
+    def with_levels(self, value: np.ndarray, where: np.ndarray) -> Level:
+        """Return the state with `value` as the level of workers in the mask `where`; both shape=(n,)."""
         return self._replace(estimates=np.where(where, value, self.estimates), trends=np.where(where, 0.0, self.trends))
 
-    # --- what it learns -----------------------------------------------------------------------------------------------
+    # --- updates ------------------------------------------------------------------------------------------------------
 
     def with_longer_means(self, ratio: float) -> Level:
-        """Return the state for coming times that are means of `ratio` times as many steps as those so far."""
+        """Return the state for future times that are means over `ratio` times as many steps as so far."""
         noise = np.maximum(self.noise / np.sqrt(ratio), LEAST_NOISE)
         steps, before = (np.where(s > 0, np.maximum(s / ratio, 1.0), s) for s in (self.steps, self.steps_before))
         return self._replace(noise=noise, steps=steps, steps_before=before)
 
     def judge(self, step: np.ndarray) -> Level:
-        """Undo jumps of the step before that this step shows to have been pauses; shape=(n,), logarithms."""
+        """Return the state without jumps in the previous step that were only pauses, by this step's times.
+
+        Args:
+          step: the times of this step; shape=(n,), logarithms.
+        """
         judged = np.isfinite(self.before[0]) & np.isfinite(step)
         if not judged.any():
             return self
@@ -135,16 +139,23 @@ class Level(NamedTuple):
         )
 
     def jumps(self, surprise: np.ndarray, unknown: np.ndarray | float = 0.0) -> np.ndarray:
-        """Return which relative deviations noise and a further variance `unknown` cannot explain; shape=(n,)."""
+        """Return which deviations are jumps: noise, with an additional variance `unknown`, cannot explain them.
+
+        Args:
+          surprise: relative deviations from the predictions; shape=(n,).
+          unknown: additional variance of the predictions; shape=(n,) or a number.
+        """
         return surprise**2 > SURE**2 * (self.step_variance + unknown)
 
     def calm(self, step: np.ndarray, unknown: np.ndarray) -> Level | None:
-        """Return the same as `judge`, `jumps`, `learn_noise` and `learn`, bit for bit, for a step as predicted on all
-        workers, all of which were measured at the same sizes before; `None` for other steps.
+        """Return the state after an ordinary step, in fewer operations, or `None` if the step is not ordinary.
+
+        A step is ordinary if its times are as predicted on all workers, and all were measured at the same sizes before.
+        The result is bitwise equal to that of `judge`, `jumps`, `learn_noise` and `learn`.
 
         Args:
-          step: shape=(n,), logarithms; none is NaN.
-          unknown: a variance, as for `jumps`.
+          step: the times of this step; shape=(n,), logarithms, not NaN.
+          unknown: see `jumps`.
         """
         settled, noise = self.before[0], self.noise
         if (
@@ -185,7 +196,7 @@ class Level(NamedTuple):
         """Return the state after a step.
 
         Args:
-          step: shape=(n,), logarithms, NaN where there is none.
+          step: the times of the step; shape=(n,), logarithms, NaN where unknown.
           jump: shape=(n,), bool: which of them are jumps.
           due: whether a decision follows, so that estimates are compared by their predictions of the next steps.
         """
@@ -213,7 +224,7 @@ class Level(NamedTuple):
         return level.compared() if due else level
 
     def _follow(self, step: np.ndarray) -> Level:
-        """Return the same as `learn`, in fewer operations, for a step in which all were measured and none jumped."""
+        """Return the same as `learn`, in fewer operations, for a step with all times known and without jumps."""
         foreseen = self.estimates + self.trends
         errors = np.expm1(step - foreseen)
         steps = self.steps + 1
@@ -229,7 +240,7 @@ class Level(NamedTuple):
         )
 
     def compared(self) -> Level:
-        """Select the estimates that predicted best, and record all predictions until the next decision."""
+        """Return the state with the best estimates selected, and with new predictions until the next decision."""
         since, estimates, steps = self.since, self.estimates, self.steps
         judged = (since > 0) & np.isfinite(self.missed[0])
         kept = 1 - 1 / np.maximum(MEMORY / np.maximum(since, 1), LEAST_TURNS)
@@ -254,12 +265,14 @@ class Level(NamedTuple):
         )
 
     def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Level:
-        """Update the noise from differences of neighboring steps: a jump affects one of them, a drift hardly any.
+        """Return the state with the noise updated from the difference of this step and the previous one.
+
+        Such differences are nearly unaffected by drift, and a jump affects only one of them.
 
         Args:
-          step: shape=(n,), logarithms, NaN where there is none.
-          latest: shape=(n,), what the next one is to be compared with.
-          usable: shape=(n,), bool: whether the two tell of noise only.
+          step: the times of this step; shape=(n,), logarithms, NaN where unknown.
+          latest: the times to compare the next step with; shape=(n,), logarithms.
+          usable: shape=(n,), bool: whether only noise makes the two steps differ.
         """
         # 2 |a - b| / (a + b); the mean of |a - b| is 1.128 for two normal numbers of deviation 1.
         found = 2 * np.tanh(0.5 * np.abs(step - self.latest)) / 1.128

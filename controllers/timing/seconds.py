@@ -15,10 +15,12 @@ def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
     """Check that the hook's first value is a time per worker that differs between workers.
 
     Args:
-      values: shapes while a program is built, see `Policy.check`; or the values of a step.
+      values: abstract values while a program is built, see `Policy.check`; or the values of a step.
+      n_workers: number of worker slots.
+      policy: name of the policy, for errors.
 
     Raises:
-      DriverError: there is no such value.
+      DriverError: the first value is missing or is not such a time.
     """
     if not values or shape_of(values[0]) != (n_workers,):
         got = f"shape {shape_of(values[0])}" if values else "nothing"
@@ -29,7 +31,7 @@ def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
     if getattr(values[0], "sources", frozenset()) == {"iteration_seconds"}:
         raise DriverError(
             f"{policy} reads the seconds that each worker computed; it received those of the whole step "
-            "(iteration_seconds), which are the same on all workers, since all wait for the slowest. Write:\n"
+            "(iteration_seconds), which are equal on all workers, because all wait for the slowest. Write:\n"
             + _what_to_write(policy)
         )
 
@@ -83,7 +85,7 @@ def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: i
 
 
 def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
-    """Check the values of policies that read seconds and further numbers: their `check`."""
+    """Check the values of a policy that reads seconds and further numbers per worker; used as `Policy.check`."""
     check_seconds(values, n_workers, policy)
     check_inputs(values, n_workers, policy, n_inputs)
 

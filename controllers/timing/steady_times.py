@@ -37,9 +37,9 @@ class SteadyTimes(NamedTuple):
         return SteadyTimes(np.array(sizes, np.int64), np.where(valid, moved, mean), count + valid)
 
     def ready(self, sizes: tuple[int, ...], window: int) -> bool:
-        """Whether every worker with examples has been measured at the sizes in force, and one of them `window` times.
+        """Return whether all workers with examples were measured at these sizes, and one of them `window` times.
 
-        Right after a change they have not: times come a step late.
+        False right after a change, because times arrive one step late.
         """
         current = (self.sizes == np.asarray(sizes)).all()
         taken = self.taken[np.asarray(sizes) > 0]

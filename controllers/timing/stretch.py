@@ -1,8 +1,8 @@
 """Stretches: consecutive short steps at the same batch sizes, which a policy evaluates as one.
 
 Evaluating a step costs a policy up to about half a millisecond of Python. For steps of a few milliseconds that exceeds
-the gain from balancing, and a single step says little: a time slice of another process is longer than the step. So such
-steps are accumulated until their time justifies an evaluation.
+the gain from balancing, and a single step contains little information, because another process's time slice is longer.
+Such steps are therefore accumulated until their total time justifies an evaluation.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ class Look(NamedTuple):
     """A measurement for a policy: one step, or the mean over a stretch."""
 
     sizes: np.ndarray  # shape=(n,), int64
-    seconds: np.ndarray  # shape=(n,), of a step; NaN for a worker that was not measured
+    seconds: np.ndarray  # shape=(n,), per step; NaN for workers that were not measured
     steps: int
-    slowest: float  # seconds of the slowest worker, which may be another one in every step: the mean over the steps
+    slowest: float  # mean over the steps of the slowest worker's seconds; the slowest may differ between steps
 
 
 class Stretch(NamedTuple):
     """The steps of n workers since the last look. A pytree of arrays and numbers; methods return a new one."""
 
     sizes: np.ndarray  # shape=(n,), int64: the sizes of these steps; 0 before the first
-    total: np.ndarray  # shape=(n,), sums of seconds, over the steps in which they were known
-    known: np.ndarray  # shape=(n,), int64: how many those are
+    total: np.ndarray  # shape=(n,), sums of the known seconds
+    known: np.ndarray  # shape=(n,), int64: number of steps with known seconds
     steps: int
     seconds: float  # sum over the steps of the slowest worker's seconds
     new: bool  # whether the only step is the first one at these sizes
@@ -38,15 +38,15 @@ class Stretch(NamedTuple):
         return cls(none, np.zeros(n_workers), none, 0, 0.0, False)
 
     def add(self, sizes: tuple[int, ...], seconds: np.ndarray, enough: float) -> tuple[Stretch, list[Look]]:
-        """Add a step, and return the stretches that end before it or with it, as looks.
+        """Add a step. Returns the new stretch, and measurements for the stretches that end before or with this step.
 
-        A stretch ends with the step by which it has taken `enough` seconds, and where batch sizes change. The first
-        step at new sizes holds what changing cost: it counts only where it is a stretch by itself.
+        A stretch ends once it has taken `enough` seconds, or when batch sizes change. The first step at new sizes
+        includes the cost of the change, so it is left out of stretches of several steps.
 
         Args:
-          sizes: that `seconds` were measured at.
-          seconds: shape=(n,). What is not a positive number is missing.
-          enough: 0 makes every step a stretch.
+          sizes: the sizes at which `seconds` were measured.
+          seconds: shape=(n,). Values that are not positive numbers count as unknown.
+          enough: seconds of a stretch; 0 makes every step a stretch.
         """
         each, before = seconds.tolist(), self.steps  # a few numbers: faster than numpy
         slowest, changed = max(each), sizes != tuple(self.sizes.tolist())

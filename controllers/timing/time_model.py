@@ -1,12 +1,12 @@
 """Model of a worker's step time on any batch size, learned from its steps.
 
-The model has two parts for each worker, which change in different ways. The *shape*, how time depends on the batch
-size, hardly ever changes, and is observable only when the size changes. The *level*, the machine's current speed, may
-change at any step, and affects all sizes equally. So an unexpected time at a known size updates the level. One at a new
-size updates the shape, within the possible shapes (from constant to proportional). Between known and new sizes, each
-part is updated in proportion to its uncertainty. An error that neither part nor noise explains makes the level jump,
-and leaves the shape. While a level drifts, a controller changes sizes so that times stay constant: shapes learned from
-such steps would be flat, so shapes are not updated then. All workers are in arrays.
+The model has two parts for each worker. The *shape*, the dependence of time on the batch size, hardly ever changes, and
+is observable only when the size changes. The *level*, the machine's current speed, may change at any step, and affects
+all sizes equally. An unexpected time at a known size therefore updates the level; one at a new size updates the shape,
+within the possible shapes (from constant to proportional). Between known and new sizes, each part is updated in
+proportion to its uncertainty. An error that neither part nor noise explains makes the level jump, and leaves the shape.
+While a level drifts, a controller changes sizes so that times stay constant; shapes learned from such steps would be
+constant, so shapes are not updated then. Arrays hold all workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TimeModel(NamedTuple):
     shape: Shape
     stay: np.ndarray  # shape=(n,), int64: steps seen since the size changed, or the level jumped
     largest: np.ndarray  # shape=(n,), int64: the largest size ever measured
-    left_out: np.ndarray  # shape=(n,), bool: whether the latest step was
+    left_out: np.ndarray  # shape=(n,), bool: whether the latest step was ignored
     waiting: np.ndarray  # shape=(), int64: steps since `decided`
 
     @classmethod
@@ -39,7 +39,7 @@ class TimeModel(NamedTuple):
         none = np.zeros(n_workers, np.int64)
         return cls(Level.init(n_workers), Shape.init(n_workers), none, none, none > 0, np.asarray(0))
 
-    # --- what it says -------------------------------------------------------------------------------------------------
+    # --- predictions --------------------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> np.ndarray:
@@ -61,7 +61,7 @@ class TimeModel(NamedTuple):
         return self.shape.line.times(self.present / self.shape.line.times()(self.sizes))
 
     def of(self, workers: np.ndarray) -> TimeModel:
-        """Return the model of these workers alone; all of them: the model itself."""
+        """Return the model of some workers, given by their indices."""
         if len(workers) == len(self.stay):
             return self
         return jax.tree.map(lambda part: part[..., workers] if np.ndim(part) else part, self)
@@ -72,10 +72,10 @@ class TimeModel(NamedTuple):
         level = self.level.variance * noise / self.level.noise**2
         if not np.array_equal(sizes, self.sizes):
             return level + self.shape.variance_at(sizes)
-        # The time here is better known than what part of it is the level's.
+        # The time at a measured size is better known than its division into shape and level.
         return np.minimum(level + self.shape.variance, noise / np.maximum(self.stay, 1))
 
-    # --- what it learns -----------------------------------------------------------------------------------------------
+    # --- updates ------------------------------------------------------------------------------------------------------
 
     def with_longer_means(self, ratio: float) -> TimeModel:
         """Return the model for times that are means of `ratio` times as many steps as those seen so far."""
@@ -84,13 +84,13 @@ class TimeModel(NamedTuple):
     def observe(self, sizes: np.ndarray, seconds: np.ndarray, due: bool = True) -> TimeModel:
         """Return the model after a step.
 
-        The first time at a new size is left out if it is surprisingly long: it holds what changing cost. (Not twice in
-        a row: then it is slow.) What is not a positive number is missing.
+        The first time at a new size is ignored if it is unexpectedly long, because it may include the cost of the
+        change; two such times in a row are not ignored.
 
         Args:
-          sizes: int, shape=(n,): the sizes that `seconds` were measured at; of a worker without examples, 0, nothing is
-            learnt.
-          seconds: shape=(n,).
+          sizes: int, shape=(n,): the sizes at which `seconds` were measured; 0 for workers without examples, which are
+            ignored.
+          seconds: shape=(n,). Values that are not positive numbers count as unknown.
           due: whether a decision follows.
         """
         calm = self._observe_calm(sizes, seconds, due)
@@ -115,7 +115,7 @@ class TimeModel(NamedTuple):
         seen = np.isfinite(step)
         stay = np.where(changed | jump, 0, self.stay)
 
-        # The size's share of the surprise; the rest is the level's.
+        # The shape's share of the deviation; the rest belongs to the level.
         first, unsettled = seen & ~measured, level.unsettled
         tells = seen & measured & ~jump & ~unsettled & (stay < ARRIVAL)
         rest, share = step, np.zeros(len(step))
@@ -135,8 +135,8 @@ class TimeModel(NamedTuple):
         )
 
     def _observe_calm(self, sizes: np.ndarray, seconds: np.ndarray, due: bool) -> TimeModel | None:
-        """Return the same as `observe`, bit for bit, for the usual step: known sizes as before, all workers measured,
-        and levels that neither drift nor jump. `None` for other steps.
+        """Return the same as `observe`, bitwise, for an ordinary step: known sizes as before, all workers measured, and
+        levels that neither drift nor jump. `None` for other steps.
         """
         shape, n = self.shape, len(sizes)
         if (

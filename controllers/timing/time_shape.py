@@ -1,8 +1,8 @@
 """Dependence of a worker's step time on the batch size: learned when sizes change, and kept when speeds change.
 
-A shape is a few points (size, relative time), through which goes `max(floor, slope * b + intercept)`, fitted by
-weighted least squares with a prior towards proportional time, so that one point makes a line through the origin (the
-one-point rule), and two that noise cannot tell apart do not make a wild one. All workers are in arrays.
+A shape consists of a few points (size, relative time) and a function `max(floor, slope * b + intercept)` through them,
+fitted by weighted least squares with a prior towards proportional time. One point therefore gives a line through the
+origin, and two points that differ by less than the noise do not give an arbitrary slope. Arrays hold all workers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .batch_time import BatchTime
 
 POINTS = 8  # of each worker's shape
 PLACES = np.arange(POINTS)[:, None]
-SAME = 0.02  # sizes that differ relatively by less are one point
-MISFIT = 0.02  # relative: how far times may be off the line that goes through them
+SAME = 0.02  # sizes with a smaller relative difference are one point
+MISFIT = 0.02  # relative standard deviation of true times from the fitted line
 LEAST_VARIANCE = MISFIT**2 / 400  # of a point
-KNOWN = 4 * MISFIT**2  # of variance, or less, by measurement: a point that may tell of a floor
+KNOWN = 4 * MISFIT**2  # largest variance of a point that is used to detect a floor
 PRIOR_ELASTICITY_SD = 0.5  # around 1: time proportional to the batch
-CURVATURE = 0.5  # how much the elasticity may differ at twice the size
-FLAT_SPAN, FLAT_RISE = 1.5, 1.08  # 1.5 times the examples in less than 1.08 times the time: a floor
-FADE = 1.02  # times which variances grow in a step in which points are doubted: twice in 35 steps
+CURVATURE = 0.5  # standard deviation of the elasticity's change when the size doubles
+FLAT_SPAN, FLAT_RISE = 1.5, 1.08  # a floor: 1.5 times the examples in less than 1.08 times the time
+FADE = 1.02  # growth of variances per step in which points are doubted: a factor of 2 in 35 steps
 
 
 class Line(NamedTuple):
@@ -35,12 +35,12 @@ class Line(NamedTuple):
     elasticity_sd: np.ndarray
 
     def times(self, level: np.ndarray | float = 1.0) -> BatchTime:
-        """Return the line in seconds, with `level` seconds for a relative time of 1."""
+        """Return the line in seconds; `level`: the seconds of a relative time of 1."""
         slope = self.elasticity * self.middle / self.center
         return BatchTime(level * slope, level * (1 - self.elasticity) * self.middle, level * self.floor)
 
     def variance(self, off: np.ndarray) -> np.ndarray:
-        """Return the relative variance of the line at a size that differs relatively by `off` from a known one."""
+        """Return the relative variance of the line at sizes with a relative difference `off` from known ones."""
         return (off * (self.elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2
 
 
@@ -49,17 +49,17 @@ class Shape(NamedTuple):
 
     sizes: np.ndarray  # shape=(POINTS, n)
     times: np.ndarray  # shape=(POINTS, n), relative to the level
-    variances: np.ndarray  # shape=(POINTS, n), relative; infinite for a free place
-    guesses: np.ndarray  # shape=(POINTS, n), the variances before anything was measured there
+    variances: np.ndarray  # shape=(POINTS, n), relative; infinite for an unused point
+    guesses: np.ndarray  # shape=(POINTS, n), the variances before the first measurement there
     line: Line
     size: np.ndarray  # shape=(n,), int64: the size in force; 0 before the first step
     time: np.ndarray  # shape=(n,), its relative time
-    variance: np.ndarray  # shape=(n,), of that
-    place: np.ndarray  # shape=(n,), int64: its point; where there is none as yet, where one may be
+    variance: np.ndarray  # shape=(n,), of `time`
+    place: np.ndarray  # shape=(n,), int64: index of its point; if it has none yet, the index for a new one
 
     @classmethod
     def init(cls, n_workers: int) -> Shape:
-        """Return the state without points. The first size that is seen has the time 1, by definition."""
+        """Return the state without points. The first measured size has the relative time 1, by definition."""
         points, one, none = np.ones((POINTS, n_workers)), np.ones(n_workers), np.zeros(n_workers, np.int64)
         free = np.full_like(points, np.inf)
         shape = cls(points, points, free, free, Line(one, one, one, one, one), none, one, 0 * one, none)
@@ -71,7 +71,9 @@ class Shape(NamedTuple):
         return np.where(np.isfinite(self.variances), self.sizes, np.inf).min(axis=0)
 
     def _nearest(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the point nearest to each worker's size, its relative distance, and the index for a new point."""
+        """Return the index of the point nearest to each worker's size, its relative distance, and the index for a new
+        point.
+        """
         distance = np.where(np.isfinite(self.variances), np.abs(self.sizes / np.maximum(sizes, 1) - 1), np.inf)
         nearest = np.argmin(distance, axis=0)
         return nearest, distance[nearest, np.arange(len(sizes))], np.argmax(distance, axis=0)
@@ -84,8 +86,10 @@ class Shape(NamedTuple):
     def go_to(self, sizes: np.ndarray, doubted: np.ndarray) -> Shape:
         """Return the state at other sizes, extrapolated along the line from the nearest point.
 
-        Where points are `doubted`, shape=(n,), bool, extrapolates from the last size instead: the points' errors must
-        not count as a change of speed.
+        Args:
+          sizes: shape=(n,), int64.
+          doubted: shape=(n,), bool: for these workers, extrapolate from the last size instead, so that errors of the
+            points do not look like changes of speed.
         """
         every = np.arange(len(sizes))
         nearest, off, free = self._nearest(sizes)
@@ -102,12 +106,13 @@ class Shape(NamedTuple):
         )
 
     def learn(self, surprise: np.ndarray, share: np.ndarray, first: np.ndarray, doubted: np.ndarray) -> Shape:
-        """Move the times of the sizes in force by their share of a relative surprise.
+        """Return the state after an unexpected time: the points of the present sizes move by a share of it.
 
         Args:
-          surprise, share: shape=(n,); a share of 0 where there is none.
-          first: shape=(n,), bool: whose first step this is.
-          doubted: shape=(n,), bool: whose points are believed less from step to step.
+          surprise: relative deviations of the measured times; shape=(n,).
+          share: fraction that belongs to the shape; shape=(n,), 0 where nothing is learned.
+          first: shape=(n,), bool: whether this is a worker's first step.
+          doubted: shape=(n,), bool: whether the variances of a worker's points grow.
         """
         here = (self.place == PLACES) & ((share > 0) | first)
         known = here & np.isfinite(self.variances) & (np.abs(self.sizes - self.size) <= SAME * self.size)
@@ -120,14 +125,14 @@ class Shape(NamedTuple):
             variances=faded,
             guesses=np.where(here & ~known, np.where(first, np.inf, self.variance), self.guesses),
             time=self.time * ratio,
-            # Where points are doubted nothing is learnt of the size: the level takes it all.
+            # Where points are doubted, nothing is learned about the size: the deviation belongs to the level.
             variance=np.where(doubted, 0.0, self.variance * left),
         ).fitted(doubted)
 
     def fitted(self, doubted: np.ndarray) -> Shape:
-        """Return the state with lines fitted to the points; where points are doubted, nearly the prior's line."""
+        """Return the state with lines fitted to the points; for doubted points, a line close to the prior."""
         sizes, times = self.sizes, self.times
-        # What was measured there, without what lines said before.
+        # The weight of measurements alone, without the initial guess by the line.
         weights = 1 / np.maximum(self.variances, LEAST_VARIANCE) - 1 / np.maximum(self.guesses, LEAST_VARIANCE)
         weights = np.maximum(weights, 0.0)
         known = weights * KNOWN > 1
@@ -137,7 +142,7 @@ class Shape(NamedTuple):
         floor = np.zeros_like(largest_low)
         if flat.any():
             floor = np.where(flat, _mean(times, np.where(low, weights, 0.0)), 0.0)
-            # On a floor, the line goes through what is above it, or else starts where the floor was last seen.
+            # With a floor, the line is fitted to the points above it, or else starts at the last point on the floor.
             above = known & ~low
             above = np.where(above.any(axis=0), above, low & (sizes >= largest_low))
             weights = np.where(flat & ~above, 0.0, weights)

@@ -71,7 +71,7 @@ POLICIES: dict[str, Case] = {
     "static_proportional": Case(lambda: ctrl.static_proportional((1, 2, 3, 4)), nothing, any_workers=False),
     "proportional": Case(ctrl.proportional, only_seconds),
     "published proportional": Case(
-        lambda: ctrl.proportional(renormalise=False, drop=0.0), only_seconds, keeps_the_batch=False
+        lambda: ctrl.proportional(renormalize=False, drop=0.0), only_seconds, keeps_the_batch=False
     ),
     "leader_straggler": Case(lambda: ctrl.leader_straggler(window=2), only_seconds),
     "lb_bsp": Case(ctrl.lb_bsp, only_seconds),

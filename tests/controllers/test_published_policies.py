@@ -60,7 +60,7 @@ def test_as_published_one_step_inflates_the_global_batch():
     sizes = proportional_step(np.full(3, 64.0), 64 / CORES)
     np.testing.assert_allclose(sizes, [39.47, 65.78, 157.87], atol=0.01)
     assert sizes.sum() / 192 == pytest.approx((1 / CORES).mean() * CORES.mean())  # 1.370
-    published = ctrl.proportional(renormalise=False)
+    published = ctrl.proportional(renormalize=False)
     assert path(published, lambda b: b / CORES, [64, 64, 64], 100, every=10)[1] == [39, 66, 158]
 
 

@@ -124,9 +124,9 @@ def test_a_value_that_there_is_not_is_refused():
 
 
 def test_how_many_workers_must_be_said():
-    with pytest.raises(ValueError, match="the number of workers is not known"):
+    with pytest.raises(ValueError, match="the number of workers is unknown"):
         simulate(scripted(), lambda step, sizes: sizes, 12, 1)
-    with pytest.raises(ValueError, match="2 first sizes for 3 workers"):
+    with pytest.raises(ValueError, match="2 initial sizes for 3 workers"):
         simulate(scripted(), Cluster(AFFINE), [4, 4], 1)
 
 

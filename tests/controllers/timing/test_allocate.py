@@ -172,7 +172,7 @@ def test_what_cannot_be_split_is_refused_with_the_numbers(quantum):
         ctrl.allocate_curves(3, [float] * 4, 1, 300, quantum=quantum)
     with pytest.raises(BatchSizeError, match="finite"):
         ctrl.allocate(10, ctrl.BatchTime((np.nan, 1.0)), 1, 300)
-    with pytest.raises(BatchSizeError, match="must not fall"):
+    with pytest.raises(BatchSizeError, match="must not decrease"):
         ctrl.allocate(10, ctrl.BatchTime((-1.0, 1.0)), 1, 300)
 
 
