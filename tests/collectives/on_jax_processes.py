@@ -81,7 +81,7 @@ def test_nobody_comes_and_nobody_leaves(world):
 
 def test_devices_of_another_process_are_refused():
     foreign = next(device for device in jax.devices() if device.process_index != jax.process_index())
-    with pytest.raises(ValueError, match=r"names .* which belongs to process .*; this is process"):
+    with pytest.raises(ValueError, match=r"contains .* which belongs to process .*; this is process"):
         comm.JaxWorld([foreign])
 
 
