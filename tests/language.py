@@ -12,10 +12,10 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("adaptive", "collectives", "controllers", "launchers", "monitors")
+from tests import of
+from tests.of import PACKAGES, ROOT
+
 Complaints = dict[str, list[str]]
 
 # Not what engineers write, or a word with another meaning in the field. Matched in prose, whatever the case.
@@ -147,23 +147,14 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def place_of_test(module: str) -> str:
-    """Return the path of the file that tests a module, both relative to the root."""
-    path = Path(module)
-    return (Path("tests") / path.parent / f"test_{path.stem.strip('_')}.py").as_posix()
-
-
 def modules_without_a_test() -> Complaints:
-    """Find modules without a test file of their name in their place, by module."""
-    modules = [f for f in files() if not f.endswith(("__init__.py", "__main__.py"))]
-    return {m: [f"{m}: there is no {place_of_test(m)}"] for m in modules if not (ROOT / place_of_test(m)).exists()}
+    """Find modules without a test file in their place, and in no test file's `COVERS`, by module."""
+    return _by_file((c.partition(":")[0], c) for c in of.complaints()[0])
 
 
 def tests_without_a_module() -> Complaints:
-    """Find files among the tests of a package that test no module of its, by test file."""
-    mirrors = set(map(place_of_test, files()))
-    tests = [p.relative_to(ROOT).as_posix() for name in PACKAGES for p in (ROOT / "tests" / name).rglob("test_*.py")]
-    return {t: [f"{t}: there is no module of this name in that place"] for t in sorted(tests) if t not in mirrors}
+    """Find test files of no module, by test file. See `tests/of.py`."""
+    return _by_file((c.partition(":")[0], c) for c in of.complaints()[1])
 
 
 def _by_file(found: object) -> Complaints:

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from tests import allowances
-from tests.language import CHECKERS, needed, phrases_of, place_of_test, reaches, too_many, unnamed_errors
+from tests.language import CHECKERS, needed, phrases_of, reaches, too_many, unnamed_errors
 
 
 @pytest.mark.parametrize("name", CHECKERS)
@@ -55,11 +55,6 @@ def test_private_names_of_others_are_seen():
     assert found("program._engine.kernels") == ["program._engine"]
     assert found("self._engine\ncls._made\nos._exit(1)\nx._replace(y=1)\nx.__class__") == []
     assert found("class C:\n    def __init__(self, other):\n        self._n = other._n") == []
-
-
-def test_tests_stand_where_their_modules_do():
-    assert place_of_test("adaptive/runtime/kernels.py") == "tests/adaptive/runtime/test_kernels.py"
-    assert place_of_test("monitors/_noise.py") == "tests/monitors/test_noise.py"
 
 
 def test_allowances_only_shrink():

@@ -11,8 +11,7 @@ from jax.experimental import io_callback
 import adaptive as ad
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
-
-from .drivers import FEATURES, make_data, mean_loss, planned
+from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planned
 
 W = jnp.zeros(FEATURES)
 ONE = jax.ShapeDtypeStruct((), jnp.float32)

@@ -13,8 +13,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.runtime.local_world import LocalWorld
-
-from .drivers import Recorder, make_data, mean_loss, sizes_of
+from tests.adaptive.drivers import Recorder, make_data, mean_loss, sizes_of
 
 W = np.array([0.3, -0.2, 0.1], np.float32)
 

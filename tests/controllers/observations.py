@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from adaptive.base.decision import Limits, Observation
+
+
+class Noise(NamedTuple):
+    """A noise scale and its bounds, as `mon.noise_scale` returns them."""
+
+    scale: float
+    lower: float
+    upper: float
 
 
 def observe(

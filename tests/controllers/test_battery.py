@@ -16,13 +16,7 @@ from adaptive.program.checkpoint import hooks_to_keep, restored_hooks
 from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from tests.stored import stored
 
-from .observations import observe
-
-
-class Noise(NamedTuple):
-    scale: float
-    lower: float
-    upper: float
+from .observations import Noise, observe
 
 
 def nothing(step: int, seconds: np.ndarray) -> tuple[Any, ...]:

@@ -437,7 +437,7 @@ def normalised(params, batch):
     ids=["mean", "sum", "coupled", "batch norm"],
 )
 def test_check_tells_which_drivers_depend_on_the_split(workers, loss_fn, differs):
-    """A lone worker's are in tests/adaptive/test_check.py."""
+    """A lone worker's are in tests/adaptive/check/test_invariance.py."""
     params = make_params()
     if loss_fn is normalised:
         params = BatchNormNet().init(jax.random.key(0), jnp.zeros((2, FEATURES)))["params"]

@@ -1,0 +1,178 @@
+"""Where a step's seconds go: the parts add up, whatever is nested in what, and waiting for others is told apart."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.base import activity as _activity
+from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity, WorkerSeconds
+from adaptive.extend import hook
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import Recorder
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self):
+        self.now = self.waited = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def pass_(self, seconds, waited=0.0):
+        self.now += seconds
+        self.waited += waited
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_activity, "time", clock)
+    return clock
+
+
+def test_what_is_nested_is_taken_out_of_what_it_is_nested_in(clock):
+    activity = Activity(clock)
+    activity.begin()
+    clock.pass_(1)
+    with activity.doing(COMPUTING):
+        clock.pass_(2)
+        with activity.doing(COMPILING):
+            clock.pass_(4)
+        clock.pass_(8)
+    clock.pass_(16)
+    found = activity.end()
+    assert (found.other, found.computing, found.compiling) == (17, 10, 4)
+    assert sum(found) == 31
+
+
+def test_waiting_for_others_is_waiting_wherever_it_happens(clock):
+    activity = Activity(clock)
+    activity.begin()
+    with activity.doing(EXCHANGING):
+        clock.pass_(5, waited=3)
+    clock.pass_(4, waited=1)  # a meeting, say
+    found = activity.end()
+    assert (found.exchanging, found.waiting, found.other) == (2, 4, 3)
+
+
+def test_a_step_has_nothing_of_the_one_before_nor_of_what_lies_between(clock):
+    activity = Activity(clock)
+    for seconds in (1, 2):
+        activity.begin()
+        with activity.doing(INPUT):
+            clock.pass_(seconds)
+        assert activity.end() == (seconds, 0, 0, 0, 0, 0, 0)
+        clock.pass_(100)
+
+
+def test_whoever_is_between_two_messages_is_busy(clock):
+    """The script's own code between two steps keeps the others waiting as any other."""
+    activity = Activity(clock)
+    for between in (0, 50):
+        activity.begin()
+        activity.turn(INPUT)
+        clock.pass_(1)
+        activity.turn(COMPUTING)
+        clock.pass_(10)
+        told = activity.of_workers([10.0, 7.0, math.nan])
+        assert told == (1, [10, 7, 0], [11 + between, 8 + between, 1 + between])
+        activity.turn(EXCHANGING)
+        clock.pass_(5, waited=4)
+        activity.turn(OTHER)
+        activity.end()
+        clock.pass_(50)
+
+
+def test_an_activity_is_told_when_it_ends(clock):
+    activity, told = Activity(clock), []
+    activity.turned = lambda *what: told.append(what)
+    activity.begin()
+    clock.pass_(1)
+    activity.turn(INPUT)
+    clock.pass_(2, waited=0.5)
+    activity.end()
+    assert told == [(BETWEEN, 0, 0, 0), (OTHER, 0, 1, 0), (INPUT, 1, 3, 0.5)]
+
+
+def test_waiting_is_for_the_last():
+    seconds = WorkerSeconds(np.zeros(3), np.zeros(3), np.array([3.0, 5.0, 0.0]))
+    assert seconds.waiting.tolist() == [2, 0, 0]  # the last worker slot has no worker
+
+
+class SlowRows:
+    """Rows that are not there before a step waits for them, however slow the machine is."""
+
+    program = None
+
+    def __init__(self):
+        self.lock = threading.Lock()  # which cannot be copied, so one thread reads
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        while self.program and self.program._parts.activity.now != INPUT:
+            time.sleep(1e-4)
+        time.sleep(4e-3)
+        return {"x": np.float32(index)}
+
+
+def test_a_step_that_waits_for_its_input_says_so(monkeypatch):
+    passed, clock = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+
+    def decide(observation):
+        passed[0] += 1000.0
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["x"].mean())
+        hook("slow", Recorder(decide), (mean,), every=2)
+        return state + mean, {"mean": mean, "rows": jnp.zeros(3), "of": {"two": mean}}
+
+    rows = SlowRows()
+    with ad.Program(driver, 0.0, rows, global_batch=8, world=LocalWorld(2), resizable=False) as program:
+        rows.program, events = program, []
+        program.subscribe(events.append)
+        reports = [program.step() for _ in range(8)]
+        rows.program = None
+    for report in reports:
+        assert sum(report.breakdown) == report.seconds
+        assert min(report.breakdown) >= 0
+        assert report.examples_per_second == 8 / report.seconds
+    assert reports[0].breakdown.compiling > 0
+    for report in reports[1:]:
+        assert report.breakdown.compiling == 0
+        assert report.breakdown.input > 8 * 4e-3
+    assert [report.breakdown.hooks >= 1000 for report in reports] == [False, True] * 4
+    assert [report.epoch_ended for report in reports] == [False] * 7 + [True]
+    for event in events:
+        assert event.scalars.keys() == {"mean", "of.two"}
+        assert event.scalars["mean"] == float(event.report.metrics["mean"])
+        assert event.workers.input.tolist() == [pytest.approx(event.report.breakdown.input, rel=1e-3)] * 2
+        assert event.workers.computing == pytest.approx(event.report.compute_seconds, rel=1e-3)
+        assert (event.workers.busy >= event.workers.computing).all()
+
+
+def test_what_is_waited_for_between_steps_is_not_taken_from_their_messages(monkeypatch):
+    world = SimpleNamespace(waited=0.0)
+    activity = Activity(world)
+    activity.begin()
+    activity.end()
+    world.waited += 5.0  # in an operation of the script's own
+    activity.waited_before = world.waited
+    world.waited += 0.25
+    now = time.perf_counter()
+    activity.took(now - 1.0, (0.125, 0.25, 0.5), now)
+    found = activity.end()
+    assert (found.input, found.computing, found.exchanging, found.waiting) == (0.125, 0.25, 0.25, 0.25)

@@ -1,0 +1,682 @@
+"""`check` tells models whose step depends on the split from those whose does not, and names what differs."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive import operators
+from adaptive.check.trials import even_split, fine_split, uneven_splits
+from adaptive.check.widen import DOUBLE, Width, widened, widths_for
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planned, planner, pointed_at
+from tests.relaxed import relaxed_tx
+
+W = jnp.array([0.3, -0.2, 0.1])
+DATA = make_data(32)
+
+
+def check(driver, state, *, workers=2, global_batch=4, data=DATA, tolerance=None, batch=None, **options):
+    with ad.Program(driver, state, data, global_batch=global_batch, world=LocalWorld(workers), **options) as program:
+        return program.check(batch, tolerance=tolerance)
+
+
+def train(loss_fn, tx=optax.sgd(0.1)):  # noqa: B008
+    """A driver of `loss_fn(params, batch)`, and its state."""
+    tx = relaxed_tx(tx)
+
+    def driver(state, batch):
+        params, opt = state
+        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
+        updates, opt = tx.update(comm.all_reduce(grads), opt, params)
+        return (optax.apply_updates(params, updates), opt), {"loss": comm.all_reduce(loss)}
+
+    return driver, lambda params: (params, tx.init(params))
+
+
+# --- models that are split-invariant ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_mean_loss_is_invariant_under_any_number_of_workers(workers):
+    driver, init = train(mean_loss)
+    found = check(driver, init(W), workers=workers)
+    assert found
+    assert found.verdict == "yes"
+    assert found.differences == found.reports == found.reductions == found.hidden == {}
+    assert len(found.splits) == 3
+    assert all(len(split) == workers and sum(map(sum, split)) == 4 for split in found.splits)
+    assert str(found).startswith("split-invariant: 3 random splits of 4 examples")
+
+
+def dropout(keys):
+    def loss(w, batch):
+        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (FEATURES,)))(keys(batch))
+        return mean_loss(w, {**batch, "x": batch["x"] * keep.astype(float)})
+
+    driver, init = train(loss)
+    return driver, init(W)
+
+
+def test_dropout_with_a_key_for_each_example_is_invariant():
+    assert check(*dropout(lambda batch: ad.example_keys(batch)))
+
+
+def test_dropout_with_keys_by_place_in_the_call_is_not():
+    driver, state = dropout(lambda batch: jax.random.split(ad.step_key(), batch["y"].shape[0]))
+    found = check(driver, state)
+    assert not found
+    assert list(found.differences) == ["state[0]"]
+
+
+def descend(w, batch, **metrics):
+    """A driver's results: a step that is split-invariant, and some metrics."""
+    return w - 0.1 * comm.all_reduce(jax.grad(mean_loss)(w, batch)), metrics
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_operators_that_look_at_the_split_do_not_count_unless_the_state_follows_them(workers):
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        average = comm.all_reduce(grads)
+        noise = mon.noise_scale(grads, average)
+        ctrl.hook(lambda control, noise: None, noise, every=20)
+        if workers > 1:  # a lone worker's calls have one row each
+            ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
+        seen = {
+            "scale": noise.scale,
+            "smooth": mon.ema(noise.trace),
+            "variance": mon.gradient_variance(grads, average),
+            "largest": comm.all_reduce(ad.batch_size(), op="max"),
+            "sizes": comm.all_gather(ad.batch_size()),
+            "cpu": comm.all_gather(mon.cpu_available()),
+        }
+        return state - 0.1 * average, seen
+
+    found = check(driver, W, workers=workers)
+    assert found, found
+
+
+def test_gathered_rows_may_differ_as_they_are_but_not_what_is_made_of_them():
+    def driver(state, batch):
+        rows = comm.all_gather(mean_loss(state, batch))
+        state = jnp.where(jnp.isnan(rows).any(), state, descend(state, batch)[0])
+        return state, {"rows": rows}
+
+    def averaging(state, batch):
+        return descend(state, batch, loss=comm.all_gather(mean_loss(state, batch)).mean())
+
+    assert check(driver, W)
+    found = check(averaging, W)
+    assert found.verdict == "no"
+    assert list(found.reports) == ["metric ['loss']"]
+    assert "by all_gather" in str(found)
+
+
+def test_metrics_and_hook_values_are_compared():
+    def driver(state, batch):
+        apart = jnp.exp(5 * mean_loss(state, batch))
+        operators.hook("watch", Recorder(), (state, {"apart": comm.all_reduce(apart)}))
+        smooth = comm.all_reduce(mon.ema(comm.all_reduce(apart)), op="max")
+        by_hand = comm.all_reduce(ad.microbatch_size().astype(float) * apart, op="sum") / ad.global_batch().astype(
+            float
+        )
+        return descend(state, batch, smooth=smooth, by_hand=by_hand, right=comm.all_reduce(batch["y"].mean()))
+
+    found = check(driver, W)
+    assert not found
+    assert found.differences == {}
+    assert set(found.reports) == {
+        "hook 'watch', values[1]['apart']",
+        "metric ['smooth']",
+        "metric ['by_hand']",
+        "operator state 'ema/0'",
+    }
+    assert all(name in str(found) for name in (*found.reports, *found.reductions))
+
+
+def test_a_metric_beside_the_noise_scale_has_no_licence():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        noise = mon.noise_scale(grads, comm.all_reduce(grads))
+        return descend(state, batch, mixed=noise.trace + comm.all_reduce(jnp.exp(5 * mean_loss(state, batch))))
+
+    assert list(check(driver, W).reports) == ["metric ['mixed']"]
+
+
+def test_a_state_that_follows_the_noise_scale_depends_on_the_split():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        average = comm.all_reduce(grads)
+        smooth = mon.ema(mon.noise_scale(grads, average).trace)
+        return state - 0.1 * average / (1 + smooth), {}
+
+    found = check(driver, W)
+    assert not found
+    assert "state" in found.differences
+
+
+def test_a_state_that_follows_such_an_operator_depends_on_the_split():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state["w"], batch)
+        square = comm.all_reduce(jnp.sum(grads**2))  # the mean of squares is not the square of the mean
+        return {"w": state["w"] - 0.1 * comm.all_reduce(grads), "square": state["square"] + square}, {}
+
+    found = check(driver, {"w": W, "square": 0.0})
+    assert list(found.differences) == ["state['square']"]
+    (reduction,) = found.reductions
+    assert "square = comm.all_reduce" in pointed_at(RuntimeError(reduction))[0]
+
+
+def test_keys_and_integers_in_the_state_are_no_differences():
+    def driver(state, batch):
+        key, _ = jax.random.split(state["key"])
+        step = state["step"] + 1
+        return {"key": key, "step": step, "w": state["w"] - comm.all_reduce(jax.grad(mean_loss)(state["w"], batch))}, {}
+
+    assert check(driver, {"key": jax.random.key(0), "step": 0, "w": W})
+
+
+def test_metrics_that_belong_to_the_examples_give_no_false_alarm():
+    def driver(state, batch):
+        error = jnp.abs(batch["x"] @ state - batch["y"])
+        tokens = jnp.sum(error > 0.5).astype(jnp.float32)
+        spectrum = jnp.fft.fft(batch["x"], axis=1).sum(0)
+        seen = {
+            "most": comm.all_reduce(jnp.max(error), op="max"),
+            "least": comm.all_reduce(jnp.min(error), op="min"),
+            "right": comm.all_reduce(jnp.sum(error < 1), op="sum"),
+            "accuracy": comm.all_reduce(jnp.mean(error < 1)),
+            "by token": comm.all_reduce(
+                jnp.sum(jnp.where(error > 0.5, error, 0)) / jnp.maximum(tokens, 1), weight=tokens
+            ),
+            "spectrum": comm.all_reduce(spectrum, op="sum"),
+            "smooth": mon.ema(comm.all_reduce(error.mean())),
+        }
+        return descend(state, batch, **seen)
+
+    found = check(driver, W, global_batch=8)
+    assert found, found
+
+
+def test_what_differs_and_is_the_same_together_is_no_difference():
+    """The variance within calls and that between them are not invariant; their sum is."""
+
+    def driver(state, batch):
+        y = batch["y"]
+        within, mean = comm.all_reduce(jnp.var(y)), comm.all_reduce(y.mean())
+        variance = within + comm.all_reduce((y.mean() - mean) ** 2)
+        return state + variance, {}
+
+    assert check(driver, 0.0)
+
+
+# --- rounding is no difference ----------------------------------------------------------------------------------------
+
+
+def test_adam_with_tiny_gradients_gives_no_false_alarm():
+    """Adam's first step is as large for a gradient of 1e-9 as for one of 1."""
+    driver, init = train(lambda w, b: 1e-9 * mean_loss(w, b), optax.adam(0.1, eps=1e-30))
+    assert check(driver, init(W))
+
+
+def test_adam_with_gradients_that_are_zero_but_for_rounding_gives_no_false_alarm():
+    """What softmax does not see, such as a shift of all logits, has a gradient of rounding errors."""
+
+    def loss(params, batch):
+        logits = batch["x"] * params["w"][None] + params["shift"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, (batch["y"] > 0).astype(jnp.int32)).mean()
+
+    driver, init = train(loss, optax.adam(0.1))
+    found = check(driver, init({"w": W, "shift": 0.0}))
+    assert found, found
+
+
+def test_gradients_of_rounding_give_no_false_alarm_where_all_inputs_are_whole_numbers():
+    """Then moving the inputs by their last place moves nothing, unless that is done to whole numbers too."""
+
+    def loss(params, batch):
+        logits = batch["x"] * params["w"][None] + params["shift"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, (batch["y"] > 0).astype(jnp.int32)).mean()
+
+    driver, init = train(loss, optax.adam(0.1))
+    found = check(driver, init({"w": jnp.ones(FEATURES), "shift": 0.0}), data={**DATA, "x": np.round(3 * DATA["x"])})
+    assert found, found
+
+
+def test_decay_and_clipping_give_no_false_alarm():
+    tx = optax.chain(optax.clip_by_global_norm(0.01), optax.adamw(optax.linear_schedule(0.0, 0.1, 10)))
+    driver, init = train(lambda w, b: mean_loss(w, b) + 0.1 * jnp.sum(w**2) + 1e6, tx)
+    found = check(driver, init(W))
+    assert found, found
+
+
+def test_chaos_is_not_known():
+    def driver(state, batch):
+        x = comm.all_reduce(batch["x"].mean())
+        for _ in range(40):
+            x = jnp.sin(50 * x) + 0.3
+        return state + comm.all_reduce(x * batch["y"].mean()), {}
+
+    found = check(driver, 0.0)
+    assert not found
+    assert found.verdict == "not known"
+    assert "rounding alone moves a value (test_invariance.py:" in str(found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e5m2])
+def test_half_precision_gives_no_false_alarm(dtype):
+    def loss(w, batch):
+        half = jax.tree.map(lambda a: a.astype(dtype).astype(jnp.bfloat16), (w, batch))
+        return mean_loss(*half).astype(jnp.float32)
+
+    driver, init = train(loss)
+    found = check(driver, init(W))
+    assert found, found
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+def test_a_few_percent_are_found_in_any_precision(dtype):
+    def loss(w, batch):
+        x, y, w = (a.astype(dtype) for a in (batch["x"], batch["y"], w))
+        odd = 1 + 0.05 * (len(y) % 2)
+        return odd * jnp.mean(((x @ w - y) ** 2).astype(jnp.float32))
+
+    driver, init = train(loss)
+    found = check(driver, init(W))
+    assert list(found.differences) == ["state[0]"]
+
+
+def test_all_that_is_written_in_half_precision_can_be_compared():
+    """Random bits, loops, custom derivatives, checkpoints, embeddings: all are computed in single precision instead."""
+
+    def loss(params, batch, keys):
+        def one(key, x, y):
+            x = x + jax.random.uniform(key, x.shape, x.dtype)
+            h, _ = jax.lax.scan(lambda h, t: (jax.nn.gelu(h + t), None), jnp.zeros((), x.dtype), x * params["w"])
+            which = jax.lax.cond(y > 0, lambda: 0, lambda: 1)
+            return (jax.nn.relu(h) + params["rows"][which] - y) ** 2
+
+        return jax.vmap(one)(keys, batch["x"].astype(jnp.bfloat16), batch["y"].astype(jnp.bfloat16)).mean()
+
+    def driver(params, batch):
+        grads = jax.grad(jax.checkpoint(loss))(params, batch, ad.example_keys())
+        average = mon.ema(comm.all_reduce(grads))
+        return jax.tree.map(lambda p, g: p - (0.1 * g).astype(p.dtype), params, average), {}
+
+    half = {"w": W.astype(jnp.bfloat16), "rows": jnp.array([0.3, 0.7], jnp.bfloat16)}
+    found = check(driver, half)
+    assert found, found
+
+
+def test_double_precision_is_compared_to_its_own():
+    with jax.enable_x64(True):
+        data = {k: v.astype(np.float64) for k, v in DATA.items()}
+        state = jnp.asarray(np.asarray(W, np.float64))
+
+        def driver(state, batch):
+            grads = jax.grad(mean_loss)(state, batch)
+            odd = 1 + 1e-6 * (batch["y"].shape[0] % 2)
+            return state - 0.1 * comm.all_reduce(odd * grads), {}
+
+        def plain(state, batch):
+            return state - 0.1 * comm.all_reduce(jax.grad(mean_loss)(state, batch)), {}
+
+        assert check(plain, state, data=data)
+        assert not check(driver, state, data=data)
+        assert check(driver, state, data=data, tolerance=1e-3)
+
+
+# --- models that are not ----------------------------------------------------------------------------------------------
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x))
+        return nn.Dense(1)(nn.tanh(x))[:, 0]
+
+
+def test_batch_norm_is_found_in_parameters_and_statistics():
+    variables = Normed().init(jax.random.key(0), jnp.zeros((2, FEATURES)))
+
+    def driver(state, batch):
+        def loss_fn(params):
+            out, new = Normed().apply({**state, "params": params}, batch["x"], mutable=["batch_stats"])
+            return jnp.mean((out - batch["y"]) ** 2), new["batch_stats"]
+
+        grads, stats = jax.grad(loss_fn, has_aux=True)(state["params"])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], comm.all_reduce(grads))
+        return {"params": params, "batch_stats": comm.all_reduce(stats)}, {}
+
+    found = check(driver, variables)
+    assert not found
+    assert "state['params']['Dense_0']['kernel']" in found.differences
+    assert "state['batch_stats']['BatchNorm_0']['var']" in found.differences
+    assert "state['batch_stats']['BatchNorm_0']['mean']" not in found.differences  # a mean of means is the mean
+    text = str(found)
+    assert "not split-invariant" in text
+    assert "batch normalisation" in text
+    assert all(name in text for name in (*found.differences, *found.reductions))
+
+
+def contrastive(w, batch):
+    """Each example is told from the others of its call."""
+    scores = (batch["x"] * w[None]) @ batch["x"].T
+    return -jnp.mean(jax.nn.log_softmax(scores)[jnp.arange(len(scores)), jnp.arange(len(scores))])
+
+
+@pytest.mark.parametrize(
+    ("loss", "workers"),
+    [
+        (contrastive, 1),
+        (contrastive, 3),
+        (lambda w, b: jnp.sum((b["x"] @ w - b["y"]) ** 2), 1),
+        (lambda w, b: jnp.sqrt(mean_loss(w, b)), 2),
+    ],
+)
+def test_losses_that_are_no_means_over_examples_are_found(loss, workers):
+    driver, init = train(loss)
+    found = check(driver, init(W), workers=workers)
+    assert not found
+    assert list(found.differences) == ["state[0]"]
+    assert all("all_reduce" in line for line in pointed_at(RuntimeError(str(found))))
+
+
+# --- single elements --------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(0.1),
+    "adamw": optax.adamw(0.1),
+    "lion": optax.lion(0.01),
+    "adagrad": optax.adagrad(0.1),
+    "rmsprop": optax.rmsprop(0.1),
+    "sign": optax.sign_sgd(0.1),
+}
+
+
+def beside_a_large_one(scale, *, normed):
+    """A loss whose first gradient is `scale` times as large as the others, of which one may be normalised in calls."""
+
+    def loss(w, batch):
+        x = batch["x"]
+        if normed:
+            x = x.at[:, 1].set((x[:, 1] - x[:, 1].mean()) / (x[:, 1].std() + 0.1))
+        return jnp.mean((x[:, 1:] @ w[1:] - batch["y"]) ** 2) + scale * jnp.mean(x[:, 0] * w[0] - batch["y"] * w[0])
+
+    return loss
+
+
+@pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("scale", [pytest.param(1e5, marks=pytest.mark.long), 1e12])
+def test_one_element_counts_beside_another_that_is_much_larger(tx, scale):
+    """To Adam, and to what takes signs, they are alike."""
+    driver, init = train(beside_a_large_one(scale, normed=True), tx)
+    assert check(driver, init(W), global_batch=8).verdict == "no"
+    driver, init = train(beside_a_large_one(scale, normed=False), tx)
+    found = check(driver, init(W), global_batch=8)
+    assert found, found
+
+
+def test_what_can_be_computed_in_its_own_precision_only_is_compared_in_that():
+    """Bits of a number, taken as they are, are others in double precision."""
+
+    def bits(x):
+        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) | 1, jnp.float32)
+
+    for loss, verdict in ((mean_loss, "yes"), (contrastive, "no")):
+        driver, init = train(lambda w, b, loss=loss: loss(w, {**b, "x": bits(b["x"])}))
+        assert check(driver, init(W)).verdict == verdict
+    plans = planned(lambda w, b: (w + comm.all_reduce(bits(b["x"]).mean(0)), {}), W)
+    assert widths_for(plans, jax.devices()[0]) == [Width(DOUBLE), None]
+
+
+def test_numbers_of_python_are_of_the_dtype_that_they_had():
+    """In double precision JAX would take them for 64 bits wide."""
+
+    def driver(state, batch):
+        total, count = comm.all_reduce((batch["y"].sum(), len(batch["y"])), op="sum")
+        return {"w": state["w"] + total / count.astype(float), "n": state["n"] + count}, {"three": 3, "half": 0.5}
+
+    assert check(driver, {"w": 0.0, "n": 0})
+
+
+def test_a_driver_is_not_traced_within_another_trace():
+    """What its trace computes for itself would be no number there."""
+
+    class Outside:
+        """Asks, wherever a plan is, whether numbers are computed at once."""
+
+        def __init__(self, plans):
+            self._plans, self.reference = plans, plans.reference
+
+        def __call__(self, examples):
+            assert bool(jnp.float32(1) == jnp.float32(1))
+            return self._plans(examples)
+
+    driver, init = train(mean_loss)
+    narrow = planner(lambda state, batch: driver(tuple(state), batch), init(W))
+    narrow.begin(4)
+    width = Width(DOUBLE)
+    with width.settings():
+        wide = widened(Outside(narrow), width)
+        assert {v.aval.dtype for v in wide(7).graph.batch_vars} == {np.dtype(np.float64)}
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def deciding(decide):
+    """A driver that takes steps by what `decide` makes of a mean of maxima, and of the largest loss of all."""
+
+    def driver(w, batch):
+        losses = (batch["x"] @ w - batch["y"]) ** 2
+        rate = decide(comm.all_reduce(losses.max()), comm.all_reduce(losses.max(), op="max"))
+        return w - rate * comm.all_reduce(jax.grad(mean_loss)(w, batch)), {}
+
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("decide", "verdict"),
+    [
+        (lambda mean, most: jnp.where(mean > 1e6, 0.1, 0.2), "not known"),
+        (lambda mean, most: jnp.where((mean > 1e6) & jnp.isfinite(most), 0.1, 0.2), "not known"),
+        (lambda mean, most: jnp.where(jnp.isfinite(mean) & ~jnp.isnan(mean) & (most < 1e6), 0.1, 0.2), "yes"),
+        (lambda mean, most: jnp.where(jnp.isinf(mean) | (mean == -jnp.inf), 0.1, 0.2), "yes"),
+        (lambda mean, most: jnp.where(most > 1, 0.1, 0.2), "yes"),
+        (lambda mean, most: jnp.where(mean < 0.49 * most, 0.1, 0.2), "no"),  # of single examples; of halves it is not
+        (lambda mean, most: jnp.clip(mean, 1e6, 2e6) * 1e-7, "no"),
+        (lambda mean, most: 0.1 + 0 * jnp.sort(jnp.stack([mean, most]))[0], "no"),
+    ],
+)
+def test_a_difference_that_is_only_compared_is_not_known(decide, verdict):
+    found = check(deciding(decide), W, global_batch=8)
+    assert found.verdict == verdict, found
+    assert bool(found) == (verdict == "yes")
+    assert ("only used in comparisons" in str(found)) == (verdict == "not known")
+
+
+def test_a_report_that_hides_a_difference_is_named():
+    def driver(state, batch):
+        new, _ = descend(state, batch)
+        return new, {"loss": 0 * comm.all_reduce(jnp.exp(5 * mean_loss(state, batch)))}
+
+    found = check(driver, W)
+    assert found.verdict == "no"
+    assert len(found.hidden) == 1
+
+
+# --- what a first step does not show ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [optax.linear_schedule(0.0, 0.1, 10), 0.0])
+def test_a_learning_rate_of_zero_hides_nothing(rate):
+    driver, init = train(contrastive, optax.sgd(rate))
+    found = check(driver, init(W))
+    assert not found
+    assert any("all_reduce(grads)" in line for line in pointed_at(RuntimeError(str(found))))
+    assert bool(found.differences) == bool(rate)
+    assert bool(found.hidden) != bool(rate)  # a rate that stays at zero: the state never shows it
+
+
+@pytest.mark.parametrize("first", [3, 12345])
+def test_what_begins_in_a_later_step_is_found(first):
+    def driver(state, batch):
+        late = jax.grad(contrastive)(state, batch)
+        grads = jnp.where(ad.step() >= first, late, jax.grad(mean_loss)(state, batch))
+        return state - 0.1 * comm.all_reduce(grads), {}
+
+    found = check(driver, W)
+    assert not found
+    assert found.steps[-1] >= first
+
+
+def test_a_constant_in_the_loss_hides_nothing():
+    def driver(state, batch):
+        grads, loss = comm.all_reduce(jax.grad(lambda w: (contrastive(w, batch) + 1e6,) * 2, has_aux=True)(state))
+        return state - 0.1 * grads, {"loss": loss}
+
+    assert list(check(driver, W).differences) == ["state"]
+
+
+@pytest.mark.parametrize(
+    "average",
+    [
+        lambda grads: comm.all_gather(grads).mean(0),
+        lambda grads: comm.broadcast(grads),
+        lambda grads: jnp.sign(comm.all_reduce(jnp.sign(grads).astype(jnp.int32), op="sum")).astype(jnp.float32),
+        lambda grads: comm.all_reduce(grads.astype(jnp.complex64) * 1j, op="sum").imag,
+    ],
+    ids=["mean of means", "broadcast", "majority", "complex"],
+)
+@pytest.mark.filterwarnings("error")
+def test_no_kind_of_collective_is_left_out(average):
+    def driver(state, batch):
+        return state - 0.1 * average(jax.grad(mean_loss)(state, batch)), {}
+
+    found = check(driver, W, global_batch=12, seed=2)  # a batch whose majority goes by its split
+    assert not found
+    assert list(found.differences) == ["state"]
+    assert len(found.reductions) == 1
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_may_be_given():
+    driver, init = train(lambda w, b: jnp.sum((b["x"] @ w - b["y"]) ** 2))
+    nothing = {"x": np.zeros((5, FEATURES), np.float32), "y": np.zeros(5, np.float32)}
+    found = check(driver, init(W), batch=nothing)
+    assert found  # a sum of zeros is a mean of zeros
+    assert all(sum(map(sum, split)) == 5 for split in found.splits)
+    with pytest.raises(ad.DataError, match="the structure of batch is"):
+        check(driver, init(W), batch={"x": nothing["x"]})
+
+
+@pytest.mark.parametrize(("workers", "global_batch"), [(1, 1), (2, 2)])
+def test_nothing_is_known_where_nothing_can_be_split(workers, global_batch):
+    driver, init = train(mean_loss)
+    found = check(driver, init(W), workers=workers, global_batch=global_batch)
+    assert not found
+    assert found.verdict == "not known"
+    assert "cannot be split" in str(found)
+
+
+def test_nothing_is_known_where_no_example_counts():
+    found = check(lambda state, batch: (state + 1, {"sizes": comm.all_gather(ad.batch_size())}), 0)
+    assert found.verdict == "not known"
+    assert "from no examples" in str(found)
+
+
+def test_what_is_not_finite_is_not_known():
+    driver, init = train(lambda w, b: mean_loss(w, b) / 0.0 * 0.0)
+    found = check(driver, init(W))
+    assert not found
+    assert found.verdict == "not known"
+    assert "is not finite" in str(found)
+
+
+def test_what_is_finite_in_some_splits_only_depends_on_the_split():
+    driver, init = train(lambda w, b: mean_loss(w, b) * (1 if len(b["y"]) > 1 else jnp.nan))
+    assert check(driver, init(W)).verdict == "no"
+
+
+def test_a_driver_that_cannot_be_split_is_compared_over_workers_alone():
+    def driver(state, batch):
+        rows = comm.all_gather(batch["y"].mean())
+        return descend(state, batch, rows=rows)
+
+    found = check(driver, W, workers=3)
+    assert found
+    assert all(len(microbatches) == 1 for split in found.splits for microbatches in split)
+    alone = check(driver, W, workers=1)
+    assert not alone
+    assert "nothing to compare on one worker: all_gather" in str(alone)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize(("examples", "most"), [(11, None), (11, 2), (64, 7)])
+def test_every_split_differs_from_the_others(workers, examples, most):
+    plan = planned(lambda s, b: (s, {"y": comm.all_reduce(b["y"].mean())}), 0.0)
+    even = even_split(examples, workers, plan, most=most)
+    for seed in range(20):
+        splits = uneven_splits(np.random.default_rng(seed), 3, even, plan, most=most)
+        assert len({even, *splits}) == 4
+        for split in (even, *splits):
+            assert len(split) == workers
+            assert sum(map(sum, split)) == examples
+            assert all(0 < microbatch <= (most or examples) for microbatches in split for microbatch in microbatches)
+        assert any(microbatch % 2 for split in splits for microbatches in split for microbatch in microbatches)
+    fine = fine_split(examples, workers, plan, most=most)
+    assert sum(map(sum, fine)) == examples
+    assert {call for calls in fine for call in calls} == {1}
+
+
+def test_calls_are_no_longer_than_the_program_may_make_them():
+    driver, init = train(mean_loss)
+    found = check(driver, init(W), global_batch=8, microbatch=2)
+    assert found
+    assert all(microbatch <= 2 for split in found.splits for microbatches in split for microbatch in microbatches)
+
+
+def test_state_that_is_local_on_purpose_is_not_compared_but_what_is_made_of_it_is():
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state["w"], batch)
+        momentum = 0.9 * state["m"] + grads
+        sent = momentum if averaged else grads
+        return {"w": state["w"] - 0.1 * comm.all_reduce(sent), "m": momentum}, {}
+
+    for averaged in (False, True):
+        found = check(driver, {"w": W, "m": jnp.zeros(FEATURES)}, per_worker_state=lambda state: state["m"])
+        assert bool(found) == (not averaged)
+        assert list(found.differences) == ["state['w']"] * averaged
+
+
+def test_checking_changes_nothing():
+    def driver(state, batch):
+        smooth = mon.ema(comm.all_reduce(batch["y"].mean()))
+        operators.hook("watch", watched, (smooth,))
+        return state - 0.1 * comm.all_reduce(jax.grad(mean_loss)(state, batch)), {"smooth": smooth}
+
+    runs = []
+    for checked in (False, True):
+        watched = Recorder()
+        with ad.Program(driver, W, DATA, global_batch=4, world=LocalWorld(2), deterministic=True) as program:
+            reports = [program.step()]
+            if checked:
+                assert program.check()
+                assert len(watched.seen) == 1
+            reports += [program.step() for _ in range(2)]
+            runs.append(([float(r.metrics["smooth"]) for r in reports], np.asarray(program.state).tolist()))
+    assert runs[0] == runs[1]

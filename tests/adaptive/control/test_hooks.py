@@ -1,0 +1,288 @@
+"""Hooks between two steps: which are shown what, when they decide, and how their requests are joined."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive import operators
+from adaptive.base.decision import Decision, Limits
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.hooks import Hooks, merge
+from adaptive.control.membership import Membership
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import Recorder, planned
+
+
+def hooks_of(*hooks, workers=2, membership=None):
+    """The hooks of a driver, which are `(handler, every)`; each is handed the step's number and rows."""
+
+    def driver(state, batch):
+        for number, (handler, every) in enumerate(hooks):
+            operators.hook(f"hook{number}", handler, (state, {"rows": jnp.zeros(3) + state}), every=every)
+        return state + 1, {}
+
+    return Hooks(planned(driver, 0.0, workers=workers).hooks, workers, membership)
+
+
+def sizes_of(global_batch=12, workers=2, examples=100):
+    return BatchSizes(global_batch, None, Limits((1,) * workers, (40,) * workers, examples=examples), quantum=1)
+
+
+def steps(those, count, sizes=None, start=1):
+    sizes = sizes or sizes_of()
+    ran = (sizes.current, sizes.current)
+    return [
+        those.run(s, s / 10, [[jnp.float32(s), jnp.full(3, s)] for _ in those.hooks], ran, sizes)
+        for s in range(start, start + count)
+    ]
+
+
+def asks(**what):
+    return lambda observation: Decision(**what)
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_is_shown_its_due_steps():
+    recorder = Recorder()
+    steps(hooks_of((recorder, 3)), 10)
+    assert [o.step for o in recorder.seen] == [3, 6, 9]
+    assert all(o.due for o in recorder.seen)
+
+
+def test_a_policy_is_shown_every_step_in_order_and_decides_at_due_ones():
+    recorder = Recorder(asks(stop=True), every_step=True)
+    results = steps(hooks_of((recorder, 3)), 8)
+    assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5, 6]  # 7 and 8 are shown at 9
+    assert [o.due for o in recorder.seen] == [False, False, True] * 2
+    assert [decision is not None for decision, *_ in results] == [s % 3 == 0 for s in range(1, 9)]
+
+
+def test_what_a_policy_would_have_asked_for_in_between_is_not_done():
+    recorder = Recorder(lambda o: None if o.due else Decision(stop=True), every_step=True)
+    assert [d for d, *_ in steps(hooks_of((recorder, 2)), 4)] == [None] * 4
+
+
+def test_catching_up_shows_what_was_kept_and_decides_nothing():
+    recorder = Recorder(asks(stop=True), every_step=True)
+    those = hooks_of((recorder, 5))
+    steps(those, 3)
+    assert recorder.seen == []
+    those.catch_up(sizes_of())
+    assert [(o.step, o.due) for o in recorder.seen] == [(1, False), (2, False), (3, False)]
+    steps(those, 2, start=4)
+    assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5]
+
+
+def test_states_are_kept_from_step_to_step():
+    those = hooks_of((Recorder(), 2), (Recorder(every_step=True), 2))
+    steps(those, 6)
+    assert those.states == [3, 6]
+    assert those.names == ["0/hook0", "1/hook1"]
+
+
+def test_the_next_due_step_is_that_of_the_first_hook_to_decide():
+    those = hooks_of((Recorder(), 4), (Recorder(every_step=True), 6))
+    due = []
+    for step in range(1, 13):
+        due.append(those.next_due)
+        steps(those, 1, start=step)
+    assert due == [4, 4, 4, 4, 6, 6, 8, 8, 12, 12, 12, 12]
+    assert those.watches
+    assert not hooks_of((Recorder(), 4)).watches
+    assert hooks_of().next_due > 10**9
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=3), st.integers(1, 20))
+def test_noting_the_steps_before_the_next_due_one_shows_the_same(kinds, count):
+    shown = []
+    for noting in (False, True):
+        recorders = [Recorder(asks(stop=True), every_step=every_step) for _, every_step in kinds]
+        those = hooks_of(*zip(recorders, [every for every, _ in kinds], strict=True))
+        sizes, outcomes = sizes_of(), []
+        for step in range(1, count + 1):
+            ran, values = (sizes.current, sizes.current), [[jnp.float32(step), jnp.zeros(3)] for _ in kinds]
+            if noting and step < those.next_due:
+                if those.watches:
+                    those.note(step, 0.0, values, ran, sizes.members)
+            else:
+                outcomes.append((step, those.run(step, 0.0, values, ran, sizes)))
+        decided = [(step, outcome) for step, outcome in outcomes if outcome.decision is not None]
+        shown.append(([[(o.step, o.due, o.joined) for o in r.seen] for r in recorders], decided))
+    assert shown[0] == shown[1]
+
+
+class Resting(Recorder):
+    """Decides, and then rests for ten steps. Its state is the number of the step until which it does."""
+
+    def init(self, n_workers):
+        return np.asarray(0)
+
+    def rests_until(self, state):
+        return int(state)
+
+    def __call__(self, observation, state):
+        super().__call__(observation, state)
+        return None, np.asarray(observation.step + 10) if observation.due else state
+
+
+def test_a_policy_that_rests_is_shown_the_steps_later_and_decides_at_due_ones():
+    resting = Resting(every_step=True)
+    steps(hooks_of((resting, 4)), 32)
+    assert [o.step for o in resting.seen] == list(range(1, 29))
+    assert [o.step for o in resting.seen if o.due] == [4, 16, 28]
+
+
+def test_a_policy_goes_on_resting_from_a_state_that_is_restored():
+    resting = Resting(every_step=True)
+    those = hooks_of((resting, 2))
+    steps(those, 2)
+    another = hooks_of((again := Resting(every_step=True), 2))
+    another.restart(those.states)
+    steps(another, 12, start=3)
+    assert [o.step for o in again.seen if o.due] == [12]
+
+
+def test_after_going_back_to_an_earlier_step_no_due_step_is_missed():
+    recorder = Recorder()
+    those = hooks_of((recorder, 10))
+    steps(those, 19)
+    those.restart(those.first_states)
+    steps(those, 11, start=5)
+    assert [o.step for o in recorder.seen] == [10, 10]
+
+
+# --- what -------------------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    scale: float
+    rows: np.ndarray
+
+
+def test_values_come_as_the_pytrees_they_were_given_as_in_numpy():
+    recorder = Recorder()
+
+    def driver(state, batch):
+        operators.hook("watch", recorder, (Pair(state, jnp.zeros(3)), [state]))
+        return state, {}
+
+    those = Hooks(planned(driver, 0.0).hooks, 2)
+    those.run(1, 0.5, [[jnp.float32(2), jnp.arange(3), jnp.float32(4)]], ((7, 5), (6, 6)), sizes_of())
+    (seen,) = recorder.seen
+    pair, (four,) = seen.values
+    assert isinstance(pair, Pair)
+    assert isinstance(pair.scale, np.float32)
+    assert isinstance(pair.rows, np.ndarray)
+    assert (float(pair.scale), pair.rows.tolist(), float(four)) == (2.0, [0, 1, 2], 4.0)
+    assert (seen.step, seen.epoch, seen.batch_sizes, seen.previous_batch_sizes) == (1, 0.5, (7, 5), (6, 6))
+    assert seen.limits == sizes_of().limits
+
+
+def test_each_step_is_shown_with_the_sizes_it_ran_with():
+    recorder = Recorder(every_step=True)
+    those, sizes = hooks_of((recorder, 3)), sizes_of()
+    ran = [((6, 6), (6, 6)), ((5, 7), (6, 6)), ((4, 4), (5, 7))]
+    for step, sizes_ran in enumerate(ran, 1):
+        those.run(step, 0.0, [[jnp.float32(step), jnp.zeros(3)]], sizes_ran, sizes)
+    assert [(o.batch_sizes, o.previous_batch_sizes) for o in recorder.seen] == ran
+    assert [float(o.values[0]) for o in recorder.seen] == [1, 2, 3]
+
+
+def test_a_hook_sees_the_batch_that_earlier_hooks_asked_for():
+    later = Recorder()
+    steps(hooks_of((Recorder(asks(global_batch=20)), 1), (later, 1)), 1)
+    assert later.seen[0].global_batch == 20
+
+
+def test_a_hook_sees_the_batch_that_waits_to_be_applied():
+    recorder, sizes = Recorder(), sizes_of()
+    sizes.request(Decision(global_batch=30))
+    steps(hooks_of((recorder, 1)), 1, sizes)
+    assert recorder.seen[0].global_batch == 30
+    assert recorder.seen[0].batch_sizes == (6, 6)
+
+
+def test_a_hook_sees_what_is_possible_of_what_was_asked_for():
+    later = Recorder()
+    steps(hooks_of((Recorder(asks(global_batch=10**9)), 1), (later, 1)), 1)
+    assert later.seen[0].global_batch == 80
+
+
+def test_a_hook_sees_how_many_workers_there_are_to_be_and_can_be():
+    alone, first, later = Recorder(), Recorder(asks(workers=9)), Recorder()
+    steps(hooks_of((alone, 1)), 1)
+    assert [(o.target_workers, o.least_workers, o.most_workers) for o in alone.seen] == [(2, 2, 2)]
+    membership = Membership(LocalWorld(4, workers=2))
+    steps(hooks_of((first, 1), (later, 1), workers=4, membership=membership), 1, sizes_of(workers=4))
+    assert [(o.target_workers, o.least_workers, o.most_workers) for o in (*first.seen, *later.seen)] == [
+        (2, 1, 4),
+        (4, 1, 4),
+    ]
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_several_hooks_are_one_decision_in_the_drivers_order():
+    those = hooks_of(
+        (Recorder(asks(global_batch=20, notes=("more",))), 1),
+        (Recorder(), 1),
+        (Recorder(asks(shares=(3.0, 1.0), notes=("uneven",))), 2),
+        (Recorder(asks(global_batch=24)), 2),
+    )
+    first, second = steps(those, 2)
+    assert first[:2] == (Decision(20, notes=("more",)), ["hook0"])
+    assert second[:2] == (Decision(24, (3.0, 1.0), notes=("more", "uneven")), ["hook0", "hook2", "hook3"])
+    assert [(r.by, r.step, r.decision.global_batch, r.decision.shares) for r in second.requests] == [
+        ("hook0", 2, 20, None),
+        ("hook2", 2, None, (3.0, 1.0)),
+        ("hook3", 2, 24, None),
+    ]
+
+
+def test_where_nobody_asks_those_that_were_asked_are_named():
+    ((decision, names, _),) = steps(hooks_of((Recorder(), 1), (Recorder(), 2), (Recorder(), 1)), 1)
+    assert decision is None
+    assert names == ["hook0", "hook2"]
+
+
+def test_a_note_alone_is_passed_on():
+    ((decision, names, _),) = steps(hooks_of((Recorder(asks(notes=("waiting",))), 1)), 1)
+    assert decision == Decision(notes=("waiting",))
+    assert not decision
+    assert names == ["hook0"]
+
+
+decisions = st.builds(
+    Decision,
+    st.none() | st.integers(1, 99),
+    st.none() | st.tuples(st.floats(0, 9), st.floats(0, 9)),
+    st.booleans(),
+    st.lists(st.sampled_from("ab"), max_size=2).map(tuple),
+    st.none() | st.integers(1, 9),
+)
+
+
+@given(decisions, decisions, decisions)
+def test_requests_merge_in_order(a, b, c):
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    assert merge(Decision(), a) == merge(a, Decision()) == a
+    merged = merge(a, b)
+    assert merged.global_batch == (a.global_batch if b.global_batch is None else b.global_batch)
+    assert merged.shares == (a.shares if b.shares is None else b.shares)
+    assert merged.workers == (a.workers if b.workers is None else b.workers)
+    assert merged.stop == (a.stop or b.stop)
+    assert merged.notes == a.notes + b.notes
+
+
+def test_an_error_of_a_hook_passes_through():
+    with pytest.raises(ZeroDivisionError):
+        steps(hooks_of((Recorder(lambda o: 1 / 0), 2)), 2)

@@ -1,0 +1,107 @@
+"""Directories of checkpoints: which is the newest, which are kept, and what a failed writer leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from adaptive.disk.directory import checkpoints, commit, newest_verified, prune, sweep
+from adaptive.disk.lock import HeldError
+from adaptive.disk.manifest import DamagedError
+from tests.speed import limit
+
+
+def fill(text):
+    def write(folder):
+        (folder / "deep").mkdir()
+        (folder / "a.txt").write_text(text)
+        (folder / "deep" / "b.bin").write_bytes(bytes(range(256)) * 9000)
+        (folder / "empty").touch()
+
+    return write
+
+
+def write(directory, step, text="text"):
+    return commit(directory, step, fill(text), lambda: None)
+
+
+def test_the_newest_is_what_was_written_last(tmp_path):
+    assert newest_verified(tmp_path) is None
+    assert newest_verified(tmp_path / "no such") is None
+    paths = [write(tmp_path, step) for step in (10, 400, 20)]
+    assert [path.name for path in paths] == ["000001-step-10", "000002-step-400", "000003-step-20"]
+    assert newest_verified(tmp_path).path == paths[-1]
+    assert newest_verified(paths[1]).path == paths[1]
+
+
+def test_numbers_go_on_beyond_six_digits(tmp_path):
+    write(tmp_path, 1).rename(tmp_path / "999999-step-1")
+    assert write(tmp_path, 2).name == "1000000-step-2"
+    assert newest_verified(tmp_path).path.name == "1000000-step-2"
+    assert write(tmp_path, 3).name == "1000001-step-3"
+
+
+def test_what_is_damaged_is_passed_over_with_a_note(tmp_path):
+    paths = [write(tmp_path, step) for step in (1, 2, 3)]
+    (paths[2] / "a.txt").write_text("tex")
+    (paths[1] / "manifest.json").unlink()
+    found = newest_verified(tmp_path)
+    assert found.path == paths[0]
+    assert [note.split(":")[0] for note in found.notes] == [
+        "the checkpoint 000003-step-3 is skipped",
+        "the checkpoint 000002-step-2 is skipped",
+    ]
+    (paths[0] / "empty").unlink()
+    with pytest.raises(DamagedError, match=r"(?s)000003.*000002.*000001-step-1 is skipped: empty is missing"):
+        newest_verified(tmp_path)
+    with pytest.raises(DamagedError, match="000002"):
+        newest_verified(paths[1])
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path):
+    write(tmp_path, 1)
+
+    def fails(folder):
+        fill("text")(folder)
+        raise OSError("no space left")
+
+    def may_not():
+        raise HeldError(" by another")
+
+    with pytest.raises(OSError, match="no space"):
+        commit(tmp_path, 2, fails, lambda: None)
+    with pytest.raises(HeldError):
+        commit(tmp_path, 2, fill("text"), may_not)
+    assert [path.name for path in tmp_path.iterdir()] == ["000001-step-1"]
+
+
+def test_a_writer_that_is_killed_leaves_nothing_that_is_taken_for_whole(tmp_path):
+    program = f"""
+import os, signal
+from pathlib import Path
+from adaptive.disk.directory import commit
+def fill(folder):
+    (folder / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+commit(Path({str(tmp_path)!r}), 1, fill, lambda: None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=limit(60), check=False)
+    assert done.returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert (left / "half").exists()
+    assert newest_verified(tmp_path) is None
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_that_are_finished_are_kept(tmp_path):
+    paths = [write(tmp_path, step) for step in range(6)]
+    (paths[4] / "manifest.json").unlink()
+    (tmp_path / "notes.txt").touch()
+    prune(tmp_path, 2)
+    assert checkpoints(tmp_path) == [paths[5], paths[4], paths[3]]
+    prune(tmp_path, 1)
+    assert checkpoints(tmp_path) == [paths[5]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000006-step-5", "notes.txt"]

@@ -1,0 +1,72 @@
+"""A folder is complete, or the part that is damaged or missing is found."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from adaptive.disk.directory import commit
+from adaptive.disk.manifest import DamagedError, verify
+
+
+def fill(text):
+    def write(folder):
+        (folder / "deep").mkdir()
+        (folder / "a.txt").write_text(text)
+        (folder / "deep" / "b.bin").write_bytes(bytes(range(256)) * 9000)
+        (folder / "empty").touch()
+
+    return write
+
+
+def write(directory, step, text="text"):
+    return commit(directory, step, fill(text), lambda: None)
+
+
+def files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_seal_tells_folders_apart_and_is_the_same_for_the_same(tmp_path):
+    one, same, other = (write(tmp_path, 1, text) for text in ("text", "text", "tex_"))
+    assert verify(one) == verify(same) != verify(other)
+
+
+def test_a_folder_without_a_seal_was_never_finished(tmp_path):
+    fill("text")(tmp_path)
+    with pytest.raises(DamagedError, match=r"manifest\.json, which is written last, is missing"):
+        verify(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("where", [0, 0.5, 1])
+def test_any_byte_that_has_changed_is_found(tmp_path, number, where):
+    folder = write(tmp_path, 1)
+    path = [path for path in files(folder) if path.stat().st_size][number % 3]
+    content = bytearray(path.read_bytes())
+    content[int(where * (len(content) - 1))] ^= 1 << (number * 2)
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match=f"{path.name} has other contents"):
+        verify(folder)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_any_file_that_is_missing_or_cut_is_found(tmp_path, number):
+    folder = write(tmp_path, 1)
+    path = files(folder)[number]
+    if path.stat().st_size:
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(DamagedError, match=path.name):
+            verify(folder)
+    path.unlink()
+    with pytest.raises(DamagedError, match=f"{path.name}.* is missing"):
+        verify(folder)
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path):
+    folder = write(tmp_path, 1)
+    (folder / "a.txt").unlink()
+    (folder / "a.txt").mkdir()
+    with pytest.raises(DamagedError, match=r"a\.txt"):
+        verify(folder)

@@ -1,0 +1,296 @@
+"""Where a driver is cut into segments and messages, alike for every batch size."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive.graph.flow import Scope
+from adaptive.operators.sources import Source, read
+from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner, pointed_at
+
+W = jnp.zeros(FEATURES)
+SECONDS = Source("seconds", lambda r: r.compute_seconds)
+grad = jax.grad(mean_loss)
+
+
+def levels(plan):
+    return {
+        "microbatches": sorted(plan.microbatches),
+        "prologues": sorted(plan.prologues),
+        "messages": len(plan.messages),
+    }
+
+
+def origins(segment, kind):
+    return [o for _, o in segment.inputs if o.kind == kind]
+
+
+def sgd(state, batch):
+    loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+    return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+
+# --- segments and messages --------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_step_is_one_call_one_message_and_what_follows():
+    plan = planned(sgd, W)
+    assert levels(plan) == {"microbatches": [0], "prologues": [], "messages": 1}
+    assert [c.how.label for c in plan.messages[0]] == ["mean", "mean"]
+    assert plan.sent_at(0) == (0,)
+    assert 0 in plan.microbatches
+    assert plan.microbatches[0].outputs == ()  # nothing is kept in memory for later
+    assert origins(plan.final, "batch") == origins(plan.final, "microbatch") == []
+    assert origins(plan.microbatches[0], "message") == []
+    assert plan.splittable
+
+
+def test_everything_of_one_level_travels_in_one_message():
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+        sent = comm.all_reduce(grads)
+        seconds = comm.all_gather(read(SECONDS))
+        worst = comm.all_reduce(loss, op="max")
+        count = comm.all_reduce(batch["y"].sum(), op="sum")
+        weighted = comm.all_reduce(loss, weight=jnp.abs(batch["y"]).sum())
+        first = comm.broadcast(read(SECONDS), 1)
+        return state - sent, {"s": seconds, "m": worst, "c": count, "w": weighted, "f": first}
+
+    plan = planned(driver, W)
+    assert len(plan.messages) == 1
+    found = [(c.how.about, c.scope) for c in plan.messages[0]]
+    assert found == [
+        ("all_reduce(op='mean')", Scope.MICROBATCH),
+        ("all_gather", Scope.WORKER),
+        ("all_reduce(op='max')", Scope.MICROBATCH),
+        ("all_reduce(op='sum')", Scope.MICROBATCH),
+        ("all_reduce(op='mean')", Scope.MICROBATCH),
+        ("broadcast from 1", Scope.WORKER),
+    ]
+    assert [s.name for s in plan.sources] == ["examples", "seconds"]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        comm.all_reduce,
+        lambda x: comm.all_reduce(x, op="sum"),
+        lambda x: comm.all_reduce(x, op="max"),
+        lambda x: comm.all_gather(x)[0],
+        comm.broadcast,
+        lambda x: comm.all_reduce(x, weight=read(SECONDS)),
+    ],
+)
+def test_a_collective_of_what_is_replicated_already_sends_nothing(again):
+    def driver(state, batch):
+        return state - again(again(comm.all_reduce(grad(state, batch)))), {"w": again(state), "one": again(1.0)}
+
+    plan = planned(driver, W)
+    assert len(plan.messages) == 1
+    assert [c.how.name for c in plan.messages[0]] == ["all_reduce"]
+    assert "seconds" not in [s.name for s in plan.sources]
+
+
+def test_a_free_collective_waits_for_its_values_and_not_for_its_weight():
+    def driver(state, batch):
+        unused = comm.all_reduce(batch["y"].mean())
+        same = comm.all_reduce(state, weight=unused)
+        return state + comm.all_reduce(same * batch["y"].mean()), {}
+
+    plan = planned(driver, 0.0)
+    assert levels(plan) == {"microbatches": [0], "prologues": [], "messages": 1}
+    assert len(plan.messages[0]) == 1
+
+
+def test_what_nobody_asks_for_is_not_sent():
+    def driver(state, batch):
+        comm.all_reduce(batch["x"])
+        mon = comm.all_reduce(batch["y"].mean())
+        del mon
+        return state - comm.all_reduce(grad(state, batch)), {}
+
+    assert [c.value.aval.shape for m in planned(driver, W).messages for c in m] == [(FEATURES,)]
+
+
+def test_a_driver_without_collectives_has_one_segment():
+    plan = planned(lambda s, b: (s + ad.step(), {"n": ad.global_batch()}), 0)
+    assert levels(plan) == {"microbatches": [], "prologues": [], "messages": 0}
+    assert plan.splittable
+
+
+def test_what_a_step_does_not_change_is_passed_through():
+    def driver(state, batch):
+        return {"table": state["table"], "w": state["w"] - comm.all_reduce(grad(state["w"], batch))}, {}
+
+    plan = planned(driver, {"table": jnp.arange(5.0), "w": W})
+    assert plan.changed_state == (1,)
+    assert len(plan.final_outputs) == 1
+
+
+def test_a_learning_rate_is_computed_again_behind_the_message_rather_than_kept():
+    def driver(state, batch):
+        rate = 0.1 / (1 + state["step"].astype(float))
+        step = rate * comm.all_reduce(rate * grad(state["w"], batch))
+        return {"w": state["w"] - step, "step": state["step"] + 1}, {}
+
+    plan = planned(driver, {"w": W, "step": 0})
+    assert plan.microbatches[0].outputs == ()
+    assert {o.index for o in origins(plan.final, "state")} == {0, 1}
+
+
+# --- two messages -----------------------------------------------------------------------------------------------------
+
+
+def sharpness_aware(state, batch):
+    """Foret et al. 2021: a gradient at the parameters moved along the mean gradient."""
+    first = comm.all_reduce(grad(state, batch))
+    moved = state + 0.05 * first / jnp.linalg.norm(first)
+    return state - 0.1 * comm.all_reduce(grad(moved, batch)), {}
+
+
+def two_updates(state, batch):
+    """Two steps on one batch."""
+    for _ in range(2):
+        state = state - 0.1 * comm.all_reduce(grad(state, batch))
+    return state, {}
+
+
+def test_a_second_gradient_at_moved_parameters_is_a_second_call():
+    plan = planned(sharpness_aware, W)
+    assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
+    (moved,) = plan.prologues[1].outputs
+    assert moved.aval.shape == (FEATURES,)
+    assert origins(plan.microbatches[1], "prologue") == [("prologue", 1, 0)]
+    assert origins(plan.microbatches[1], "message") == []  # moved once per worker, and not once per call
+    assert origins(plan.final, "batch") == []
+    assert plan.sent_at(1) == (1,)
+    assert 1 in plan.microbatches
+    assert plan.splittable
+
+
+def test_an_update_between_two_gradients_is_kept_for_the_end():
+    plan = planned(two_updates, W)
+    assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
+    assert origins(plan.final, "prologue") == [
+        ("prologue", 1, 0)
+    ]  # the state after the first update is not computed twice
+    assert origins(plan.final, "message") == [("message", 1, 0)]
+
+
+def test_what_a_later_call_needs_of_an_earlier_one_is_kept():
+    def driver(state, batch):
+        residuals = batch["x"] @ state - batch["y"]
+        mean = comm.all_reduce(residuals.mean())
+        spread = comm.all_reduce(((residuals - mean) ** 2).mean())
+        return state * spread, {}
+
+    plan = planned(driver, W)
+    (kept,) = plan.microbatches[0].outputs
+    assert kept.aval.shape == (4,)
+    assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
+    assert origins(plan.microbatches[1], "batch") == []
+    assert plan.splittable
+
+
+def test_each_call_has_its_own_distance_from_the_mean_loss():
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+        excess = loss - comm.all_reduce(loss)
+        return state - comm.all_reduce(grads), {"worst": comm.all_reduce(excess, op="max")}
+
+    plan = planned(driver, W)
+    assert [v.aval.shape for v in plan.microbatches[0].outputs] == [()]
+    assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
+    assert [c.how.label for c in plan.messages[1]] == ["max"]
+
+
+def test_a_second_message_that_no_batch_goes_into_is_written_once():
+    def driver(state, batch):
+        loss = comm.all_reduce(batch["y"].mean())
+        return state + comm.all_reduce(loss * read(SECONDS), op="sum"), {}
+
+    plan = planned(driver, 0.0)
+    assert levels(plan) == {"microbatches": [0], "prologues": [1], "messages": 2}
+    assert plan.sent_at(1) == (1,)
+
+
+def test_a_first_message_that_no_batch_goes_into_is_written_once():
+    def driver(state, batch):
+        return state + comm.all_gather(read(SECONDS)).max(), {}
+
+    plan = planned(driver, 0.0)
+    assert levels(plan) == {"microbatches": [], "prologues": [0], "messages": 1}
+
+
+def test_three_levels_wait_for_one_another():
+    def driver(state, batch):
+        a = comm.all_reduce(batch["y"].mean())
+        b = comm.all_reduce((batch["y"] * a).mean())
+        c = comm.all_reduce((batch["y"] * a * b).mean())
+        return state + a + b + c, {}
+
+    plan = planned(driver, 0.0)
+    assert [len(m) for m in plan.messages] == [1, 1, 1]
+    assert sorted(plan.microbatches) == [0, 1, 2]
+
+
+# --- another size -----------------------------------------------------------------------------------------------------
+
+
+def reduced_twice(state, batch):
+    return state - comm.all_reduce(comm.all_reduce(grad(state, batch))), {"norm": comm.all_reduce(state).sum()}
+
+
+@pytest.mark.parametrize("driver", [sgd, sharpness_aware, two_updates, reduced_twice])
+def test_plans_of_two_sizes_are_alike(driver):
+    plans = planner(driver, W)
+    assert plans.begin(4).signature == plans(7).signature
+
+
+def if_large(state, batch):
+    grads = grad(state, batch)
+    extra = {"big": comm.all_reduce(grads.sum())} if batch["y"].shape[0] > 5 else {}
+    return state - comm.all_reduce(grads), extra
+
+
+def other_shapes(state, batch):
+    return state, {"losses": comm.all_reduce(batch["y"])}
+
+
+def shape_in_the_update(state, batch):
+    return state - comm.all_reduce(grad(state, batch)) / batch["y"].shape[0], {}
+
+
+def other_weight(state, batch):
+    n = batch["y"].shape[0]
+    return state + comm.all_reduce(grad(state, batch), op="sum" if n > 5 else "mean"), {}
+
+
+def other_op_state(state, batch):
+    operators.operator_state("last", np.zeros(batch["y"].shape), lambda old: (old, None))
+    return state, {}
+
+
+@pytest.mark.parametrize("driver", [if_large, other_weight, other_op_state])
+def test_a_driver_that_communicates_otherwise_for_another_size_is_refused(driver):
+    with pytest.raises(ad.DriverError, match=rf"driver .{driver.__name__}.* is another program for 4 examples than f"):
+        planner(driver, W).begin(8)
+
+
+def test_rows_of_examples_are_not_reduced_one_by_one():
+    with pytest.raises(ad.CollectiveError, match=r"shape \(8,\), which depends on the number of examples") as caught:
+        planner(other_shapes, W).begin(8)
+    assert "comm.all_reduce(batch" in pointed_at(caught.value)[0]
+
+
+def test_a_number_of_the_shape_in_the_update_is_named():
+    with pytest.raises(ad.ReplicationError, match="a number of the batch's shape") as caught:
+        planner(shape_in_the_update, W).begin(4)
+    assert "ad.global_batch()" in str(caught.value)
+    assert 'batch["y"].shape[0]' in pointed_at(caught.value)[0]

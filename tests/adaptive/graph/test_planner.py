@@ -1,0 +1,285 @@
+"""A driver is traced at other times, in other threads and for other sizes, and says the same; or is found out."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+from adaptive import operators
+from adaptive.graph.expressions import Expressions, sized
+from adaptive.graph.planner import Planner
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import FEATURES, batch_of, make_data, mean_loss, planner, pointed_at, traced
+
+W = jnp.zeros(FEATURES)
+grad = jax.grad(mean_loss)
+
+
+def sgd(state, batch):
+    return state - 0.1 * comm.all_reduce(grad(state, batch)), {}
+
+
+# --- what belongs to a size -------------------------------------------------------------------------------------------
+
+
+def numbers_of(driver, examples=8, other=4):
+    """The numbers in a driver that are found to belong to its size: of literals, where they leave the graph."""
+    ours, theirs = (Expressions(traced(driver, W, n)) for n in (examples, other))
+    found = sized(ours, theirs)
+    return sorted(np.asarray(v).item() for var, v in ours.graph.consts.items() if var in found)
+
+
+def test_a_number_of_the_shape_is_told_from_others():
+    def driver(state, batch):
+        return state, {"n": len(batch["y"]), "eight": 8, "half": len(batch["y"]) / 2, "four": 4.0}
+
+    assert numbers_of(driver) == [4.0, 8]
+
+
+def test_a_number_that_stands_elsewhere_in_the_other_trace_is_told_all_the_same():
+    def driver(state, batch):
+        return state, {"n": jnp.float32(len(batch["y"])), "eight": jnp.float32(8), "four": jnp.float32(4)}
+
+    assert numbers_of(driver) == [8.0]
+
+
+def test_what_is_the_same_for_both_sizes_is_no_number_of_the_shape():
+    assert numbers_of(lambda s, b: (s, {"n": min(len(b["y"]), 3), "dim": b["x"].shape[1]})) == []
+
+
+def test_a_number_that_only_a_third_size_shows_is_found_there():
+    def driver(state, batch):
+        return state - comm.all_reduce(grad(state, batch)) / min(len(batch["y"]), 4), {}
+
+    plans = planner(driver, W)
+    plans.begin(8)  # and 4, for which it is the same
+    with pytest.raises(ad.DriverError, match="number of the batch's shape"):
+        plans(2)
+
+
+def test_a_local_number_for_the_calls_that_only_a_third_size_shows_is_found_there():
+    def driver(state, batch):
+        counted = comm.all_reduce(min(len(batch["y"]), 4) * ad.worker(), op="sum")
+        return state - comm.all_reduce(grad(state, batch)), {"counted": counted}
+
+    plans = planner(driver, W)
+    plans.begin(8)
+    with pytest.raises(ad.DriverError, match="is another program for 2 examples than for 8"):
+        plans(2)
+
+
+def test_slots_that_begin_with_a_number_of_the_shape_are_refused():
+    def driver(state, batch):
+        operators.operator_state("count", np.full(2, len(batch["y"]), np.float32), lambda old: (old, None))
+        return sgd(state, batch)
+
+    with pytest.raises(ad.DriverError, match="is another program"):
+        planner(driver, W).begin(8)
+
+
+def test_a_constant_of_a_jaxpr_within_is_a_part_of_what_it_says():
+    table = {"now": np.arange(3.0, dtype=np.float32)}
+
+    @jax.custom_jvp
+    def shifted(x):
+        return x + table["now"].sum() + jnp.asarray(table["now"])
+
+    shifted.defjvp(lambda p, t: (shifted(*p), t[0]))
+    one = Expressions(traced(lambda s, b: (shifted(s), {}), W))
+    table["now"] = table["now"] + 1
+    jax.clear_caches()
+    other = Expressions(traced(lambda s, b: (shifted(s), {}), W))
+    assert one.of(one.graph.new_state[0]) != other.of(other.graph.new_state[0])
+
+
+# --- batches of one size ----------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_is_written_for_one_size_runs_whole_batches_of_it():
+    def driver(state, batch):
+        return state - 0.1 * comm.all_reduce(grad(state, {k: v.reshape(6, *v.shape[1:]) for k, v in batch.items()})), {}
+
+    (reason,) = planner(driver, W).begin(6).unsplittable
+    assert reason.startswith("the driver cannot be traced for 4 examples (TypeError: cannot reshape")
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
+        program.warm_up()
+        assert [program.step().batch_sizes for _ in range(3)] == [(6, 6)] * 3
+        assert reason in program.explain()
+        program.rescale(global_batch=8)
+        with pytest.raises(TypeError, match="cannot reshape"):
+            program.warm_up()
+
+
+def test_rows_of_each_example_may_be_gathered_while_batches_are_of_one_size():
+    def driver(state, batch):
+        rows = comm.all_gather(batch["y"])
+        return sgd(state, batch)[0], {"spread": rows.max() - rows.min()}
+
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
+        assert "sends a row for each example" in program.explain()
+        program.step()
+        program.rescale(shares=[1, 2])
+        with pytest.raises(ad.DriverError, match="is another program for"):
+            program.warm_up()
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_global_that_changes_between_two_traces_is_found_with_its_line():
+    rate = {"now": 0.1}
+
+    def driver(state, batch):
+        return state - comm.all_reduce(jax.grad(lambda w: rate["now"] * mean_loss(w, batch))(state)), {}
+
+    plans = planner(driver, W)
+    plans.begin(8)
+    plans(3)
+    rate["now"] = 0.2
+    with pytest.raises(ad.DriverError, match="computes something else than when the program was built") as caught:
+        plans(5)
+    assert 'rate["now"]' in pointed_at(caught.value)[0]
+
+
+def step_until_warm(program):
+    while not program.warm:
+        program.step()
+    program.step()
+
+
+def test_in_a_run_it_ends_the_run():
+    rate = {"now": 0.1}
+
+    def driver(state, batch):
+        return state - comm.all_reduce(jax.grad(lambda w: rate["now"] * mean_loss(w, batch))(state)), {}
+
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
+        rate["now"] = 0.2
+        with pytest.raises(ad.DriverError, match="computes something else"):
+            step_until_warm(program)  # steps are as traced when it was made, until a kernel is traced behind them
+
+
+def test_an_array_that_is_written_to_later_is_what_it_was():
+    table = np.ones((64, FEATURES), np.float32)
+
+    def driver(state, batch):
+        return sgd(state, batch)[0], {
+            "table": jnp.asarray(table)[0, 0],
+            "call": comm.all_reduce(table.max() + 0 * batch["y"][0]),
+        }
+
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
+        program.warm_up()
+        table[:] = 5
+        assert program.step().metrics == {"table": 1, "call": 1}
+        program.rescale(global_batch=24)
+        with pytest.raises(ad.DriverError, match="computes something else"):
+            step_until_warm(program)
+
+
+# --- surroundings -----------------------------------------------------------------------------------------------------
+
+FACTOR = contextvars.ContextVar("FACTOR", default=1.0)
+
+
+def in_another_thread(function):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function()))
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def test_a_context_variable_is_what_it_was_where_the_program_was_made():
+    def driver(state, batch):
+        return state - FACTOR.get() * comm.all_reduce(grad(state, batch)), {"factor": FACTOR.get()}
+
+    token = FACTOR.set(3.0)
+    plans = planner(driver, W)
+    plans.begin(8)
+    FACTOR.reset(token)
+    plan = in_another_thread(lambda: plans(3))
+    assert plan.signature == plans.reference.signature
+
+
+def test_flax_interceptors_are_what_they_were_where_the_program_was_made():
+    model = nn.Dense(1)
+    params = model.init(jax.random.key(0), jnp.zeros((1, FEATURES)))
+
+    def twice(next_fun, args, kwargs, context):
+        return 2 * next_fun(*args, **kwargs) if context.method_name == "__call__" else next_fun(*args, **kwargs)
+
+    def driver(state, batch):
+        return state, {"mean": comm.all_reduce(model.apply(state, batch["x"]).mean())}
+
+    with nn.intercept_methods(twice):
+        plans = Planner(driver, jax.eval_shape(lambda: params), batch_of, capacity=2)
+        plans.begin(8)
+    plan = in_another_thread(lambda: plans(3))
+    doubled = [[e for e in p.graph.eqns if "2.0" in str(e.invars[:1])] for p in (plans.reference, plan)]
+    assert [len(found) for found in doubled] == [1, 1]
+
+
+def test_precision_is_what_it_was_where_the_program_was_made():
+    with jax.default_matmul_precision("highest"):
+        plans = planner(sgd, W)
+        plans.begin(8)
+    plan = in_another_thread(lambda: plans(3))
+    dots = [e for e in plan.graph.eqns if e.primitive.name == "dot_general"]
+    assert dots
+    assert all("HIGHEST" in str(e.params["precision"]) for e in dots)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.debug_nans(True),
+        lambda: jax.debug_infs(True),
+        lambda: jax.transfer_guard("disallow"),
+        lambda: jax.transfer_guard_host_to_device("disallow"),
+        lambda: jax.disable_jit(),
+        lambda: jax.set_mesh(jax.make_mesh((1,), ("x",))),
+        lambda: jax.check_tracer_leaks(),
+        lambda: jax.numpy_dtype_promotion("strict"),
+    ],
+    ids=["debug_nans", "debug_infs", "transfers", "transfers in", "no jit", "mesh", "leaks", "strict"],
+)
+@pytest.mark.parametrize("around", ["all", "the steps"])
+def test_what_jax_watches_over_is_the_users_code(setting, around):
+    def driver(state, batch):
+        seconds = comm.all_gather(mon.compute_seconds())  # NaN in the first step
+        return sgd(state, batch)[0], {"seconds": seconds}
+
+    def build():
+        return ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2))
+
+    if around == "all":
+        with setting(), build() as program:
+            states = [program.step() and program.state for _ in range(2)]
+    else:
+        with build() as program, setting():
+            states = [program.step() and program.state for _ in range(2)]
+    with build() as program:
+        assert [np.array_equal(s, program.step() and program.state) for s in states] == [True, True]
+
+
+def test_a_program_in_double_precision_stays_in_it():
+    with jax.enable_x64(True):
+        data = {k: v.astype(np.float64) for k, v in make_data().items()}
+        program = ad.Program(sgd, np.zeros(FEATURES), data, global_batch=12, world=LocalWorld(2))
+    with program:
+        program.warm_up()
+        program.rescale(global_batch=9)
+        program.step()
+        assert program.step().batch_sizes == (5, 4)
+        with jax.enable_x64(True):
+            assert program.state.dtype == np.float64

@@ -1,0 +1,241 @@
+"""Which values are replicated, and what is refused because workers can differ or a batch cannot be split."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+from adaptive import operators
+from adaptive.extend import assert_scope
+from adaptive.graph.flow import Scope
+from adaptive.operators.sources import Source, read
+from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
+
+W = jnp.zeros(FEATURES)
+SECONDS = Source("seconds", lambda r: r.compute_seconds)
+grad = jax.grad(mean_loss)
+
+
+def op_state(label, value, update=lambda old, new: 0.9 * old + 0.1 * new):
+    return operators.operator_state(label, np.zeros(()), lambda old: (update(old, value), update(old, value)))
+
+
+# --- operator states --------------------------------------------------------------------------------------------------
+
+
+def test_an_average_of_replicated_values_is_replicated():
+    def driver(state, batch):
+        smooth = op_state("ema", comm.all_reduce(batch["y"].mean()))
+        return state + smooth, {"again": op_state("ema", smooth)}
+
+    plan = planned(driver, 0.0)
+    assert [(s.name, s.scope) for s in plan.op_states] == [("ema/0", Scope.ALL), ("ema/1", Scope.ALL)]
+    assert len(plan.messages) == 1
+    assert [a.shape for a in plan.op_states[0].init] == [()]
+
+
+def test_an_average_of_a_local_measurement_belongs_to_its_worker():
+    def driver(state, batch):
+        smooth = op_state("ema", read(SECONDS))
+        return state, {"all": comm.all_gather(smooth)}
+
+    plan = planned(driver, 0.0)
+    assert [s.scope for s in plan.op_states] == [Scope.WORKER]
+    assert [c.scope for c in plan.messages[0]] == [Scope.WORKER]
+    with pytest.raises(ad.ReplicationError, match=r"\['smooth'\] .*('seconds'|a moving average)"):
+        planned(lambda s, b: (s, {"smooth": op_state("ema", read(SECONDS))}), 0.0)
+
+
+def test_a_op_state_that_reads_a_local_slot_is_local_however_long_the_chain():
+    def driver(state, batch):
+        old = [None] * 3
+
+        def take(i):
+            def update(value):
+                old[i] = value
+                return (value if i else read(SECONDS)) + (old[i - 1] if i else 0), value
+
+            return update
+
+        for i in range(3):  # what the first one holds reaches the third two steps later
+            operators.operator_state("chain", np.zeros(()), take(i))
+        return state, {}
+
+    assert [s.scope for s in planned(driver, 0.0).op_states] == [Scope.WORKER] * 3
+
+
+def test_a_op_state_of_what_belongs_to_one_call_is_refused():
+    def driver(state, batch):
+        op_state("ema", batch["y"].mean())
+        return state, {}
+
+    with pytest.raises(ad.ReplicationError, match=r"operator state 'ema' .*Reduce it first") as error:
+        planned(driver, 0.0)
+    assert "this worker's examples" in str(error.value)
+    assert pointed_at(error.value)
+
+
+# --- what must be replicated ------------------------------------------------------------------------------------------
+
+
+def its_moments(grads):
+    return mon.moment_noise(optax.ScaleByAdamState(jnp.int32(9), grads, jnp.square(grads)))
+
+
+def its_own(grads):
+    return assert_scope("local", grads, "own", hint="Write own(grads).")
+
+
+def without_a_hint(grads):
+    return assert_scope("local", grads, "own")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "reduced", "says"),
+    [
+        (mon.nonfinite, True, ["nonfinite (test_replication.py:", "already averaged", "share = mon.nonfinite(grads)"]),
+        (
+            its_moments,
+            False,
+            ["moment_noise (test_replication.py:", "it comes from this worker's examples", "optimizer.update(avg"],
+        ),
+        (its_own, True, ["own (test_replication.py:", "already averaged", "Write own(grads)."]),
+        (without_a_hint, True, ["own (test_replication.py:", "Pass the value before its reduction."]),
+    ],
+)
+def test_the_error_for_an_argument_of_a_wrong_scope_has_the_hint_of_its_monitor(monitor, reduced, says):
+    def driver(state, batch):
+        grads = grad(state, batch)
+        monitor(comm.all_reduce(grads) if reduced else grads)
+        return state, {}
+
+    with pytest.raises(ad.CollectiveError) as error:
+        planned(driver, W)
+    assert all(text in str(error.value) for text in says)
+    assert "(grads, avg_grads)" not in str(error.value)  # the call of another monitor
+
+
+def test_a_gradient_that_was_not_reduced_is_found_in_the_state():
+    def driver(state, batch):
+        grads = grad(state["w"], batch)
+        w = state["w"] - 0.1 * grads
+        return {"step": state["step"] + 1, "w": w}, {}
+
+    with pytest.raises(ad.ReplicationError) as error:
+        planned(driver, {"step": 0, "w": W})
+    text = str(error.value)
+    assert "state['w']" in text
+    assert "state['step']" not in text
+    assert "grads = comm.all_reduce(grads)" in text
+    made, local = pointed_at(error.value)
+    assert made == 'w = state["w"] - 0.1 * grads'
+    assert "batch[" in local  # in mean_loss, where the gradient comes from
+
+
+def test_many_wrong_leaves_are_counted():
+    with pytest.raises(ad.ReplicationError, match=r"state\[0\], state\[1\], state\[2\] and 2 more"):
+        planned(lambda s, b: ([w + b["y"].mean() for w in s], {}), [0.0] * 5)
+
+
+def test_a_local_measurement_in_the_state_is_named():
+    with pytest.raises(ad.ReplicationError, match="'seconds', which each worker measures for itself"):
+        planned(lambda s, b: (s + read(SECONDS), {}), 0.0)
+
+
+class Noise(NamedTuple):
+    scale: jax.Array
+    trace: jax.Array
+
+
+def test_a_hook_that_reads_a_local_value_is_refused_by_name_place_and_line():
+    def driver(state, batch):
+        noise = Noise(batch["y"].mean(), comm.all_reduce(batch["y"].mean()))
+        operators.hook("adapt", Recorder(), (ad.step(), noise))
+        return state, {}
+
+    with pytest.raises(ad.ReplicationError, match=r"hook 'adapt' .*its 2nd value \(\.scale\)") as error:
+        planned(driver, 0.0)
+    assert "comm.all_reduce(x)" in str(error.value)
+    assert "comm.all_gather(x)" in str(error.value)
+    hook_line, made_line = pointed_at(error.value)
+    assert hook_line.startswith("operators.hook")
+    assert "batch[" in made_line
+
+
+def test_a_hook_may_read_all_that_is_replicated():
+    recorder = Recorder()
+
+    def driver(state, batch):
+        operators.hook("adapt", recorder, (comm.all_gather(read(SECONDS)), state, ad.global_batch(), 1.0), every=3)
+        return state, {}
+
+    (hook,) = planned(driver, 0.0).hooks
+    assert (hook.hook.name, hook.hook.every, hook.hook.handler) == ("adapt", 3, recorder)
+    assert [a.aval.shape for a in hook.values] == [(2,), (), (), ()]
+    assert "test_replication.py:" in hook.line
+
+
+def test_a_local_metric_is_refused_by_name():
+    with pytest.raises(
+        ad.ReplicationError, match=r"metric \['loss'\]\['train'\] .* can differ .*this worker's examples"
+    ):
+        planned(lambda s, b: (s, {"loss": {"train": b["y"].mean()}}), 0.0)
+
+
+def test_state_may_be_local_where_it_is_said_to_be():
+    def driver(state, batch):
+        shared, own = state
+        own = own - 0.1 * grad(own, batch)
+        return (shared + comm.all_reduce(own, weight=1.0), own), {}
+
+    with pytest.raises(ad.ReplicationError, match=r"state\[1\]"):
+        planned(driver, (W, W))
+    plan = planned(driver, (W, W), local_state=[1])
+    assert plan.local_state == {1}
+    assert [c.scope for c in plan.messages[0]] == [Scope.MICROBATCH]
+    assert not plan.splittable
+
+
+# --- what cannot be split ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("collective", "name"), [(comm.all_gather, "all_gather"), (comm.broadcast, "broadcast")])
+def test_rows_of_a_whole_local_batch_keep_it_in_one_call(collective, name):
+    def driver(state, batch):
+        rows = collective({"mean": batch["y"].mean()})
+        return state + rows["mean"].sum(), {}
+
+    (reason,) = planned(driver, 0.0).unsplittable
+    assert reason.startswith(name)
+    assert "['mean']" in reason
+    assert "test_replication.py:" in reason
+
+
+def test_rows_of_measurements_leave_a_batch_splittable():
+    def driver(state, batch):
+        return state, {"all": comm.all_gather(read(SECONDS) + ad.batch_size().astype(float))}
+
+    assert planned(driver, 0.0).splittable
+
+
+def test_a_sum_that_is_scaled_by_the_size_of_the_local_batch_keeps_it_in_one_call():
+    """In several calls each would be scaled by the size of all of them."""
+
+    def driver(state, batch):
+        scaled = batch["y"].mean() * ad.batch_size().astype(float)
+        return state + comm.all_reduce(scaled, op="sum"), {}
+
+    (reason,) = planned(driver, 0.0).unsplittable
+    assert "ad.batch_size()" in reason
+    assert "ad.microbatch_size()" in reason
+    assert planned(
+        lambda s, b: (s + comm.all_reduce(b["y"].sum() * ad.step().astype(float), op="sum"), {}), 0.0
+    ).splittable

@@ -1,0 +1,458 @@
+"""A driver becomes one flat graph, whatever it is written with; what cannot be in it is refused with the line."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive.base.jaxprs import nested_equations
+from adaptive.graph.trace import trace
+from adaptive.operators.collectives import collective_p
+from adaptive.operators.hooks import hook_p
+from adaptive.operators.operator_state import state_write_p
+from adaptive.operators.sources import Source, read, source_p
+from tests.adaptive.drivers import FEATURES, Recorder, batch_of, mean_loss, pointed_at, shapes, traced
+from tests.relaxed import relaxed_tx
+
+W = jnp.zeros(FEATURES)
+
+
+def equations(graph, primitive):
+    return [e for e in graph.eqns if e.primitive is primitive]
+
+
+def sgd(state, batch):
+    loss, grads = jax.value_and_grad(mean_loss)(state, batch)
+    return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+
+# --- one flat list of equations ---------------------------------------------------------------------------------------
+
+
+def test_names_say_where_a_leaf_is():
+    def driver(state, batch):
+        return state, {"mean": comm.all_reduce(batch["y"].mean()), "pair": (jnp.ones(()), jnp.ones(2))}
+
+    graph = traced(driver, {"params": {"kernel": W}, "step": 0})
+    assert graph.name == "driver"
+    assert graph.state_names == ("state['params']['kernel']", "state['step']")
+    assert graph.batch_names == ("batch['x']", "batch['y']")
+    assert graph.metric_names == ("['mean']", "['pair'][0]", "['pair'][1]")
+    assert (graph.examples, graph.capacity) == (4, 2)
+    assert [v.aval.shape for v in graph.state_vars] == [(FEATURES,), ()]
+    assert [v.aval.shape for v in graph.batch_vars] == [(4, FEATURES), (4,)]
+    assert [a.aval.shape for a in graph.metrics] == [(), (), (2,)]
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: jax.jit(jax.jit(f)), lambda f: functools.partial(f), lambda f: f])
+def test_a_driver_may_be_jitted_or_partial(wrap):
+    graph = traced(wrap(sgd), W)
+    assert len(equations(graph, collective_p)) == 2
+    assert not [e for e in graph.eqns if e.primitive.name in ("jit", "pjit")]
+
+
+def test_jits_within_jits_are_inlined():
+    @jax.jit
+    def inner(x):
+        return comm.all_reduce(x) * 2
+
+    @jax.jit
+    def outer(x):
+        return inner(x + 1) - 1
+
+    graph = traced(lambda s, b: (s + outer(b["x"]).sum(), {}), 0.0)
+    assert [e.primitive.name for e in graph.eqns if e.primitive.name in ("jit", "pjit")] == []
+    (reduce,) = equations(graph, collective_p)
+    (producer,) = [e for e in graph.eqns if reduce.invars[0] in e.outvars]
+    assert producer.primitive.name == "add"
+
+
+@jax.jit
+def mean_over_workers(x):  # of the module, so JAX keeps its trace from one driver to the next
+    return comm.all_reduce(x)
+
+
+def test_a_jitted_helper_called_twice_reduces_twice():
+    def driver(state, batch):
+        return state + mean_over_workers(batch["x"].mean()) + mean_over_workers(batch["y"].mean()), {}
+
+    for _ in range(2):
+        first, second = equations(traced(driver, 0.0), collective_p)
+        assert first.invars[0] is not second.invars[0]
+        assert first.outvars[0] is not second.outvars[0]
+
+
+@jax.jit
+def rows_of_workers(x):
+    return comm.all_gather(x) / ad.capacity()
+
+
+@jax.jit
+def random_numbers(seed):
+    return jax.vmap(jax.random.uniform)(ad.example_keys()) + seed
+
+
+def test_jax_does_not_mistake_the_trace_of_a_helper_for_that_of_other_workers():
+    def driver(state, batch):
+        return state + rows_of_workers(batch["y"].mean()).sum(), {}
+
+    for workers in (3, 5, 3):
+        (gather,) = equations(traced(driver, 0.0, workers=workers), collective_p)
+        assert gather.outvars[0].aval.shape == (workers,)
+
+
+def test_jax_does_not_mistake_the_trace_of_a_helper_for_that_of_another_size():
+    def driver(state, batch):
+        return state + comm.all_reduce((batch["y"] * random_numbers(state)).mean()), {}
+
+    for examples in (6, 1, 4):  # random_numbers(state) is called with the same shapes each time
+        assert traced(driver, 0.0, examples).examples == examples
+
+
+def test_an_array_that_is_closed_over_is_a_constant_and_the_same_one_once():
+    table, other = jnp.arange(3.0), np.arange(3.0, dtype=np.float32)
+
+    def driver(state, batch):
+        scaled = jax.jit(lambda x: x * table)(batch["x"].mean(0))
+        return state + comm.all_reduce(scaled * table + other), {}
+
+    graph = traced(driver, W)
+    values = [np.asarray(v) for v in graph.consts.values()]
+    assert len(values) == 2
+    assert all(np.array_equal(v, [0, 1, 2]) for v in values)
+    produced = {v for e in graph.eqns for v in e.outvars} | set(graph.invars)
+    assert not produced & set(graph.consts)
+
+
+def test_every_variable_is_made_once_and_before_it_is_used():
+    def driver(state, batch):
+        out = mean_over_workers(batch["x"]).mean(0) + mean_over_workers(state)
+        return out, {"a": mean_over_workers(batch["y"].mean()), "b": random_numbers(0.0).sum() * 0}
+
+    graph = traced(driver, W)
+    known = {*graph.invars, *graph.consts}
+    for eqn in graph.eqns:
+        assert {v for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)} <= known
+        made = [v for v in eqn.outvars if not isinstance(v, jax.extend.core.DropVar)]
+        assert not known.intersection(made)
+        known.update(made)
+    assert {v for v in graph.outvars if not isinstance(v, jax.extend.core.Literal)} <= known
+
+
+# --- what drivers are written with ------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic=True):
+        x = nn.Dropout(0.5, deterministic=deterministic)(nn.relu(nn.Dense(4)(x)))
+        return nn.LayerNorm()(nn.Dense(1)(x))[:, 0]
+
+
+def linen_state():
+    params = Net().init(jax.random.key(0), jnp.zeros((1, FEATURES)))["params"]
+    tx = relaxed_tx(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 10))))
+    return TrainState.create(apply_fn=Net().apply, params=params, tx=tx)
+
+
+def linen_driver(state, batch):
+    def loss_fn(params):
+        out = state.apply_fn({"params": params}, batch["x"], False, rngs={"dropout": ad.step_key()})
+        return jnp.mean((out - batch["y"]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return state.apply_gradients(grads=comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
+
+
+def nnx_driver_and_state():
+    class Layers(nnx.Module):
+        def __init__(self, rngs):
+            self.dense, self.out = nnx.Linear(FEATURES, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(nnx.relu(self.dense(x)))[:, 0]
+
+    graphdef, params = nnx.split(Layers(nnx.Rngs(0)))
+    tx = optax.sgd(0.1, momentum=0.9)
+
+    def nnx_driver(state, batch):
+        params, opt = state
+
+        def loss_fn(params):
+            return jnp.mean((nnx.merge(graphdef, params)(batch["x"]) - batch["y"]) ** 2)
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        updates, opt = tx.update(comm.all_reduce(grads), opt, params)
+        return (optax.apply_updates(params, updates), opt), {"loss": comm.all_reduce(loss)}
+
+    return nnx_driver, (params, tx.init(params))
+
+
+def test_flax_linen_with_optax_and_dropout_is_traced():
+    state = jax.tree.map(jnp.asarray, linen_state())
+    graph = traced(linen_driver, state)
+    assert "state.params['Dense_0']['kernel']" in graph.state_names
+    assert "state.step" in graph.state_names
+    assert {e.params["source"].name for e in equations(graph, source_p)} == {"seed", "step", "examples"}
+    sent = sum(len(e.outvars) for e in equations(graph, collective_p))
+    assert sent == len(jax.tree.leaves(state.params)) + 1
+
+
+def test_flax_nnx_with_optax_is_traced():
+    driver, state = nnx_driver_and_state()
+    graph = traced(driver, state)
+    assert len(graph.new_state) == len(jax.tree.leaves(state))
+    assert sum(len(e.outvars) for e in equations(graph, collective_p)) == 4 + 1
+
+
+def test_keys_may_be_state():
+    def driver(state, batch):
+        key, use = jax.random.split(state["key"])
+        return {"key": key, "w": state["w"] + jax.random.normal(use)}, {}
+
+    graph = trace(driver, {"key": jax.random.key(0), "w": jnp.zeros(())}, batch_of(2), capacity=1)
+    assert jax.dtypes.issubdtype(graph.new_state[0].aval.dtype, jax.dtypes.prng_key)
+
+
+def test_the_derivatives_of_custom_rules_and_control_flow_are_traced():
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+    @jax.checkpoint
+    def loss(w, batch):
+        def body(carry, row):
+            return carry + jax.lax.cond(row.sum() > 0, lambda r: r @ w, lambda r: -(r @ w), row), None
+
+        return clipped(jax.nn.relu(jax.lax.scan(body, 0.0, batch["x"])[0]))
+
+    graph = traced(lambda s, b: (s - comm.all_reduce(jax.grad(loss)(s, b)), {}), W)
+    assert "scan" in {inner.primitive.name for e in graph.eqns for inner in (e, *nested_equations(e))}
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_read_twice_is_one_value():
+    def driver(state, batch):
+        helper = jax.jit(lambda x: x * ad.batch_size().astype(float))
+        twice = 0 * ad.step() + 0 * ad.step()
+        return state + comm.all_reduce(helper(batch["y"].mean()) + helper(1.0)) + twice.astype(float), {}
+
+    names = [e.params["source"].name for e in equations(traced(driver, 0.0), source_p)]
+    assert sorted(names) == ["batch_size", "examples", "step"]
+
+
+def test_different_sources_of_one_name_are_refused():
+    load, other = Source("load", lambda r: 0.0), Source("load", lambda r: 0, np.int32)
+
+    def driver(state, batch):
+        return state, {"a": comm.all_reduce(read(load)), "b": comm.all_reduce(read(other), op="max")}
+
+    with pytest.raises(ad.CollectiveError, match="two different sources are called 'load'") as error:
+        traced(driver, 0.0)
+    assert "read(other)" in pointed_at(error.value)[0]
+
+
+# --- operators where they cannot be -----------------------------------------------------------------------------------
+
+
+def in_scan(f, x):
+    return jax.lax.scan(lambda c, row: (c + f(row), None), 0.0, x)[0]
+
+
+def in_while(f, x):
+    return jax.lax.while_loop(lambda c: c < 3, lambda c: c + f(x[0]), 0.0)
+
+
+def in_fori_loop(f, x):
+    return jax.lax.fori_loop(0, 2, lambda i, c: c + f(x[0]), 0.0)
+
+
+def in_cond(f, x):
+    return jax.lax.cond(x.sum() > 0, lambda: f(x[0]), lambda: 0.0)
+
+
+def in_checkpoint(f, x):
+    return jax.checkpoint(lambda v: f(v))(x[0])
+
+
+def in_a_jit_in_a_scan(f, x):
+    return in_scan(jax.jit(lambda row: f(row) * 2), x)
+
+
+NESTS = {
+    in_scan: "scan",
+    in_while: "while_loop",
+    in_fori_loop: "scan",
+    in_cond: "cond",
+    in_checkpoint: "checkpoint",
+    in_a_jit_in_a_scan: "scan",
+}
+
+
+@pytest.mark.parametrize(("nest", "name"), NESTS.items(), ids=lambda p: getattr(p, "__name__", p))
+def test_a_collective_inside_control_flow_is_refused_with_its_line(nest, name):
+    def driver(state, batch):
+        return state + nest(lambda row: comm.all_reduce(row.sum()), batch["x"]), {}
+
+    with pytest.raises(ad.CollectiveError, match=r"all_reduce\(op='mean'\)") as error:
+        traced(driver, 0.0)
+    assert name in str(error.value)
+    assert pointed_at(error.value) == ['return state + nest(lambda row: comm.all_reduce(row.sum()), batch["x"]), {}']
+
+
+def counted(row):
+    return operators.operator_state("count", np.zeros(()), lambda n: (n + 1, n))
+
+
+def handed_over(row):
+    operators.hook("watch", Recorder(), (row.sum() * 0,))
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (lambda row: ad.step().astype(float), "source 'step'"),
+        (counted, "operator state 'count'"),
+        (handed_over, "hook 'watch'"),
+        (lambda row: comm.all_gather(row).sum(), "all_gather"),
+        (lambda row: comm.broadcast(row).sum(), "broadcast"),
+    ],
+    ids=["source", "slot", "hook", "all_gather", "broadcast"],
+)
+def test_any_operator_in_a_loop_is_refused_by_its_name(operator, name):
+    with pytest.raises(ad.CollectiveError, match=f"^{name} .*is inside jax.lax.scan") as error:
+        traced(lambda s, b: (s + in_scan(operator, b["x"]), {}), 0.0)
+    assert pointed_at(error.value)
+
+
+def test_a_collective_in_a_function_with_rules_of_its_own_is_inlined():
+    @jax.custom_vjp
+    def f(x):
+        return comm.all_reduce(x)
+
+    f.defvjp(lambda x: (comm.all_reduce(x), None), lambda _, g: (g,))
+    assert len(equations(traced(lambda s, b: (s + f(b["y"].mean()), {}), 0.0), collective_p)) == 1
+
+    def differentiated(state, batch):
+        return state + comm.all_reduce(jax.grad(lambda w: f(w * batch["y"].mean()))(state)), {}
+
+    assert len(equations(traced(differentiated, 0.0), collective_p)) == 2
+
+
+def test_a_gradient_through_a_collective_is_refused():
+    def driver(state, batch):
+        return state - jax.grad(lambda w: comm.all_reduce(mean_loss(w, batch)))(state), {}
+
+    with pytest.raises(ad.CollectiveError, match="Differentiate the local loss, then reduce"):
+        traced(driver, W)
+
+
+def test_forward_derivatives_are_reduced_like_their_values():
+    def driver(state, batch):
+        _, tangent = jax.jvp(lambda w: comm.all_reduce(w * batch["y"].mean()), (state,), (1.0,))
+        return state + tangent, {}
+
+    assert len(equations(traced(driver, 0.0), collective_p)) == 2
+
+
+def test_a_mapped_collective_is_one_collective():
+    def driver(state, batch):
+        return state + jax.vmap(lambda column: comm.all_reduce(column.mean()), 1)(batch["x"]), {}
+
+    (reduce,) = equations(traced(driver, W), collective_p)
+    assert reduce.outvars[0].aval.shape == (FEATURES,)
+
+
+# --- operators that JAX would leave out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
+@pytest.mark.parametrize("operator", [counted, handed_over], ids=["slot", "hook"])
+def test_an_operator_that_would_be_lost_in_a_derivative_is_missed(wrap, operator):
+    def loss(w, batch):
+        operator(w)
+        return mean_loss(w, batch)
+
+    def driver(state, batch):
+        return state - comm.all_reduce(jax.grad(wrap(loss))(state, batch)), {}
+
+    for _ in range(2):  # JAX's cache must not hide it the second time
+        with pytest.raises(ad.CollectiveError, match=r"'(count|watch)' .*is lost") as error:
+            traced(driver, W)
+        assert "operators." in pointed_at(error.value)[0]
+
+
+def test_operators_in_a_plain_function_that_is_differentiated_stay():
+    def loss(w, batch):
+        handed_over(w)
+        return mean_loss(w, batch) + jax.lax.stop_gradient(counted(w))
+
+    def driver(state, batch):
+        return state - comm.all_reduce(jax.grad(loss)(state, batch)), {}
+
+    graph = traced(driver, W)
+    assert len(equations(graph, hook_p)) == len(equations(graph, state_write_p)) == 1
+
+
+# --- what a driver returns --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "described"),
+    [
+        (lambda s: s, "a ShapeDtypeStruct"),
+        (lambda s: (s,), "a tuple of 1"),
+        (lambda s: (s, {}, {}), "a tuple of 3"),
+        (lambda s: [s, {}], "a list"),
+        (lambda s: None, "a NoneType"),
+    ],
+)
+def test_a_driver_that_returns_no_pair_is_refused(returned, described):
+    with pytest.raises(ad.DriverError, match=rf"must return \(state, metrics\), a pair; it returned {described}"):
+        traced(lambda s, b: returned(s), W)
+
+
+def test_a_changed_structure_names_the_leaves():
+    with pytest.raises(ad.DriverError) as error:
+        traced(lambda s, b: ({"params": s["params"], "extra": s["old"]}, {}), {"params": W, "old": W})
+    assert "without state['old']; with state['extra']" in str(error.value)
+
+
+def test_a_changed_container_is_shown():
+    with pytest.raises(ad.DriverError, match="another structure"):
+        traced(lambda s, b: (list(s), {}), (W, W))
+
+
+def test_a_changed_dtype_names_the_leaf_and_says_what_to_write():
+    with pytest.raises(ad.DriverError) as error:
+        traced(lambda s, b: ({"n": s["n"] + 1, "w": s["w"].astype(jnp.bfloat16)}, {}), {"n": 0, "w": W})
+    assert "changes state['w'] from float32[3] to bfloat16[3]" in str(error.value)
+    assert ".astype(float32)" in str(error.value)
+
+
+def test_a_changed_shape_names_the_leaf():
+    with pytest.raises(ad.DriverError, match=r"changes state\['w'\] from float32\[3\] to float32\[4, 3\]"):
+        traced(lambda s, b: ({"w": jnp.broadcast_to(s["w"], (4, 3))}, {}), {"w": W})
+
+
+def test_errors_of_the_driver_itself_pass_through():
+    with pytest.raises(ZeroDivisionError):
+        traced(lambda s, b: 1 / 0, W)
+    with pytest.raises(TypeError):
+        trace(lambda s, b: (s @ b["y"], {}), shapes(W), batch_of(4), capacity=1)

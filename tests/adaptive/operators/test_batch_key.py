@@ -1,0 +1,114 @@
+"""One key for a batch, whose numbers are drawn by example: on any split the same, in models that take one key."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import adaptive as ad
+import collectives as comm
+from adaptive.operators.batch_key import drawn_for_a_microbatch
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import FEATURES, make_data, traced
+
+W = jnp.ones(FEATURES)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5, deterministic=False)(x)
+
+
+class NNX(nnx.Module):
+    def __init__(self):
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=1))
+
+    def __call__(self, x):
+        return self.dropout(x)
+
+
+def by_linen(key, x):
+    return Linen().apply({}, x, rngs={"dropout": key})
+
+
+def by_nnx(key, x):
+    return nnx.Dropout(0.5)(x, rngs=nnx.Rngs(dropout=key))
+
+
+def by_a_stream_of_its_own(key, x):
+    model = NNX()
+    nnx.reseed(model, dropout=key)
+    return model(x)
+
+
+def driver_of(dropout, key):
+    def driver(w, batch):
+        def loss_fn(w):
+            return jnp.mean((dropout(key(), batch["x"] * w[None]).sum(1) - batch["y"]) ** 2)
+
+        return w - 0.1 * comm.all_reduce(jax.grad(loss_fn)(w)), {}
+
+    return driver
+
+
+def check(driver):
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2), resizable=False) as program:
+        return program.check()
+
+
+def test_dropout_by_it_does_not_depend_on_the_split():
+    found = check(driver_of(by_linen, ad.batch_key))
+    assert found.verdict == "yes", found
+    assert not found.drawn
+
+
+@pytest.mark.long
+def test_of_an_ordinary_key_it_is_said_where_numbers_are_drawn():
+    found = check(driver_of(by_linen, ad.step_key))
+    assert found.verdict == "no"
+    assert len(found.drawn) == 1
+    assert f"from one key ({found.drawn[0]})" in str(found)
+    assert found.drawn[0].startswith("test_batch_key.py:")
+    assert "ad.batch_key()" in str(found)
+
+
+@pytest.mark.parametrize("dropout", [by_linen, by_nnx, by_a_stream_of_its_own])
+def test_models_take_it_as_they_are(dropout):
+    by_rows, by_place = (traced(driver_of(dropout, key), W) for key in (ad.batch_key, ad.step_key))
+    assert drawn_for_a_microbatch(by_rows.eqns, 4) == []
+    assert len(drawn_for_a_microbatch(by_place.eqns, 4)) == 1
+
+
+def test_other_draws_are_not_blamed():
+    def driver(w, batch):
+        noise = jax.vmap(lambda key: jax.random.normal(key, ()))(ad.example_keys())
+        shared = jax.random.normal(ad.step_key(), (FEATURES,))
+        return w - comm.all_reduce((batch["x"] * (noise[:, None] + shared[None])).sum(0)), {}
+
+    assert drawn_for_a_microbatch(traced(driver, W).eqns, 4) == []
+
+
+def test_it_is_a_key_like_others():
+    key = ad.batch_key()  # outside a program, of the first example on
+    draw = jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, (64, 8))
+    assert 0.4 < draw.mean() < 0.6
+    assert len(np.unique(draw, axis=0)) > 32  # rows differ
+    np.testing.assert_array_equal(draw[:5], jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, (5, 8)))
+    first, second = jax.random.split(key)
+    assert (jax.random.uniform(first, (4, 4)) != jax.random.uniform(second, (4, 4))).any()
+
+
+@pytest.mark.parametrize("shape", [(FEATURES,), (1, FEATURES), ()])
+def test_what_has_no_row_per_example_is_refused(shape):
+    def driver(state, batch):
+        mask = jax.random.bernoulli(ad.batch_key(), 0.5, shape)
+        return state + comm.all_reduce(batch["y"].mean() * mask.astype(jnp.float32).mean()), {}
+
+    with pytest.raises(ad.CollectiveError, match=r"of shape .* from ad.batch_key\(\) \(test_batch_key.py:") as caught:
+        traced(driver, 0.0, examples=4)
+    assert "ad.step_key()" in str(caught.value)

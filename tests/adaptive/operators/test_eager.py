@@ -1,0 +1,170 @@
+"""Outside a program a driver is ordinary Python: it can be called, printed from, and stopped in."""
+
+from __future__ import annotations
+
+import io
+import pdb
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+import monitors as mon
+from adaptive import operators
+from tests.adaptive.drivers import FEATURES, make_data, mean_loss
+from tests.relaxed import relaxed_tx
+
+W = jnp.array([0.3, -0.2, 0.1])
+DATA = {k: jnp.asarray(v) for k, v in make_data(8).items()}
+TX = relaxed_tx(optax.adam(0.1))
+
+
+def adapt(control, noise):
+    raise AssertionError("no hook is called outside a program")
+
+
+def driver(state, batch):
+    """All four kinds of operators, as in Listing 1."""
+    params, opt = state
+    loss, grads = jax.value_and_grad(mean_loss)(params, batch)
+    average = comm.all_reduce(grads)
+    noise = mon.noise_scale(grads, average)
+    seconds = comm.all_gather(mon.compute_seconds())
+    ctrl.hook(adapt, noise, every=2)
+    updates, opt = TX.update(average, opt, params)
+    metrics = {"loss": comm.all_reduce(loss), "noise": noise.scale, "seconds": seconds, "step": ad.step()}
+    print(f"loss {loss:.3f}")
+    return (optax.apply_updates(params, updates), opt), metrics
+
+
+STATE = (W, TX.init(W))
+
+
+def test_a_driver_can_be_called_and_prints_numbers(capsys):
+    (params, _), metrics = driver(STATE, DATA)
+    assert capsys.readouterr().out == f"loss {float(mean_loss(W, DATA)):.3f}\n"
+    updates, _ = TX.update(jax.grad(mean_loss)(W, DATA), STATE[1], W)
+    np.testing.assert_allclose(params, optax.apply_updates(W, updates), rtol=1e-6)
+    assert float(metrics["loss"]) == float(mean_loss(W, DATA))
+    assert metrics["seconds"].shape == (1,)
+    assert np.isnan(metrics["seconds"]).all()
+    assert int(metrics["step"]) == 0
+
+
+def test_a_driver_takes_the_first_step_that_a_program_takes():
+    def quiet(state, batch):
+        params, opt = state
+        grads = comm.all_reduce(jax.grad(mean_loss)(params, batch))
+        updates, opt = TX.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), {"norm": jnp.linalg.norm(grads)}
+
+    with ad.Program(quiet, STATE, DATA, global_batch=8, resizable=False) as program:
+        report = program.step()
+        rows = program._parts.stream.indices(0, 8)
+        state = program.state
+    eager, metrics = quiet(STATE, {k: v[rows] for k, v in DATA.items()})
+    np.testing.assert_allclose(state[0], eager[0], rtol=1e-5)
+    np.testing.assert_allclose(report.metrics["norm"], metrics["norm"], rtol=1e-5)
+
+
+def test_pdb_stops_in_a_driver_and_sees_numbers():
+    seen = io.StringIO()
+    debugger = pdb.Pdb(stdin=io.StringIO("p float(value)\nc\n"), stdout=seen, nosigint=True, readrc=False)
+
+    def stopped(state, batch):
+        value = comm.all_reduce(batch["y"].mean())
+        debugger.set_trace()
+        return state + value, {}
+
+    new, _ = stopped(jnp.float32(1), {"y": jnp.array([2.0, 4.0])})
+    assert "3.0" in seen.getvalue()
+    assert float(new) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("collective", "result"),
+    [
+        (comm.all_reduce, [1.0, 2.0]),
+        (lambda x: comm.all_reduce(x, op="sum"), [1.0, 2.0]),
+        (lambda x: comm.all_reduce(x, op="max"), [1.0, 2.0]),
+        (lambda x: comm.all_reduce(x, weight=3.0), [1.0, 2.0]),
+        (comm.broadcast, [1.0, 2.0]),
+        (comm.all_gather, [[1.0, 2.0]]),
+    ],
+)
+def test_with_no_world_a_value_is_its_own_mean_sum_and_broadcast(collective, result):
+    assert collective(jnp.array([1.0, 2.0])).tolist() == result
+
+
+def test_in_a_world_of_devices_each_holds_what_the_process_holds():
+    with comm.DeviceWorld(jax.local_devices()[:3]):
+        x = jnp.array([1.0, 2.0])
+        assert comm.all_reduce(x, op="sum").tolist() == [3.0, 6.0]
+        assert comm.all_reduce(x, op="min").tolist() == [1.0, 2.0]
+        assert comm.all_reduce(x, weight=2.0).tolist() == [1.0, 2.0]
+        assert comm.all_gather(x).shape == (3, 2)
+        with pytest.raises(ad.CollectiveError, match="the number of examples is known only in a program"):
+            comm.all_reduce(x)
+
+
+@pytest.mark.parametrize("world", [None, lambda: comm.DeviceWorld(jax.local_devices()[:2])])
+def test_a_mean_of_nothing_is_an_error(world):
+    def call():
+        assert comm.all_reduce(jnp.ones(2), weight=1e-30).tolist() == [1.0, 1.0]
+        with pytest.raises(
+            ad.NonFiniteError, match=r"outside a program \(test_eager.py:\d+\) is a mean over no examples"
+        ):
+            comm.all_reduce(jnp.ones(2), weight=0)
+
+    if world is None:
+        call()
+    else:
+        with world():
+            call()
+
+
+def test_a_slot_starts_at_its_beginning_and_forgets():
+    def count():
+        return operators.operator_state("count", np.zeros((), np.int32), lambda n: (n + 1, n + 10))
+
+    assert [int(count()) for _ in range(3)] == [10, 10, 10]
+    assert float(mon.ema(jnp.float32(5.0))) == 5.0
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda x: comm.all_reduce(x),
+        lambda x: x + ad.step().astype(float),
+        lambda x: mon.ema(x),
+        lambda x: comm.broadcast(x),
+        lambda x: x * jax.random.uniform(ad.step_key()),
+    ],
+)
+def test_a_jit_outside_a_program_says_what_to_do(what):
+    with pytest.raises(ad.CollectiveError, match=r"jax\.disable_jit\(\)"):
+        jax.jit(what)(jnp.float32(1.0))
+    with jax.disable_jit():
+        assert np.isfinite(jax.jit(what)(jnp.float32(1.0)))
+
+
+def test_a_jit_that_was_seen_by_a_program_is_not_mistaken_for_it_outside():
+    helper = jax.jit(lambda x: comm.all_gather(x).sum())
+
+    def gathering(state, batch):
+        return state + helper(state), {"y": comm.all_reduce(batch["y"].mean())}
+
+    with ad.Program(gathering, 1.0, DATA, global_batch=4, resizable=False) as program:
+        program.step()
+    with pytest.raises(ad.CollectiveError, match="outside a program"):
+        helper(jnp.float32(1.0))
+
+
+def test_shapes_are_those_of_a_program():
+    assert ad.example_keys(DATA).shape == (8,)
+    assert DATA["x"].shape == (8, FEATURES)

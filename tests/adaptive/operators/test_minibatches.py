@@ -1,0 +1,349 @@
+"""Drivers that take several steps on a local batch: batches stay whole, and their sizes are multiples."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from adaptive.base.decision import Decision, Limits
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.split import equal, split
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
+from tests.speed import limit
+
+STEPS = 4
+
+
+def local_step(w, minibatch):
+    loss, grad = jax.value_and_grad(mean_loss)(w, minibatch)
+    return w - 0.1 * grad, loss
+
+
+def federated(w, batch):
+    w, losses = jax.lax.scan(local_step, w, ad.minibatches(batch, STEPS))
+    return comm.all_reduce(w), {"loss": comm.all_reduce(losses.mean())}
+
+
+def program_of(driver=federated, global_batch=24, workers=3, examples=96, **options) -> ad.Program:
+    world = LocalWorld(workers)
+    return ad.Program(driver, jnp.zeros(3), make_data(examples), global_batch=global_batch, world=world, **options)
+
+
+# --- the cut ----------------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_are_consecutive_and_of_equal_size():
+    batch = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12)}
+    cut = ad.minibatches(batch, 3)
+    assert cut["x"].shape == (3, 4, 2)
+    assert cut["y"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    np.testing.assert_array_equal(cut["x"].reshape(12, 2), batch["x"])
+
+
+@pytest.mark.parametrize("steps", [0, -2, 1.5, True, None])
+def test_a_number_of_steps_that_is_none_is_refused(steps):
+    with pytest.raises(ad.DriverError, match="steps= is a number known while tracing, 1 or more; got ") as e:
+        ad.minibatches({"x": jnp.zeros(4)}, steps)
+    assert pointed_at(e.value) == ['ad.minibatches({"x": jnp.zeros(4)}, steps)']
+
+
+def test_outside_a_program_the_batch_has_to_fit():
+    with pytest.raises(ad.BatchSizeError, match="10 examples cannot be cut into 4 minibatches of equal size"):
+        ad.minibatches(jnp.zeros((10, 2)), 4)
+    with pytest.raises(ad.DriverError, match="one row for each example"):
+        ad.minibatches({"x": jnp.zeros(())}, 4)
+
+
+def test_what_is_cut_must_be_the_batch():
+    def driver(w, batch):
+        return w, {"sum": comm.all_reduce(ad.minibatches({"half": batch["x"][:4]}, 4)["half"].sum())}
+
+    with pytest.raises(ad.DriverError, match=r"batch\['half'\] has shape \(4, 3\); it must have 8 rows, one for each"):
+        planned(driver, jnp.zeros(3), 8)
+
+
+# --- what a plan makes of it ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_cut_stays_whole():
+    plan = planned(federated, jnp.zeros(3), 8)
+    assert (plan.splittable, plan.multiple) == (False, STEPS)
+    (why,) = plan.unsplittable
+    assert "takes 4 steps on the whole local batch, not on each microbatch" in why
+
+
+def by_size(w, batch):
+    w, losses = jax.lax.scan(local_step, w, ad.minibatches(batch, size=8))
+    return comm.all_reduce(w), {"loss": comm.all_reduce(losses.mean()), "steps": comm.all_gather(len(losses))}
+
+
+def test_of_a_fixed_size_there_are_as_many_as_the_batch_has():
+    batch = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12)}
+    cut = ad.minibatches(batch, size=4)
+    assert cut["x"].shape == (3, 4, 2)
+    assert cut["y"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with pytest.raises(ad.BatchSizeError, match="10 examples cannot be cut into minibatches of 4"):
+        ad.minibatches(jnp.zeros((10, 2)), size=4)
+    with pytest.raises(ad.DriverError, match=r"give either steps=.*got steps=2 and size=4"):
+        ad.minibatches(batch, 2, size=4)
+    with pytest.raises(ad.DriverError, match="size= is a number known while tracing, 1 or more; got 0"):
+        ad.minibatches(batch, size=0)
+
+
+def test_of_a_fixed_size_workers_take_as_many_steps_as_their_batches_allow():
+    with program_of(by_size, 72, shares=(1, 3, 5)) as program:
+        assert (program.plan.splittable, program.plan.multiple) == (False, 8)
+        assert "takes a step on every 8 examples" in program.explain()
+        whole, cuts, models = program._parts.stream.peek(program.batch_sizes), (0, 8, 32, 72), []
+        assert program.step().metrics["steps"].tolist() == [1, 3, 5]
+        for start, end in pairwise(cuts):
+            w = jnp.zeros(3)
+            for k in range(start, end, 8):
+                w = local_step(w, jax.tree.map(lambda a, k=k: a[k : k + 8], whole))[0]
+            models.append((end - start) / 72 * w)
+        np.testing.assert_allclose(program.state, sum(models), rtol=2e-6)
+        with pytest.raises(
+            ad.BatchSizeError, match=r"global_batch=50 is not a multiple of 8, .* nearest are 48 and 56"
+        ):
+            program.rescale(global_batch=50)
+
+
+def test_wherever_it_is_cut():
+    """In a nested jit, whose trace JAX keeps, and in a loop that is traced as one."""
+
+    @jax.jit
+    def train(w, batch):
+        return jax.lax.scan(local_step, w, ad.minibatches(batch, STEPS))[0]
+
+    def nested(w, batch):
+        return comm.all_reduce(train(w, batch)), {}
+
+    def in_a_loop(w, batch):
+        w = jax.lax.fori_loop(0, 2, lambda _, w: train(w, batch), w)
+        return comm.all_reduce(w), {}
+
+    for driver in (nested, in_a_loop, nested):
+        plan = planned(driver, jnp.zeros(3), 8)
+        assert (plan.splittable, plan.multiple) == (False, STEPS)
+
+
+def test_batches_cut_twice_fit_both():
+    def driver(w, batch):
+        return comm.all_reduce(
+            ad.minibatches(batch, 4)["x"].mean((0, 1)) + ad.minibatches(batch, 6)["x"].mean((0, 1))
+        ), {}
+
+    with program_of(driver, 48) as program:
+        assert program.plan.multiple == 12
+        assert program.batch_sizes == (24, 12, 12)
+
+
+def test_the_plan_says_so_in_words():
+    with program_of() as program:
+        text = program.explain()
+    assert "a local batch runs as one microbatch, and every new size is compiled: minibatches (test_minib" in text
+    assert "a local batch is a multiple of 4 examples" in text
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def problems(draw):
+    n, unit = draw(st.integers(1, 5)), draw(st.sampled_from([2, 3, 8]))
+    upper = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
+    shares = draw(st.lists(st.floats(0, 100), min_size=n, max_size=n).filter(any))
+    there = [most for most, share in zip(upper, shares, strict=True) if share > 0]
+    total = draw(st.integers(len(there), sum(there)))
+    quantum = unit * draw(st.sampled_from([1, 2, 4]))
+    return unit * total, shares, Limits((unit,) * n, tuple(unit * u for u in upper), quantum, unit)
+
+
+@given(problems())
+def test_splits_are_of_multiples(problem):
+    total, shares, limits = problem
+    limits = limits.of([share > 0 for share in shares])
+    for sizes in (split(total, shares, limits), equal(total, limits)):
+        assert sum(sizes) == total
+        assert all(s % limits.multiple == 0 for s in sizes)
+        assert all(a <= s <= b for a, s, b in zip(limits.lower, sizes, limits.upper, strict=True))
+        assert split(total, sizes, limits) == sizes
+    sizes = [equal(total, limits)[worker] for worker in limits.active]
+    spread = max(sizes) - min(sizes)
+    assert spread <= limits.multiple or max(sizes) > min(limits.upper[worker] for worker in limits.active)
+
+
+def test_bounds_that_multiples_cannot_keep_are_refused():
+    with pytest.raises(
+        ad.BatchSizeError, match="24 cannot be split over 2 workers that take at least 16 and at most 16"
+    ):
+        split(24, (1, 1), Limits((3, 3), (15, 15), 8, 8))
+
+
+@given(problems(), st.integers(-10, 1000))
+def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
+    total, shares, limits = problem
+    limits = limits._replace(examples=sum(limits.upper) + 1)
+    sizes = BatchSizes(total, shares, limits, quantum=limits.quantum)
+    notes = sizes.request(Decision(global_batch=asked, shares=tuple(shares)))
+    got = sum(sizes.target)
+    assert got % limits.multiple == 0
+    assert len(notes) == (got != asked)
+    bounds = sizes.bounds()
+    if sum(bounds.lower) <= asked <= sum(bounds.upper):
+        assert abs(got - asked) <= limits.multiple / 2
+    assert all(s % limits.multiple == 0 for s in sizes.target)
+
+
+def test_a_global_batch_that_is_no_multiple_is_refused_with_those_that_are():
+    with pytest.raises(ad.BatchSizeError, match=r"not a multiple of 4, .* The nearest are 24 and 28\."):
+        program_of(global_batch=26)
+    with program_of() as program, pytest.raises(ad.BatchSizeError, match="not a multiple of 4"):
+        program.rescale(global_batch=30)
+
+
+def test_first_sizes_are_equal_as_far_as_multiples_can_be():
+    for global_batch, sizes in ((24, (8, 8, 8)), (28, (12, 8, 8)), (44, (16, 16, 12))):
+        with program_of(global_batch=global_batch) as program:
+            assert sorted(program.batch_sizes, reverse=True) == list(sizes)
+    with program_of(global_batch=48, shares=(1, 2, 9)) as program:
+        assert program.batch_sizes == (4, 8, 36)
+
+
+def test_a_quantum_is_a_multiple():
+    with program_of(global_batch=1536, examples=2000) as program:
+        assert program._parts.sizes.limits.quantum == 32  # a sixteenth of 512
+    with program_of(global_batch=24) as program:
+        assert program._parts.sizes.limits.quantum == 4
+    with pytest.raises(ad.BatchSizeError, match="quantum=6 is not a multiple of 4"):
+        program_of(quantum=6)
+
+
+def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():
+    with pytest.raises(
+        ad.BatchSizeError, match="global_batch=8 is too small for 3 workers: each takes at least 4 exam"
+    ):
+        program_of(global_batch=8)
+    with pytest.raises(ad.BatchSizeError, match=r"worker 1 can have at most 3 examples .* multiples of 4"):
+        program_of(max_local_batch=(8, 3, 20))
+    with program_of(max_local_batch=(9, 11, 20)) as program:
+        assert program._parts.sizes.limits.upper == (8, 8, 20)
+
+
+@pytest.mark.parametrize("microbatch", [3, 8])
+def test_calls_cannot_be_limited(microbatch):
+    with pytest.raises(ad.DriverError, match=f"microbatch={microbatch}: this driver's batches cannot be split"):
+        program_of(microbatch=microbatch)
+
+
+def test_hooks_that_know_nothing_of_multiples_get_them():
+    def adapt(control):
+        control.rescale(global_batch=50, shares=(10, 13, 27))
+
+    def driver(w, batch):
+        ctrl.hook(adapt)
+        return federated(w, batch)
+
+    with program_of(driver) as program:
+        note = program.step().notes[-1]
+        assert note == "hook 'adapt': global batch 50 rounded to 52, a multiple of 4."
+        assert program._parts.sizes.target == (12, 12, 28)
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def reference(w, batches):
+    """Federated averaging in plain JAX: rounds of batches, one for each client."""
+    for of_clients in batches:
+        models, weights = [], []
+        for batch in of_clients:
+            model, n = w, len(batch["y"])
+            for k in range(STEPS):
+                part = slice(k * n // STEPS, (k + 1) * n // STEPS)
+                model = local_step(model, jax.tree.map(lambda a, part=part: a[part], batch))[0]
+            models.append(model)
+            weights.append(n)
+        w = sum(n * m for n, m in zip(weights, models, strict=True)) / sum(weights)
+    return w
+
+
+def test_a_round_is_federated_averaging_whatever_the_sizes():
+    rounds, sizes = [], []
+    with program_of(global_batch=48, shares=(1, 4, 7), seed=2) as program:
+        for step in range(6):
+            if step in (2, 4):
+                program.rescale(shares=[(2, 5, 5), (9, 2, 1)][step // 4])
+                program.warm_up()
+            whole, starts = program._parts.stream.peek(program.batch_sizes), np.cumsum([0, *program.batch_sizes])
+            rounds.append([jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts)])
+            sizes.append(program.step().batch_sizes)
+        got = program.state
+    assert sizes == [(4, 16, 28)] * 3 + [(8, 20, 20)] * 2 + [(36, 8, 4)]
+    np.testing.assert_allclose(got, reference(jnp.zeros(3), rounds), rtol=2e-6)
+
+
+def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
+    with program_of(global_batch=48) as program:
+        kernels = program._parts.engine.kernels
+        program.step()
+        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels.compiled.compile
+
+        def behind_a_gate(local, size):
+            assert threading.current_thread().name == "adaptive-compiler"
+            assert gate.wait(limit(60))
+            compile_kernel(local, size)
+
+        monkeypatch.setattr(kernels.compiled, "compile", behind_a_gate)
+        program.rescale(shares=(1, 2, 3))
+        for _ in range(5):  # it goes on, and is not held up
+            assert program.step().batch_sizes == (16, 16, 16)
+        gate.set()
+        kernels.finish()
+        program.step()  # whose message tells that all are ready
+        report = program.step()
+        assert report.batch_sizes == (8, 16, 24)
+        assert report.microbatches == ((8,), (16,), (24,))
+        assert report.waited_seconds == waited
+
+
+def test_a_driver_that_is_asked_for_another_size_in_every_step_gets_some_of_them():
+    with program_of(global_batch=48) as program:
+        program.step()
+        held, seen = HeldCompiler(program._parts.engine.kernels), []
+        for step in range(40):
+            program.rescale(global_batch=12 * (1 + step % 7))
+            assert len(held.asked) <= 3  # one size, of each worker
+            if step % 4 == 3:
+                held.compile()
+            seen.append(sum(program.step().batch_sizes))
+    assert len(set(seen)) > 3
+
+
+def test_check_splits_into_multiples_and_finds_that_clients_differ():
+    with program_of() as program:
+        result = program.check()
+        assert not result
+        assert all(
+            part % STEPS == 0 and len(microbatches) == 1
+            for split in result.splits
+            for microbatches in split
+            for part in microbatches
+        )
+        assert "several steps on a local batch" in str(result)
+        with pytest.raises(ad.BatchSizeError, match="10 examples are no multiple of 4, as the driver's"):
+            program.check(make_data(10))
+        assert "nothing to compare" in str(program.check(make_data(8)))
+    with program_of(workers=1) as program:
+        assert "nothing to compare on one worker: minibatches" in str(program.check())

@@ -1,0 +1,77 @@
+"""`goodput_batch`: the global batch settles where goodput is near its best."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import controllers as ctrl
+from adaptive.base.errors import DriverError
+from tests.controllers.observations import Noise, observe
+
+
+def test_the_best_goodput_of_the_worked_example():
+    assert ctrl.best_goodput(900, 2000, 0.05) == pytest.approx(300)
+
+
+TIMES = ctrl.BatchTime(np.array([1 / 1500, 1 / 500]), np.array([0.02, 0.02]))  # V = 2000/s, alpha = .02 s
+
+
+def settled(noise, overhead, start=64, steps=400, **settings):
+    """The global batch after a while, with the split balanced and times of 2 % jitter."""
+    rng = np.random.default_rng(0)
+    policy = ctrl.goodput_batch(**settings)
+    state = policy.init(2)
+    total = start
+    sizes = previous = ctrl.allocate(total, TIMES, 1, 10**6)
+    seconds, iteration = np.full(2, np.nan), math.nan
+    for step in range(1, steps + 1):
+        observation = observe(
+            noise,
+            seconds,
+            iteration,
+            step=step,
+            batch_sizes=tuple(sizes.tolist()),
+            previous=tuple(previous.tolist()),
+            upper=10**6,
+            due=step % 20 == 0,
+        )
+        decision, state = policy.update(observation, state)
+        seconds = TIMES(sizes) * (1 + 0.02 * rng.standard_normal(2))
+        iteration = seconds.max() + overhead
+        previous = sizes
+        if decision:
+            total = decision.global_batch
+            sizes = ctrl.allocate(total, TIMES, 1, 10**6)
+    return total
+
+
+@pytest.mark.parametrize(("phi", "overhead"), [(900, 0.03), (900, 0.33), (100, 0.03)])
+@pytest.mark.parametrize("start", [64, 3000])
+def test_the_batch_settles_where_goodput_is_within_the_accepted_gain_of_its_best(phi, overhead, start):
+    best = ctrl.best_goodput(phi, 2000, 0.02 + overhead)
+
+    def goodput(batch):
+        return batch / (0.02 + overhead + batch / 2000) * ctrl.efficiency(phi, batch)
+
+    total = settled(float(phi), overhead, start=start)
+    assert goodput(best) / goodput(total) < 1.07
+    assert abs(math.log(total / best)) <= abs(math.log(start / best))
+
+
+def test_goodput_judges_by_the_bounds():
+    assert settled(Noise(900, 0, math.inf), 0.33) == 64
+    assert settled(Noise(900, 500, math.inf), 0.33) > 128
+    assert settled(Noise(math.nan, math.nan, math.nan), 0.33) == 64
+    assert settled(900.0, 0.33, max_batch=100) <= 100
+
+
+def test_values_of_goodput_are_checked():
+    policy = ctrl.goodput_batch()
+    for values in ((), (1.0, np.ones(2)), (1.0, np.ones(3), 1.0), (1.0, np.ones(2), np.ones(5))):
+        with pytest.raises(DriverError, match="iteration_seconds"):
+            policy.update(observe(*values), policy.init(2))
+    with pytest.raises(ValueError, match="growth"):
+        ctrl.goodput_batch(growth=0.5)

@@ -1,0 +1,55 @@
+"""`lb_bsp`: splits by predicted speeds, and refuses inputs that it was not made for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import controllers as ctrl
+from adaptive.base.errors import DriverError
+from controllers.simulate import simulate
+from tests.controllers.observations import observe
+
+CORES = np.array([3.0, 5.0, 12.0])
+
+
+def path(policy, times, sizes, steps, **kwargs):
+    """The splits that were tried, one after the other."""
+    sim = simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
+    return sim.sizes[[0, *sim.changes]].tolist()
+
+
+def test_lb_bsp_splits_by_speed():
+    assert path(ctrl.lb_bsp(), lambda b: b / CORES, [64, 64, 64], 50) == [[64, 64, 64], [29, 48, 115]]
+
+
+@pytest.mark.parametrize("predictor", [ctrl.arx(), ctrl.narx()], ids=["arx", "narx"])
+def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
+    rng = np.random.default_rng(0)
+    steps, n = 600, 4
+    jumps = rng.random((steps, n)) < 0.04
+    share = np.ones((steps + 2, n))
+    for k in range(1, steps + 2):
+        share[k] = np.where(jumps[k % steps], rng.uniform(0.2, 1, n), share[k - 1])
+
+    def mean_step(policy, values):
+        sim = simulate(policy, lambda step, b: b / (1e3 * share[step]), [128] * n, steps, values=values)
+        return sim.step_seconds[200:].mean()
+
+    # Measured after the step, for the next one: the program's own inputs are of the step before.
+    informed = mean_step(ctrl.lb_bsp(predictor, n_inputs=1), lambda step, t: (t, share[step + 1]))
+    blind = mean_step(ctrl.lb_bsp(ctrl.moving_average()), lambda step, t: (t,))
+    assert informed < blind
+
+
+def test_lb_bsp_says_when_inputs_are_not_what_it_was_made_for():
+    policy = ctrl.lb_bsp(n_inputs=1)
+    with pytest.raises(ValueError, match="n_inputs=2"):
+        policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
+    with pytest.raises(DriverError, match="after the times"):
+        policy.update(observe(np.ones(2), np.ones(3)), policy.init(2))
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ValueError, match="must"):
+        ctrl.lb_bsp(dead_band=-1)

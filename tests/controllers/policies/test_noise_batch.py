@@ -1,0 +1,140 @@
+"""`noise_batch`: the global batch follows the bounds of the noise scale."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import controllers as ctrl
+from adaptive.base.errors import DriverError
+from tests.controllers.observations import Noise, observe
+
+
+def asked(policy, *values, **kwargs):
+    """The global batch that a policy without memory asks for; None where it asks for nothing."""
+    decision, state = policy.update(observe(*values, **kwargs), policy.init(2))
+    assert state == policy.init(2)
+    return None if decision is None else decision.global_batch
+
+
+@pytest.mark.parametrize(
+    ("noise", "batch"),
+    [
+        (Noise(100, 90, 110), 90),  # from 64: grow to what is certain
+        (Noise(100, 64, 200), None),  # 64 may be right
+        (Noise(100, 50, 200), None),
+        (Noise(40, 30, 50), 50),  # shrink to what is certain
+        (Noise(1e6, 1e5, math.inf), 128),  # no faster than twofold
+        (Noise(2, 1, 3), 32),
+        (Noise(66, 66, 66), None),  # not worth it
+        (Noise(math.nan, math.nan, math.nan), None),  # not known yet
+        (Noise(1e3, 0, math.inf), None),  # known, but not to anything
+        (Noise(math.inf, math.inf, math.inf), 128),
+        (Noise(-3.0, math.nan, math.nan), None),
+        (96.0, 96),
+        (math.nan, None),
+    ],
+)
+def test_the_batch_follows_the_bounds_of_the_noise_scale(noise, batch):
+    assert asked(ctrl.noise_batch(), noise) == batch
+
+
+def test_arrays_are_read_as_well():
+    assert asked(ctrl.noise_batch(), Noise(*np.array([100, 90, 110], np.float32))) == 90
+    assert asked(ctrl.noise_batch(), np.asarray(90.0)) == 90
+
+
+def test_settings_of_noise_batch():
+    noise = Noise(100, 90, 110)
+    assert asked(ctrl.noise_batch(confident=False), noise) == 100
+    assert asked(ctrl.noise_batch(max_batch=80), noise) == 80
+    assert asked(ctrl.noise_batch(growth=1.25), noise) == 80
+    assert asked(ctrl.noise_batch(factor=0.8), noise) == 72
+    assert asked(ctrl.noise_batch(dead_band=0.5), noise) is None
+    assert asked(ctrl.noise_batch(multiple=32), noise) == 96
+    assert asked(ctrl.noise_batch(monotone=True), Noise(10, 9, 11)) is None
+    assert asked(ctrl.noise_batch(min_batch=60), Noise(10, 9, 11)) is None
+    assert asked(ctrl.noise_batch(min_batch=50), Noise(10, 9, 11)) == 50
+    assert asked(ctrl.noise_batch(min_batch=100), math.nan) is None
+
+
+def test_a_batch_out_of_bounds_is_brought_back_even_within_the_dead_band():
+    assert asked(ctrl.noise_batch(max_batch=62), Noise(64, 60, 70)) == 62
+
+
+def test_batches_are_whole_quanta_on_every_worker():
+    assert asked(ctrl.noise_batch(), 100.0, quantum=8) == 96
+    assert asked(ctrl.noise_batch(), 100.0, quantum=8, upper=47) == 80
+    assert asked(ctrl.noise_batch(), 100.0, quantum=512, upper=40) == 80
+
+
+def test_the_efficiency_cap():
+    assert ctrl.efficiency(900, 300, 64) == pytest.approx(964 / 1200)
+    cap = ctrl.efficiency_cap(900, 64, 0.8)
+    assert cap == pytest.approx(305)
+    assert ctrl.efficiency(900, cap, 64) == pytest.approx(0.8)
+    assert ctrl.efficiency(math.inf, 1e9, 64) == 1.0
+    assert ctrl.efficiency_cap(math.inf, 64, 0.5) == math.inf
+
+    policy = ctrl.noise_batch(least_efficiency=0.8, base_batch=64, growth=100)
+    assert asked(policy, 900.0) == 304  # 305, for two workers
+    assert asked(policy, Noise(900, 0, math.inf)) is None
+    assert asked(policy, 900.0, batch_sizes=(256, 256)) == 304
+
+
+def test_noise_batch_decides_at_due_steps_only():
+    assert asked(ctrl.noise_batch(), 1e3, due=False) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"growth": 1.0},
+        {"min_batch": 8, "max_batch": 4},
+        {"least_efficiency": 0.5},
+        {"least_efficiency": 1.5, "base_batch": 8},
+        {"multiple": 0},
+    ],
+)
+def test_impossible_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ctrl.noise_batch(**wrong)
+
+
+def test_what_is_no_noise_scale_is_refused():
+    for value in (np.ones(3), "noise", None):
+        with pytest.raises(DriverError, match="noise_scale"):
+            asked(ctrl.noise_batch(), value)
+    with pytest.raises(DriverError, match="noise_scale"):
+        asked(ctrl.noise_batch())
+
+
+@given(
+    scale=st.floats(0, 1e9),
+    spread=st.floats(1, 1e3),
+    now=st.integers(1, 3000),
+    quantum=st.integers(1, 64),
+    most=st.integers(1, 3000),
+)
+def test_whatever_the_noise_batches_keep_the_limits(scale, spread, now, quantum, most):
+    noise = Noise(scale, scale / spread, scale * spread)
+    batch = asked(ctrl.noise_batch(), noise, batch_sizes=(now, now), upper=max(now, most), quantum=quantum)
+    if batch is not None:
+        assert 2 <= batch <= 2 * max(now, most)
+        assert batch <= 2 * 2 * now + quantum  # twice, rounded to the nearest multiple of 2 quanta
+
+
+def test_a_batch_reaches_the_noise_scale_and_stays():
+    policy, sizes = ctrl.noise_batch(), (32, 32)
+    seen = []
+    for step in range(12):
+        decision, _ = policy.update(observe(Noise(1000, 900, 1100), step=step, batch_sizes=sizes), ())
+        if decision:
+            sizes = (decision.global_batch // 2,) * 2
+        seen.append(sum(sizes))
+    assert seen[:5] == [128, 256, 512, 900, 900]
+    assert set(seen[5:]) == {900}
