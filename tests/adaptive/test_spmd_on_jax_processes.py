@@ -9,6 +9,8 @@ import pytest
 
 from tests.jaxrun import run
 
+COVERS = ("adaptive/runtime/spmd_step.py", "collectives/worlds/jax_world.py")
+
 pytestmark = pytest.mark.ranks
 
 LIMIT = 200.0  # seconds: many tests in one launch

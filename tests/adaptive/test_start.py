@@ -11,6 +11,8 @@ import pytest
 
 from tests.speed import limit
 
+COVERS = ("adaptive/operators/no_result.py", "adaptive/program/build.py")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """

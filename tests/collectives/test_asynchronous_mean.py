@@ -21,6 +21,8 @@ from adaptive.runtime.local_world import LocalWorld
 from collectives.worlds.mailboxes.mailbox import prepare_environment, why_none
 from tests.adaptive.drivers import make_data, mean_loss
 
+COVERS = ("adaptive/base/mailbox.py", "adaptive/operators/peer_read.py", "adaptive/program/mailboxes.py")
+
 SIZE, ROUNDS, RATE = 4, 8, 0.05
 
 

@@ -6,6 +6,8 @@ import pytest
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("collectives/worlds/lifetime.py",)
+
 
 @pytest.mark.parametrize("make", [LocalWorld, lambda n: comm.DeviceWorld(jax.local_devices()[:n])])
 def test_the_size_is_that_of_the_members_now(make):

@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 import collectives as comm
 
+COVERS = ("collectives/_reduce.py",)
+
 FLOATS = ["float32", "float16", "bfloat16"]
 INTEGERS = ["int32", "uint8", "int16"]
 

@@ -8,6 +8,8 @@ import pytest
 import controllers as ctrl
 from controllers.simulate import simulate
 
+COVERS = ("controllers/policies/balance.py", "controllers/timing/time_shape.py")
+
 N = 256  # examples of a worker at first
 STEPS = 400
 

@@ -18,6 +18,8 @@ from tests.stored import stored
 
 from .observations import Noise, observe
 
+COVERS = ("controllers/_policy.py",)
+
 
 def nothing(step: int, seconds: np.ndarray) -> tuple[Any, ...]:
     return ()

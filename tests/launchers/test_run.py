@@ -22,6 +22,15 @@ from launchers.rank import GPUS, see_one_gpu
 from tests.mpirun import ROOT
 from tests.speed import limit
 
+COVERS = (
+    "collectives/mpirun.py",
+    "launchers/cores.py",
+    "launchers/hosts.py",
+    "launchers/mpirun.py",
+    "launchers/places.py",
+    "launchers/rank.py",
+)
+
 OPEN_MPI, OLD = Implementation("mpirun", "Open MPI", (5, 0, 11)), Implementation("mpirun", "Open MPI", (4, 1))
 MPICH, STRANGE = Implementation("mpiexec", "MPICH", (4, 2)), Implementation("mpiexec", "")
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.mpirun import run, survives_losses
 
+COVERS = ("collectives/worlds/reducing/overlapped.py",)
+
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "beside.py"

@@ -11,6 +11,8 @@ from tests.mpirun import survives_losses
 
 from .chaotic import run
 
+COVERS = ("collectives/worlds/elastic/elastic_processes.py",)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 # Some hundred events in all: with kills in each phase of a change, several at once, and bad ends.

@@ -13,6 +13,8 @@ from tests.mpirun import run
 
 from .test_programs_on_ranks import run_suite
 
+COVERS = ("adaptive/program/checkpoint.py", "adaptive/program/restore.py")
+
 pytestmark = pytest.mark.ranks
 
 HERE = Path(__file__).parent

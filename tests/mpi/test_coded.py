@@ -8,6 +8,8 @@ import pytest
 
 from tests.mpirun import run, survives_losses
 
+COVERS = ("collectives/_coded.py",)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.mpirun import Result, run
 from tests.speed import limit
 
+COVERS = ("adaptive/base/failure.py",)
+
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "failing_jobs.py"

@@ -11,6 +11,8 @@ import pytest
 from tests.mpirun import run
 from tests.speed import at_start, slowness
 
+COVERS = ("adaptive/data/read_watch.py",)
+
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "hanging_reads.py"

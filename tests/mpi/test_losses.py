@@ -8,6 +8,12 @@ import pytest
 
 from tests.mpirun import Result, run, survives_losses
 
+COVERS = (
+    "collectives/worlds/elastic/elastic_processes.py",
+    "collectives/worlds/transport/operations.py",
+    "collectives/worlds/transport/process_group.py",
+)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "losses.py"

@@ -14,6 +14,8 @@ from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import limit
 
+COVERS = ("collectives/worlds/reducing/inter_host.py", "launchers/declare.py")
+
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "on_hosts.py"

@@ -15,6 +15,8 @@ from tests import mpirun
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import limit
 
+COVERS = ("collectives/worlds/elastic/elastic_processes.py",)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "preempted.py"

@@ -9,6 +9,13 @@ import pytest
 
 from tests.mpirun import run
 
+COVERS = (
+    "collectives/worlds/reducing/receive_buffers.py",
+    "collectives/worlds/transport/mpi_channel.py",
+    "collectives/worlds/transport/mpi_transport.py",
+    "collectives/worlds/transport/transport.py",
+)
+
 LIMIT = 200.0  # seconds: many tests in one launch
 pytestmark = pytest.mark.ranks
 

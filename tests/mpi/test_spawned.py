@@ -8,6 +8,13 @@ import pytest
 
 from tests.mpirun import run, survives_losses
 
+COVERS = (
+    "adaptive/program/state_transfer.py",
+    "collectives/worlds/elastic/rendezvous.py",
+    "collectives/worlds/elastic/spawning.py",
+    "collectives/worlds/elastic/standby.py",
+)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "spawned.py"

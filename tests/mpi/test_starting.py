@@ -10,6 +10,8 @@ import pytest
 
 from tests.mpirun import Result, run, survives_losses
 
+COVERS = ("collectives/worlds/launch.py",)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "starting.py"

@@ -13,6 +13,8 @@ import pytest
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import at_start, limit, slowness
 
+COVERS = ("collectives/worlds/watchdog/watchdog.py",)
+
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "stuck_jobs.py"

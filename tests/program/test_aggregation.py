@@ -12,6 +12,8 @@ import collectives as comm
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("adaptive/base/reductions.py", "collectives/_reduce.py", "collectives/_wire.py")
+
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 SIZES = (5, 3, 7, 4, 1)

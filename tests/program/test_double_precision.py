@@ -16,6 +16,8 @@ import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
+COVERS = ("adaptive/base/numbers.py", "monitors/_nonfinite.py")
+
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 either = pytest.mark.parametrize("dtype", ["float32", "float64"])

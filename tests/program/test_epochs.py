@@ -10,6 +10,8 @@ import adaptive as ad
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("adaptive/program/reports.py",)
+
 EXAMPLES = 10
 
 

@@ -16,6 +16,8 @@ import controllers as ctrl
 from . import problems
 from .problems import build, difference, make_data, make_params, mean_loss
 
+COVERS = ("controllers/policies/federated.py",)
+
 STEPS, SEED, RATE, DECAY = 3, 3, 0.1, 0.8
 
 

@@ -11,6 +11,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 
+COVERS = ("adaptive/control/hyperparameters.py", "adaptive/operators/hyperparameters.py")
+
 EXAMPLES = 96
 
 

@@ -19,6 +19,8 @@ from tests.relaxed import relaxed_tx
 
 from .problems import CLASSES, HIDDEN, build, make_data, mean_loss, same_everywhere
 
+COVERS = ("controllers/_control.py", "controllers/_hook.py")
+
 
 class Net(nn.Module):
     @nn.compact

@@ -24,6 +24,8 @@ from adaptive.program.stored import load
 from tests.program.problems import stream
 from tests.threaded_world import Job, ThreadedWorld
 
+COVERS = ("adaptive/control/readiness.py", "adaptive/program/tracing.py")
+
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 4, 3
 DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
 WHO = [(0,), (2,), (0, 1), pytest.param((1, 2), marks=pytest.mark.long)]

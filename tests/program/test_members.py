@@ -19,6 +19,8 @@ from adaptive.runtime.local_world import LocalWorld
 from . import problems
 from .problems import adam_driver, adam_state, descend, difference, make_data, mean_loss, plain_adam, stream
 
+COVERS = ("adaptive/base/channel.py", "adaptive/control/slot_reset.py", "adaptive/program/member_tracker.py")
+
 SEED = 3
 build = functools.partial(problems.build, resizable=True)  # for those who come
 

@@ -12,6 +12,8 @@ import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 from collectives._schedules import schedule_of
 
+COVERS = ("collectives/_neighbor_mean.py", "collectives/_schedules.py")
+
 PAIRS = [[(0, 1), (2, 3)], [(1, 2)]]
 
 

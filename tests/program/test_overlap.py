@@ -25,6 +25,13 @@ from adaptive.runtime import general_step as _step
 from adaptive.runtime.local_world import LocalWorld
 from tests.speed import Deadline, limit
 
+COVERS = (
+    "adaptive/control/hosts.py",
+    "adaptive/graph/stages.py",
+    "adaptive/program/overlap.py",
+    "adaptive/runtime/general_step.py",
+)
+
 FEATURES, LAYERS, EXAMPLES = 12, 4, 60
 
 

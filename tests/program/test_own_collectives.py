@@ -15,6 +15,8 @@ from adaptive.extend import Collective, collective
 
 from .problems import build, make_data
 
+COVERS = ("adaptive/extend.py", "adaptive/operators/collectives.py")
+
 
 @dataclass(frozen=True)
 class Median(Collective):

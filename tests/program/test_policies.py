@@ -18,6 +18,8 @@ from adaptive.runtime.local_world import LocalWorld
 
 from .problems import build, descend, make_data, same_everywhere
 
+COVERS = ("controllers/_hook.py",)
+
 
 def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
     """Seconds that the previous step would have taken, on workers of known speed: as `mon.compute_seconds()`."""

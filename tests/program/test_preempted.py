@@ -20,6 +20,8 @@ from adaptive.base import signals
 from tests.program.problems import build, descend, make_data
 from tests.speed import limit
 
+COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py")
+
 WORLDS = {
     "none": None,
     "solo": comm.SoloWorld,

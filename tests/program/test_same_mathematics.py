@@ -15,6 +15,8 @@ import monitors as mon
 from . import problems
 from .problems import adam_driver, adam_state, build, by_first, difference, force_microbatches, make_data, plain_adam
 
+COVERS = ("adaptive/runtime/engine.py",)
+
 STEPS, SEED = 50, 3
 GLOBAL_BATCHES = (12, 20, 28)
 

@@ -35,6 +35,8 @@ from .problems import (
     same_everywhere,
 )
 
+COVERS = ("adaptive/operators/values.py",)
+
 # --- states -----------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from tests.speed import limit
 
 from .problems import build, descend, make_data, same_everywhere, warm
 
+COVERS = ("adaptive/program/steady_loop.py",)
+
 COMPILING = "/jax/core/compile/backend_compile_duration"
 
 

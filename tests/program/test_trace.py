@@ -20,6 +20,8 @@ from adaptive.observe.trace import OfProcess, write_trace
 
 from .problems import same_everywhere
 
+COVERS = ("adaptive/base/timeline.py", "adaptive/observe/trace.py", "adaptive/program/tracing.py")
+
 STEPS_TRACED = 4
 
 

@@ -13,6 +13,8 @@ from controllers.simulate import Cluster, Hooked, jitter, simulate
 from .problems import build, descend, make_data, same_everywhere
 from .test_policies import emulated_seconds
 
+COVERS = ("controllers/policies/balance.py", "controllers/policies/noise_batch.py")
+
 MILLISECONDS = np.array([0.1, 0.4, 0.2, 0.1, 0.3])
 SCALE = 140.0  # the noise scale: between two batches that can be
 

@@ -15,6 +15,8 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("adaptive/program/member_tracker.py", "adaptive/program/membership_changes.py", "adaptive/runtime/neutral.py")
+
 WORKER_SLOTS = 4
 
 

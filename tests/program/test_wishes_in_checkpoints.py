@@ -11,6 +11,8 @@ import collectives as comm
 from adaptive.program.stored import CheckpointTable, load
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("adaptive/control/decisions.py", "adaptive/program/checkpoint.py")
+
 
 def driver(state, batch):
     return state + comm.all_reduce(batch["x"].mean()), {"n": ad.workers()}

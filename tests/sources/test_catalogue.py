@@ -8,6 +8,8 @@ import collectives as comm
 from tests.sources.catalogue import GROUPS, PAGE, cases, part
 from tests.sources.checks import check, program_of, refusal
 
+COVERS = ("adaptive/data/pool.py", "adaptive/data/reading.py")
+
 STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in mid-epoch
 
 

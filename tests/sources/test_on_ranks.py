@@ -10,6 +10,8 @@ from tests.mpirun import run, survives_losses
 from tests.sources.catalogue import GROUPS
 from tests.sources.rows import Group, name
 
+COVERS = ("adaptive/data/reading.py",)
+
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "on_ranks.py"

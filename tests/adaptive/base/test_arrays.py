@@ -15,6 +15,8 @@ from adaptive.base.arrays import NotAnArrayError, as_numpy, on_host
 from adaptive.data.adapters import examples_of
 from adaptive.data.examples import Examples
 
+COVERS = ("adaptive/base/torch_tensors.py", "adaptive/base/tree_paths.py")
+
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 

@@ -11,6 +11,8 @@ import adaptive as ad
 import collectives as comm
 from tests.adaptive.drivers import make_data
 
+COVERS = ("adaptive/base/ambient.py",)
+
 
 def driver(state, batch):
     return state + comm.all_reduce(batch["y"].mean()), {}

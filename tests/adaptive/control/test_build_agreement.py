@@ -22,6 +22,8 @@ from adaptive.control.build_agreement import (
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned
 
+COVERS = ("adaptive/graph/text.py",)
+
 W = jnp.zeros(FEATURES)
 
 

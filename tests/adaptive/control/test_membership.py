@@ -17,6 +17,8 @@ from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world_members import Loss
 from adaptive.control.membership import Membership
 
+COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py")
+
 
 class World(WorkerSlots):
     """Worker slots whose newcomers are ready when the test says so; of one process, or of one per worker slot."""

@@ -18,6 +18,8 @@ from adaptive.data.reading import Passes, RowsOfArrays
 from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
 from adaptive.data.stream import Stream
 
+COVERS = ("adaptive/data/reading.py",)
+
 
 class Squares:
     """As PyTorch calls it a map-style data set."""

@@ -15,6 +15,8 @@ import pytest
 import adaptive as ad
 from adaptive.data.examples import Examples
 
+COVERS = ("adaptive/data/lists_of_examples.py",)
+
 X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4, dtype=np.int32)
 
 

@@ -11,6 +11,8 @@ from adaptive.data.adapters import examples_of
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
 
+COVERS = ("adaptive/data/batches.py",)
+
 grain = pytest.importorskip("grain", reason="grain is not installed")
 
 N = 24

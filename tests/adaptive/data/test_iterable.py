@@ -25,6 +25,8 @@ from adaptive.data.same_data import digests_of_data, steadiness
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
 
+COVERS = ("adaptive/data/iterator_states.py", "adaptive/data/replay.py", "adaptive/data/sequential.py")
+
 grain = pytest.importorskip("grain")
 
 

@@ -31,6 +31,8 @@ from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
 from tests.speed import Deadline, limit
 
+COVERS = ("adaptive/base/python_stacks.py", "adaptive/base/waits.py", "adaptive/data/background_rows.py")
+
 ROOT = Path(__file__).resolve().parents[3]
 PATIENT = SimpleNamespace(hang_timeout=0.4, processes=2, rank=1, losses=())  # as much of a world as is asked
 

@@ -24,6 +24,8 @@ from adaptive.data.isolated_copies import CannotCopyError, SourceCopies
 from adaptive.data.reading import ExampleReader, Passes
 from tests.speed import limit
 
+COVERS = ("adaptive/data/isolated_copies.py", "adaptive/data/shared_state.py")
+
 WAIT = 2e-3
 ROWS = 64
 

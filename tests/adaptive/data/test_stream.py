@@ -16,6 +16,8 @@ from adaptive.data.examples import Examples, RandomAccess
 from adaptive.data.stream import Stream
 from tests.speed import limit
 
+COVERS = ("adaptive/data/random_access.py",)
+
 
 def numbered(n):
     return {"number": np.arange(n), "row": np.arange(2.0 * n).reshape(n, 2)}

@@ -13,6 +13,8 @@ from adaptive.data.adapters import examples_of
 from adaptive.data.iterable import IterableData
 from adaptive.data.tables import by_column
 
+COVERS = ("adaptive/data/columns.py", "adaptive/data/one_example.py", "adaptive/data/tensor_datasets.py")
+
 IDS = np.array([16777217, 16777218, 16777219])  # float32 holds the second alone
 TABLE = {
     "id": IDS,

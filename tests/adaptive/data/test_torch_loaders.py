@@ -23,6 +23,8 @@ from adaptive.data.stream import Stream
 from tests.mpirun import run
 from tests.speed import limit
 
+COVERS = ("adaptive/data/forks.py", "adaptive/data/loader_processes.py")
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.utils import data as td  # noqa: E402
 

@@ -17,6 +17,8 @@ from adaptive.graph.closures import Record
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, planner
 
+COVERS = ("adaptive/graph/expressions.py", "adaptive/graph/function_check.py", "adaptive/graph/reach.py")
+
 W = jnp.zeros(FEATURES)
 
 

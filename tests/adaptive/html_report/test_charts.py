@@ -12,6 +12,8 @@ from adaptive.html_report.columns import read_columns
 
 from .made_up import record
 
+COVERS = ("adaptive/html_report/columns.py",)
+
 
 def drawn(path, steps=40, n=2, **options):
     sizes = np.array([[32 + t // 5] * n for t in range(steps)])

@@ -13,6 +13,8 @@ from adaptive.html_report.intervals import intervals
 
 from .made_up import record, uneven
 
+COVERS = ("adaptive/html_report/intervals.py",)
+
 
 @pytest.fixture
 def told(tmp_path):

@@ -22,6 +22,8 @@ from tests.speed import limit
 
 from .made_up import record, uneven
 
+COVERS = ("adaptive/html_report/downsample.py", "adaptive/html_report/formatting.py")
+
 
 class Text(HTMLParser):
     """What of a page is read, and what it would load."""

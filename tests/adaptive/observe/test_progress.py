@@ -22,6 +22,8 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.speed import limit
 
+COVERS = ("adaptive/base/thread_status.py",)
+
 COURSE = Course("train", (2, 2), 24, 3, None, 5)
 
 

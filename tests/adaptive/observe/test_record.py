@@ -23,6 +23,8 @@ from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 from tests.adaptive.drivers import Recorder, event, make_data
 
+COVERS = ("adaptive/observe/recorded.py",)
+
 
 @pytest.fixture(autouse=True)
 def in_the_step(monkeypatch):

@@ -31,6 +31,15 @@ from tests.adaptive import event_files
 from tests.adaptive.drivers import event, make_data
 from tests.speed import Deadline, limit
 
+COVERS = (
+    "adaptive/base/exit_hooks.py",
+    "adaptive/log.py",
+    "adaptive/observe/csv_file.py",
+    "adaptive/observe/scalars.py",
+    "adaptive/observe/tensorboard.py",
+    "adaptive/observe/wandb.py",
+)
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -36,6 +36,13 @@ from tests.speed import limit
 
 from .test_checkpoint import Averaged, Growing, W, averaging, build, counting, course, driver_of, local, plain, state
 
+COVERS = (
+    "adaptive/program/run_checkpointer.py",
+    "adaptive/program/run_outputs.py",
+    "adaptive/program/stored.py",
+    "adaptive/program/writer.py",
+)
+
 
 def names(directory):
     return [path.name for path in reversed(checkpoints(directory))]

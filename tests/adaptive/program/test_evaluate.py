@@ -18,6 +18,8 @@ from adaptive.program.evaluate import evaluate
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
 
+COVERS = ("adaptive/check/means.py",)
+
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
 

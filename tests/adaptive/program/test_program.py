@@ -40,6 +40,13 @@ from tests.adaptive.drivers import (
 )
 from tests.speed import limit
 
+COVERS = (
+    "adaptive/program/build.py",
+    "adaptive/program/first_plan.py",
+    "adaptive/program/parts.py",
+    "adaptive/program/run_loop.py",
+)
+
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
 

@@ -16,6 +16,8 @@ from adaptive.program.select_checkpoint import select_checkpoint
 from adaptive.program.stored import load
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("adaptive/program/restore.py",)
+
 
 def driver(state, batch):
     return state + comm.all_reduce(batch["x"].mean()), {}

@@ -18,6 +18,8 @@ from adaptive.control.status import Status
 from adaptive.runtime.spmd_step import SPMDStep
 from tests.relaxed import relaxed_tx
 
+COVERS = ("adaptive/base/worker_mesh.py", "adaptive/runtime/mesh_arrays.py", "adaptive/runtime/spmd_program.py")
+
 DATA = {
     "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
     "y": np.random.default_rng(1).normal(size=128).astype(np.float32),

@@ -21,6 +21,8 @@ from adaptive.runtime.segment import Feed
 from adaptive.runtime.steady_step import SteadyStep
 from tests.relaxed import relaxed_tx
 
+COVERS = ("adaptive/program/step_checks.py", "adaptive/runtime/segment.py", "adaptive/runtime/step_plan.py")
+
 DATA = {
     "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
     "y": np.random.default_rng(1).normal(size=128).astype(np.float32),

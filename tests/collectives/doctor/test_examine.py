@@ -29,6 +29,14 @@ from collectives.worlds.launch import check_agreement, no_mpi
 from launchers.mpirun import Implementation, UsageError
 from tests.mpirun import run
 
+COVERS = (
+    "collectives/doctor/command.py",
+    "collectives/doctor/facts.py",
+    "collectives/doctor/findings.py",
+    "collectives/doctor/measure.py",
+    "collectives/doctor/show.py",
+)
+
 VERSIONS = {**dict.fromkeys(PACKAGES, "1.0"), "jax": "0.10.0"}
 WELL = JobFacts("a", 1, cpus=(0, 1, 2, 3), logical=4, python="3.11", versions=VERSIONS, code="1.0")
 OPEN_MPI = "Open MPI v5.0.11, package: …"

@@ -19,6 +19,17 @@ from collectives.worlds.oversubscription import oversubscription
 from tests.mpirun import ROOT, run
 from tests.speed import limit
 
+COVERS = (
+    "adaptive/base/cores.py",
+    "adaptive/base/failure.py",
+    "adaptive/base/launcher.py",
+    "adaptive/base/on_use.py",
+    "collectives/worlds/base.py",
+    "collectives/worlds/launch.py",
+    "collectives/worlds/multi_process.py",
+    "collectives/worlds/oversubscription.py",
+)
+
 
 def python(program, **environment):
     """Run a program in a process of its own, as started by hand but for the variables given."""

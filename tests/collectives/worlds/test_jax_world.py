@@ -15,6 +15,12 @@ from collectives.worlds.shared_file import SharedFile, SharedFileAddress
 from tests.jaxrun import HEARTBEAT, reserved_address, run
 from tests.mpirun import run as mpirun
 
+COVERS = (
+    "collectives/worlds/reducing/shared_memory.py",
+    "collectives/worlds/transport/jax_channel.py",
+    "collectives/worlds/transport/jax_transport.py",
+)
+
 LIMIT = 200.0  # seconds: many tests in one launch
 pytestmark = pytest.mark.ranks
 

@@ -13,6 +13,8 @@ import controllers as ctrl
 from adaptive.base.errors import DriverError
 from tests.controllers.observations import Noise, observe
 
+COVERS = ("controllers/policies/efficiency.py",)
+
 
 def asked(policy, *values, **kwargs):
     """The global batch that a policy without memory asks for; None where it asks for nothing."""

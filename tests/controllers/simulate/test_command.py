@@ -17,6 +17,8 @@ from controllers.simulate._draw import draw
 from tests.controllers.simulate.test_replay import write
 from tests.speed import limit
 
+COVERS = ("controllers/simulate/_draw.py", "controllers/simulate/_recording.py")
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -9,6 +9,8 @@ import pytest
 import controllers as ctrl
 from controllers.timing.time_model import TimeModel
 
+COVERS = ("controllers/timing/batch_time.py",)
+
 TRUE = ctrl.BatchTime(np.array([1e-3, 2e-3, 5e-4]), np.array([0.02, 0.0, 0.05]), np.array([0.0, 0.0, 0.08]))
 
 

@@ -27,6 +27,13 @@ from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
 
+COVERS = (
+    "adaptive/runtime/kernels/buckets.py",
+    "adaptive/runtime/kernels/choice.py",
+    "adaptive/runtime/kernels/compiled.py",
+    "adaptive/runtime/stopwatch.py",
+)
+
 DEADLINE = limit(60)  # seconds, for what happens in a moment
 
 

@@ -22,6 +22,15 @@ from collectives.worlds.shared_file import SharedFileAddress
 from collectives.worlds.transport.process_group import Process
 from tests.speed import limit
 
+COVERS = (
+    "collectives/worlds/mailboxes/fetching.py",
+    "collectives/worlds/mailboxes/flows.py",
+    "collectives/worlds/mailboxes/memory.py",
+    "collectives/worlds/mailboxes/seqlock.py",
+    "collectives/worlds/mailboxes/serving.py",
+    "collectives/worlds/shared_file.py",
+)
+
 NUMBERS = 1000
 
 

@@ -11,6 +11,8 @@ from collectives.worlds.reducing.hierarchical import HierarchicalSum
 from collectives.worlds.transport.operations import ReduceMessage
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 
+COVERS = ("collectives/worlds/reducing/algorithms.py",)
+
 
 def send(choices: list[Autotuner], seconds: list[list[float]], n: int, about: str = "a message") -> list[int]:
     """So many messages, which take each rank so long, by its number and the way's. Returns the ways they went."""

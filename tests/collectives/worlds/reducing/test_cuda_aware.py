@@ -22,6 +22,8 @@ from collectives.worlds.reducing.cuda_aware import (
     why_not,
 )
 
+COVERS = ("collectives/worlds/reducing/cuda.py",)
+
 F32 = np.dtype("float32")
 NVIDIA = SimpleNamespace(platform="gpu", client=SimpleNamespace(platform_version="PJRT C API\ncuda 13000"))
 

@@ -14,6 +14,8 @@ from collectives.worlds.reducing.hierarchical import HierarchicalSum
 from collectives.worlds.reducing.parts import FlatPart, pieces
 from tests.speed import limit
 
+COVERS = ("collectives/worlds/reducing/inter_host.py", "collectives/worlds/reducing/parts.py")
+
 SIZES = [1, 1000, 3, 257, 900]  # of parts
 
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from collectives.worlds.transport.disagreement import Intent, disagreement_error
 from collectives.worlds.transport.preamble import NUMBERS, Preamble
 
+COVERS = ("collectives/worlds/transport/disagreement.py",)
+
 U32 = st.integers(0, 2**32 - 1)
 
 

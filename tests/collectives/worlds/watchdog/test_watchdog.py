@@ -31,6 +31,13 @@ from collectives.worlds.watchdog.settings import check_hang_timeout, introduce, 
 from collectives.worlds.watchdog.udp import UDPSocket
 from tests.speed import limit
 
+COVERS = (
+    "collectives/worlds/watchdog/findings.py",
+    "collectives/worlds/watchdog/settings.py",
+    "collectives/worlds/watchdog/stacks.py",
+    "collectives/worlds/watchdog/udp.py",
+)
+
 
 @pytest.mark.parametrize("hang_timeout", [-1, -1e-9, math.nan, math.inf, "60", None, True, [60], 1j])
 def test_bad_patience(hang_timeout):
