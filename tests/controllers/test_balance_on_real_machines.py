@@ -134,5 +134,5 @@ def test_it_goes_back_where_a_promise_was_not_kept_and_promises_are_then_tried_f
     assert not sim.sizes[:, 2:].any()
     assert len(sim.changes[sim.changes < 400]) > 0
     assert len(sim.changes[sim.changes >= 800]) <= len(sim.changes[sim.changes < 400]) / 2
-    went_back = [decision for _, decision in sim.decisions if "going back" in "".join(decision.notes)]
+    went_back = [decision for _, decision in sim.decisions if "changing back" in "".join(decision.notes)]
     assert went_back

@@ -325,7 +325,7 @@ def running_statistics(state, batch):
 
 @refused(
     ad.ReplicationError,
-    *("state['scale']", "decide by the reduced ones"),
+    *("state['scale']", "not by one worker's"),
     state={"w": W, "scale": np.float32(1)},
 )
 def a_loss_scale_by_ones_own_gradients(state, batch):
@@ -351,13 +351,13 @@ def the_variance_of_an_average(state, batch):
     return step(state, average), {"variance": mon.gradient_variance(average, average)}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases.py:", "is this worker's own", "comes from this worker's examples")
+@refused(ad.CollectiveError, "noise_scale (cases.py:", "can differ between them", "comes from this worker's examples")
 def the_noise_of_a_gradient_beside_itself(state, batch):
     own = jax.grad(loss)(state["w"], batch)
     return step(state, comm.all_reduce(own)), {"noise": mon.noise_scale(own, 2 * own).scale}
 
 
-@refused(ad.CollectiveError, "gradient_variance (cases.py:", "is this worker's own")
+@refused(ad.CollectiveError, "gradient_variance (cases.py:", "can differ between them")
 def the_variance_the_wrong_way_round(state, batch):
     own = jax.grad(loss)(state["w"], batch)
     average = comm.all_reduce(own)

@@ -46,7 +46,7 @@ def norms_of_examples_that_are_normalized_together(state, batch):
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "per-example gradients")
+@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
 def norms_of_half_of_the_examples(state, batch):
     half = jax.tree.map(lambda rows: rows[: len(rows) // 2], batch)
     _, grads, norms = mon.example_norms(loss_fn)(state, half)
@@ -54,7 +54,7 @@ def norms_of_half_of_the_examples(state, batch):
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "per-example gradients")
+@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
 def norms_that_are_sums_over_examples(state, batch):
     _, grads, norms = mon.example_norms(loss_fn)(state, batch)
     average = comm.all_reduce(grads)

@@ -127,7 +127,7 @@ def test_what_cannot_be_apart_is_refused():
         match=r"divergence.*argument can differ between them.*Leave average= out.*(?s:.*)mon.divergence\(params\)",
     ):
         program_of(lambda own, average: {"d": mon.divergence(own, jax.tree.map(lambda x: x * 2, own))})
-    with pytest.raises(CollectiveError, match=r"params\['n'\] is int32, and no float"):
+    with pytest.raises(CollectiveError, match=r"params\['n'\] is int32, not a float"):
         mon.divergence({"n": jnp.arange(3)})
 
 

