@@ -77,7 +77,7 @@ def test_every_leaf_keeps_its_shape_and_structure():
 
 @pytest.mark.parametrize("examples", [10, 8])
 def test_what_is_no_mean_is_refused_even_if_all_batches_are_alike(examples):
-    with pytest.raises(ad.DriverError, match=r"\['losses'\] has shape .*mean over the batch's examples"):
+    with pytest.raises(ad.DriverError, match=r"\['losses'\] has shape .*must be a mean over the examples"):
         evaluate(lambda w, b: {"losses": b["y"]}, [W], make_data(examples), LocalWorld(), 4)
 
 

@@ -101,7 +101,7 @@ def test_a_slot_of_local_values_is_told():
     def local(state, batch):
         return state, {"all": comm.all_gather(mon.ema(mon.compute_seconds()))}
 
-    assert row(text_of(local)[0], "state   ").endswith(": 2 numbers, of each worker its own")
+    assert row(text_of(local)[0], "state   ").endswith(": 2 numbers, different on each worker")
 
 
 def test_it_says_whether_a_batch_can_be_split_and_why_not():

@@ -163,7 +163,7 @@ def test_a_renamed_checkpoint_is_passed_over_with_a_note(run):
 def test_where_all_are_renamed_that_is_an_error(run):
     for path in checkpoints(run):
         path.rename(run / f"{path.name}0")
-    with pytest.raises(ad.CheckpointError, match=r"(?s)is whole:.*holds step 3, and its name says step 30.*step 2,"):
+    with pytest.raises(ad.CheckpointError, match=r"(?s)are damaged:.*holds step 3, and its name says step 30.*step 2,"):
         ad.Checkpoints(run).read()
 
 
