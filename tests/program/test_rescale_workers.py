@@ -185,7 +185,7 @@ def test_from_outside_what_cannot_be_raises_and_changes_nothing(workers, says):
 
 def test_from_outside_a_batch_must_fit_those_who_will_be_there():
     with build(descend, jnp.zeros(()), data_of(96), 12, world=LocalWorld(4, workers=2), max_local_batch=8) as program:
-        with pytest.raises(ad.BatchSizeError, match="more than the 3 workers may take"):
+        with pytest.raises(ad.BatchSizeError, match="more than the maximum of the 3 workers"):
             program.rescale(workers=3, global_batch=32)
         with pytest.raises(ad.BatchSizeError, match="too small for 4 workers"):
             program.rescale(workers=4, global_batch=3)
