@@ -86,7 +86,7 @@ def test_the_last_state_is_kept_and_gone_on_from(kind, number, tmp_path, caplog)
 def test_without_checkpoints_the_run_ends_all_the_same(caplog):
     with comm.SoloWorld(), program_of() as program:
         tell()
-        with pytest.raises(ad.Preempted, match="saves no checkpoint, because run\(\) has no checkpoint="):
+        with pytest.raises(ad.Preempted, match=r"saves no checkpoint, because run\(\) has no checkpoint="):
             list(program.run(steps=9))
         assert program.steps == 0
         assert len(list(program.run(steps=2))) == 2  # whoever catches it may go on
