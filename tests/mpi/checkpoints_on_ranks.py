@@ -141,7 +141,7 @@ def test_a_directory_of_another_run_is_refused_on_all(world, directory):
         list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
         world.barrier()
     with build(descend, 0.0, make_data(), N, world=world) as other:
-        with hears(world, ad.CheckpointError, "the checkpoints of another run", "the checkpoints of another run"):
+        with hears(world, ad.CheckpointError, "holds checkpoints of another run", "holds checkpoints of another run"):
             list(other.run(steps=1, checkpoint=ad.Checkpoints(directory)))
         other.step()
 

@@ -578,7 +578,7 @@ def test_what_cannot_be_meant_is_refused(make, text):
 
 def test_without_local_the_error_says_what_to_mark():
     strategy = BY_ONE[1]
-    with pytest.raises(ad.ReplicationError, match="is marked with per_worker_state="):
+    with pytest.raises(ad.ReplicationError, match="with per_worker_state="):
         built(strategy, per_worker_state=None)
 
 
