@@ -283,7 +283,7 @@ def test_worlds_without_a_board():
 
 def test_processes_without_a_board():
     mpi = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3)
-    assert "threads of XLA's" in why_none(mpi)
+    assert "XLA's threads" in why_none(mpi)
     mpi.Query_thread = lambda: 3
     assert why_none(mpi) == ""
 

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -117,7 +118,8 @@ class MailboxServer:
         """Stop the thread."""
         if not self._over and os.getpid() == self._pid:  # a forked child shares the sockets, and has no thread
             self._over = True
-            self._ring.send(b"!")
+            with suppress(BrokenPipeError):  # another event has woken the thread, which has ended
+                self._ring.send(b"!")
             self._thread.join()
             self._ring.close()
             self._forget()

@@ -240,7 +240,7 @@ def test_the_plan_says_that_data_is_of_each_worker_its_own():
     with program_on(shards_of()) as program:
         assert "each worker has its own data: 24 examples = 7 + 12 + 5" in program.explain()
     with program_on(numbered(0, 24)) as program:
-        assert "its own" not in program.explain()
+        assert "its own data" not in program.explain()
 
 
 def numbers_of(reports) -> list[list[list[int]]]:

@@ -315,3 +315,14 @@ def test_addresses_of_ones_own_host_are_tried_last():
     own = [a.address for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET]
     tried = fetching.most_likely_first([(own[0], 1), ("203.0.113.9", 2), ("127.77.0.1", 3)])
     assert [port for _, port in tried] == [3, 2, 1]
+
+
+def test_a_server_whose_thread_has_already_ended_stops():
+    """The thread also ends if a request arrives while the server stops, before its bell rings."""
+    server = MailboxServer()
+    server._over = True  # as `stop` sets it first
+    socket.create_connection(server._door.getsockname()).close()
+    server._thread.join(limit(20))
+    server._over = False
+    server.stop()
+    assert not server._thread.is_alive()
