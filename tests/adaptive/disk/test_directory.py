@@ -10,21 +10,8 @@ import pytest
 from adaptive.disk.directory import checkpoints, commit, newest_verified, prune, sweep
 from adaptive.disk.lock import HeldError
 from adaptive.disk.manifest import DamagedError
+from tests.adaptive.disk.folders import fill, write
 from tests.speed import limit
-
-
-def fill(text):
-    def write(folder):
-        (folder / "deep").mkdir()
-        (folder / "a.txt").write_text(text)
-        (folder / "deep" / "b.bin").write_bytes(bytes(range(256)) * 9000)
-        (folder / "empty").touch()
-
-    return write
-
-
-def write(directory, step, text="text"):
-    return commit(directory, step, fill(text), lambda: None)
 
 
 def test_the_newest_is_what_was_written_last(tmp_path):

@@ -10,25 +10,10 @@ import threading
 
 import pytest
 
-from adaptive.disk.directory import commit
 from adaptive.disk.lock import LOCK, HeldError, Lock
 from tests.speed import limit
 
 BEAT = 0.02  # seconds
-
-
-def fill(text):
-    def write(folder):
-        (folder / "deep").mkdir()
-        (folder / "a.txt").write_text(text)
-        (folder / "deep" / "b.bin").write_bytes(bytes(range(256)) * 9000)
-        (folder / "empty").touch()
-
-    return write
-
-
-def write(directory, step, text="text"):
-    return commit(directory, step, fill(text), lambda: None)
 
 
 def edit(path, **changes):

@@ -6,22 +6,8 @@ import os
 
 import pytest
 
-from adaptive.disk.directory import commit
 from adaptive.disk.manifest import DamagedError, verify
-
-
-def fill(text):
-    def write(folder):
-        (folder / "deep").mkdir()
-        (folder / "a.txt").write_text(text)
-        (folder / "deep" / "b.bin").write_bytes(bytes(range(256)) * 9000)
-        (folder / "empty").touch()
-
-    return write
-
-
-def write(directory, step, text="text"):
-    return commit(directory, step, fill(text), lambda: None)
+from tests.adaptive.disk.folders import fill, write
 
 
 def files(folder):
