@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .policies.hyperparameters import plateau as plateau
     from .policies.lb_bsp import lb_bsp as lb_bsp
     from .policies.leader_straggler import leader_straggler as leader_straggler
+    from .policies.mitigate_slow_workers import mitigate_slow_workers as mitigate_slow_workers
     from .policies.noise_batch import noise_batch as noise_batch
     from .policies.noise_workers import noise_workers as noise_workers
     from .policies.proportional import proportional as proportional
@@ -77,6 +78,7 @@ __getattr__, __dir__ = on_use(
         "lb_bsp": ".policies.lb_bsp",
         "leader_straggler": ".policies.leader_straggler",
         "balance": ".policies.balance",
+        "mitigate_slow_workers": ".policies.mitigate_slow_workers",
         "noise_batch": ".policies.noise_batch",
         "noise_workers": ".policies.noise_workers",
         "proportional": ".policies.proportional",

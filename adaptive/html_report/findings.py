@@ -148,6 +148,7 @@ def _of_workers(run: Columns) -> Iterable[Finding]:
         text = (
             f"{workers(worker_slots).capitalize()} made the others wait "
             f"{percent(level)} of the time {when(run, first, end)}{_why(run, worker_slots, first, end)}"
+            f"{_what_if(busy[rows], worker_slots, float(period.sum()))}"
         )
         yield Finding(text, level * float(usual[rows].sum()), first, end)
     early = _together([(w, s) for w in range(run.n) for s in intervals(-shares[:, w], EARLY)]) if run.n > 2 else []
@@ -222,6 +223,27 @@ def _why(run: Columns, worker_slots: list[int], first: int, end: int) -> str:
     if larger >= 1.1:
         reasons.append(f"{it} had {larger:.1f} times as many examples")
     return f": {listed(reasons)}." if reasons else "."
+
+
+def _what_if(busy: np.ndarray, worker_slots: list[int], total: float) -> str:
+    """Return how much less time the run would have taken if these workers had been as fast as the median of the others.
+
+    Args:
+      busy: seconds of each worker in the steps of the slow phase; shape=(T, n).
+      total: seconds of the run.
+    """
+    others = np.delete(busy, worker_slots, axis=1)
+    if not others.shape[1]:
+        return ""
+    usual = medians(others, 1)
+    healed = busy.copy()
+    healed[:, worker_slots] = np.fmin(busy[:, worker_slots], usual[:, None])
+    saved = float(np.nansum(np.fmax.reduce(busy, axis=1) - np.fmax.reduce(healed, axis=1)))
+    if saved < _LEAST_COST * total:
+        return ""
+    who = "it" if len(worker_slots) == 1 else "them"
+    less = f"{duration(saved)} ({percent(saved / total)})"
+    return f" With {who} as fast as the others, the run would have taken {less} less."
 
 
 def _uneven_by(run: Columns, first: int, end: int) -> str:

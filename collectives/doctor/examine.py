@@ -24,6 +24,7 @@ from .findings import (
     folder_findings,
     job_findings,
     launcher_findings,
+    link_findings,
     note,
     process_findings,
     wrong,
@@ -121,7 +122,8 @@ def examine_job(path: Path | None, doing: list[str]) -> Examination:
         doing.append("looking at files")
         seen = folder(path or Path.cwd(), world.all_gather_bytes, world.rank)
         doing.append("ending")
-    found = [*_findings(ranks), *clock_findings(ranks, pairs), *folder_findings(ranks, seen, asked=path is not None)]
+    found = [*_findings(ranks), *clock_findings(ranks, pairs), *link_findings(ranks, pairs)]
+    found += [*folder_findings(ranks, seen, asked=path is not None)]
     return Examination(tuple(ranks), tuple(found), tuple(pairs), together, seen)
 
 

@@ -18,6 +18,7 @@ from .facts import PACKAGES, PLUGINS, JobFacts
 from .measure import Folder, LinkTimes
 
 CLOCK_SECONDS = 0.1  # clocks that differ by more make logs and traces of several hosts hard to compare
+SLOW_LINK = 2.0  # the best link has more than this many times the bandwidth of one that is named
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,30 @@ def clock_findings(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Ite
                 f"The clock of {host} is {abs(link.offset):.3g} s {'ahead of' if link.offset > 0 else 'behind'} "
                 f"that of {ranks[0].host}: logs and traces of the two do not line up.",
                 f"ssh {host} sudo chronyc makestep    or    ssh {host} sudo timedatectl set-ntp true",
+            )
+
+
+def link_findings(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
+    """Yield a note for each host whose link to rank 0's host has less than half the bandwidth of the best such link.
+
+    A host's bandwidth is that of its fastest rank, since ranks of a host share a link. With one other host there is
+    nothing to compare.
+    """
+    here = ranks[0].host
+    best: dict[str, float] = {}
+    for link in links:
+        host = ranks[link.rank].host
+        if host != here:
+            best[host] = max(best.get(host, 0.0), link.bandwidth)
+    if len(best) < 2:
+        return
+    fastest = max(best, key=lambda host: best[host])
+    for host, bandwidth in best.items():
+        if bandwidth * SLOW_LINK < best[fastest]:
+            yield note(
+                f"The link between {here} and {host} is slow: {bandwidth / 1e9:.3g} GB/s, where that between {here} "
+                f"and {fastest} has {best[fastest] / 1e9:.3g} GB/s. The slowest link delays every exchange.",
+                f"ssh {host} ethtool -S IFACE    look for errors, and for the speed of the port; or leave {host} out",
             )
 
 

@@ -13,6 +13,7 @@ from controllers.policies.goodput import goodput_batch
 from controllers.policies.goodput_workers import goodput_workers
 from controllers.policies.lb_bsp import lb_bsp
 from controllers.policies.leader_straggler import leader_straggler
+from controllers.policies.mitigate_slow_workers import mitigate_slow_workers
 from controllers.policies.noise_batch import noise_batch
 from controllers.policies.noise_workers import noise_workers
 from controllers.policies.proportional import proportional
@@ -35,6 +36,7 @@ class Contender(NamedTuple):
     every: int
     about: str
     published: bool = True  # whether it is another project's policy, as published
+    adapts: str = "split"  # what it changes: "split", "batch", "workers", or "members" (which workers take part)
 
 
 def equal() -> Policy:
@@ -84,10 +86,15 @@ LINE_UP = {
         lambda: lb_bsp(memoryless(), dead_band=0.0), SECONDS, 1, "the same with the last speed measured"
     ),
     "noise_batch": Contender(
-        noise_batch, ("noise_scale",), 20, "global batch by the noise scale (KungFu's rule)", False
+        noise_batch, ("noise_scale",), 20, "global batch by the noise scale (KungFu's rule)", False, "batch"
     ),
     "goodput_batch": Contender(
-        goodput_batch, ("noise_scale", "seconds", "iteration_seconds"), 20, "global batch by goodput (Pollux)", False
+        goodput_batch,
+        ("noise_scale", "seconds", "iteration_seconds"),
+        20,
+        "global batch by goodput (Pollux)",
+        False,
+        "batch",
     ),
     "noise_workers": Contender(
         lambda: noise_workers(128),
@@ -95,6 +102,7 @@ LINE_UP = {
         20,
         "number of workers by the noise scale (KungFu's Listing 1), 128 examples each",
         False,
+        "workers",
     ),
     "goodput_workers": Contender(
         goodput_workers,
@@ -102,9 +110,18 @@ LINE_UP = {
         20,
         "number of workers and global batch by goodput (Pollux)",
         False,
+        "workers",
+    ),
+    "mitigate_slow_workers": Contender(
+        mitigate_slow_workers,
+        SECONDS,
+        1,
+        "balance, and swaps of slow workers with the reserve (Falcon)",
+        False,
+        "members",
     ),
 }
-SPLITS = tuple(name for name in LINE_UP if not name.endswith(("_batch", "_workers")))
+SPLITS = tuple(name for name, contender in LINE_UP.items() if contender.adapts == "split")
 
 
 def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:

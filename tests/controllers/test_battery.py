@@ -81,6 +81,7 @@ POLICIES: dict[str, Case] = {
     "goodput_batch": of_batch(ctrl.goodput_batch, all_for_goodput),
     "noise_workers": of_batch(lambda: ctrl.noise_workers(64), only_noise),
     "goodput_workers": of_batch(lambda: ctrl.goodput_workers(min_workers=4), all_for_goodput),
+    "mitigate_slow_workers": Case(ctrl.mitigate_slow_workers, only_seconds),
     "schedule": of_batch(lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
 }
 TRUE = ctrl.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0.0, 0.01]))

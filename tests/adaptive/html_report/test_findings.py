@@ -100,6 +100,17 @@ def test_a_slow_worker_is_named_with_its_steps_and_why(told):
     np.testing.assert_allclose(steps_of(text), (400, 900), atol=6)
 
 
+def test_a_report_says_how_long_the_run_would_have_taken_without_a_slow_phase(told):
+    busy = np.full((1000, 4), 0.1) * (1 + 0.001 * uneven(1000, 4, 0.05))
+    usual = busy.max(axis=1).sum()
+    busy[499:, 2] *= 2
+    (text,) = told(busy)
+    less, share = re.search(r"the run would have taken ([\d.]+) s \((\d+) %\) less", text).groups()
+    saved = busy.max(axis=1).sum() - usual
+    np.testing.assert_allclose(float(less), saved, rtol=0.05)
+    np.testing.assert_allclose(int(share), 100 * saved / busy.max(axis=1).sum(), atol=2)
+
+
 def test_of_two_workers_the_slow_one_is_named(told):
     busy = uneven(300, 2, 0.05)
     busy[:, 1] *= 1.4

@@ -21,6 +21,7 @@ from collectives.doctor.findings import (
     folder_findings,
     job_findings,
     launcher_findings,
+    link_findings,
     process_findings,
 )
 from collectives.doctor.measure import ExchangeTimes, Folder, LinkTimes, folder, kind
@@ -137,6 +138,16 @@ def test_of_clocks():
     links = [LinkTimes(1, 1e-6, 1e9, 2.0, 0.01), LinkTimes(2, 1e-6, 1e9, 2.0, 0.01), LinkTimes(3, 1e-6, 1e9, 5.0, 4.95)]
     assert "The clock of b is 2 s ahead of that of a" in only(clock_findings(ranks, links)).what
     assert "3 s behind" in only(clock_findings(ranks, [replace(links[0], offset=-3.0)])).what
+
+
+def test_of_links():
+    ranks = [RANK, RANK, *(replace(RANK, host=host) for host in "bbcd")]
+    speeds = (9e9, 0.3e9, 1e9, 0.4e9, 0.9e9)  # bytes per second, of ranks 1 … 5
+    links = [LinkTimes(rank, 1e-6, speed, 0.0, 0.01) for rank, speed in enumerate(speeds, 1)]
+    slow = only(link_findings(ranks, links), "note").what
+    assert slow.startswith("The link between a and c is slow: 0.4 GB/s, where that between a and b has 1 GB/s")
+    assert not [*link_findings(ranks, [replace(link, bandwidth=1e9) for link in links])]
+    assert not [*link_findings(ranks[:4], links[:3])]  # one other host
 
 
 def test_of_folders(tmp_path):

@@ -21,7 +21,7 @@ from controllers.simulate._cluster import (
     together,
     waves,
 )
-from controllers.simulate._line_up import LINE_UP, SPLITS, hooked
+from controllers.simulate._line_up import LINE_UP, hooked
 
 COVERS = (
     "controllers/simulate/_cluster.py",
@@ -368,7 +368,8 @@ def test_every_scenario_runs_and_is_the_same_again(name, workers):
 
 @pytest.mark.parametrize("name", LINE_UP)
 def test_every_policy_runs(name):
-    kind = {"batch": "noise_scale", "workers": "scaling"}.get(name.rpartition("_")[2], "contention")
+    adapts = LINE_UP[name].adapts
+    kind = {"batch": "noise_scale", "workers": "scaling"}.get(adapts, "contention")
     case = scenario(kind, 4, 60)
     hooks = [*case.before, hooked(name)] if kind == "contention" else [hooked(name)]
     simulation = simulate(hooks, case.cluster, case.global_batch, 60)
@@ -378,7 +379,7 @@ def test_every_policy_runs(name):
         assert simulation.global_batch[-1] > simulation.global_batch[0]
     elif name != "equal":
         assert len(simulation.adjustments)
-    if name in SPLITS and name != "proportional-published":
+    if adapts in ("split", "members") and name != "proportional-published":
         assert (simulation.global_batch == case.global_batch).all()
 
 

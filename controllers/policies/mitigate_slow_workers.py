@@ -1,0 +1,264 @@
+"""`mitigate_slow_workers`: finds workers that become slow, and takes the remedy that their cost has come to justify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adaptive.extend import Decision, Observation
+from controllers._policy import Policy
+from controllers.timing.change_points import BLOCK, ChangePoints, Onset
+from controllers.timing.seconds import active_of, check_times, seconds_of
+from controllers.timing.time_model import TimeModel
+
+from .balance import balance
+
+SWAP_SECONDS = 0.5  # a join and a split, measured at some 0.02 s, and the joining worker's first step
+SHAPE_ERROR = 0.5  # part of a change of size by which the model's time of the new size may be wrong
+_NOTES = 4  # onsets of one step that a note describes
+
+
+class MitigationState(NamedTuple):
+    """State of `mitigate_slow_workers`. A pytree."""
+
+    balance: Any  # state of the inner policy
+    model: TimeModel  # normalizes seconds for batch sizes
+    scale: np.ndarray  # shape=(n,), each worker's expected time at its size over that at its first size
+    resized: np.ndarray  # shape=(n,), logarithm of the ratio of the latest change of each worker's size
+    resized_in: np.ndarray  # shape=(n,), int64: the step of that change
+    changes: ChangePoints
+    since: np.ndarray  # shape=(n,), int64: first step of each worker's slow phase; 0 for the others
+    probability: np.ndarray  # shape=(n,), of the change; 0 once it was reported
+    lost: np.ndarray  # shape=(n,), seconds lost to each worker in its slow phase
+    replacing: np.ndarray  # shape=(n,), bool: the worker for which another one was requested
+    drained: np.ndarray  # shape=(n,), bool: workers that were given no more examples
+    active: np.ndarray  # shape=(), int64: number of active workers when a worker was requested
+
+
+def mitigate_slow_workers(
+    *, swap_seconds: float = SWAP_SECONDS, end_seconds: float | None = None, split: Policy | None = None
+) -> Policy:
+    """Return a policy that balances workers, and replaces one that has become slow with one of the reserve.
+
+        seconds = comm.all_gather(mon.compute_seconds())
+        ctrl.hook(ctrl.mitigate_slow_workers(), seconds, every=10)
+
+    A worker is slow from a change point on: with a probability above 0.9, its time became at least 10 % longer, both
+    over its own past and over the other workers' times. Changes that most workers share, gradual drift, and pauses of
+    single steps do not count. While it is slow, the policy adds up the seconds that it costs, over steps in which it
+    had its former speed; the remedies are ordered by their cost, and the next one is taken when the seconds lost exceed
+    it. So the total cost is at most about twice that of the best choice in hindsight:
+
+    1. *Balance*, which costs next to nothing: the inner policy decides the split throughout.
+    2. *Swap*: a worker of the reserve joins. When it has, the slow one gets a share of 0. It stays a member without
+       examples, and takes part in messages; so a swap removes slow computing, and not a slow network.
+    3. *End*, without a reserve and with `end_seconds`: the run stops as by `control.stop()`, and writes its last
+       checkpoint.
+
+    Replaces `ctrl.balance()` in the driver. Not for use with policies for the number of workers.
+
+    Args:
+      swap_seconds: cost of a swap, in seconds of the run. The default is for programs of some 100 MB of state.
+      end_seconds: cost of ending and restarting the run elsewhere; by default, the policy does not end it.
+      split: the policy that splits the batch, which reads the same value; by default `balance()`.
+
+    Returns:
+      A policy for a hook with each worker's compute seconds; shape=(n,), NaN where unknown. Replicated.
+
+    Raises:
+      ValueError: a cost is negative.
+
+    References:
+      Wu et al. 2024, "Falcon: Pinpointing and Mitigating Stragglers for Large-Scale Hybrid-Parallel Training", section
+      5 (escalation as a ski-rental problem).
+    """
+    if swap_seconds < 0 or (end_seconds is not None and end_seconds < 0):
+        raise ValueError(
+            "mitigate_slow_workers: swap_seconds and end_seconds must not be negative; got "
+            f"{swap_seconds} and {end_seconds}."
+        )
+    inner = balance() if split is None else split
+
+    def init(n_workers: int) -> MitigationState:
+        zeros, none = np.zeros(n_workers), np.zeros(n_workers, bool)
+        return MitigationState(
+            balance=inner.init(n_workers),
+            model=TimeModel.init(n_workers),
+            scale=np.ones(n_workers),
+            resized=zeros,
+            resized_in=np.zeros(n_workers, np.int64),
+            changes=ChangePoints.init(n_workers),
+            since=np.zeros(n_workers, np.int64),
+            probability=zeros,
+            lost=zeros,
+            replacing=none,
+            drained=none,
+            active=np.asarray(0),
+        )
+
+    def update(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
+        seconds = seconds_of(observation, "mitigate_slow_workers")
+        decision, split_state = inner.update(observation, state.balance)
+        state = _learn(observation, seconds, state._replace(balance=split_state))
+        if not observation.due:
+            return None, state
+        notes, state = _reported(state)
+        remedy, state = _remedy(observation, state, swap_seconds, end_seconds)
+        chosen = decision if remedy is None else remedy
+        if chosen is None:
+            return (Decision(notes=notes) if notes else None), state
+        return Decision(chosen.global_batch, chosen.shares, chosen.stop, (*notes, *chosen.notes), chosen.workers), state
+
+    check = partial(check_times, n_inputs=0)
+    return Policy(init, update, "mitigate_slow_workers", ("seconds",), check)
+
+
+# --- what slow workers cost -------------------------------------------------------------------------------------------
+
+
+def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState) -> MitigationState:
+    """Return the state after a step: the model of times, change points, and seconds lost."""
+    sizes = np.asarray(observation.previous_batch_sizes)
+    state = _resized(observation.step, sizes, state)
+    model = state.model.observe(sizes, seconds, observation.due)
+    took = np.where(sizes > 0, seconds, np.nan)
+    changes, onsets = state.changes.observe(took / state.scale)
+    doubtful = [onset.worker_slot for onset in onsets if _explained_by_size(observation.step, onset, state)]
+    if doubtful:
+        onsets = [onset for onset in onsets if onset.worker_slot not in doubtful]
+        changes = changes.without(doubtful)
+    since, probability = state.since, state.probability
+    recovered = (since > 0) & ~changes.slow
+    if recovered.any() or onsets:
+        since, probability = np.where(recovered, 0, since), np.where(recovered, 0.0, probability)
+        for onset in onsets:
+            since[onset.worker_slot] = max(observation.step - onset.steps, 1)  # seconds are those of the step before
+            probability[onset.worker_slot] = onset.probability
+    lost = np.where(since > 0, state.lost, 0.0)
+    if (since > 0).any():
+        lost = lost + _lost(sizes, took, changes.factor, _backlog(onsets, len(sizes)))
+    return state._replace(model=model, changes=changes, since=since, probability=probability, lost=lost)
+
+
+def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> MitigationState:
+    """Return the state with the changes of size between the latest two steps.
+
+    The model's times of the old and the new size are compared once, at the change: it learns more about them later, and
+    that must not look like a change of speed.
+    """
+    before = state.model.sizes
+    changed = (before != sizes) & (before > 0) & (sizes > 0)
+    if not changed.any():
+        return state
+    times, now = state.model.shape.line.times(), np.where(changed, sizes, np.maximum(before, 1))
+    scale = state.scale * np.where(changed, times(now) / times(np.maximum(before, 1)), 1.0)
+    return state._replace(
+        scale=scale,
+        resized=np.where(changed, np.log(now / np.maximum(before, 1)), state.resized),
+        resized_in=np.where(changed, step, state.resized_in),
+    )
+
+
+def _explained_by_size(step: int, onset: Onset, state: MitigationState) -> bool:
+    """Return whether a change may be an error of the model, which knew no time of a new size.
+
+    Times lie between constant and proportional; the model rarely errs by more than half of that range.
+    """
+    slot = onset.worker_slot
+    near = abs(step - onset.steps - int(state.resized_in[slot])) <= 2 * BLOCK
+    return near and math.log(onset.factor) < SHAPE_ERROR * abs(float(state.resized[slot]))
+
+
+def _backlog(onsets: Sequence[Onset], n_workers: int) -> np.ndarray:
+    """Return the number of steps whose loss is to be added: those since an onset, when it is found, and else 1."""
+    steps = np.ones(n_workers)
+    for onset in onsets:
+        steps[onset.worker_slot] = onset.steps
+    return steps
+
+
+def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Return the seconds lost to each worker in `steps` steps like this one; shape=(n,).
+
+    That is the time for which others wait for it, plus what the step would be shorter, ideally split, with the worker's
+    former speed.
+    """
+    known = np.isfinite(seconds)
+    lost = np.zeros(len(sizes))
+    speeds = np.where(known, sizes / np.where(known, seconds, 1.0), 0.0)
+    for slot in np.flatnonzero((factor > 1) & known).tolist():
+        others = np.delete(seconds, slot)
+        waits = max(0.0, float(seconds[slot]) - float(np.nanmax(others, initial=0.0)))
+        healed = speeds.sum() + (factor[slot] - 1) * speeds[slot]
+        lost[slot] = steps[slot] * (waits + sizes.sum() / speeds.sum() - sizes.sum() / healed)
+    return lost
+
+
+# --- remedies ---------------------------------------------------------------------------------------------------------
+
+
+def _reported(state: MitigationState) -> tuple[tuple[str, ...], MitigationState]:
+    """Return notes on slow phases that were not reported yet."""
+    new = np.flatnonzero(state.probability > 0).tolist()
+    if not new:
+        return (), state
+    factor = state.changes.factor
+    notes = [
+        f"worker {slot} takes {factor[slot]:.2f} times as long as before, since step {state.since[slot]} "
+        f"(probability {state.probability[slot]:.3f})"
+        for slot in new[:_NOTES]
+    ]
+    if len(new) > _NOTES:
+        notes.append(f"{len(new) - _NOTES} more workers take longer, too")
+    return tuple(notes), state._replace(probability=np.zeros_like(state.probability))
+
+
+def _remedy(
+    observation: Observation, state: MitigationState, swap_seconds: float, end_seconds: float | None
+) -> tuple[Decision | None, MitigationState]:
+    """Return the remedy that the seconds lost justify, or None to leave it to the split."""
+    sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
+    members = len(observation.members)
+    if state.replacing.any() or (state.drained & np.isin(np.arange(len(sizes)), active)).any():
+        return _continue_swap(observation, state)
+    lost = np.where(np.isin(np.arange(len(sizes)), active), state.lost, 0.0)
+    slot = int(lost.argmax())
+    if not lost[slot] > 0 or observation.target_workers != members:
+        return None, state
+    cost = f"worker {slot} has cost {lost[slot]:.3g} s since step {state.since[slot]}"
+    if observation.most_workers > members:
+        if lost[slot] < swap_seconds:
+            return None, state
+        replacing = np.arange(len(sizes)) == slot
+        note = f"{cost}, more than a swap ({swap_seconds:.3g} s): a worker of the reserve replaces it"
+        asked = state._replace(replacing=replacing, active=np.asarray(len(active)))
+        return Decision(workers=members + 1, notes=(note,)), asked
+    if end_seconds is not None and lost[slot] >= end_seconds:
+        return Decision(stop=True, notes=(f"{cost}, more than a restart ({end_seconds:.3g} s): the run ends",)), state
+    return None, state
+
+
+def _continue_swap(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
+    """Drain the worker that is replaced, once its replacement has examples."""
+    sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
+    drained = state.drained
+    if state.replacing.any():
+        if observation.target_workers != len(observation.members):
+            return None, state  # the replacement prepares
+        if len(active) <= state.active:  # it is gone, or another hook has changed the request
+            return None, state._replace(replacing=np.zeros_like(drained))
+        if not sizes[active].all():
+            return None, state
+        drained = drained | state.replacing
+    state = state._replace(replacing=np.zeros_like(drained), drained=drained)
+    shares = np.where(drained, 0.0, sizes)
+    leaving = np.flatnonzero(drained & (sizes > 0)).tolist()
+    if not leaving or not shares.any():
+        return None, state
+    slots = ", ".join(map(str, leaving))
+    note = f"worker{'s' * (len(leaving) > 1)} {slots} drained: its examples go to the worker that has joined"
+    return Decision(shares=tuple(shares.tolist()), notes=(note,)), state
