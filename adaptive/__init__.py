@@ -19,6 +19,7 @@ from .base.errors import DataError as DataError
 from .base.errors import DisagreementError as DisagreementError
 from .base.errors import DriverError as DriverError
 from .base.errors import NonFiniteError as NonFiniteError
+from .base.errors import OutOfMemoryError as OutOfMemoryError
 from .base.errors import Preempted as Preempted
 from .base.errors import ReplicationError as ReplicationError
 from .base.errors import ReserveReleased as ReserveReleased

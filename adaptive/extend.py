@@ -44,6 +44,7 @@ from adaptive.base.exit_hooks import register_exit_hook as register_exit_hook
 from adaptive.base.exit_hooks import run_exit_hooks as run_exit_hooks
 from adaptive.base.failure import FAILURE_THREAD as FAILURE_THREAD
 from adaptive.base.failure import report_failure as report_failure
+from adaptive.base.host_memory import MemoryLeft as MemoryLeft
 from adaptive.base.jaxprs import bind as bind
 from adaptive.base.jaxprs import called as called
 from adaptive.base.launcher import launcher as launcher

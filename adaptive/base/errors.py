@@ -10,6 +10,7 @@
     ├── CheckpointError         a checkpoint is damaged, belongs to another program, or cannot be written
     ├── DisagreementError       workers differ in a value that must be equal: driver, data, state, a decision
     ├── NonFiniteError          a reduced value, or an update, is not finite
+    ├── OutOfMemoryError        memory ran out in a step that cannot be taken again
     └── WorkerError             another worker failed, and this one stopped too
 
 `DriverError`, `DataError`, `BatchSizeError`, `WorkerCountError`, `CheckpointError` and `RecordError` are also
@@ -61,6 +62,10 @@ class DisagreementError(AdaptiveError):
 
 class NonFiniteError(AdaptiveError):
     """A reduced value, or an update computed from it, is not finite."""
+
+
+class OutOfMemoryError(AdaptiveError):
+    """Memory ran out in a step that cannot be taken again."""
 
 
 class ReserveReleased(SystemExit):

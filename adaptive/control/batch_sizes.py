@@ -224,9 +224,31 @@ class BatchSizes:
         if not any(shares[slot] for slot in members):  # those who took examples have all left
             shares = [1.0] * len(shares)
         self.shares = self.checked(shares)
+        return notes + self._split_again((moved,))
+
+    def limit_local_batches(self, most: Sequence[int]) -> list[str]:
+        """Lower the workers' largest local batches, and split the global batch again, at once, if they are too large.
+
+        Args:
+          most: the most examples of each worker; shape=(capacity,). A bound that is larger than the present one has no
+            effect, and one below `Limits.multiple` counts as that.
+
+        Returns:
+          Notes: on a global batch that is too large now.
+        """
+        unit = self.limits.multiple
+        bounds = (max(unit, new // unit * unit) for new in most)
+        self.limits = self.limits._replace(upper=tuple(map(min, self.limits.upper, bounds)))
+        targets = [sizes for sizes in (self.current, self.pending, self.next) if sizes is not None]
+        if all(size <= upper for sizes in targets for size, upper in zip(sizes, self.limits.upper, strict=True)):
+            return []
+        return self._split_again(())
+
+    def _split_again(self, causes_now: Sequence[Cause]) -> list[str]:
+        """Split the requested global batch, as far as it is possible, over the active workers at once; return notes."""
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
         self.limits = self._with_quantum(total, self.shares)
-        causes = followed_by(self._still_wanted(total), (*self.causes, *self._pending_by, *self._next_by, moved))
+        causes = followed_by(self._still_wanted(total), (*self.causes, *self._pending_by, *self._next_by, *causes_now))
         before, self.current = self.current, split(total, self.shares, self.limits)
         self.pending, self.next, self._pending_by, self._next_by = None, None, (), ()
         if self.current != before:
@@ -234,7 +256,7 @@ class BatchSizes:
         if not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
         self._prepare()
-        return notes + changed
+        return changed
 
     def _still_wanted(self, total: int) -> tuple[Cause, ...]:
         """Return the request of a global batch that was too large for the members so far, if there is one."""

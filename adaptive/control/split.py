@@ -100,7 +100,7 @@ def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
     array = reals(max_local_batch)
     if array is None or array.shape != (n_workers,):
         raise BatchSizeError(
-            f"max_local_batch is one whole number of examples, or one for each of {n_workers} workers; "
+            f"max_local_batch is one whole number of examples, or one for each of {n_workers} workers, or 'auto'; "
             f"got {max_local_batch!r}."
         )
     return [positive("max_local_batch", most) for most in max_local_batch]

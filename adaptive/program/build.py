@@ -34,6 +34,7 @@ from adaptive.runtime.kernels import KernelOptions
 
 from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id
 from .first_plan import check_alike, first_plan
+from .local_batch_bounds import bound_of, fit_local_batches, is_auto
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .overlap import checked as checked_overlap
@@ -55,7 +56,7 @@ def build(
     seed: int,
     shares: Sequence[float] | None,
     microbatch: int | None,
-    max_local_batch: int | Sequence[int] | None,
+    max_local_batch: Any,
     quantum: int | None,
     nonfinite: Any,
     max_skipped: int,
@@ -95,7 +96,7 @@ def build(
         roster.members,
         global_batch=global_batch,
         shares=shares,
-        max_local_batch=max_local_batch,
+        max_local_batch=None if is_auto(max_local_batch) else max_local_batch,
         quantum=quantum,
         microbatch=microbatch,
     )
@@ -132,6 +133,11 @@ def build(
         termination=pending_termination,
         roster=roster,
     )
+    run = RunState(new_run_id(world, name), notes=list(examples.notes))
+    memory = bound_of(
+        *(max_local_batch, world, machines.on_this_host, lambda note: run.notes.append(note)),
+        splittable=plan.splittable,
+    )
     status = Status(world, digest, sizes, membership)
     engine = Engine(
         planner,
@@ -139,7 +145,7 @@ def build(
         world,
         status=status,
         name=name,
-        kernels=KernelOptions(microbatch, not deterministic, resizable, machines.compile_order),
+        kernels=KernelOptions(microbatch, not deterministic, resizable, machines.compile_order, memory),
         finite=nonfinite != "allow",
         activity=activity,
     )
@@ -148,6 +154,8 @@ def build(
     expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
     readiness = KernelsOf(engine.kernels, world.workers, expect)
     sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable)
+    if memory is not None and not plan.splittable:
+        run.notes += fit_local_batches(engine, sizes, name)
     hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
     hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters)
     decisions = Decisions(
@@ -161,7 +169,7 @@ def build(
     activity.begin()
     activity.end()
     activity.between()  # seconds from here on do not belong to building
-    origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
+    run.origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
     return ProgramParts(
         name=name,
         world=world,
@@ -190,5 +198,5 @@ def build(
         listeners=Listeners(),
         tracing=TraceRecorder(world, name, engine, activity),
         run_warnings=run_warnings,
-        run=RunState(new_run_id(world, name), notes=list(examples.notes), origin=origin),
+        run=run,
     )

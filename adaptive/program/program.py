@@ -81,7 +81,11 @@ class Program(Generic[State, Metrics]):
       shares: relative sizes of the workers' first batches; shape=(capacity,). A worker with share 0 takes no examples.
         Default: equal.
       microbatch: the most examples in one microbatch, to limit memory. A larger local batch runs as several.
-      max_local_batch: the most examples that a worker may take: one number for all, or one per worker.
+      max_local_batch: the most examples that a worker may take: one number for all, or one per worker. Or "auto": as
+        many as memory permits. Larger batches run as microbatches whose kernels fit, by XLA's report of their memory;
+        if memory runs out in a step nevertheless, the step is taken again with microbatches of half the size. Each
+        process finds its own bound. Batches of drivers that cannot be split are bounded when the program is built,
+        which then compiles its first kernels.
       quantum: the multiple to which changed sizes are rounded, so that a size needs few microbatches. Default: a
         power of two of about 1/16 of a worker's batch.
       nonfinite: what happens when a reduced value is not finite: because a worker's contribution is not, because the
@@ -139,7 +143,7 @@ class Program(Generic[State, Metrics]):
         seed: int = 0,
         shares: Sequence[float] | None = None,
         microbatch: int | None = None,
-        max_local_batch: int | Sequence[int] | None = None,
+        max_local_batch: int | Sequence[int] | Literal["auto"] | None = None,
         quantum: int | None = None,
         nonfinite: Literal["raise", "skip", "allow"] = "raise",
         max_skipped: int = 25,
@@ -255,8 +259,10 @@ class Program(Generic[State, Metrics]):
             ways=[self.world.algorithm((self._name, number)) for number in range(len(layouts))],
             overlap=p.overlap.in_words,
         )
+        bound = p.engine.kernels.memory
+        by_memory = [] if bound is None else [f"kernels  {bound.in_words}"]
         memory = in_words(memory_needed(p.engine, p.data, p.sizes.current))
-        return "\n".join([text, *(f"input    {line}" for line in p.stream.in_words()), *memory])
+        return "\n".join([text, *(f"input    {line}" for line in p.stream.in_words()), *by_memory, *memory])
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -16,12 +17,15 @@ from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
+from adaptive.runtime.out_of_memory import LocalBatchTooLarge
 from adaptive.runtime.outcome import Outcome
 
 from .membership_changes import MembershipChanges, RunEnds, RunOver
 from .parts import ProgramParts
 from .reports import finish_step
 from .steady_loop import SteadyLoop
+
+_log = logging.getLogger("adaptive")
 
 
 class RunLoop:
@@ -99,7 +103,7 @@ class RunLoop:
         return report
 
     def _general_step(self, since: float) -> Outcome:
-        """Run a general step; repeat it on the same examples if members are lost in it.
+        """Run a general step; repeat it on the same examples if members are lost, or memory runs out.
 
         Args:
           since: seconds since the start of the previous step.
@@ -119,6 +123,9 @@ class RunLoop:
                 return self._run_engine(share, since)
             except MembersChanged:
                 continue
+            except LocalBatchTooLarge as error:
+                p.run.notes += [f"{error}.", *p.sizes.limit_local_batches([error.examples] * p.world.capacity)]
+                _log.warning("%s: local batches have at most %d examples from now on.", error, error.examples)
 
     def _run_engine(self, share: Share, since: float) -> Outcome:
         p, sizes, seconds = self._parts, self._parts.sizes.current, self._parts.clock.compute_seconds

@@ -11,8 +11,10 @@ because up to Python 3.11 a comprehension is a call.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
+import jax
 import numpy as np
 
 from adaptive.base.activity import INPUT, OTHER
@@ -22,6 +24,7 @@ from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
 from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.out_of_memory import LocalBatchTooLarge, make_room
 from adaptive.runtime.outcome import Outcome
 from adaptive.runtime.steady_step import SteadyStep
 
@@ -112,7 +115,8 @@ class SteadyLoop:
           since: seconds since the start of the previous step.
 
         Returns:
-          The outcome; `None` if members were lost in the step, whose results are then discarded.
+          The outcome; `None` if members were lost in the step, or memory ran out in its kernels: its results are
+          discarded.
         """
         p = self._parts
         engine, status = p.engine, p.status
@@ -141,11 +145,19 @@ class SteadyLoop:
                 *(began, input_seconds),
             )
         except MembersChanged:
-            self.stop()
-            p.activity.took(began, (input_seconds, 0.0, 0.0), time.perf_counter())
+            self._give_up_step(began, input_seconds)
+            return None
+        except jax.errors.JaxRuntimeError as error:
+            with suppress(LocalBatchTooLarge):  # the general step finds out again
+                make_room(engine.context, error, [choice.microbatches], sent=steady.has_sent)
+            self._give_up_step(began, input_seconds)
             return None
         finally:
             status.repeats = False
+
+    def _give_up_step(self, began: float, input_seconds: float) -> None:
+        self.stop()
+        self._parts.activity.took(began, (input_seconds, 0.0, 0.0), time.perf_counter())
 
     def _say(self, p: ProgramParts) -> None:
         """Let the status repeat this process's previous report, if no fact has changed."""
@@ -174,7 +186,7 @@ class SteadyLoop:
             readings.append(self._reading(place, offset, since))
         try:
             return p.engine.step(share, readings, self._meanwhile, search=p.skipped.next_raises, more=self._more)
-        except MembersChanged:
+        except (MembersChanged, LocalBatchTooLarge):
             self.stop()
             return None
         finally:

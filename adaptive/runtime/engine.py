@@ -26,6 +26,7 @@ from .kernels import KernelOptions, Kernels
 from .microbatch_segments import MicrobatchSegments, Plans
 from .microbatches import Microbatches
 from .neutral import NeutralContributions
+from .out_of_memory import make_room
 from .outcome import Outcome
 from .programs import Programs
 from .segment_io import bytes_per_execution
@@ -240,10 +241,17 @@ class Engine:
             if outcome is not None:
                 return outcome
             meanwhile, status_taken = _nothing, True
-        if microbatches is None:
-            microbatches = self._fastest_microbatches(readings)
-        step = GeneralStep(self.context, share, readings, microbatches)
-        return step.run(meanwhile, more=more, search=search, status_taken=status_taken)
+        while True:
+            if microbatches is None:
+                microbatches = self._fastest_microbatches(readings)
+            step = GeneralStep(self.context, share, readings, microbatches)
+            try:
+                return step.run(meanwhile, more=more, search=search, status_taken=status_taken)
+            except jax.errors.JaxRuntimeError as error:
+                make_room(self.context, error, microbatches, sent=step.has_sent)
+                if step.dispatched:
+                    meanwhile = _nothing
+                microbatches = None
 
     def _fastest_microbatches(self, readings: Sequence[Reading]) -> list[Microbatches]:
         return [

@@ -27,6 +27,7 @@ from adaptive.operators.sources import Reading
 from .autopsy import FailedStep, give_up
 from .finite import FiniteCheck
 from .microbatches import Microbatches
+from .out_of_memory import check_update
 from .outcome import Outcome
 from .programs import sum_kind
 from .step_plan import Meanwhile, StepContext
@@ -57,6 +58,9 @@ class GeneralStep:
       share: the batches of this process's workers.
       readings: the values of sources, by local index.
       microbatches: the sizes of each worker's microbatches, by local index; none for a worker without examples.
+
+    Attributes:
+      dispatched: whether `meanwhile` was called.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class GeneralStep:
         }
         self._messages: dict[int, list[list[jax.Array]]] = {}  # the reduced parts, by message and local index
         self._sent: list[int] = []  # numbers of messages
+        self.dispatched = False
         self._prologue_outputs: dict[int, dict[int, Any]] = {}  # by level and local index
         self._kernel_outputs: dict[int, dict[int, list[Any]]] = {}  # by level and local index; per microbatch
         self._packed: list[list[jax.Array]] = [[] for _ in readings]  # parts of the current level's messages
@@ -99,6 +104,7 @@ class GeneralStep:
             self._run_prologue(level)
             self._run_kernels(level)
             if level == 0:
+                self.dispatched = True
                 meanwhile()
             if level == self._plan.levels:
                 break
@@ -109,6 +115,11 @@ class GeneralStep:
         hooks, metrics = self.commit()
         self._ctx.activity.turn(OTHER)
         return Outcome(hooks, metrics, self._messages, self._seconds, self._microbatches, *self._n_sent())
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether a message of the step was sent."""
+        return bool(self._sent)
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
@@ -385,7 +396,11 @@ class GeneralStep:
             given_up = [state[i] for i in found.overwritten], given["op_state"]
             given["state"], given["op_state"] = [state[i] for i in found.read_only], []
             began = time.perf_counter()
-            results.append(ctx.programs["final", 0, local_index](given_up, given))
+            try:
+                results.append(ctx.programs["final", 0, local_index](given_up, given))
+            except jax.errors.JaxRuntimeError as error:
+                check_update(error)
+                raise
             self._trace(local_index, "final", began, results[-1])
         workers.committed = [outputs[0] for outputs in results if outputs]
         for local_index, outputs in zip(workers.present, results, strict=True):

@@ -30,14 +30,16 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
-from adaptive.base.errors import WorkerError
+from adaptive.base.errors import OutOfMemoryError, WorkerError
 from adaptive.base.worker_mesh import OffersMesh, WorkerMesh
 from adaptive.data.stream import Share
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading
 
+from .kernels.memory_bound import bytes_of
 from .mesh_arrays import MeshArrays
 from .microbatches import Microbatches
+from .out_of_memory import check_update
 from .outcome import Outcome
 from .segment import Feed
 from .spmd_program import Given, Results, SPMDProgram
@@ -124,8 +126,13 @@ class SPMDStep:
     def size_of(self, sizes: Sequence[int]) -> int:
         """Return the size of the program for steps of these sizes; 0 if there is none. Replicated if `sizes` are."""
         size = sizes[0]
-        alone = size and not self._failed and self._ctx.kernels.is_one_microbatch(size)
+        alone = size and not self._failed and self._may_be_one(size)
         return size if alone and all(s == size for s in sizes) else 0
+
+    def _may_be_one(self, size: int) -> bool:
+        """Return whether a batch may run as one microbatch: with several processes by settings, as memory is local."""
+        kernels = self._ctx.kernels
+        return kernels.may_be_one_microbatch(size) if self._several else kernels.is_one_microbatch(size)
 
     def compile(self, size: int) -> None:
         """Compile the program for batches of `size` examples per worker, and wait for it."""
@@ -134,7 +141,7 @@ class SPMDStep:
         try:
             if not self._programs:  # a first general step may come much later
                 self._prepare_messages()
-            self._programs[size] = SPMDProgram(self._ctx, self._mesh, size)
+            self._programs[size] = self._checked(SPMDProgram(self._ctx, self._mesh, size))
         except Exception as error:
             self._errors[size] = f"{type(error).__name__}: {error}".splitlines()[0]
             _log.debug("compiling one program for all devices failed:", exc_info=True)
@@ -143,6 +150,14 @@ class SPMDStep:
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._size:
                 del self._programs[old]
+
+    def _checked(self, program: SPMDProgram) -> SPMDProgram:
+        """Return the program. Raises an OutOfMemoryError if it would not fit the memory."""
+        memory = self._ctx.kernels.memory
+        nbytes = None if memory is None else bytes_of([program.run], 0)
+        if memory is not None and nbytes is not None and not memory.fits(nbytes):
+            raise OutOfMemoryError(f"it needs {nbytes >> 20} MiB, more than is left")
+        return program
 
     def _give_up(self, why: str) -> None:
         """Take all further steps in the general form. Replicated."""
@@ -199,7 +214,7 @@ class SPMDStep:
     def _is_one_microbatch(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
         if microbatches is not None and not self._several:
             return len(microbatches[0]) == 1 and microbatches.count(microbatches[0]) == len(microbatches)
-        return size == self._size or self._ctx.kernels.is_one_microbatch(size)
+        return size == self._size or self._may_be_one(size)
 
     def _there(self, is_sample: bool) -> bool:
         """Return whether all processes have the program for the current size.
@@ -333,8 +348,9 @@ class SPMDStep:
             results: Results = program.run(*held, given)
             self._held, self._step, self._next = (results.state, results.op_states), results.step, self._next + 1
             jax.block_until_ready(results.step if results.flags is None else results.flags)
-        except Exception:
+        except Exception as error:
             self._held, self._lost = None, True
+            check_update(error, "a step as one program over all devices")
             raise
         return results
 

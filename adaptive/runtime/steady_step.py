@@ -25,8 +25,10 @@ from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
 from .kernels.choice import Choice
+from .kernels.memory_bound import ran_out_of_memory
 from .memory import has_room
 from .microbatches import Microbatches
+from .out_of_memory import check_update
 from .outcome import Outcome
 from .programs import sum_kind
 from .segment_io import bytes_per_execution
@@ -92,6 +94,9 @@ class SteadyStep:
 
     Args:
       ctx: the parts that the engine's steps share; its plan must satisfy `is_flat`.
+
+    Attributes:
+      has_sent: whether the last step has sent a message.
     """
 
     def __init__(self, ctx: StepContext):
@@ -118,6 +123,7 @@ class SteadyStep:
         # On CPUs this gains nothing, because Python and the kernels share the cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
+        self.has_sent = False
         self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
         # Sources that change from step to step: (vector, index, function that reads the value).
         self._changing = [
@@ -161,7 +167,7 @@ class SteadyStep:
         """
         ctx, steps, sizes = self._ctx, self._steps, choice.microbatches
         activity, update_nans = ctx.activity, ctx.workers.update_nans
-        activity.now = COMPUTING
+        activity.now, self.has_sent = COMPUTING, False
         started = dispatched = time.perf_counter()
         watch = time.process_time() if choice.timed else 0.0
         vectors, final_vectors = self._vectors(reading, sizes)
@@ -191,7 +197,7 @@ class SteadyStep:
         sent = exchanged = time.perf_counter()
         if self._sent >= 0:
             own = ctx.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
-            activity.now = EXCHANGING
+            activity.now, self.has_sent = EXCHANGING, True
             results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
             exchanged = time.perf_counter()
             activity.now = COMPUTING
@@ -220,9 +226,15 @@ class SteadyStep:
         """
         workers, batch = self._ctx.workers, share.batches[0]
         dispatched = time.perf_counter()
-        packed, kept = self._compute(
-            sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
-        )
+        try:
+            packed, kept = self._compute(
+                sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if not ran_out_of_memory(error):
+                raise
+            self.runs_ahead = False  # the next step computes them itself, with less in memory
+            return
         state, op_states = list(workers.local_states[0]), list(workers.local_op_states[0])
         self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, dispatched)
 
@@ -340,7 +352,11 @@ class SteadyStep:
             "op_state": [],
             "batch": [],
         }
-        outputs = ctx.programs["final", 0, 0](given_up, given)
+        try:
+            outputs = ctx.programs["final", 0, 0](given_up, given)
+        except jax.errors.JaxRuntimeError as error:
+            check_update(error)
+            raise
         workers.committed = outputs[:1]
         for i, new in zip(self._changed, outputs, strict=False):  # the state's outputs come first
             state[i] = new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
 
 from .choice import NO_CHOICE, Choice
+from .memory_bound import MemoryBound, bytes_of, ran_out_of_memory
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
 NO_WORKER = -1  # replaces a local index for a program of all workers
@@ -32,12 +34,14 @@ class Kernel:
       run: the whole segment, or its first stage.
       later: the later stages: programs, with their inputs from earlier stages as (stage, index of the output).
       kept: the segment's outputs as (stage, index of the output), if it has several stages.
+      batch_bytes: bytes of the examples that it reads.
     """
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
     consts: tuple[Any, ...]
     later: tuple[tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[tuple[int, int], ...]], ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
+    batch_bytes: int = 0
 
     @property
     def programs(self) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
@@ -81,6 +85,7 @@ class CompiledKernels:
       devices: one per worker of this process.
       choices: one per worker. Replaced here by `NO_CHOICE` when the worker's kernels change.
       name: prefix of the names of programs, in profiles.
+      memory: refuses kernels that do not fit the memory; `None` to refuse none.
 
     Attributes:
       ready: kernels by size, by local index.
@@ -98,8 +103,9 @@ class CompiledKernels:
         devices: Sequence[jax.Device],
         choices: list[Choice],
         name: str,
+        memory: MemoryBound | None = None,
     ):
-        self._segments_of, self._choices, self._name = calls, choices, name
+        self._segments_of, self._choices, self._name, self._memory = calls, choices, name, memory
         self.devices = list(devices)
         self.ready: list[dict[int, KernelSet]] = [{} for _ in devices]
         self.changes = [0 for _ in devices]
@@ -126,14 +132,42 @@ class CompiledKernels:
         device = self.devices[local_index]
         same_device = [ready.get(size) for ready, d in zip(self.ready, self.devices, strict=True) if d == device]
         found = next((kernels for kernels in same_device if kernels is not None), None)
-        self.ready[local_index][size] = self._compile(size, device) if found is None else found
-        self._has_changed(local_index)
+        kernels = self._compile_if_it_fits(size, device) if found is None else found
+        if kernels is not None:
+            self.ready[local_index][size] = kernels
+            self._has_changed(local_index)
+        self.add_buckets(())
+
+    def _compile_if_it_fits(self, size: int, device: jax.Device) -> KernelSet | None:
+        """Return the kernels of one size; `None` if they need more memory than there is."""
+        memory = self._memory
+        if memory is None:
+            return self._compile(size, device)
+        if not memory.allows(size):
+            return None
+        try:
+            kernels = self._compile(size, device)
+        except jax.errors.JaxRuntimeError as error:  # compilers of accelerators allocate memory to try kernels out
+            if ran_out_of_memory(error) and memory.refuse(size, str(error).partition("\n")[0]):
+                return None
+            raise
+        programs = [program for kernel in kernels.values() for program in kernel.programs]
+        nbytes = bytes_of(programs, max((kernel.batch_bytes for kernel in kernels.values()), default=0))
+        return kernels if memory.admit(size, nbytes) and memory.allows(size) else None
+
+    def drop_above(self, largest: int) -> None:
+        """Drop the kernels of all workers for more than `largest` examples."""
+        for local_index, ready in enumerate(self.ready):
+            for size in [size for size in list(ready) if size > largest]:
+                self.drop(local_index, size)
         self.add_buckets(())
 
     def add_buckets(self, sizes: Iterable[int]) -> None:
         """Add to the buckets, and update `complete`."""
         with self._bucket_lock:
             self.buckets.update(sizes)
+            if self._memory is not None:
+                self.buckets.difference_update([size for size in self.buckets if not self._memory.allows(size)])
             self.complete = 1 in self.buckets and all(self.buckets <= ready.keys() for ready in self.ready)
 
     def drop(self, local_index: int, size: int) -> None:
@@ -167,7 +201,8 @@ class CompiledKernels:
                 for number, s in enumerate(call.later, 2)
             )
             consts = tuple(self.constants.on(device, c) for c in call.consts)
-            kernels[level] = Kernel(run, consts, later, call.kept)
+            rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in call.shapes["batch"])
+            kernels[level] = Kernel(run, consts, later, call.kept, rows)
         self.compile_times[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
         self.counters.compile_seconds += end - start

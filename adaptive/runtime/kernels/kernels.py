@@ -24,6 +24,7 @@ from .background_compiler import BackgroundCompiler
 from .buckets import by_size_alone, coarse_buckets, larger_gains_nothing, missing_buckets
 from .choice import NO_CHOICE, Choice, Chooser
 from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
+from .memory_bound import MemoryBound
 
 _PRICE_OF_GOING_ON = 1.5  # maximum ratio of a step's time with the current kernels to that with all buckets
 _KEPT = 16  # minimum number of sizes, besides buckets, whose kernels a worker keeps
@@ -65,12 +66,14 @@ class KernelOptions:
       resizable: whether sizes change from step to step; if not, only required kernels are compiled.
       compile_order: (index, count) of this process among those that share a compilation cache: they compile different
         kernels first.
+      memory: bounds microbatches by memory, if they are bounded so.
     """
 
     largest_microbatch: int | None = None
     timed: bool = True
     resizable: bool = True
     compile_order: tuple[int, int] = (0, 1)
+    memory: MemoryBound | None = None
 
 
 class Kernels:
@@ -111,8 +114,8 @@ class Kernels:
         name: str = "",
     ):
         self.choices: list[Choice] = [NO_CHOICE] * len(devices)
-        self.compiled = CompiledKernels(calls, devices, self.choices, name)
-        self.largest_microbatch, self.timed = options.largest_microbatch, options.timed
+        self.compiled = CompiledKernels(calls, devices, self.choices, name, options.memory)
+        self._largest_microbatch, self.timed, self.memory = options.largest_microbatch, options.timed, options.memory
         self.resizable, self.splittable, self.min_microbatches = options.resizable, splittable, min_microbatches
         self.compile_order = options.compile_order
         large = microbatch_bytes if microbatch_bytes > LARGE_MICROBATCH else 0
@@ -127,6 +130,12 @@ class Kernels:
     def counters(self) -> Counters:
         """The cost of compiling so far."""
         return self.compiled.counters
+
+    @property
+    def largest_microbatch(self) -> int | None:
+        """The most examples in one microbatch, by `microbatch=` and by memory; `None` without either. Local."""
+        by_memory = None if self.memory is None else self.memory.largest
+        return min((n for n in (self._largest_microbatch, by_memory) if n is not None), default=None)
 
     # --- composition of sizes -----------------------------------------------------------------------------------------
 
@@ -168,6 +177,10 @@ class Kernels:
     def is_one_microbatch(self, size: int) -> bool:
         """Return whether a first step of this size is one microbatch."""
         return self._first_kernels(size) == [size]
+
+    def may_be_one_microbatch(self, size: int) -> bool:
+        """Return what `is_one_microbatch` does, by settings alone, whatever the memory permits. Replicated."""
+        return self._kernels_up_to(self._largest_microbatch, size) == [size]
 
     def microbatches(self, local_index: int, size: int, at_least: int = 1) -> Microbatches:
         """Return the microbatches for `size` examples of a worker in this step; at least `at_least` of them."""
@@ -281,9 +294,36 @@ class Kernels:
     def require_first(self, sizes: Sequence[int]) -> None:
         """Compile the kernels for `sizes` (by local index), and wait for them."""
         for local_index, size in enumerate(sizes):
-            if not self.can_make(local_index, size):
-                for needed in self._first_kernels(size):
-                    self.compiled.compile(local_index, needed)
+            self._require_first(local_index, size)
+
+    def _require_first(self, local_index: int, size: int) -> None:
+        while not self.can_make(local_index, size):
+            bound = self.largest_microbatch
+            for needed in self._first_kernels(size):
+                self.compiled.compile(local_index, needed)
+            if self.largest_microbatch == bound:
+                return
+            # A kernel was too large for the memory: it takes smaller ones.
+
+    def halve(self, size: int, why: str, sizes: Sequence[int]) -> bool:
+        """Run microbatches of less than `size` examples, which ran out of memory. Compiles smaller kernels, and waits
+        for them. Called by the thread of the steps.
+
+        Args:
+          why: the error.
+          sizes: examples of each worker, by local index.
+
+        Returns:
+          Whether that is possible.
+        """
+        if self.memory is None or not self.splittable or not self.memory.refuse(size, why):
+            return False
+        assert self.memory.largest is not None, "it was lowered"
+        self.compiled.drop_above(self.memory.largest)
+        for local_index in range(len(self._workers)):
+            self._workers[local_index].chooser.forget(size)
+        self.require_first(sizes)
+        return True
 
     def require_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
         """Compile kernels for exactly these microbatches (by local index), and wait for them."""
@@ -300,11 +340,14 @@ class Kernels:
         )
 
     def _first_kernels(self, size: int) -> list[int]:
-        top = min(self.largest_microbatch or size, -(-size // self.min_microbatches))
+        return self._kernels_up_to(self.largest_microbatch, size)
+
+    def _kernels_up_to(self, largest: int | None, size: int) -> list[int]:
+        top = min(largest or size, -(-size // self.min_microbatches))
         if not self.splittable:
             return [size]
         if not self.timed:
-            return sorted(set(self._by_size_alone(size, self.min_microbatches)))
+            return sorted(set(by_size_alone(size, self.min_microbatches, largest, resizable=self.resizable)))
         if size <= top:
             return [size]
         return [top, size % top] if size % top else [top]

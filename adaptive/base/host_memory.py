@@ -1,0 +1,66 @@
+"""The main memory that is left to this process, within the limits of its control groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Files of the limit and the usage, and the entry of memory.stat with the caches that the kernel can drop; for control
+# groups version 2 and 1.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+class MemoryLimit(NamedTuple):
+    """The memory limit of a control group, if it is below the machine's memory."""
+
+    limit: int  # bytes
+    usage: Path
+    stat: Path
+    droppable: str
+
+    def left(self) -> float:
+        """Return the bytes left until the limit is reached; file caches that can be dropped count as left."""
+        entries = dict(line.split() for line in self.stat.read_text().splitlines())
+        return float(max(self.limit - int(self.usage.read_text()) + int(entries.get(self.droppable, 0)), 0))
+
+
+def memory_limits(membership: Path, root: Path, machine_bytes: int) -> Iterator[MemoryLimit]:
+    """Yield the memory limits of the control groups that this process is in, and of their parents.
+
+    In a container, `membership` may have the host's path while the process's own group is mounted at the root; groups
+    without files are ignored.
+
+    Args:
+      membership: the file /proc/self/cgroup.
+      root: the folder /sys/fs/cgroup.
+      machine_bytes: the machine's memory; higher limits are left out.
+    """
+    lines = membership.read_text().splitlines() if membership.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "memory" if controllers else root
+        group = top / path.lstrip("/")
+        for folder in [f for f in (group, *group.parents) if f.is_relative_to(top)]:
+            for limit, usage, droppable in _MEMORY_FILES:
+                text = (folder / limit).read_text().strip() if (folder / limit).exists() else "max"
+                if text != "max" and int(text) < machine_bytes:
+                    yield MemoryLimit(int(text), folder / usage, folder / "memory.stat", droppable)
+
+
+class MemoryLeft:
+    """Bytes available to this process: the least of the system's and each limit's. The limits are looked up once."""
+
+    def __init__(self, membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")):
+        import psutil
+
+        self._system = psutil.virtual_memory
+        self._limits = list(memory_limits(membership, root, self._system().total))
+
+    def __call__(self) -> float:
+        return min([float(self._system().available), *(limit.left() for limit in self._limits)])

@@ -1,0 +1,132 @@
+"""The largest microbatch that fits a device's memory, from what XLA reports of compiled kernels.
+
+XLA reports the bytes of a compiled program's temporaries and results. A kernel fits if these, with a second set of
+results (several microbatches are summed) and its examples, fit what was left when the first kernel was compiled. XLA
+does not know of fragmentation, so a tenth is left free. Memory may still run out in a step; then the bound is halved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from adaptive.base.host_memory import MemoryLeft
+
+_USABLE = 0.9
+_GIB = 1 << 30
+_log = logging.getLogger("adaptive")
+
+
+class MemoryBound:
+    """Bounds the microbatches of this process's workers by memory. Local.
+
+    Args:
+      left: returns the bytes that are left for one worker. Called once, before the first kernel is judged.
+      note: called with a sentence for the next report when the bound changes.
+      splittable: whether larger batches can run as several microbatches. If not, the bound holds for local batches, and
+        no kernel is refused.
+
+    Attributes:
+      largest: the most examples in one microbatch, at least 1; `None` while no kernel was too large.
+      most: the most examples in a kernel, scaled from the last one that was judged, at least 1; `None` before.
+    """
+
+    def __init__(self, left: Callable[[], float], note: Callable[[str], None], *, splittable: bool = True):
+        self._find_left, self._note, self._splittable = left, note, splittable
+        self._left: float | None = None
+        self._admitted = 0  # examples of the largest kernel that fits
+        self.largest: int | None = None
+        self.most: int | None = None
+
+    def allows(self, size: int) -> bool:
+        """Return whether a kernel of `size` examples is worth compiling."""
+        return not self._splittable or self.largest is None or size <= self.largest
+
+    def fits(self, nbytes: int) -> bool:
+        """Return whether that much memory is left."""
+        return nbytes <= self._left_bytes()
+
+    def _left_bytes(self) -> float:
+        if self._left is None:
+            self._left = _USABLE * self._find_left()
+        return self._left
+
+    def admit(self, size: int, nbytes: int | None) -> bool:
+        """Return whether a compiled kernel may be used; if not, lower the bound.
+
+        Args:
+          size: examples of the kernel.
+          nbytes: the memory that it needs; `None` if unknown.
+        """
+        if nbytes is None:
+            return True
+        fits, left = self.fits(nbytes), self._left_bytes()
+        # Part of the memory does not grow with the examples. So the scaled size is too small if the kernel fits, and
+        # too large if not; then the next kernel is judged in turn.
+        self.most = max(1, int(min(size * left / max(nbytes, 1), 1 << 40)))
+        if fits or size == 1 or not self._splittable:
+            self._admitted = max(self._admitted, size)
+            return True
+        needs = f"a kernel of {size} needs {nbytes / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB are left"
+        self._lower(min(self.most, size - 1), needs)
+        return False
+
+    def refuse(self, size: int, why: str) -> bool:
+        """Lower the bound below `size` examples, which ran out of memory. Returns whether that is possible."""
+        if size <= 1:
+            return False
+        if self._admitted > size // 2:  # it seemed to fit
+            self._admitted = 0
+        self._lower(size // 2, f"{size} ran out of memory: {why}")
+        return True
+
+    def _lower(self, size: int, why: str) -> None:
+        self.largest = max(self._admitted, 1 << (size.bit_length() - 1))
+        text = f"this process runs at most {self.largest} examples in one microbatch: {why}."
+        _log.warning("%s", text)
+        self._note(text)
+
+    @property
+    def in_words(self) -> str:
+        """The bound, for `explain`."""
+        if self.largest is None:
+            return "no kernel so far was too large (max_local_batch='auto')"
+        return f"at most {self.largest} examples in one microbatch (max_local_batch='auto')"
+
+
+def bytes_of(programs: Iterable[Any], batch_bytes: int) -> int | None:
+    """Return the memory that the compiled programs of one size need beyond the state; `None` if XLA does not report it.
+
+    Args:
+      batch_bytes: bytes of the examples.
+    """
+    temporaries = results = 0
+    for program in programs:
+        analysis = getattr(program, "memory_analysis", lambda: None)()
+        if analysis is None:
+            return None
+        temporaries = max(temporaries, analysis.temp_size_in_bytes)
+        results += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return temporaries + 2 * results + batch_bytes
+
+
+def bytes_left(devices: Sequence[jax.Device], processes: int) -> float:
+    """Return the memory that is left for one of this process's workers; infinite if unknown.
+
+    Args:
+      devices: one for each worker of this process.
+      processes: the number of processes on this host, which share its main memory.
+    """
+    held = devices[0].memory_stats() or {}
+    limit, used = held.get("bytes_limit"), held.get("bytes_in_use")
+    if limit is not None and used is not None:
+        return (limit - used) / devices.count(devices[0])
+    return MemoryLeft()() / (processes * len(devices)) if devices[0].platform == "cpu" else float("inf")
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of XLA says that memory could not be allocated."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)

@@ -1,0 +1,73 @@
+"""What memory the machine has left, against control groups of our own making."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from adaptive.base.host_memory import MemoryLeft
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 1000 bytes, of which 600 are available."""
+    memory = type("Memory", (), {"total": 1000, "available": 600})
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    return memory
+
+
+def group(folder, limit, usage, inactive, version=2):
+    names = {2: ("memory.max", "memory.current", "inactive_file")}
+    names[1] = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[version][0]).write_text(f"{limit}\n")
+    (folder / names[version][1]).write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{names[version][2]} {inactive}\n")
+
+
+def left(tmp_path, membership):
+    (tmp_path / "cgroup").write_text(membership)
+    return MemoryLeft(tmp_path / "cgroup", tmp_path / "fs")()
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_system_s_word_counts_where_no_limit_is_lower(tmp_path):
+    assert MemoryLeft(tmp_path / "none", tmp_path)() == 600
+    group(tmp_path / "fs/job", "max", 100, 0)
+    group(tmp_path / "fs", 5000, 100, 0)
+    assert left(tmp_path, "0::/job\n") == 600
+    group(tmp_path / "fs/memory", 2**63 - 4096, 100, 0, version=1)  # how version 1 says that there is none
+    assert left(tmp_path, "4:memory:/\n") == 600
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_tightest_limit_around_the_process_counts(tmp_path):
+    group(tmp_path / "fs/slurm/job/step", "max", 90, 0)
+    group(tmp_path / "fs/slurm/job", 300, 120, 20)
+    group(tmp_path / "fs/slurm", 900, 150, 0)
+    assert left(tmp_path, "1:cpu:/elsewhere\n0::/slurm/job/step\n") == 200
+    group(tmp_path / "fs/slurm", 250, 240, 0)
+    assert left(tmp_path, "0::/slurm/job/step\n") == 10
+    group(tmp_path / "fs/slurm", 250, 260, 0)  # over it, for the moment
+    assert left(tmp_path, "0::/slurm/job/step\n") == 0
+
+
+@pytest.mark.usefixtures("machine")
+def test_version_1_and_a_container_whose_path_is_the_host_s(tmp_path):
+    group(tmp_path / "fs/memory", 400, 150, 50, version=1)
+    assert left(tmp_path, "9:name=systemd:/docker/ab\n4:cpu,memory:/docker/ab\n") == 300
+
+
+def test_usage_is_read_anew_and_the_limit_is_not_looked_for_again(tmp_path, machine):
+    group(tmp_path / "fs/job", 300, 100, 0)
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    meter = MemoryLeft(tmp_path / "cgroup", tmp_path / "fs")
+    assert meter() == 200
+    (tmp_path / "fs/job/memory.current").write_text("250")
+    assert meter() == 50
+    machine.available = 20
+    assert meter() == 20
+
+
+def test_this_machine_has_some_memory_left():
+    assert 0 < MemoryLeft()() <= psutil.virtual_memory().total

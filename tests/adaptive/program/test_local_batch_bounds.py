@@ -1,0 +1,245 @@
+"""`max_local_batch="auto"`: microbatches as large as memory permits, and smaller ones when it runs out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.runtime.kernels import compiled as _compiled
+from adaptive.runtime.kernels import memory_bound
+from adaptive.runtime.local_world import LocalWorld
+
+COVERS = ("adaptive/runtime/out_of_memory.py", "adaptive/program/run_loop.py", "adaptive/control/batch_sizes.py")
+
+FITS = 64
+rng = np.random.default_rng(0)
+DATA = {"x": rng.normal(size=(1024, 64)).astype(np.float32)}
+DATA["y"] = DATA["x"].sum(1)
+
+
+def loss_of(w, batch):
+    return ((jnp.tanh(batch["x"] @ w).sum(1) - batch["y"]) ** 2).mean()
+
+
+def driver(w, batch):
+    loss, grads = jax.value_and_grad(loss_of)(w, batch)
+    return w - 0.01 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+
+def unsplittable(w, batch):
+    loss, grads = jax.value_and_grad(loss_of)(w, batch)
+    shared, own = w - 0.01 * comm.all_reduce(grads), loss
+    return shared, {"loss": comm.all_reduce(loss), "rows": comm.all_gather(own * batch["y"].std())}
+
+
+def built(driver=driver, workers=1, global_batch=256, **options):
+    options = {"max_local_batch": "auto", "deterministic": True, **options}
+    weights = jnp.asarray(rng.normal(size=(64, 4)).astype(np.float32)) * 0 + 0.1
+    return ad.Program(driver, weights, DATA, global_batch=global_batch, world=LocalWorld(workers), **options)
+
+
+def trained(program, steps=6):
+    with program:
+        reports = list(program.run(steps=steps))
+        return reports, np.asarray(program.state)
+
+
+def needs(size):
+    """Return the bytes that a kernel needs, as XLA reports them."""
+    memory = built(max_local_batch=None, microbatch=size, resizable=False)
+    with memory as program:
+        program.step()
+        kernels = program._parts.engine.kernels.compiled.ready[0][size]
+        return memory_bound.bytes_of([k.run for k in kernels.values()], kernels[0].batch_bytes)
+
+
+@pytest.fixture
+def room_for_64(monkeypatch):
+    """Memory for a kernel of 64 examples, and not for one of 128."""
+    assert needs(2 * FITS) > 1.2 * needs(FITS)
+    left = 1.1 * needs(FITS) / 0.9
+    monkeypatch.setattr("adaptive.program.local_batch_bounds.bytes_left", lambda devices, processes: left)
+
+
+@pytest.fixture
+def runs_out(monkeypatch):
+    """Microbatches larger than these examples run out of memory when they run; nothing is known before."""
+    limit, ran = [FITS], []
+    compile_segment = _compiled.compile_segment
+
+    def compiled(function, shapes, device, *, name, **options):
+        run = compile_segment(function, shapes, device, name=name, **options)
+        size = int(name.split("_stage_")[0].rsplit("_", 1)[1])
+
+        def checked(given):
+            ran.append(size)
+            if size > limit[0]:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate\nmore")
+            return run(given)
+
+        return checked
+
+    monkeypatch.setattr(_compiled, "compile_segment", compiled)
+    return limit, ran
+
+
+@pytest.mark.usefixtures("room_for_64")
+@pytest.mark.parametrize("resizable", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_that_fits_64_trains_with_256_as_without_a_bound(workers, resizable):
+    options = {"workers": workers, "resizable": resizable, "global_batch": 256 * workers}
+    reports, state = trained(built(**options))
+    assert reports[0].batch_sizes == (256,) * workers
+    assert {m for report in reports for m in report.microbatches} == {(FITS,) * 4}
+    assert any(f"at most {FITS} examples in one microbatch" in note for note in reports[0].notes)
+    same = trained(built(**options, max_local_batch=None, microbatch=FITS))
+    np.testing.assert_array_equal(state, same[1])
+    unbounded = trained(built(**options, max_local_batch=None))
+    assert unbounded[0][0].microbatches[0] == (256,)
+    np.testing.assert_allclose(state, unbounded[1], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("room_for_64")
+def test_larger_kernels_are_not_kept_when_batches_grow():
+    with built(global_batch=32, deterministic=False) as program:
+        program.step()
+        program.rescale(global_batch=512)
+        program.warm_up()
+        for _ in range(12):
+            report = program.step()
+        assert report.batch_sizes == (512,)
+        assert max(report.microbatches[0]) <= FITS
+        kernels = program._parts.engine.kernels
+        assert max(kernels.compiled.ready[0]) <= FITS
+        assert kernels.makes_all
+        assert f"at most {FITS} examples" in program.explain()
+
+
+def test_without_auto_nothing_is_bounded_and_the_advice_is_given(runs_out):
+    with built(max_local_batch=None) as program:
+        assert "in one microbatch" not in program.explain()
+        with pytest.raises(jax.errors.JaxRuntimeError) as found:
+            program.step()
+    assert any('max_local_batch="auto"' in note for note in found.value.__notes__)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_that_runs_out_of_memory_is_taken_again_with_half(runs_out, workers, deterministic, caplog):
+    options = {"workers": workers, "global_batch": 256 * workers, "deterministic": deterministic, "resizable": False}
+    reports, state = trained(built(**options))
+    assert [report.step for report in reports] == list(range(1, 7))
+    assert {m for report in reports for m in report.microbatches} == {(FITS,) * 4}
+    notes = [note for report in reports for note in report.notes]
+    assert [f"at most {n} examples" in note for n, note in zip((128, 64), notes, strict=True)] == [True, True]
+    assert [r.message for r in caplog.records if "ran out of memory" in r.message] == notes
+    runs_out[0][0] = 1 << 20
+    np.testing.assert_allclose(state, trained(built(**options, max_local_batch=None))[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_that_runs_out_in_a_steady_step_repeats_that_step(runs_out, workers):
+    limit, _ran = runs_out
+    limit[0] = 1 << 20
+    with built(workers=workers, global_batch=256 * workers, resizable=False) as program:
+        first = [program.step() for _ in range(4)]
+        limit[0] = FITS
+        then = [program.step() for _ in range(4)]
+        state = np.asarray(program.state)
+    assert [r.step for r in (*first, *then)] == list(range(1, 9))
+    assert [r.examples for r in then] == [256 * workers * n for n in range(5, 9)]
+    assert {r.microbatches[0] for r in first} == {(256,)}
+    assert {r.microbatches[0] for r in then} == {(FITS,) * 4}
+    limit[0] = 1 << 20
+    same = trained(built(workers=workers, global_batch=256 * workers, resizable=False), 8)
+    np.testing.assert_allclose(state, same[1], rtol=1e-5)
+
+
+def test_an_example_that_does_not_fit_alone_ends_the_run(runs_out):
+    runs_out[0][0] = 0
+    with built(global_batch=4) as program, pytest.raises(ad.OutOfMemoryError, match="there is no smaller one"):
+        program.step()
+
+
+@pytest.mark.usefixtures("room_for_64")
+def test_where_batches_cannot_be_split_the_worker_takes_fewer_examples():
+    with built(unsplittable, workers=4, global_batch=200, shares=[5, 1, 1, 1]) as program:
+        assert not program.plan.splittable
+        sizes = program.batch_sizes
+        assert sum(sizes) == 200
+        assert max(sizes) <= 72  # about 64, where its share is 125
+        assert program.step().batch_sizes == sizes
+    with built(unsplittable, workers=2, global_batch=256) as program:
+        report = program.step()
+        assert sum(report.batch_sizes) < 150
+        assert any("global batch 256 clipped to" in note for note in report.notes)
+
+
+def test_where_batches_cannot_be_split_a_batch_that_runs_out_of_memory_is_split_over_the_workers(runs_out):
+    options = {"workers": 4, "global_batch": 200, "shares": [5, 1, 1, 1]}
+    reports, _state = trained(built(unsplittable, **options))
+    assert [r.step for r in reports] == list(range(1, 7))
+    assert {r.batch_sizes for r in reports} == {reports[0].batch_sizes}
+    assert sum(reports[0].batch_sizes) == 200
+    assert max(reports[0].batch_sizes) <= 62
+    assert any("a local batch of" in note and "ran out of memory" in note for note in reports[0].notes)
+
+
+class Fails:
+    """A final segment that runs out of memory."""
+
+    def __call__(self, *_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the update")
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_update_that_runs_out_of_memory_cannot_be_taken_again(workers, steps):
+    with built(workers=workers, resizable=False) as program:
+        for _ in range(steps):
+            program.step()
+        programs = program._parts.engine.context.programs
+        for local_index in range(workers):
+            programs["final", 0, local_index] = Fails()
+        with pytest.raises(
+            ad.OutOfMemoryError, match=r"in the update of the state: RESOURCE_EXHAUSTED: no room.*restore"
+        ):
+            program.step()
+
+
+def test_a_message_that_was_sent_cannot_be_taken_back(monkeypatch):
+    """Of a driver with two messages in a row, the second of whose kernels fails."""
+
+    def centered(w, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        loss, grads = jax.value_and_grad(loss_of)(w, {**batch, "y": batch["y"] - mean})
+        return w - 0.01 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
+
+    with built(centered, resizable=False) as program:
+        program.step()
+        kernels = program._parts.engine.kernels.compiled.ready[0]
+        (size,) = kernels
+        level = max(kernels[size])
+        assert level > 0
+        kernels[size][level] = _compiled.Kernel(Fails(), kernels[size][level].consts)
+        with pytest.raises(ad.OutOfMemoryError, match=r"after a message of the step had been sent.*microbatch=128"):
+            program.step()
+
+
+def test_a_state_that_an_earlier_update_has_lost_is_not_taken_for_a_lack_of_room(runs_out):
+    with built(resizable=False, global_batch=32) as program:
+        program.step()
+        runs_out[0][0] = 4
+        for leaf in program._parts.engine.workers.local_states[0]:
+            leaf.delete()
+        with pytest.raises((ad.OutOfMemoryError, RuntimeError), match=r"update of the state|deleted"):
+            program.step()
+
+
+def test_the_word_auto_is_what_processes_compare():
+    with built() as program:
+        assert program._parts.run.origin.settings["max_local_batch"] == "auto"
