@@ -17,14 +17,20 @@ from adaptive.disk.manifest import DamagedError
 from .stored import check_step, load
 
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
-_TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'
+_TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", "continuous", "auto", or a whole number of steps'
+_BY_MEASUREMENT = ("continuous", "auto")
 
 
 class Every(NamedTuple):
-    """An interval: a number of steps, epochs or minutes."""
+    """An interval: a number of steps, epochs or minutes; or "continuous" or "auto", without a number."""
 
     number: Fraction
     unit: str
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether rank 0 decides by its clock or by its writer, and announces a due checkpoint to the others."""
+        return self.unit == "minute" or self.unit in _BY_MEASUREMENT
 
     def due(self, step: int, before: int, consumed: int, examples: int | None) -> bool:
         """Return whether an interval of steps or epochs ends with a step. Replicated.
@@ -53,8 +59,11 @@ class Checkpoints:
     Args:
       directory: created if missing. To restore on several hosts, it must be visible on all of them. It belongs to one
         run, and to the runs that continue it.
-      every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps. Minutes
-        are measured by rank 0, which announces a due checkpoint in a step's last message.
+      every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps.
+        "continuous": the next checkpoint begins when the last one is on the disk. "auto": the interval that loses the
+        least time, sqrt(2 · stall · mean time between losses), from the measured stall of a checkpoint and the losses
+        of the run, with a prior of one loss in a day; a note says it. These two and minutes are measured by rank 0,
+        which announces a due checkpoint in a step's last message.
       keep: number of checkpoints to keep; older ones are deleted.
 
     Raises:
@@ -86,6 +95,8 @@ class Checkpoints:
         Raises:
           CheckpointError: `every` is not an interval.
         """
+        if isinstance(self.every, str) and self.every.strip() in _BY_MEASUREMENT:
+            return Every(Fraction(0), self.every.strip())
         steps = whole(self.every)
         match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
         every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")

@@ -1,13 +1,14 @@
 """Checkpoints during a run: decides when one is due, and saves it.
 
 All processes decide alike, at the same step: by the number of the step, by the number of consumed examples, or, for
-minutes, by a request of rank 0 in the step's last message. All processes bring their hooks' states up to date, and send
-their local state, if there is any. Rank 0 writes.
+intervals that rank 0 measures, by a request of rank 0 in the step's last message. All processes bring their hooks'
+states up to date, and send their local state, if there is any. Rank 0 writes.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from adaptive.observe.report import Report
 
 from .checkpoint import has_local
 from .checkpoint import save as _save
+from .checkpoint_interval import BestInterval
 from .checkpoints import Checkpoints
 from .parts import ProgramParts
 from .writer import Writer
@@ -44,11 +46,12 @@ class RunCheckpointer:
             )
         self._options, self._every = options, options.interval
         self._writer = Writer(options, parts.run.flush_logs)
-        self._saved = time.monotonic()
+        self._saved = self._began = time.monotonic()
+        self._n_losses, self._best = len(parts.world.losses), BestInterval()
         self._last_kept: bool | None = None  # whether the last step was saved; `None` before the first step
         self._left_out = self._told = False  # whether the last due checkpoint was skipped; whether a note said so
         self._status = parts.status
-        if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
+        if self._every.by_clock and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 announces a due checkpoint in a step's last message, and this "
                 'program sends no messages. Count steps or epochs:  every="1 epoch"'
@@ -62,8 +65,8 @@ class RunCheckpointer:
 
     def after(self, report: Report) -> None:
         """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
-        if self._every.unit == "minute":
-            due = self._minutes_have_passed()
+        if self._every.by_clock:
+            due = self._announced()
         else:
             before = report.examples - report.global_batch
             epoch = self._parts.stream.epoch_length
@@ -72,16 +75,27 @@ class RunCheckpointer:
         if due:
             self.save()
 
-    def _minutes_have_passed(self) -> bool:
+    def _announced(self) -> bool:
+        """Return whether rank 0 has announced a due checkpoint; on rank 0, announce one in the next step."""
         status = self._status
         if self.world.processes == 1:
-            return self._late()
+            return self._is_due_here()
         asked, status.checkpoint_requested = status.checkpoint_requested, False
-        status.checkpoint_due = not asked and self.world.rank == 0 and self._late()
+        status.checkpoint_due = not asked and self.world.rank == 0 and self._is_due_here()
         return asked
 
-    def _late(self) -> bool:
-        return time.monotonic() - self._saved >= 60 * self._every.number
+    def _is_due_here(self) -> bool:
+        """Return whether a checkpoint is due, by this process's clock and writer."""
+        now, unit = time.monotonic(), self._every.unit
+        if unit == "minute":
+            return now - self._saved >= 60 * self._every.number
+        if self._writer.busy or unit == "continuous":
+            return not self._writer.busy
+        history = now - self._began, len(self.world.losses) - self._n_losses
+        news = self._best.news(*history)
+        if news:
+            self._writer.note(news, logging.INFO)
+        return now - self._saved >= self._best.seconds(*history)
 
     @fails_together("in a checkpoint of")
     def save(self, *, wait: bool = False) -> None:
@@ -94,7 +108,7 @@ class RunCheckpointer:
             self._save(wait)
 
     def _save(self, wait: bool) -> None:
-        self._saved = time.monotonic()
+        self._saved = began = time.monotonic()
 
         def taken() -> tuple[bool, dict[str, Any]]:
             writes = self.world.rank == 0 and self._is_free(wait)
@@ -105,6 +119,8 @@ class RunCheckpointer:
             self._writer.write(checkpoint)
             if wait:
                 self._writer.wait()
+            else:
+                self._best.record_stall(time.monotonic() - began)
 
     @with_build_settings
     def _snapshot(self, copy: Callable[[Any], Any]) -> dict[str, Any]:

@@ -138,9 +138,9 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: int = logging.WARNING) -> None:
         """Add a note to the next report, and log it."""
-        _log.warning("%s", text)
+        _log.log(level, "%s", text)
         self._notes.append(text)
 
     def drain_notes(self) -> list[str]:
