@@ -33,7 +33,7 @@ from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 
 from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id
-from .first_plan import check_alike, first_plan
+from .first_plan import check_alike, first_plan, plan_for_capacity
 from .local_batch_bounds import bound_of, fit_local_batches, is_auto
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
@@ -112,7 +112,8 @@ def build(
         "deterministic": deterministic,
         "overlap": overlap,
     }
-    build_digests = check_alike(world, name, form, leaves, examples, plan, settings)
+    whole = partial(plan_for_capacity, planner, sizes.limits, global_batch, microbatch)
+    build_digests = check_alike(world, name, form, leaves, examples, plan, settings, whole)
     built_in(world)
     if deterministic:
         world.deterministic = True

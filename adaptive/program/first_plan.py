@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import lcm
 from typing import Any
@@ -68,6 +68,17 @@ def first_plan(
         multiple = lcm(multiple, found)
 
 
+def plan_for_capacity(planner: Planner, limits: Limits, global_batch: int, microbatch: int | None) -> Plan:
+    """Return the plan for an equal share of the global batch in every worker slot, or else the first plan, if the
+    driver cannot be traced for that size.
+    """
+    size = global_batch // len(limits.upper) // limits.multiple * limits.multiple
+    try:
+        return planner(min(max(size, limits.multiple), microbatch or size, *limits.upper))
+    except Exception:  # raised by the driver, which may support one batch size only
+        return planner.reference
+
+
 def _limits(
     data: Rows | IterableData, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int
 ) -> Limits:
@@ -107,12 +118,14 @@ def check_alike(
     data: Rows | IterableData,
     plan: Plan,
     settings: dict[str, Any],
+    whole: Callable[[], Plan],
 ) -> dict[str, str]:
     """Check that all processes build the same program. Raises a DisagreementError on all if not. Communicates.
 
     Args:
       form: the form of the initial state, whose arrays are `leaves`.
       settings: other arguments of the program, by name.
+      whole: returns a plan that does not depend on the current members.
 
     Returns:
       Digests with which a process that is spawned later must agree. They do not depend on the current members.
@@ -127,7 +140,7 @@ def check_alike(
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
     check_same_build(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
     lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
-    return {**describe_settings(), **lasting, "driver": digest_of_plan(plan)} if world.spawns else {}
+    return {**describe_settings(), **lasting, "driver": digest_of_plan(whole())} if world.spawns else {}
 
 
 _OF_THE_MOMENT = ("batch sizes", "quantum")

@@ -14,12 +14,12 @@ from tests.program.problems import stream
 EXAMPLES, FEATURES = 160, 6
 
 
-def data() -> dict[str, np.ndarray]:
+def data(count: int = EXAMPLES) -> dict[str, np.ndarray]:
     """Examples that know their numbers."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(EXAMPLES, FEATURES))
-    y = np.tanh(x @ rng.normal(size=FEATURES)) + 0.3 * rng.normal(size=EXAMPLES)
-    return {"x": x, "y": y, "number": np.arange(EXAMPLES)}
+    x = rng.normal(size=(count, FEATURES))
+    y = np.tanh(x @ rng.normal(size=FEATURES)) + 0.3 * rng.normal(size=count)
+    return {"x": x, "y": y, "number": np.arange(count)}
 
 
 def begun() -> dict[str, Any]:
@@ -46,10 +46,10 @@ def _losses(w: Any, batch: dict[str, Any]) -> Any:
     return jnp.square(jnp.tanh(batch["x"] @ w) - batch["y"])
 
 
-def plain_loop(seed: int, batches: Sequence[int]) -> dict[str, np.ndarray]:
+def plain_loop(seed: int, batches: Sequence[int], count: int = EXAMPLES) -> dict[str, np.ndarray]:
     """The model behind consecutive batches of the stream, in one process, without the library."""
     with jax.enable_x64(True):
-        examples, order = data(), stream(EXAMPLES, seed, sum(batches))
+        examples, order = data(count), stream(count, seed, sum(batches))
         model, widest = begun(), max(batches)
         ends = np.cumsum(batches)
         numbers = np.zeros((len(batches), widest), int)
@@ -68,6 +68,6 @@ def plain_loop(seed: int, batches: Sequence[int]) -> dict[str, np.ndarray]:
         return {name: np.asarray(leaf) for name, leaf in model.items()}
 
 
-def taken(seed: int, batches: Sequence[int]) -> np.ndarray:
+def taken(seed: int, batches: Sequence[int], count: int = EXAMPLES) -> np.ndarray:
     """How often each example is to be taken."""
-    return np.bincount(stream(EXAMPLES, seed, sum(batches)), minlength=EXAMPLES)
+    return np.bincount(stream(count, seed, sum(batches)), minlength=count)

@@ -1,10 +1,16 @@
-"""A job that grows by spawning: `adaptive run -n 1 spawned.py CASE`; see test_spawned.py."""
+"""A job that grows by spawning: `adaptive run -n N spawned.py CASE [FILE]`; see test_spawned.py.
+
+Where it is "replaced", two of three processes are killed after step 5, and of those that are spawned in their place the
+first one, which makes FILE, is killed before it has joined.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from contextlib import suppress
 
 import jax
 
@@ -34,20 +40,30 @@ def driver(state, batch):
 
 
 def grow(control):
-    if control.step == 3:
+    if control.step == 3 and CASE != "replaced":
         control.rescale(workers=2)
 
 
 data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
-with comm.world(max_workers=3) as world:
+with comm.world(max_workers=3, respawn=CASE == "replaced") as world:
+    if CASE == "replaced" and SPAWNED:
+        with suppress(FileExistsError), open(sys.argv[2], "x"):
+            os.kill(os.getpid(), signal.SIGKILL)
     state = {"adam": adam_state(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
     program = ad.Program(driver, state, data, global_batch=GLOBAL_BATCH, seed=SEED)
     joined, deadline = 0, time.monotonic() + limit(60)
     for report in program.run():
         time.sleep(0.005)  # or the newcomer hardly gets to import anything
-        joined = joined or (report.step if report.joined else 0)
+        joined = report.step if report.joined else joined
+        if CASE == "replaced" and report.step == 5 and world.workers[0] and not SPAWNED:
+            os.kill(os.getpid(), signal.SIGKILL)
         late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
-        if (joined and report.step > joined + 20) or late or (CASE != "grows" and world.elastic.spawner.failed):
+        complete = len(report.members) == 3 or CASE != "replaced"
+        if (
+            (joined and complete and report.step > joined + 20)
+            or late
+            or (CASE != "grows" and world.elastic.spawner.failed)
+        ):
             break
     steps = program.steps
     np.testing.assert_array_equal(

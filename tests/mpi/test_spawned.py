@@ -26,6 +26,12 @@ def test_more_workers_are_asked_for_than_were_started():
     assert "worker 1 ended well" in result.stdout, result
 
 
+def test_lost_workers_are_replaced_while_others_are_missing_and_if_one_dies_on_its_way(tmp_path):
+    result = run([SCRIPT, "replaced", tmp_path / "killed"], n=3, ours=True)
+    assert result.stdout.count("ended well: joined, members (0, 1, 2)") == 3, result
+    assert "has died before it joined; another one is spawned in its place" in result.stderr, result
+
+
 @pytest.mark.long
 def test_a_process_that_has_built_something_else_is_not_let_in():
     result = run([SCRIPT, "another driver"], n=1, ours=True)

@@ -21,6 +21,7 @@ from launchers.ending import RECRUIT, leave_job
 from .standby import ASK, CLOSED, READY, REFUSED, ControlMessages
 
 _REQUEST_TAG, _MERGE_TAG = 7102, 7103
+_MOST_DEATHS = 3  # of spawned processes in a row
 _log = logging.getLogger("adaptive")
 
 
@@ -39,13 +40,17 @@ class SpawnedProcess:
     def __init__(self, mpi: Any, pair: Any, worker_slots: range):
         self.pair, self.worker_slots = pair, worker_slots
         self.messages = ControlMessages(mpi, pair)
-        self.ready = self.over = False
+        self.ready = self.refused = self.dead = False
         self.messages.send([1], ASK)
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not join."""
+        return self.refused or self.dead
 
     def receive(self, build_digests: Mapping[str, str]) -> None:
         """Receive its readiness and the digests of its program; refuse it if they differ from `build_digests`."""
-        if self.messages.dead([1]):
-            self.over = True
+        self.dead = bool(self.messages.dead([1]))
         message = self.messages.receive()
         if message is None or message[0] != READY:
             return
@@ -53,7 +58,7 @@ class SpawnedProcess:
         if not differs:
             self.ready = True
             return
-        self.over = True
+        self.refused = True
         name = differs[0]
         theirs, own = message[1].get(name), build_digests[name]
         text = f"{name} differs: {own} on the workers, {theirs} on the spawned process"
@@ -67,7 +72,8 @@ class Spawner:
     """The spawned processes that are not admitted yet; used by rank 0.
 
     Attributes:
-      failed: whether a process could not be spawned, was refused or has died.
+      failed: whether to spawn no more: a process could not be spawned or was refused, or several in a row have died
+        before they were admitted.
     """
 
     def __init__(self, mpi: Any):
@@ -75,6 +81,7 @@ class Spawner:
         self._spawned: list[SpawnedProcess] = []
         self._threads: list[threading.Thread] = []
         self._taken: set[int] = set()  # worker slots of processes that are being spawned
+        self._deaths = 0  # in a row
         self.failed = False
 
     def spawn(self, request: SpawnRequest) -> None:
@@ -110,9 +117,18 @@ class Spawner:
                 spawned.receive(build_digests)
         for spawned in self._spawned:
             if spawned.over:
-                self.failed = True
+                self._give_up(spawned)
         self._spawned = [spawned for spawned in self._spawned if not spawned.over]
         return [spawned for spawned in self._spawned if spawned.ready]
+
+    def _give_up(self, spawned: SpawnedProcess) -> None:
+        """Forget a process that will not join; if it has died, another one may be spawned in its place."""
+        self._deaths += spawned.dead
+        self.failed |= spawned.refused or self._deaths == _MOST_DEATHS
+        if spawned.dead:
+            self._taken -= set(spawned.worker_slots)
+            text = "no more are spawned" if self.failed else "another one is spawned in its place"
+            _log.warning("a spawned process has died before it joined; %s.", text)
 
     def has(self, worker_slots: range) -> bool:
         """Return whether a process is being spawned for these worker slots."""
@@ -121,6 +137,7 @@ class Spawner:
     def admitted(self, spawned: Sequence[SpawnedProcess]) -> None:
         """Forget these processes: they are part of the job."""
         self._spawned = [one for one in self._spawned if one not in spawned]
+        self._deaths = 0 if spawned else self._deaths
         for one in spawned:
             self._taken -= set(one.worker_slots)
 
