@@ -28,7 +28,12 @@ RESULTS = Path(__file__).resolve().parent / "results"
 # --- timing -----------------------------------------------------------------------------------------------------------
 
 
-def alternate(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, np.ndarray]:
+def alternate(
+    calls: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, np.ndarray]:
     """Time several calls, in turn.
 
     A round calls each once, and the next round starts one further on, so that none always goes first. The order depends
@@ -38,6 +43,7 @@ def alternate(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int =
       calls: by name. What one returns is waited for (`jax.block_until_ready`) before its clock stops.
       rounds: how many are timed.
       warmup: how many rounds run before those.
+      clock: returns seconds; `time.process_time` for those of the processor, which others' processes prolong less.
 
     Returns:
       For each name the seconds of its calls, one per round.
@@ -47,9 +53,9 @@ def alternate(calls: Mapping[str, Callable[[], Any]], rounds: int, warmup: int =
     for r in range(-warmup, rounds):
         for i in range(len(names)):
             name = names[(r + i) % len(names)]
-            start = time.perf_counter()
+            start = clock()
             jax.block_until_ready(calls[name]())
-            elapsed = time.perf_counter() - start
+            elapsed = clock() - start
             if r >= 0:
                 seconds[name][r] = elapsed
     return seconds

@@ -13,57 +13,17 @@ its steps.)
 from __future__ import annotations
 
 import argparse
-from pydoc_data.topics import topics
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
+from _language_model import CONTEXT, init, loss_fn, text
 from _measure import report
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 
-CONTEXT, WIDTH, HEADS, BLOCKS = 64, 96, 4, 2
 BASE, LARGEST, PEAK = 32, 128, 4e-3
-
-
-def text() -> tuple[dict, dict, int]:
-    """Windows of text to train on, windows to test on, and the number of different characters."""
-    characters = np.array(list("\n\n".join(topics[name] for name in sorted(topics))))
-    alphabet, codes = np.unique(characters, return_inverse=True)
-    windows = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int32), CONTEXT + 1)[:: CONTEXT // 2]
-    last = len(windows) // 10
-    return {"codes": windows[: -last - 2]}, {"codes": windows[-last:]}, len(alphabet)
-
-
-def init(seed: int, n_characters: int) -> dict:
-    """Return random weights."""
-    rng = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(0, 0.02, shape), jnp.float32)
-
-    shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-    blocks = [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(BLOCKS)]
-    return {"characters": normal(n_characters, WIDTH), "positions": normal(CONTEXT, WIDTH), "blocks": blocks}
-
-
-def loss_fn(params: dict, batch: dict) -> jax.Array:
-    """Return the mean cross entropy per character, in nats."""
-    codes = batch["codes"]
-    x = params["characters"][codes[:, :-1]] + params["positions"]
-    for block in params["blocks"]:
-        q, k, v = jnp.moveaxis((_normalized(x) @ block["qkv"]).reshape(*x.shape[:2], 3, HEADS, -1), 2, 0)
-        x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ block["out"]
-        x = x + jax.nn.relu(_normalized(x) @ block["up"]) @ block["down"]
-    logits = _normalized(x) @ params["characters"].T
-    return optax.softmax_cross_entropy_with_integer_labels(logits, codes[:, 1:]).mean()
-
-
-def _normalized(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
 
 def trained(kind: str, seed: int, steps: int) -> tuple[float, int]:

@@ -1,0 +1,76 @@
+"""The benchmarks of noise scales: each monitor leaves training as it is, and the tables hold what was measured."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.mpirun import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))  # as it is for a script
+cost, critical, timed = (
+    importlib.import_module(name) for name in ("cost_of_monitors", "critical_batch", "_timed_models")
+)
+
+
+@pytest.fixture
+def optax_promotion():
+    """Let optax combine int32 counts with floats, as it does in every user's program."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.usefixtures("optax_promotion")
+def test_all_monitors_see_the_same_training_and_know_a_noise_scale():
+    losses = {}
+    for name in cost.MONITORS:
+        with cost.program(timed.perceptron("perceptron", 8), name) as program:
+            *_, last = program.run(steps=4)
+        losses[name] = float(last.metrics["loss"])
+        noise = last.metrics["noise"]
+        if name == "moment_noise":
+            assert float(noise.euclidean) > 0
+        elif name != cost.NOTHING:
+            scales = noise.values() if isinstance(noise, dict) else [noise]
+            assert all(float(one.trace) > 0 for one in scales)
+    np.testing.assert_allclose(list(losses.values()), losses[cost.NOTHING], rtol=1e-5)
+
+
+def test_a_layer_is_named_by_its_place():
+    assert cost.layer(("params", "Dense_0", "kernel")) == "params/Dense_0"
+
+
+@pytest.mark.usefixtures("optax_promotion")
+def test_a_moment_has_a_critical_batch_and_all_noise_scales():
+    task = critical.digits()._replace(
+        moments=(6,), examples=128, test={k: v[:64] for k, v in critical.digits().test.items()}
+    )
+    (row,) = critical.measured(task, seed=0)
+    assert row["examples"] == 6 * task.batch
+    assert len(row["losses"]) == 1 + len(critical.FACTORS)
+    assert row["losses"][1] < row["losses"][0]
+    assert row["critical"] > 0
+    assert all(row[name] > 0 for name in critical.NAMES)
+
+
+def test_tables_have_medians_and_ratios_over_seeds():
+    rows = [
+        {"task": "t", "seed": seed, "examples": 80, "critical": 10.0 * (seed + 1)} | dict.fromkeys(critical.NAMES, 60.0)
+        for seed in range(3)
+    ]
+    (scales,), (ratios,) = critical.tables(rows)
+    assert scales["critical batch"] == "20 (10 – 30)"
+    assert ratios["examples"] == "3 (2 – 6)"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([1.0, math.nan], "no progress"), ([4.0, 6.0, math.inf], "6 (4 – inf)"), ([1234.0], "1,234 (1,234 – 1,234)")],
+)
+def test_what_could_not_be_measured_is_said(values, text):
+    assert critical.middle(values) == text
