@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,15 @@ import collectives as comm
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels import memory_bound
 from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.spmd_program import SPMDProgram
+from tests.threaded_world import Job
 
-COVERS = ("adaptive/runtime/out_of_memory.py", "adaptive/program/run_loop.py", "adaptive/control/batch_sizes.py")
+COVERS = (
+    "adaptive/runtime/out_of_memory.py",
+    "adaptive/runtime/spmd_step.py",
+    "adaptive/program/run_loop.py",
+    "adaptive/control/batch_sizes.py",
+)
 
 FITS = 64
 rng = np.random.default_rng(0)
@@ -243,3 +252,85 @@ def test_a_state_that_an_earlier_update_has_lost_is_not_taken_for_a_lack_of_room
 def test_the_word_auto_is_what_processes_compare():
     with built() as program:
         assert program._parts.run.origin.settings["max_local_batch"] == "auto"
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_processes_with_less_memory_run_smaller_microbatches_and_all_get_the_same():
+    left = {0: 1e12, 1: 1.1 * needs(FITS) / 0.9}
+
+    def script(world):
+        options = {"max_local_batch": "auto", "deterministic": True, "resizable": False}
+        with ad.Program(driver, jnp.full((64, 4), 0.1), DATA, global_batch=512, world=world, **options) as program:
+            program._parts.engine.kernels.memory._find_left = lambda: left[world.rank]
+            reports = [program.step() for _ in range(4)]
+            return [r.microbatches[0] for r in reports], np.asarray(program.state)
+
+    found = Job(2).run(script)
+    assert {*found[0][0]} == {(256,)}
+    assert {*found[1][0]} == {(FITS,) * 4}
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_where_batches_cannot_be_split_processes_exchange_what_fits(monkeypatch):
+    monkeypatch.setattr("adaptive.program.local_batch_bounds.bytes_left", lambda devices, processes: share.left)
+    share = threading.local()
+    small = 1.1 * needs(FITS) / 0.9
+
+    def script(world):
+        share.left = small if world.rank else 1e12
+        options = {"max_local_batch": "auto", "deterministic": True}
+        with ad.Program(
+            unsplittable, jnp.full((64, 4), 0.1), DATA, global_batch=300, world=world, **options
+        ) as program:
+            return [program.batch_sizes, program.step().batch_sizes, program._parts.sizes.limits.upper]
+
+    found = Job(2).run(script)
+    assert found[0] == found[1]
+    sizes, ran, upper = found[0]
+    assert sizes == ran
+    assert sum(sizes) == 300
+    assert sizes[1] <= 72 < 200 < sizes[0]
+    assert upper[1] <= 72 < upper[0]
+
+
+def test_where_batches_cannot_be_split_memory_that_runs_out_on_one_of_several_processes_ends_the_run(runs_out):
+    runs_out[0][0] = 16
+
+    def script(world):
+        options = {"max_local_batch": "auto", "deterministic": True}
+        with ad.Program(unsplittable, jnp.full((64, 4), 0.1), DATA, global_batch=64, world=world, **options) as program:
+            program.step()
+
+    with pytest.raises(ad.OutOfMemoryError, match=r"cannot be split.*max_local_batch=16"):
+        Job(2).run(script)
+
+
+# --- one program over all devices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("room_for_64")
+def test_steps_as_one_program_over_all_devices_are_not_used_where_they_do_not_fit():
+    with comm.DeviceWorld(jax.devices()[:2]) as world:
+        options = {"max_local_batch": "auto", "deterministic": True, "resizable": False}
+        with ad.Program(driver, jnp.full((64, 4), 0.1), DATA, global_batch=512, world=world, **options) as program:
+            assert {m for _ in range(5) for m in program.step().microbatches} == {(FITS,) * 4}
+            state = np.asarray(program.state)
+    same = trained(built(workers=2, global_batch=512, resizable=False, max_local_batch=None), 5)
+    np.testing.assert_allclose(state, same[1], rtol=1e-5)
+
+
+def test_a_program_over_all_devices_that_runs_out_of_memory_has_lost_the_state(monkeypatch):
+    ran = SPMDProgram.__init__
+
+    def fails(program, *given):
+        ran(program, *given)
+        program.run = Fails()
+
+    monkeypatch.setattr(SPMDProgram, "__init__", fails)
+    with comm.DeviceWorld(jax.devices()[:2]) as world:
+        options = {"max_local_batch": "auto", "deterministic": True, "resizable": False}
+        program = ad.Program(driver, jnp.full((64, 4), 0.1), DATA, global_batch=64, world=world, **options)
+        with program, pytest.raises(ad.OutOfMemoryError, match=r"in a step as one program over all devices.*restore"):
+            list(program.run(steps=9))
