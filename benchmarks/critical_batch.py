@@ -71,7 +71,7 @@ def digits() -> Task:
     def init(seed: int) -> Any:
         return net.init(jax.random.key(seed), data.train["image"][:1])
 
-    return Task("digits", init, loss_fn, data.train, data.test, 8, 1e-3, (50, 150, 400), 1024)
+    return Task("digits", init, loss_fn, data.train, data.test, 16, 1e-3, (20, 60, 150), 1024)
 
 
 def text() -> Task:
@@ -124,7 +124,7 @@ def measured(task: Task, seed: int) -> list[dict[str, Any]]:
                 hyperparameters=lambda k: {"lr": task.lr * k**0.5},
             )
             print(f"{task.name}, seed {seed}, step {moment}\n{found}", flush=True)
-            row = {"task": task.name, "seed": seed, "examples": done.examples, "critical": found.critical}
+            row = {"task": task.name, "seed": seed, "seen": done.examples, "critical": found.critical}
             row["losses"] = [found.start_loss, *(branch.loss for branch in found.branches)]
             rows.append(row | {name: float(done.metrics[name]) for name in NAMES})
     return rows
@@ -135,20 +135,20 @@ def middle(values: Iterable[float]) -> str:
     array = np.asarray(list(values), np.float64)
     if np.isnan(array).any():
         return "no progress"
-    texts = ["inf" if np.isinf(v) else f"{v:.2g}" if v < 10 else f"{v:,.0f}" for v in (np.median(array), *_ends(array))]
-    return f"{texts[0]} ({texts[1]} – {texts[2]})"
+    median, least, most = (_readable(v) for v in (np.median(array), array.min(), array.max()))
+    return f"{median} ({least} – {most})"
 
 
-def _ends(values: np.ndarray) -> tuple[float, float]:
-    return float(values.min()), float(values.max())
+def _readable(value: float) -> str:
+    return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"
 
 
 def tables(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the scales and their ratios to the critical batch, by task and moment; medians over seeds."""
     scales, ratios = [], []
-    for task, examples in dict.fromkeys((row["task"], row["examples"]) for row in rows):
-        of = [row for row in rows if (row["task"], row["examples"]) == (task, examples)]
-        place = {"": task, "examples seen": f"{examples:,}"}
+    for task, seen in dict.fromkeys((row["task"], row["seen"]) for row in rows):
+        of = [row for row in rows if (row["task"], row["seen"]) == (task, seen)]
+        place = {"": task, "examples seen": f"{seen:,}"}
         critical = {"critical batch": middle(row["critical"] for row in of)}
         scales.append(place | critical | {NAMES[n]: middle(row[n] for row in of) for n in NAMES})
         ratios.append(place | {NAMES[n]: middle(row[n] / row["critical"] for row in of) for n in NAMES})
@@ -166,12 +166,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, len(tasks), figsize=(5.5 * len(tasks), 4.5), squeeze=False)
     for ax, task in zip(axes[0], tasks, strict=True):
         of = [row for row in rows if row["task"] == task]
-        moments = sorted({row["examples"] for row in of})
+        moments = sorted({row["seen"] for row in of})
         for number, (key, label) in enumerate({"critical": "measured by trials", **NAMES}.items()):
             width = 3.0 if key == "critical" else 1.3
-            medians = [np.median([row[key] for row in of if row["examples"] == m]) for m in moments]
+            medians = [np.median([row[key] for row in of if row["seen"] == m]) for m in moments]
             ax.plot(moments, medians, color=f"C{number}", linewidth=width, label=label)
-            ax.plot([r["examples"] for r in of], [r[key] for r in of], ".", color=f"C{number}")
+            ax.plot([r["seen"] for r in of], [r[key] for r in of], ".", color=f"C{number}")
         ax.set(title=task, xlabel="examples seen", ylabel="examples", xscale="log", yscale="log")
         ax.set_xticks(moments, [f"{m:,}" for m in moments])
         ax.minorticks_off()
@@ -194,7 +194,7 @@ def main() -> None:
     else:
         tasks = [task for task in (digits(), text()) if args.only in task.name]
         rows = [row for seed in range(args.seeds) for task in tasks for row in measured(task, seed)]
-    rows.sort(key=lambda row: (row["task"], row["examples"], row["seed"]))
+    rows.sort(key=lambda row: (row["task"], row["seen"], row["seed"]))
     scales, ratios = tables(rows)
     keep = args.write or args.draw
     if keep:
