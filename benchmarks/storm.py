@@ -1,0 +1,286 @@
+"""Claim: 32 workers that meet 125 faults an hour commit at least 99 % of the steps of a run without faults, at least 30
+of 32 take part in the mean, every example is visited once per epoch, and parameters equal a plain loop's.
+
+    python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1]
+
+Faults come at random times (exponential intervals) to random workers: half are kills (SIGKILL); a fifth are SIGTERM,
+upon which the worker leaves; a fifth stop the process for 0.5 to 3 s (SIGSTOP, SIGCONT); a tenth hang its Python code
+for good, until the others have it killed (`hang_timeout=`). `respawn=True` replaces whoever is gone by a spawned
+process.
+
+Workers wait 8 ms for each of their 32 examples, as a host waits for its accelerator, so that a step takes a quarter of
+a second and 32 processes fit on few cores. The run without faults has the same seed and the same length. Steps are
+counted from the 20th on for so many minutes. `--rank` is what each rank runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+from _elastic import ROOT, Job, Notes, job
+from _measure import RESULTS, readable, report
+
+sys.path.insert(0, str(ROOT))
+
+LOCAL_BATCH, WAIT_PER_EXAMPLE, EXAMPLES, SEED = 32, 8e-3, 10_000, 5
+HANG_TIMEOUT = 5.0
+SETTLED = 20  # steps before the time begins
+START_SECONDS = 300.0
+KINDS = {"kill": 0.5, "told to go": 0.2, "stop": 0.2, "hang": 0.1}
+SIGNALS = {"kill": signal.SIGKILL, "told to go": signal.SIGTERM, "stop": signal.SIGSTOP, "hang": signal.SIGUSR2}
+
+
+class Fault(NamedTuple):
+    """A fault that is planned.
+
+    Attributes:
+      at: seconds after the beginning.
+      kind: one of `KINDS`.
+      victim: which of the workers that are there, as a fraction of their number.
+      seconds: how long a stop lasts.
+    """
+
+    at: float
+    kind: str
+    victim: float
+    seconds: float
+
+
+def schedule(seed: int, seconds: float, per_hour: float) -> list[Fault]:
+    """Return the faults of a run of this many seconds."""
+    draw, faults, at = random.Random(seed), [], 0.0
+    while per_hour and (at := at + draw.expovariate(per_hour / 3600)) < seconds:
+        kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
+        faults.append(Fault(at, kind, draw.random(), draw.uniform(0.5, 3.0)))
+    return faults
+
+
+def rank(folder: str, workers: int) -> None:
+    """Train on this rank until the file `stop` is in the folder."""
+    notes = Notes(folder)
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    import jax.numpy as jnp
+
+    import adaptive as ad
+    import collectives as comm
+    import controllers as ctrl
+    from tests.mpi.chaos_reference import begun, data, gradient, made_step
+
+    stop = Path(folder, "stop")
+    signal.signal(signal.SIGUSR2, lambda *_: [time.sleep(1) for _ in range(3600)])
+
+    def wait(x: Any) -> np.ndarray:
+        time.sleep(WAIT_PER_EXAMPLE * len(x))
+        return np.float64(stop.exists())
+
+    def end(control: Any, told: Any) -> None:
+        if told:
+            control.stop()
+
+    def driver(state: Any, batch: Any) -> Any:
+        told = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.float64), batch["number"])
+        grads = comm.all_reduce(gradient(state["model"], batch))
+        count = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
+        ctrl.hook(end, comm.all_reduce(told, op="max"))
+        return {"model": made_step(state["model"], grads), "taken": state["taken"] + count}, {}
+
+    nothing = {"model": begun(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
+    with comm.world(max_workers=workers, respawn=True, hang_timeout=HANG_TIMEOUT) as world:
+        program = ad.Program(driver, nothing, data(EXAMPLES), global_batch=workers * LOCAL_BATCH, seed=SEED)
+        first = True
+        for step in program.run():
+            if first:
+                notes.take("member", step=step.step)
+                first = False
+            assert step.global_batch == workers * LOCAL_BATCH, step
+            if world.rank == 0:
+                sizes = np.asarray(step.batch_sizes)
+                lost = [loss.seconds for loss in step.lost]
+                notes.take("step", step=step.step, taking_part=int((sizes > 0).sum()), lost=lost, notes=step.notes)
+        model = {name: np.asarray(leaf).tolist() for name, leaf in program.state["model"].items()}
+        notes.take("ended", steps=program.steps, model=model, taken=np.asarray(program.state["taken"]).tolist())
+
+
+def members(running: Job) -> list[int]:
+    """Return the ids of the running processes that have taken a step."""
+    pids = [lines[0]["pid"] for lines in running.notes() if any(line["kind"] == "member" for line in lines)]
+    return sorted(pid for pid in pids if _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def steps_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what was noted of each step, in order; rank 0 can be several processes in turn."""
+    found = {line["step"]: line for lines in notes for line in lines if line["kind"] == "step"}
+    return [found[step] for step in sorted(found)]
+
+
+def storm(workers: int, seconds: float, faults: list[Fault]) -> dict[str, Any]:
+    """Run a job with these faults; return what came of it."""
+    events: list[dict[str, Any]] = []
+    with job(workers, __file__, ["--workers", workers]) as running:
+        until = time.monotonic() + START_SECONDS
+        while len(steps_of(running.notes())) < SETTLED:
+            if time.monotonic() > until or running.process.poll() is not None:
+                raise RuntimeError("the job did not begin")
+            time.sleep(0.5)
+        began = time.monotonic()
+        for fault in faults:
+            _until(began + fault.at)
+            events.append(_happen(fault, members(running)))
+            print(events[-1], flush=True)
+            if running.process.poll() is not None:
+                raise RuntimeError(f"the job ended with {running.process.returncode}")
+        _until(began + seconds)
+        print("the time is over", flush=True)
+        (running.folder / "stop").touch()
+        notes = running.finished()
+    return judged(workers, began, seconds, events, notes)
+
+
+def _until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+
+
+def _happen(fault: Fault, pids: list[int]) -> dict[str, Any]:
+    """Let a fault happen to one of these processes."""
+    if len(pids) < 2:
+        raise RuntimeError(f"only {len(pids)} workers are left")
+    pid = pids[int(fault.victim * len(pids))]
+    event = {"kind": fault.kind, "t": time.monotonic(), "pid": pid, "there": len(pids)}
+    with suppress(ProcessLookupError):
+        os.kill(pid, SIGNALS[fault.kind])
+        if fault.kind == "stop":
+            time.sleep(fault.seconds)
+            os.kill(pid, signal.SIGCONT)
+            event["seconds"] = fault.seconds
+    return event
+
+
+def judged(
+    workers: int, began: float, seconds: float, events: list[dict[str, Any]], notes: list[list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return what a job has done in its time, and whether that is right."""
+    from tests.mpi.chaos_reference import plain_loop, taken
+
+    steps = [step for step in steps_of(notes) if step["t"] >= began]
+    inside = [step for step in steps if step["t"] < began + seconds]
+    spans = [(a["t"], b["t"], b["taking_part"]) for a, b in pairwise(inside)]
+    usual = float(np.median([b - a for a, b, _ in spans]))
+    ended = [line for lines in notes for line in lines if line["kind"] == "ended"]
+    first = ended[0]
+    batches = [workers * LOCAL_BATCH] * first["steps"]
+    reference = plain_loop(SEED, batches, EXAMPLES)
+    for event, after in zip(events, [*(event["t"] for event in events[1:]), began + seconds], strict=False):
+        later = [(a, b, n) for a, b, n in spans if b > event["t"] and a < after]
+        event["cost"] = sum(max(0.0, b - a - usual) for a, b, n in later)
+        back = [b for a, b, n in spans if a > event["t"] and n == workers]
+        event["back"] = back[0] - event["t"] if back else None
+    return {
+        "steps": len(inside),
+        "step seconds": usual,
+        "taking part": sum((b - a) * n for a, b, n in spans) / sum(b - a for a, b, _ in spans),
+        "least": min(n for _, _, n in spans),
+        "events": events,
+        "repairs": [s for step in inside for s in step["lost"]],
+        "ended": len(ended),
+        "alike": all(other["model"] == first["model"] and other["taken"] == first["taken"] for other in ended),
+        "each once": bool(np.array_equal(first["taken"], taken(SEED, batches, EXAMPLES))),
+        "difference": max(float(np.abs(np.asarray(first["model"][k]) - v).max()) for k, v in reference.items()),
+        "epochs": sum(batches) / EXAMPLES,
+        "load": os.getloadavg()[0],
+    }
+
+
+def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]]:
+    """Return the table: both runs, and what faults of each kind cost."""
+    found: list[dict[str, object]] = []
+    for name, run in (("without faults", calm), ("storm", stormy)):
+        found.append({
+            "": name, "faults": len(run["events"]), "steps": run["steps"],
+            "of the steps without": f"{100 * run['steps'] / calm['steps']:.1f} %",
+            "a step": readable(run["step seconds"]),
+            "taking part": f"{run['taking part']:.2f}", "at least": run["least"],
+        })  # fmt: skip
+    return found
+
+
+def by_kind(run: dict[str, Any], workers: int) -> list[str]:
+    """Return what faults of each kind cost, a sentence each."""
+    told = []
+    for kind in KINDS:
+        those = [event for event in run["events"] if event["kind"] == kind]
+        if those:
+            cost = [event["cost"] for event in those]
+            text = f"{len(those)} × {kind}: {sum(cost):.1f} s in all, {readable(float(np.median(cost)))} in the median"
+            back = [event["back"] for event in those if event["back"] is not None]
+            if back and kind != "stop":
+                text += (
+                    f"; all {workers} take part again after {np.median(back):.1f} s (median), {max(back):.1f} s at most"
+                )
+            told.append(f"* {text}.")
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rank", metavar="FOLDER")
+    parser.add_argument("--workers", type=int, default=32)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--faults-per-hour", type=float, default=125.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="a file for what came of both runs")
+    parser.add_argument("--no-results", action="store_true", help="print only")
+    args = parser.parse_args()
+    if args.rank:
+        rank(args.rank, args.workers)
+        return
+    seconds = 60 * args.minutes
+    faults = schedule(args.seed, seconds, args.faults_per_hour)
+    stormy = storm(args.workers, seconds, faults)
+    print(json.dumps(stormy), flush=True)
+    calm = storm(args.workers, seconds, [])
+    if args.json:
+        args.json.write_text(json.dumps({"storm": stormy, "calm": calm}))
+    tell(args, calm, stormy)
+
+
+def tell(args: argparse.Namespace, calm: dict[str, Any], stormy: dict[str, Any]) -> None:
+    """Print the result, and write it to its file."""
+    repairs = 1e3 * np.asarray(stormy["repairs"] or [np.nan])
+    yes = {True: "yes", False: "NO"}
+    notes = [
+        f"{args.workers} processes on {os.cpu_count()} cores, {args.minutes:g} minutes each, {args.faults_per_hour:g} "
+        f"faults an hour. What faults cost, beyond the median step:",
+        "\n".join(by_kind(stormy, args.workers)),
+        f"{len(stormy['repairs'])} workers lost; repairs {np.median(repairs):.1f} ms in the median, "
+        f"{repairs.max():.1f} ms at most. {stormy['epochs']:.1f} epochs; every example once in each: "
+        f"{yes[stormy['each once']]}. All {stormy['ended']} processes at the end have the same parameters: "
+        f"{yes[stormy['alike']]}; the largest difference from a plain loop is {stormy['difference']:.1e}.",
+        f"Load averages at the ends: {stormy['load']:.1f} and {calm['load']:.1f}.",
+    ]
+    path = None if args.no_results else RESULTS / "storm.md"
+    title = f"{args.workers} workers in a storm of {args.faults_per_hour:g} faults an hour"
+    report(title, rows(calm, stormy), path, notes)
+
+
+if __name__ == "__main__":
+    main()
