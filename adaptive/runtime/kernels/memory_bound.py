@@ -128,5 +128,10 @@ def bytes_left(devices: Sequence[jax.Device], processes: int) -> float:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of XLA says that memory could not be allocated."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    """Return whether an error of XLA says that memory could not be allocated.
+
+    On CPUs a program that was dispatched to another thread fails with "INTERNAL: Error dispatching computation: Out of
+    memory allocating … bytes".
+    """
+    text = str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and ("RESOURCE_EXHAUSTED" in text or "Out of memory" in text)

@@ -107,5 +107,7 @@ def test_a_program_needs_its_temporaries_and_two_sets_of_results():
 
 def test_only_xla_s_own_words_are_taken_for_a_lack_of_memory():
     assert ran_out_of_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
+    dispatched = "INTERNAL: Error dispatching computation: Out of memory allocating 3584000224 bytes."
+    assert ran_out_of_memory(jax.errors.JaxRuntimeError(dispatched))
     assert not ran_out_of_memory(jax.errors.JaxRuntimeError("INTERNAL: broken"))
     assert not ran_out_of_memory(ValueError("RESOURCE_EXHAUSTED"))
