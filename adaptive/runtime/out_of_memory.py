@@ -58,7 +58,7 @@ def make_room(
             f"memory ran out in a microbatch of {largest} examples, after a message of the step had been sent, so the "
             f"step cannot be taken again. Write  ad.Program(..., microbatch={max(1, largest // 2)})."
         ) from error
-    why = str(error).partition("\n")[0]
+    why = str(error).partition("\n")[0].rstrip(".")
     if not ctx.kernels.splittable and largest > ctx.step_plan.plan.multiple:
         if ctx.world.processes == 1:
             raise LocalBatchTooLarge(largest // 2) from error
@@ -100,7 +100,7 @@ def failed_update(error: Exception, what: str = "the update of the state") -> Ou
     Args:
       what: the computation.
     """
-    why = str(error).partition("\n")[0]
+    why = str(error).partition("\n")[0].rstrip(".")
     return OutOfMemoryError(
         f"memory ran out in {what}: {why}. It was given the memory of the old state, so the step cannot be taken "
         "again: restore a checkpoint. To need less memory, use a smaller local batch (max_local_batch=), an optimizer "

@@ -148,7 +148,7 @@ class CompiledKernels:
         try:
             kernels = self._compile(size, device)
         except jax.errors.JaxRuntimeError as error:  # compilers of accelerators allocate memory to try kernels out
-            if ran_out_of_memory(error) and memory.refuse(size, str(error).partition("\n")[0]):
+            if ran_out_of_memory(error) and memory.refuse(size, str(error).partition("\n")[0].rstrip(".")):
                 return None
             raise
         programs = [program for kernel in kernels.values() for program in kernel.programs]
