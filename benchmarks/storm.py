@@ -8,9 +8,10 @@ upon which the worker leaves; a fifth stop the process for 0.5 to 3 s (SIGSTOP, 
 for good, until the others have it killed (`hang_timeout=`). `respawn=True` replaces whoever is gone by a spawned
 process.
 
-Workers wait 8 ms for each of their 32 examples, as a host waits for its accelerator, so that a step takes a quarter of
-a second and 32 processes fit on few cores. The run without faults has the same seed and the same length. Steps are
-counted from the 20th on for so many minutes. `--rank` is what each rank runs.
+Workers wait 40 ms for each of their 32 examples, as a host waits for its accelerator, so that a step takes 1.3 s and
+many processes fit on few cores. The run without faults has the same seed, the same length, and goes on at the same
+time, so that what else the machine does slows both. Steps are counted when both have taken ten, for so many minutes.
+`--rank` is what each rank runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -34,9 +38,10 @@ from _measure import RESULTS, readable, report
 
 sys.path.insert(0, str(ROOT))
 
-LOCAL_BATCH, WAIT_PER_EXAMPLE, EXAMPLES, SEED = 32, 8e-3, 10_000, 5
+LOCAL_BATCH, WAIT_PER_EXAMPLE, EXAMPLES, SEED = 32, 40e-3, 10_000, 5
 HANG_TIMEOUT = 5.0
-SETTLED = 20  # steps before the time begins
+SETTLED = 10  # steps before the time begins
+WINDOW = 15.0  # seconds after a fault in which its longest step is looked for
 START_SECONDS = 300.0
 KINDS = {"kill": 0.5, "told to go": 0.2, "stop": 0.2, "hang": 0.1}
 SIGNALS = {"kill": signal.SIGKILL, "told to go": signal.SIGTERM, "stop": signal.SIGSTOP, "hang": signal.SIGUSR2}
@@ -133,8 +138,10 @@ def steps_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [found[step] for step in sorted(found)]
 
 
-def storm(workers: int, seconds: float, faults: list[Fault]) -> dict[str, Any]:
-    """Run a job with these faults; return what came of it."""
+def storm(
+    workers: int, seconds: float, faults: list[Fault], settled: Callable[[], Any] = lambda: None
+) -> dict[str, Any]:
+    """Run a job with these faults; return what came of it. `settled` is called before the time begins."""
     events: list[dict[str, Any]] = []
     with job(workers, __file__, ["--workers", workers]) as running:
         until = time.monotonic() + START_SECONDS
@@ -142,6 +149,7 @@ def storm(workers: int, seconds: float, faults: list[Fault]) -> dict[str, Any]:
             if time.monotonic() > until or running.process.poll() is not None:
                 raise RuntimeError("the job did not begin")
             time.sleep(0.5)
+        settled()
         began = time.monotonic()
         for fault in faults:
             _until(began + fault.at)
@@ -189,14 +197,15 @@ def judged(
     first = ended[0]
     batches = [workers * LOCAL_BATCH] * first["steps"]
     reference = plain_loop(SEED, batches, EXAMPLES)
-    for event, after in zip(events, [*(event["t"] for event in events[1:]), began + seconds], strict=False):
-        later = [(a, b, n) for a, b, n in spans if b > event["t"] and a < after]
-        event["cost"] = sum(max(0.0, b - a - usual) for a, b, n in later)
+    for event in events:
+        until = event["t"] + WINDOW
+        event["longest"] = max((b - a for a, b, _ in spans if b > event["t"] and a < until), default=usual) - usual
         back = [b for a, b, n in spans if a > event["t"] and n == workers]
         event["back"] = back[0] - event["t"] if back else None
     return {
         "steps": len(inside),
         "step seconds": usual,
+        "longest": max(b - a for a, b, _ in spans),
         "taking part": sum((b - a) * n for a, b, n in spans) / sum(b - a for a, b, _ in spans),
         "least": min(n for _, _, n in spans),
         "events": events,
@@ -218,6 +227,7 @@ def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]
             "": name, "faults": len(run["events"]), "steps": run["steps"],
             "of the steps without": f"{100 * run['steps'] / calm['steps']:.1f} %",
             "a step": readable(run["step seconds"]),
+            "longest": readable(run["longest"]),
             "taking part": f"{run['taking part']:.2f}", "at least": run["least"],
         })  # fmt: skip
     return found
@@ -229,8 +239,9 @@ def by_kind(run: dict[str, Any], workers: int) -> list[str]:
     for kind in KINDS:
         those = [event for event in run["events"] if event["kind"] == kind]
         if those:
-            cost = [event["cost"] for event in those]
-            text = f"{len(those)} × {kind}: {sum(cost):.1f} s in all, {readable(float(np.median(cost)))} in the median"
+            longest = [event["longest"] for event in those]
+            text = f"{len(those)} × {kind}: the longest step of the next {WINDOW:g} s is longer than the median one by "
+            text += f"{readable(float(np.median(longest)))} (median), {readable(max(longest))} at most"
             back = [event["back"] for event in those if event["back"] is not None]
             if back and kind != "stop":
                 text += (
@@ -255,9 +266,12 @@ def main() -> None:
         return
     seconds = 60 * args.minutes
     faults = schedule(args.seed, seconds, args.faults_per_hour)
-    stormy = storm(args.workers, seconds, faults)
-    print(json.dumps(stormy), flush=True)
-    calm = storm(args.workers, seconds, [])
+    first, both = threading.Event(), threading.Barrier(2)
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(storm, args.workers, seconds, [], lambda: (first.set(), both.wait()))
+        first.wait(START_SECONDS)  # processes of one job at a time start
+        stormy = storm(args.workers, seconds, faults, both.wait)
+        calm = beside.result()
     if args.json:
         args.json.write_text(json.dumps({"storm": stormy, "calm": calm}))
     tell(args, calm, stormy)
@@ -268,8 +282,8 @@ def tell(args: argparse.Namespace, calm: dict[str, Any], stormy: dict[str, Any])
     repairs = 1e3 * np.asarray(stormy["repairs"] or [np.nan])
     yes = {True: "yes", False: "NO"}
     notes = [
-        f"{args.workers} processes on {os.cpu_count()} cores, {args.minutes:g} minutes each, {args.faults_per_hour:g} "
-        f"faults an hour. What faults cost, beyond the median step:",
+        f"{args.workers} processes in each job, on {os.cpu_count()} cores, {args.minutes:g} minutes, both jobs at the "
+        f"same time; {args.faults_per_hour:g} faults an hour. What faults did:",
         "\n".join(by_kind(stormy, args.workers)),
         f"{len(stormy['repairs'])} workers lost; repairs {np.median(repairs):.1f} ms in the median, "
         f"{repairs.max():.1f} ms at most. {stormy['epochs']:.1f} epochs; every example once in each: "

@@ -77,7 +77,8 @@ def stream(examples: int, seed: int, count: int, shard: int = 0) -> np.ndarray:
     def philox(epoch: int) -> np.random.Philox:
         return np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, shard])
 
-    keys = [[int(k) for k in philox(e).random_raw(16)] for e in range(epochs)]
+    rounds = 16 if examples < 1024 else 8
+    keys = [[int(k) for k in philox(e).random_raw(rounds)] for e in range(epochs)]
     return np.array([_place(place, examples, keys[e]) for e in range(epochs) for place in range(examples)])[:count]
 
 
