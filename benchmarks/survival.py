@@ -44,12 +44,13 @@ PARTS = ("dead", "noticed", "repaired", "computed")
 def rank(folder: str, seed: int, kills: int) -> None:
     """On each rank: train, and die when it is this rank's turn."""
     import collectives as comm
+    from collectives.worlds.transport.mpi_transport import MPITransport
 
     notes = Notes(folder)
     notes.of_death()
     draw = random.Random(seed)
     victims = [victim for _ in range(0, kills, WORKERS) for victim in draw.sample(range(WORKERS), WORKERS)][:kills]
-    notes.around(comm.MPIWorld, "_repair")
+    notes.around(MPITransport, "_repair")
     quiet = 0  # steps since anybody came or went; the same on all
     with comm.world(workers=WORKERS) as world:
         program = monitored(world, workers=WORKERS)
