@@ -172,7 +172,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             medians = [np.median([row[key] for row in of if row["seen"] == m]) for m in moments]
             ax.plot(moments, medians, color=f"C{number}", linewidth=width, label=label)
             ax.plot([r["seen"] for r in of], [r[key] for r in of], ".", color=f"C{number}")
-        ax.set(title=task, xlabel="examples seen", ylabel="examples", xscale="log", yscale="log")
+        ax.set(title=task, xlabel="examples seen", ylabel="examples", xscale="log", yscale="log", ylim=(4, 2e4))
         ax.set_xticks(moments, [f"{m:,}" for m in moments])
         ax.minorticks_off()
         ax.grid(alpha=0.3)
