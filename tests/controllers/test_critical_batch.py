@@ -125,7 +125,7 @@ def test_a_learning_rate_without_a_rule_is_refused():
 
 def on_ranks():
     """What each rank runs: the measurement, whose result and remaining state are the same everywhere."""
-    with comm.world() as world, build(world=world) as program:
+    with comm.world() as world, build(world=world, deterministic=True) as program:
         program.step()
         before = np.asarray(program.state).tobytes()
         measure = partial(ctrl.measure_critical_batch, program, loss_fn, {"x": np.zeros((8, 1))}, examples=128)

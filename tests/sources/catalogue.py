@@ -44,7 +44,7 @@ def cases(wanted: Callable[[Row], bool]) -> list[Any]:
 
 def marks(group: Group, row: Row) -> list[Any]:
     """When a row is tested, and why not."""
-    if why := group.missing():
+    if why := group.missing(row):
         return [pytest.mark.skip(reason=why)]
     return [pytest.mark.long] * row.long
 
@@ -126,7 +126,7 @@ def main() -> None:
     logging.disable()
     page = PAGE.read_text()
     for group in GROUPS:
-        if why := group.missing():
+        if why := group.missing(*group.rows):
             print(f"{group.title} stays as it is: {why}")
         else:
             page = written(page, group)

@@ -42,7 +42,7 @@ HUGGING_FACE = Group(
     (
         Row("data", DICT),
         Row('data.with_format("numpy")', DICT),
-        Row('data.with_format("torch")', DICT),
+        Row('data.with_format("torch")', DICT, modules=("torch",)),
         Row("images", {"i": IDS, "image": IMAGES}),
         Row("data.map(lambda row: {'x': [2 * v for v in row['x']]})", {"i": IDS, "x": 2 * X}),
         Row("data.to_iterable_dataset()", DICT),

@@ -27,6 +27,7 @@ class Row:
       per_worker: whether each worker has an iterator of its own, so that nothing can be resized.
       quick: whether `make test` tests this source on ranks, not only `make test-all`.
       long: whether only `make test-all` tests it on one worker.
+      modules: what must be installed, besides the group's modules.
     """
 
     data: str
@@ -37,6 +38,7 @@ class Row:
     per_worker: bool = False
     quick: bool = False
     long: bool = False
+    modules: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
@@ -75,9 +77,10 @@ class Group:
         self.__dict__["_temporary"] = temporary = tempfile.TemporaryDirectory(prefix="adaptive-sources-")
         return Path(temporary.name)
 
-    def missing(self) -> str:
-        """Why these sources cannot be built here; "" if they can."""
-        missing = [module for module in self.modules if find_spec(module) is None]
+    def missing(self, *rows: Row) -> str:
+        """Why these rows cannot be built here; "" if they can."""
+        modules = dict.fromkeys((*self.modules, *(module for row in rows for module in row.modules)))
+        missing = [module for module in modules if find_spec(module) is None]
         return f"{', '.join(missing)} not installed" if missing else ""
 
 

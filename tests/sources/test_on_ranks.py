@@ -20,9 +20,8 @@ WALKS = 8  # sources in one job
 
 def names(group: Group, *, quick: bool) -> list[str]:
     """The sources of a group that can be taken here."""
-    if group.missing():
-        return []
-    return [name(group, row) for row in group.rows if row.taken and row.quick == quick]
+    rows = (row for row in group.rows if row.taken and row.quick == quick)
+    return [name(group, row) for row in rows if not group.missing(row)]
 
 
 def jobs(size: int) -> list[pytest.ParameterSet]:
