@@ -138,8 +138,8 @@ def outputs_of(plan: Plan) -> list[Output]:
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))
         names = [f"hook {h.hook.name!r}, values{jax.tree_util.keystr(path)}" for path, _ in paths]
         hooks += [Output("hook", name, n, a) for name, a in zip(names, h.values, strict=True)]
-    names = [f"metric {name}" if name else "the metric" for name in graph.metric_names]
-    metrics = [Output("metric", name, n, a) for n, (name, a) in enumerate(zip(names, graph.metrics, strict=True))]
+    labels = zip(graph.metric_labels, graph.metrics, strict=True)
+    metrics = [Output("metric", label, n, a) for n, (label, a) in enumerate(labels)]
     return [*state, *op_states, *hooks, *metrics]
 
 

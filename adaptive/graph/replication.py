@@ -36,11 +36,11 @@ def check_replication(flow: Flow) -> None:
         if eqn.primitive is collective_p and eqn.params["gated"]:
             _check_gate(flow, eqn)
     _check_state(flow)
-    for name, atom in zip(flow.graph.metric_names, flow.graph.metrics, strict=True):
+    for label, atom in zip(flow.graph.metric_labels, flow.graph.metrics, strict=True):
         if flow.scope_of([atom]) > Scope.ALL:
             trail = Trail(flow, atom)
             raise ReplicationError(
-                f"metric {name}{at(trail.made)} can differ between workers: it comes from {trail.cause}.\n"
+                f"{label}{at(trail.made)} can differ between workers: it comes from {trail.cause}.\n"
                 "A report has one value for all. "
                 + (trail.advice or "Reduce it first:\n    comm.all_reduce(x)      comm.all_reduce(x, op='max')")
             )

@@ -101,6 +101,11 @@ class Graph:
     def metrics(self) -> tuple[Atom, ...]:
         return self.outvars[len(self.state_names) :]
 
+    @property
+    def metric_labels(self) -> list[str]:
+        """Names of the metrics in messages; a driver that returns a bare value has one metric without a path."""
+        return [f"metric {name}" if name else "the metric" for name in self.metric_names]
+
 
 def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes: PeerMailboxes | None = None) -> Graph:
     """Trace `driver(state, batch) -> (state, metrics)`.
