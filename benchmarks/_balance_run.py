@@ -1,9 +1,9 @@
-"""One run of two ranks, with balance and without it in alternation: what `balance_*.py` start again and again.
+"""Run two ranks, with balance and without it in alternation; `balance_*.py` start this script several times.
 
     mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/_balance_run.py MODEL MILLISECONDS ROUNDS BUSY FILE
 
-Ranks are pinned to two cores. Each computes for about so many milliseconds a step, with equal batches and nobody else
-there. With BUSY=1 a process spins on the second core from the first measured step on. Writes JSON.
+Each rank is pinned to a core of its own. MILLISECONDS is how long a rank computes in a step with equal batches and no
+other load. With BUSY=1 a process spins on the second core from the first measured step on. Writes JSON.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MODELS = {
 
 
 def start(model: str, milliseconds: float, rounds: int, busy: bool) -> dict:
-    """Start two ranks anew, and return what they measured."""
+    """Run two new ranks, and return their measurements."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
         ranks = [Path(sys.executable).with_name("mpirun"), "--oversubscribe", "-n", "2", sys.executable, "-m", "mpi4py"]
@@ -68,7 +68,7 @@ def start(model: str, milliseconds: float, rounds: int, busy: bool) -> dict:
 
 
 def main(model: str, milliseconds: float, rounds: int, busy: bool, file: str) -> None:
-    """One run."""
+    """Measure on this rank; rank 0 writes the file."""
     from mpi4py import MPI
 
     import adaptive as ad
@@ -127,7 +127,7 @@ def main(model: str, milliseconds: float, rounds: int, busy: bool, file: str) ->
 
 
 def _examples_of(milliseconds: float, gradient, params, x) -> int:
-    """How many examples take so long, in eights."""
+    """Return the number of examples whose step takes this many seconds, a multiple of eight."""
     size, run = 64, jax.jit(gradient)
     seconds = []
     for _ in range(8):

@@ -1,7 +1,7 @@
-"""What the benchmarks of workers that come and go share: a program, jobs of several ranks, and what their ranks note.
+"""Shared by the benchmarks of joining and leaving workers: a program, jobs of several ranks, and recorded events.
 
-A rank notes lines of JSON in a file of its own, each with its time by `time.monotonic()`, which is one clock for all
-processes of a machine. So what a rank has noted stays when it is killed.
+A rank writes its events as lines of JSON to a file of its own, so that they survive a kill. Each has its time by
+`time.monotonic()`, which is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ open(sys.argv[2], "a").write(line + chr(10))
 
 
 class Notes:
-    """What this rank notes."""
+    """The events that this rank records."""
 
     def __init__(self, folder: str):
         self._path = Path(folder) / f"{socket.gethostname()}-{os.getpid()}.jsonl"
@@ -43,16 +43,16 @@ class Notes:
         self.take("start", pid=os.getpid(), host=socket.gethostname())
 
     def of_death(self) -> None:
-        """Have another process note when this one is dead (Linux)."""
+        """Have another process record when this process has died (Linux)."""
         watcher = [sys.executable, "-I", "-S", "-c", _COUNTS_THE_DEAD, str(os.getpid()), str(self._path)]
         subprocess.Popen(watcher, start_new_session=True)
 
     def take(self, kind: str, **what: Any) -> None:
-        """Note something, with the present time."""
+        """Record an event with the present time."""
         self._file.write(json.dumps({"kind": kind, "t": time.monotonic(), **what}) + "\n")
 
     def around(self, owner: type, method: str) -> None:
-        """Note, from now on, when each call of this method began and ended."""
+        """Record, from now on, when each call of this method began and ended."""
         original = getattr(owner, method)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -66,11 +66,12 @@ class Notes:
 
 
 def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -> Any:
-    """A net of three matrices with Adam, noise scale and balancing: 128 examples for each of so many workers, some 5 ms
-    on a core. Its state has 1.6 MB, or more.
+    """Return a program that trains three matrices with Adam, the noise scale and balancing, on 128 examples per worker.
+
+    A step takes about 5 ms on a core, and the state has 1.6 MB or more.
 
     Args:
-      mebibytes: of state that steps leave alone, beside the net's.
+      mebibytes: size of a part of the state that steps do not change, in addition to the net's.
     """
     import jax
     import jax.numpy as jnp
@@ -111,21 +112,21 @@ def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -
 
 
 class Job(NamedTuple):
-    """A job of several ranks, that is under way."""
+    """A running job of several ranks."""
 
     folder: Path
     process: subprocess.Popen[bytes]
 
     def notes(self) -> list[list[dict[str, Any]]]:
-        """What each rank has noted so far, line by line; a line that is half written is left out."""
+        """Return what each rank has recorded so far, line by line, without lines that are half written."""
         files = [path.read_text() for path in sorted(self.folder.glob("*.jsonl"))]
         return [[json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()] for text in files]
 
     def finished(self) -> list[list[dict[str, Any]]]:
-        """Wait for its end; what its ranks have noted.
+        """Wait for the job's end, and return what each rank has recorded.
 
         Raises:
-          RuntimeError: it did not end well.
+          RuntimeError: the job failed.
         """
         if code := self.process.wait(timeout=LIMIT_SECONDS):
             raise RuntimeError(f"the job ended with {code}")
@@ -134,10 +135,10 @@ class Job(NamedTuple):
 
 @contextmanager
 def job(n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None) -> Iterator[Job]:
-    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or in turn on two, by the launcher.
+    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or alternating between two, by the launcher.
 
     Args:
-      hosts: of `tests.hosts`.
+      hosts: from `tests.hosts`.
     """
     environ = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -1,4 +1,4 @@
-"""Jobs of several ranks, on one host or between several: network namespaces of this machine (Linux and root)."""
+"""Start jobs of several ranks on one host, or on several network namespaces of this machine (Linux and root)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "RESULT "
 
 @contextmanager
 def joined(n: int, rate: str = "") -> Iterator[Any]:
-    """So many hosts, whose links carry `rate` each way, as tc reads it; by default as fast as memory."""
+    """Return `n` hosts whose links carry `rate` in each direction, in tc's notation; by default there is no limit."""
     sys.path.insert(0, str(ROOT))
     from tests.hosts import hosts
 
@@ -34,15 +34,15 @@ def job(
     environ: Mapping[str, str] | None = None,
     placement: str = "slot",
 ) -> Any:
-    """Run `n` ranks of a script, with one thread each; on the hosts that are given, equally many on each.
+    """Run `n` ranks of a script with one thread each; with `hosts`, the same number on each.
 
     Args:
-      script: it, and its arguments.
-      options, environ: of mpirun; `environ` goes before what is usual here.
-      placement: "slot", ranks follow one another on a host, or "node", they take turns.
+      script: its path and arguments.
+      options, environ: for mpirun; `environ` overrides the defaults of this function.
+      placement: "slot": consecutive ranks share a host; "node": ranks alternate between the hosts.
 
     Returns:
-      What one of them has told (`tell`).
+      What one of the ranks passed to `tell`.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
     given = {
@@ -69,5 +69,5 @@ def job(
 
 
 def tell(result: Any) -> None:
-    """What `job` returns; for one rank to call."""
+    """Set what `job` returns; one rank calls this."""
     print(MARK + json.dumps(result), flush=True)

@@ -13,7 +13,7 @@ CONTEXT, WIDTH, HEADS, BLOCKS = 64, 96, 4, 2
 
 
 def text() -> tuple[dict, dict, int]:
-    """Windows of text to train on, windows to test on, and the number of different characters."""
+    """Return windows of text to train on, windows to test on, and the number of different characters."""
     characters = np.array(list("\n\n".join(topics[name] for name in sorted(topics))))
     alphabet, codes = np.unique(characters, return_inverse=True)
     windows = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int32), CONTEXT + 1)[:: CONTEXT // 2]

@@ -1,4 +1,4 @@
-"""The training steps that are timed: one step written by hand and as a driver."""
+"""The timed training step, written by hand and as a driver."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ RANKS = MPI.COMM_WORLD
 
 
 class ByHand:
-    """What a careful user of JAX and mpi4py writes: a jitted gradient into one flat buffer, one Allreduce in place, a
-    jitted update. A step is made of the methods below it, so that each can be timed.
+    """The step that a careful user of JAX and mpi4py writes.
+
+    A jitted gradient writes one flat buffer, one Allreduce sums it in place, and a jitted function updates the state.
+    Each of these is a method, so that it can be timed by itself.
     """
 
     def __init__(self, model: Model):
@@ -72,7 +74,7 @@ class ByHand:
 
 
 def program(model: Model, world: Any, *, monitored: bool) -> ad.Program:
-    """The same training step as a driver, with or without the noise scale and balancing; warmed up."""
+    """Return the same training step as a warm program, with or without the noise scale and balancing."""
 
     def driver(state, batch):
         params, opt_state = state

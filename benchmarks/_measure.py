@@ -1,7 +1,7 @@
-"""What the benchmark scripts share: timing in alternation, ratios with their spread, results as text, a busy neighbor.
+"""Shared by the benchmark scripts: timing in alternation, ratios with their spread, results as text, a busy neighbor.
 
-Seconds on a shared machine drift by more than what is to be measured. So whatever is compared is called in turn, in one
-process, and compared round by round: drift slower than a round cancels in the *paired* ratios.
+The speed of a shared machine drifts by more than the differences to be measured. So the candidates run in turn in one
+process and are compared round by round: drift that is slower than a round cancels in the *paired* ratios.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def alternate(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
-    """Time several calls, in turn.
+    """Time several calls in turn.
 
-    A round calls each once, and the next round starts one further on, so that none always goes first. The order depends
-    on nothing else: MPI ranks that all run this stay in step.
+    Each round calls each candidate once. The next round starts one further on, so that none always goes first. The
+    order depends on nothing else, so MPI ranks that all run this stay in step.
 
     Args:
-      calls: by name. What one returns is waited for (`jax.block_until_ready`) before its clock stops.
-      rounds: how many are timed.
-      warmup: how many rounds run before those.
-      clock: returns seconds; `time.process_time` for those of the processor, which others' processes prolong less.
+      calls: by name. The clock stops when the result is ready (`jax.block_until_ready`).
+      rounds: number of timed rounds.
+      warmup: number of rounds before those.
+      clock: returns seconds. With `time.process_time`, other processes on the machine matter less.
 
     Returns:
       For each name the seconds of its calls, one per round.
@@ -62,7 +62,7 @@ def alternate(
 
 
 class Spread(NamedTuple):
-    """A sample's middle and where most of it lies."""
+    """The median of a sample, and its 10th and 90th percentile."""
 
     median: float
     p10: float
@@ -70,13 +70,13 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, sample: Sequence[float] | np.ndarray) -> Spread:
-        """The median and the 10th and 90th percentile of a sample."""
+        """Return the median and the 10th and 90th percentile of a sample."""
         return cls(*(float(q) for q in np.percentile(sample, [50, 10, 90])))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One name's seconds, and how they compare with the baseline's (below 1 is faster)."""
+    """The seconds of one candidate, and their ratio to the baseline's (below 1 is faster)."""
 
     name: str
     seconds: Spread
@@ -84,7 +84,7 @@ class Summary:
     paired_ratio: Spread  # of the ratios round by round
 
     def cells(self) -> dict[str, str]:
-        """One row of a table."""
+        """Return one row of a table."""
         s, r = self.seconds, self.paired_ratio
         return {
             "": self.name,
@@ -96,7 +96,7 @@ class Summary:
 
 
 def summary(samples: Mapping[str, Sequence[float] | np.ndarray], baseline: str | None = None) -> list[Summary]:
-    """Compare what `alternate` measured with `baseline`: the first, unless named."""
+    """Compare what `alternate` measured with `baseline`, by default the first candidate."""
     reference = np.asarray(samples[baseline if baseline is not None else next(iter(samples))])
     rows = []
     for name, sample in samples.items():
@@ -106,7 +106,7 @@ def summary(samples: Mapping[str, Sequence[float] | np.ndarray], baseline: str |
 
 
 def readable(seconds: float) -> str:
-    """Seconds with three digits and a unit."""
+    """Format seconds with three digits and a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(seconds) >= size:
             digits = 2 - int(np.log10(abs(seconds) / size))
@@ -123,15 +123,13 @@ def report(
     path: str | Path | None = None,
     notes: Iterable[str] = (),
 ) -> str:
-    """Print a result as Markdown, and write it to a file.
-
-    Under MPI, for one rank to call.
+    """Print a result as Markdown, and write it to a file. Under MPI, one rank calls this.
 
     Args:
       title: the claim, as a sentence.
       rows: of the table: what `summary` returns, or cells by column.
-      path: where to write: a name means one in `benchmarks/results`. `None` prints only.
-      notes: paragraphs below the table: what was run, and what the figures leave open.
+      path: where to write; a name means a file in `benchmarks/results`. `None` prints only.
+      notes: paragraphs below the table: what was run, and what the figures do not show.
 
     Returns:
       The text.
@@ -148,7 +146,7 @@ def report(
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Markdown that is also read well as plain text: columns are padded; numbers stand to the right."""
+    """Format Markdown that is readable as plain text too: columns are padded, and numbers are aligned to the right."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     body = [[str(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(columns, *body, strict=True)]
@@ -161,7 +159,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def machine() -> str:
-    """What a result was measured on and with."""
+    """Describe the machine and the versions of a measurement."""
     versions = ", ".join(
         f"{name} {found}" for name in ("jax", "jaxlib", "numpy", "mpi4py") if (found := _version(name))
     )
@@ -179,7 +177,7 @@ def _version(name: str) -> str | None:
 
 
 def pin(*cores: int) -> None:
-    """Keep this process, with all threads that it has and will have, on these cores."""
+    """Pin all present and future threads of this process to these cores."""
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), cores)
 
@@ -197,7 +195,7 @@ while os.getppid() == parent:  # an orphan stops by itself, however its parent e
 
 @contextmanager
 def limited(cores: float, period: float = 0.02) -> Iterator[None]:
-    """This process gets no more than so many cores, as in a container of that size. Needs root, and control groups."""
+    """Limit this process to a number of cores, as a container of that size does. Needs root and control groups."""
     group = Path("/sys/fs/cgroup/cpu") / f"adaptive-{os.getpid()}"  # version 1
     limits = {"cpu.cfs_period_us": f"{1e6 * period:.0f}", "cpu.cfs_quota_us": f"{1e6 * period * cores:.0f}"}
     if not group.parent.exists():
@@ -216,9 +214,9 @@ def limited(cores: float, period: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def contention(core: int, processes: int = 1) -> Iterator[list[int]]:
-    """A busy neighbor: while the context lasts, `processes` processes spin on `core`.
+    """Run `processes` processes that spin on `core` during the `with` block.
 
-    A process pinned there beside n of them gets 1 / (n + 1) of the core. They end with the context, and also when this
+    A process pinned there beside n of them gets 1 / (n + 1) of the core. They end with the block, and also when this
     process is killed. Yields their process ids.
     """
     children: list[subprocess.Popen[str]] = []

@@ -1,4 +1,4 @@
-"""What the simulated reproductions share: medians over seeds as text, colours of policies, pictures beside results."""
+"""Shared by the simulated reproductions: medians over seeds as text, colors of policies, and figures."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ COLOURS = {
 
 
 def middle(values: Iterable[float], digits: int = 2, unit: str = "") -> str:
-    """The median, and the least and the largest of several seeds where they differ."""
+    """Format the median of several seeds, with the minimum and maximum where they differ."""
     low, mid, high = np.percentile(list(values), [0, 50, 100])
     texts = [f"{value:.{digits}f}" for value in (low, mid, high)]
     return f"{texts[1]}{unit}" if texts[0] == texts[2] else f"{texts[1]}{unit} ({texts[0]} – {texts[2]})"
 
 
 def sizes_text(sizes: Sequence[int] | np.ndarray) -> str:
-    """Batches as `166+167+159+20`."""
+    """Format batch sizes as `166+167+159+20`."""
     return "+".join(str(int(size)) for size in sizes)
 
 
 def panels(width: float, height: float, rows: int, columns: int) -> tuple[Any, np.ndarray]:
-    """A figure, and its axes with no more ink than is needed; shape=(rows, columns)."""
+    """Return a figure and its axes, shape=(rows, columns), without frames."""
     figure = new_figure(width, height)
     axes = figure.subplots(rows, columns, squeeze=False)
     for one in axes.flat:
@@ -42,12 +42,12 @@ def panels(width: float, height: float, rows: int, columns: int) -> tuple[Any, n
 
 
 def label(axes: Any, title: str, x: str, y: str) -> None:
-    """Say what is drawn."""
+    """Set the title and the labels of axes."""
     axes.set_title(title, loc="left", fontsize=9, color=INK)
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
 
 
 def save(figure: Any, name: str) -> None:
-    """Write a picture beside the results."""
+    """Write a figure to the results."""
     figure.savefig(RESULTS / name, dpi=110)

@@ -1,4 +1,4 @@
-"""Sources of examples that `input_sources.py` reads, each by loaders of three libraries."""
+"""Sources of examples for `input_sources.py`, each read by the loaders of three libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOPS = 16_000  # about 1 ms of Python
 
 
 class Sleeps:
-    """1 ms an example, in which no processor is needed: a disk, a network."""
+    """A source that waits 1 ms per example without using the processor, as for a disk or a network."""
 
     def __len__(self) -> int:
         return EXAMPLES
@@ -25,7 +25,7 @@ class Sleeps:
 
 
 class Computes(Sleeps):
-    """About 1 ms of Python an example, with the interpreter's lock held."""
+    """A source that runs about 1 ms of Python per example, holding the interpreter's lock."""
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         total = 0
@@ -35,7 +35,7 @@ class Computes(Sleeps):
 
 
 class ComputesInNumpy(Sleeps):
-    """About 1 ms of numpy's functions an example, most of it without the interpreter's lock."""
+    """A source that runs about 1 ms of numpy functions per example, mostly without the interpreter's lock."""
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         x = np.linspace(0, index % 7, 64_000, dtype=np.float32)
@@ -43,7 +43,7 @@ class ComputesInNumpy(Sleeps):
 
 
 class Rows(Sleeps):
-    """Rows of an array in memory, of a mapped file, or of an HDF5 file that each process opens for itself."""
+    """Rows of an array in memory, of a memory-mapped file, or of an HDF5 file that each process opens for itself."""
 
     def __init__(self, array: Any = None, path: Path | None = None):
         self.array, self.path = array, path
@@ -55,7 +55,7 @@ class Rows(Sleeps):
 
 
 def opened(path: Path | None) -> Any:
-    """A stored array, of which rows are read when they are asked for."""
+    """Open a stored array whose rows are read on demand."""
     if path is None or path.suffix == ".npy":
         return np.load(path, mmap_mode="r")  # type: ignore[arg-type]
     import h5py
@@ -64,7 +64,7 @@ def opened(path: Path | None) -> Any:
 
 
 def write(folder: Path) -> None:
-    """The files that stored sources are read from."""
+    """Write the files of the stored sources."""
     images = np.random.default_rng(0).integers(0, 255, (EXAMPLES, SIDE, SIDE), dtype=np.uint8)
     np.save(folder / "images.npy", images)
     import h5py
@@ -77,7 +77,7 @@ SOURCES = ("sleeps 1 ms", "computes in Python", "computes in numpy", "uint8 imag
 
 
 def source(name: str, folder: Path) -> tuple[Any, Any]:
-    """A source, as a map-style data set, and as this library is given it."""
+    """Return a source as a map-style data set, and in the form that this library takes."""
     match name:
         case "sleeps 1 ms":
             return (both := Sleeps()), both

@@ -2,7 +2,7 @@
 
     STARTED=seconds python benchmarks/_start_run.py (by-hand | driver) MODEL LOCAL_BATCH RANKS
 
-`STARTED` is the launcher's `time.monotonic()`. Prints one line of JSON: see `Start`.
+`STARTED` is the launcher's `time.monotonic()`. Prints one line of JSON, the fields of `Start`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(way: str, name: str, local_batch: int, ranks: int) -> None:
 
 
 def by_hand(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
-    """Return what makes a first step of a plain jitted loop: one program, or two with an Allreduce between them."""
+    """Return the first step of a plain jitted loop: one program, or two with an Allreduce between them."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -118,7 +118,7 @@ def by_hand(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
 
 
 def driver(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
-    """Return what makes a first step of the library's."""
+    """Return the first step of this library's program."""
     import jax
     import optax
 

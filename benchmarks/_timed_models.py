@@ -1,4 +1,4 @@
-"""The models whose training steps are timed. Imports JAX and optax alone, so that a start can be timed, too."""
+"""The models whose training steps are timed. Imports only JAX and optax, so that starts can be timed too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_EXAMPLES = 4096
 
 
 class Model(NamedTuple):
-    """What is trained, on what, and how much of it a rank takes in a step."""
+    """A model, its data, and the examples that a rank takes in a step."""
 
     name: str
     params: Any
@@ -28,7 +28,7 @@ class Model(NamedTuple):
 
 
 def models() -> list[Model]:
-    """Return nothing to compute, a short step, and five models. Batches are powers of two: one call takes each."""
+    """Return an empty model, a short step, and five models, each with a batch of one microbatch."""
     return [
         empty(8),
         perceptron("perceptron", 4),
@@ -42,7 +42,7 @@ def models() -> list[Model]:
 
 
 def empty(local_batch: int) -> Model:
-    """One parameter, one number per example."""
+    """Return a model with one parameter and one number per example."""
     return Model(
         "empty",
         {"w": jnp.zeros(())},
@@ -53,7 +53,7 @@ def empty(local_batch: int) -> Model:
 
 
 def conv_net(name: str, local_batch: int) -> Model:
-    """The examples' conv net: 78 thousand parameters in 8 leaves, the largest of 216 kB."""
+    """Return the conv net of the examples: 78 thousand parameters in 8 leaves, the largest of 216 kB."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
     from _models import ConvNet  # imports flax
 
@@ -67,7 +67,7 @@ def conv_net(name: str, local_batch: int) -> Model:
 
 
 def perceptron(name: str, local_batch: int) -> Model:
-    """Two layers of 256 over 256 inputs: 134 thousand parameters in 6 leaves."""
+    """Return two layers of 256 over 256 inputs: 134 thousand parameters in 6 leaves."""
     rng = np.random.default_rng(0)
     data = {
         "image": rng.random((N_EXAMPLES, 256), np.float32),
@@ -88,7 +88,7 @@ def _dense(rng: np.random.Generator, n_in: int, n_out: int) -> dict[str, jax.Arr
 
 
 def attention(name: str, local_batch: int) -> Model:
-    """Two blocks of attention of 4 heads and width 64, over 32 tokens: 110 thousand parameters in 28 leaves."""
+    """Return two blocks of attention of 4 heads and width 64, over 32 tokens: 110 thousand parameters in 28 leaves."""
     rng, width, heads, length, words = np.random.default_rng(0), 64, 4, 32, 64
     text = rng.integers(0, words, (N_EXAMPLES, length + 1)).astype(np.int32)
     data = {"image": text[:, :-1], "label": text[:, 1:]}
@@ -129,7 +129,7 @@ def attention(name: str, local_batch: int) -> Model:
 
 
 def recurrent(name: str, local_batch: int) -> Model:
-    """A gated recurrent unit of width 96 over 48 steps, in a scan: 43 thousand parameters in 5 leaves."""
+    """Return a gated recurrent unit of width 96 over 48 steps, in a scan: 43 thousand parameters in 5 leaves."""
     rng, width, length, features = np.random.default_rng(0), 96, 48, 32
     data = {
         "image": rng.random((N_EXAMPLES, length, features), np.float32),
@@ -152,7 +152,7 @@ def recurrent(name: str, local_batch: int) -> Model:
 
 
 def large_matrices(name: str, local_batch: int) -> Model:
-    """Three layers of 512 x 512: 0.8 million parameters, most of them in leaves of 1 MiB."""
+    """Return three layers of 512 x 512: 0.8 million parameters, most of them in leaves of 1 MiB."""
     rng, width = np.random.default_rng(0), 512
     data = {
         "image": rng.random((N_EXAMPLES, width), np.float32),

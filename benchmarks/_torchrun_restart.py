@@ -1,12 +1,12 @@
-"""For comparison: how long torchrun takes from the death of a worker to the next step that counts.
+"""For comparison: the time from the death of a worker to the next new step under torchrun.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch numpy
     /tmp/torch/bin/python benchmarks/_torchrun_restart.py [--workers 3] [--kills 5] [--json]
 
-A small model on CPUs, over gloo, its state on a RAM disk after every step: the best case for a restart. torchrun's
-agent sees that a worker has died, ends the others, and starts all again; they import torch, meet, read the state and go
-on. A worker is killed by SIGKILL after some steps. Reported is the time from the kill to the end of the next step
-beyond those that were done, and beside it the median step.
+A small model trains on CPUs over gloo, and stores its state on a RAM disk after every step: the best case for a
+restart. When a worker is killed by SIGKILL, torchrun's agent ends the other workers and starts all of them again. They
+import torch, rendezvous, and read the state. Reported are the time from the kill to the end of the first step that had
+not been done before, and the median step.
 
 The same file is the driver and, started by torchrun, the worker.
 """
@@ -28,7 +28,7 @@ STEPS_BETWEEN_KILLS = 200
 
 
 def work(folder: Path, kills: int) -> None:
-    """One worker: data parallel steps, from the last state on."""
+    """Train on one worker from the last stored state on."""
     import torch
     import torch.distributed as dist
 
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def report(lines: list[str], workers: int, as_json: bool) -> None:
-    """Print the result from what the workers wrote down: `kill STEP TIME` and `step STEP TIME SECONDS`."""
+    """Print the result from the workers' records: `kill STEP TIME` and `step STEP TIME SECONDS`."""
     words = [line.split() for line in lines]
     kills = {int(w[1]): float(w[2]) for w in words if w[0] == "kill"}
     ends = {int(w[1]): float(w[2]) for w in reversed(words) if w[0] == "step"}  # the first time that it was done

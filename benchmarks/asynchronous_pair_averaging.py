@@ -1,18 +1,18 @@
-"""With a worker five times slower than the others, pairs that do not wait make three times the updates (aimed at).
+"""With a worker five times slower than the others, asynchronous pairs make three times the updates (aimed at).
 
-    PJRT_NPROC=1 OMPI_MCA_mpi_yield_when_idle=1 \\
+    PJRT_NPROC=1 OMPI_MCA_mpi_yield_when_idle=1 \
         mpirun --oversubscribe --bind-to none -n 4 python -m mpi4py benchmarks/asynchronous_pair_averaging.py
 
-Each rank has a part of a core to itself, as in a container: three of them 0.4, the fourth 0.1. (Beside busy processes
-a rank that sleeps while it waits for others is given the core as soon as they have come, and is hardly slow.) Needs
-root, and control groups. Digits, a net of dense layers, SGD. Compared are
+Control groups limit three ranks to 0.4 of a core and the fourth to 0.1, as in containers; this needs root. (A busy
+process beside a rank would hardly slow it: the system gives the core to a rank that has slept as soon as it wakes.) A
+net of dense layers is trained on digits with SGD. Compared are
 
-    S-SGD    as many examples on each worker; gradients are averaged in each step, at the pace of the slowest
-    pairs    rounds of local steps on as many each, five times as many on the fast workers as on the slow one; in
-             each a replica is averaged with that of another worker, as it is then; at the end of a round, with all
-    local    the same without pairs: replicas are averaged at the end of a round alone
+    S-SGD    the same number of examples on each worker; gradients are averaged in each step, at the slowest's pace
+    pairs    rounds of local steps, five times as many on the fast workers as on the slow one; in each round a worker
+             averages its replica with another worker's current one; at the end of a round, all are averaged
+    local    the same without pairs: replicas are averaged at the end of a round only
 
-for the same seconds of steps, in turn, block by block. Accuracy is that of the averaged replicas on held-out digits.
+for the same seconds of steps, alternating in blocks. Accuracy is that of the averaged replicas on held-out digits.
 """
 
 import argparse
@@ -51,7 +51,7 @@ train, test, classes, _ = load("digits")
 
 
 class Net(nn.Module):
-    """Layers of one width. (Convolutions in a loop are slow on CPUs: XLA computes them in another way there.)"""
+    """A net of dense layers of one width. (XLA computes convolutions inside a loop slowly on CPUs.)"""
 
     @nn.compact
     def __call__(self, image):
@@ -105,7 +105,7 @@ def accuracy(params):
 
 
 class Done(NamedTuple):
-    """One run."""
+    """The result of one run."""
 
     name: str
     updates: int  # of a fast worker in a step
@@ -116,13 +116,13 @@ class Done(NamedTuple):
 
 
 class Run:
-    """A program, and what it has done with a seed. The same on all ranks."""
+    """A program, and its progress with one seed. Replicated on all ranks."""
 
     def __init__(self, world, program, name, shares):
         self.world, self.program, self.name, self.updates = world, program, name, shares[0]
 
     def begin(self, seed):
-        """With other parameters, at another place of the data."""
+        """Start with other parameters, at another position of the data."""
         there = self.program.checkpoint()
         params = jax.tree.leaves(NET.init(jax.random.key(seed), train["image"][:1]))
         leaves, tree = jax.tree.flatten(there["state"])
@@ -132,11 +132,11 @@ class Run:
         return self
 
     def done(self):
-        """What it has done."""
+        """Return the result so far."""
         return Done(self.name, self.updates, self.seconds, self.steps, self.slowness, self.curve)
 
     def block(self, most):
-        """Some seconds of steps, as rank 0 counts them."""
+        """Take steps for some seconds by rank 0's clock."""
         until = min(self.seconds + BLOCK, most)
         while self.seconds < until:
             for done in self.program.run(steps=2):

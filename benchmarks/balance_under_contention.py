@@ -2,14 +2,14 @@
 
     python benchmarks/balance_under_contention.py            # about 4 minutes; starts mpirun itself
 
-Two ranks pinned to two cores, and a process that spins on the second. An MLP with 8 examples a rank, and with steps of
-3, 10, 30 and 60 ms (before the neighbor comes); a conv net and a transformer block with steps of 30 ms. Every run is
-one from a new start. Within a run a program with balance and one with equal batches take turns. (Aimed at: never more
-than 1.02 times the equal step; from 10 ms on at most 1.05 times the ideal one.)
+Two ranks are pinned to two cores, and a process spins on the second core. Measured are an MLP with 8 examples per rank,
+the MLP with steps of 3, 10, 30 and 60 ms (before the neighbor starts), and a conv net and a transformer block with
+steps of 30 ms. Each run is a new job, in which a program with balance and one with equal batches alternate. (Aimed at:
+at most 1.02 times the equal step; from 10 ms on at most 1.05 times the ideal one.)
 
-The ideal is computed from measured speeds: with equal batches, how long each rank computes gives its seconds per
-example, and the ideal split lets both finish together; what a step takes beside computing is added as it is. A
-neighbor's time slices are noise, and a step waits for whoever is late: no split is as good as the ideal.
+The ideal is computed from the speeds measured with equal batches: the split with which both ranks finish together, plus
+the part of a step that is not computing. A neighbor's time slices are noise, and a step waits for the slower rank, so
+no split reaches the ideal.
 """
 
 import argparse
@@ -26,7 +26,9 @@ CASES = [
 
 
 def judged(run: dict) -> dict[str, float]:
-    """Of a run without its first quarter: seconds a step with balance, with equal batches, ideally; rank 0's part."""
+    """Return seconds per step with balance, with equal batches and ideally, and rank 0's share; without the first
+    quarter.
+    """
     skip = len(run["equal"]) // 4
     on, off, computed = (np.array(run[name])[skip:] for name in ("balanced", "equal", "computed"))
     per_example = computed.mean(axis=0) / run["local"]
@@ -43,7 +45,7 @@ def judged(run: dict) -> dict[str, float]:
 
 
 def row(model: str, milliseconds: float, runs: list[dict]) -> dict[str, str]:
-    """Of the table: the middle of the runs, and all of them."""
+    """Return a row of the table: the median run, and all runs."""
     found = [judged(run) for run in runs]
     over_equal, over_ideal = (sorted(f["on"] / f[to] for f in found) for to in ("off", "ideal"))
     return {

@@ -1,10 +1,10 @@
-"""Two equal ranks with balance on, free to move, take the steps they take with balance off. (Aimed at: 1.02.)
+"""On two equal ranks, `balance` that is free to move leaves the step time unchanged. (Aimed at: 1.02.)
 
     python benchmarks/balance_where_it_should_not_move.py            # about 3 minutes; starts mpirun itself
 
-Steps of about 1.5, 5 and 20 ms of an MLP, three runs each, every one from a new start. Within a run the program with
-balance and the one without take turns, in blocks of 20 steps; the first quarter is left out. Sizes are free, and
-kernels chosen by time. What is compared are means of blocks; what a policy costs by being computed is in them.
+An MLP with steps of about 1.5, 5 and 20 ms, three runs each, each a new job. Within a run the program with balance and
+the one without alternate in blocks of 20 steps; the first quarter is left out. Sizes are free, and kernels are chosen
+by measured time. Compared are means of blocks, which include the time that the policy itself takes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ STEPS = {1.5: 600, 5: 300, 20: 120}  # by milliseconds
 
 
 def row(milliseconds: float, runs: list[dict]) -> dict[str, str]:
-    """Of the table: the middle and the extremes of the runs."""
+    """Return a row of the table: the median and the extremes of the runs."""
     ratios, seconds, changes = [], [], []
     for run in runs:
         blocks = {name: np.array(run[name]).reshape(-1, BLOCK).mean(axis=1) for name in ("balanced", "equal")}

@@ -1,10 +1,10 @@
-"""How many functions of Python a step calls, where, and in how many files: exact, whatever else the machine does.
+"""Count the Python functions that a step calls, by package and by file. The machine's load does not matter.
 
     mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/calls_of_a_step.py
 
-After a long kernel the caches are cold, so what Python takes between two kernels goes by how many functions a step
-calls and how much code it touches. Counted by `sys.setprofile` on rank 0; comprehensions count as calls up to Python
-3.11. By hand: the two jitted functions, the exchange, and a batch by fancy indexing.
+After a long kernel the caches are cold, so the time of Python code between two kernels depends on the number of
+function calls and on the amount of code they touch. `sys.setprofile` counts calls on rank 0; up to Python 3.11
+comprehensions count as calls. The loop by hand has two jitted functions, the exchange, and a batch by fancy indexing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def room(path: str) -> str:
 
 
 def steps_of(p: ad.Program, count: int) -> Callable[[], None]:
-    """Return what takes so many steps of one run; the first ones are taken now."""
+    """Return a function that takes steps of one run; the first steps are taken now."""
     run = p.run(steps=WARM + count + 1)
     for _ in range(WARM):
         next(run)

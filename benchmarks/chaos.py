@@ -1,14 +1,14 @@
-"""Whatever happens to its processes, a job ends as it must, and has computed what a plain loop does.
+"""After any faults of its processes, a job ends as specified, and its result equals a plain loop's.
 
     python benchmarks/chaos.py --events 1000
 
-Runs jobs of 2 to 4 processes, one after another, until so many events have happened: processes are killed, told to go,
-stopped for a while and slowed down, in whatever they do (in the exchange, in a meeting, in a repair, in reserve, …);
-workers are called in and sent back to the reserve, batches and shares change. What happens in a job follows from its
-seed (`tests/mpi/chaos.py`); what is checked of it is in `tests/mpi/chaotic.py`.
+Runs jobs of 2 to 4 processes one after another until this number of events has happened. Processes are killed, stopped,
+slowed down, or receive SIGTERM, at any moment: during an exchange, a rendezvous, a repair, or in reserve. Workers join
+from the reserve and return to it; batches and shares change. The seed of a job determines its events
+(`tests/mpi/chaos.py`). The checks are in `tests/mpi/chaotic.py`.
 
-The targets: no hang, no wrong exit code, the final state within 1e-10 of a plain loop over the same stream and the same
-global batches, and every example taken exactly as often as in that loop.
+The targets: no hang; no wrong exit code; the final state within 1e-10 of a plain loop over the same stream and the same
+global batches; every example used exactly as often as in that loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDS = {"well": "well", "raise": "by an error", "too few": "because all were kil
 
 
 def digest(verdict: Verdict) -> dict[str, object]:
-    """What is kept of a job."""
+    """Return the part of a job's result that is kept."""
     return {
         "seed": verdict.plan.seed,
         "ends": verdict.plan.ends,
@@ -49,11 +49,11 @@ def digest(verdict: Verdict) -> dict[str, object]:
 
 
 def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
-    """Events by kind and phase; and the rest, in words."""
+    """Return events by kind and phase, and the other findings as sentences."""
     events = [tuple(event) for job in jobs for event in job["events"]]
     kinds = Counter(kind for kind, _, _ in events)
     columns = [
-        kind for kind in ("kill", "told to go", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]
+        kind for kind in ("kill", "SIGTERM", "stop", "slow", "raise", "workers", "batch", "shares") if kinds[kind]
     ]
     rows: list[dict] = []
     for phase in sorted({phase for _, phase, _ in events}):

@@ -1,15 +1,15 @@
-"""What a checkpoint every ten steps costs, of 25 million parameters: ours behind the steps, and orbax's own manager.
+"""A checkpoint of 25 million parameters every ten steps: this library's background writer, and orbax's manager.
 
     python benchmarks/checkpoint_every_ten_steps.py
 
-One worker trains a network of 25 million parameters, four times: without checkpoints; with
-`run(checkpoint=ad.Checkpoints(…, every=10))`; and with `orbax.checkpoint.CheckpointManager`, called in the loop with
-`program.checkpoint()`, blocking and asynchronous, as it comes. Blocks of twenty steps are timed in turn, and compared
-round by round. A block begins five steps behind a checkpoint and ends five steps behind another, and waits at its end
-for what may still be on its way, so that what a checkpoint costs falls into its own block.
+One worker trains a network of 25 million parameters in four ways: without checkpoints; with
+`run(checkpoint=ad.Checkpoints(…, every=10))`; and with `orbax.checkpoint.CheckpointManager` and its default settings,
+which saves `program.checkpoint()` in the loop, blocking and asynchronously. Blocks of twenty steps alternate, and are
+compared round by round. A block begins and ends five steps after a checkpoint, and at its end waits for unfinished
+writes, so that each block pays for its own checkpoints.
 
-The target: at most 5 % of the time, and no step waits for the disk. Of each single step it is told how long those took
-that ended with a checkpoint, and the ones behind them, beside which the disk is written.
+The target: at most 5 % of the time, and no step waits for the disk. Steps that end with a checkpoint, and the steps
+after them, during which the disk is written, are reported separately.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def new_program() -> ad.Program:
 
 
 def timed(name: str, block) -> object:
-    """Blocks that take down each step's seconds, by how many steps ago the last checkpoint was."""
+    """Take blocks of steps, and record each step's seconds by the number of steps since the last checkpoint."""
     STEPS[name] = [[] for _ in range(EVERY)]
 
     def run():

@@ -1,12 +1,12 @@
-"""After 200 steps a program runs the split of its batch into microbatches that is the fastest, to 3 % (aimed at).
+"""After 200 steps a program runs the fastest split of its batch into microbatches, to within 3 % (aimed at).
 
     PJRT_NPROC=1 python benchmarks/chosen_kernels.py [--all] [--minutes 3] [--write]
 
-On one core: five models, each at one batch (with `--all`, at a small, a middle and a large one); alone, beside a
-process that compiles XLA programs, and beside one that spins, both on the same core. The program is warmed up and takes
-200 steps; what it runs in most of the last 20 is its choice. Then, with nobody else there, all splits that are
-plausible run in alternation in one program. Some of those rounds say which split is the best; others compare it with
-each choice. Without `--all` no case begins after `--minutes`; those that are left out are named in the result.
+Five models run on one core, each at one batch size (with `--all` at a small, a medium and a large one): alone, beside a
+process that compiles XLA programs, and beside one that spins, both on the same core. The warm program takes 200 steps;
+the split that it runs in most of the last 20 is its choice. Then, without a neighbor, one program alternates between
+all plausible splits. Some of these rounds determine the best split, and the others compare it with each choice. Without
+`--all` no case begins after `--minutes`; the result names the cases left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPTIMIZER = optax.adam(1e-3)
 
 
 class Case(NamedTuple):
-    """A model, its data, and the batches that it is trained with: the one that is always measured, and others."""
+    """A model, its data and its batch sizes: the one that is always measured, and others."""
 
     name: str
     params: Any
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """A perceptron, the two models of the other benchmarks, and two that no other script has."""
+    """Return a perceptron, the two models of the other benchmarks, and two that no other script has."""
     conv, matrices = conv_net("conv net", 0), large_matrices("large matrices", 0)
     return [
         perceptron((256, 4, 1024)),
@@ -65,7 +65,7 @@ def cases() -> list[Case]:
 
 
 def perceptron(batches: tuple[int, ...]) -> Case:
-    """Two hidden layers of 256: 134 thousand parameters."""
+    """Return two hidden layers of 256: 134 thousand parameters."""
     rng, widths = np.random.default_rng(0), (256, 256, 256, 10)
     params = [
         {"w": jnp.asarray(rng.normal(size=(i, o)) / np.sqrt(i), jnp.float32), "b": jnp.zeros(o)}
@@ -83,7 +83,7 @@ def perceptron(batches: tuple[int, ...]) -> Case:
 
 
 def attention(batches: tuple[int, ...]) -> Case:
-    """One attention layer over 32 tokens of width 48, and two dense ones."""
+    """Return an attention layer over 32 tokens of width 48, and two dense layers."""
     rng, width = np.random.default_rng(1), 48
     names = ("q", "k", "v", "out", "up", "down")
     params = {n: jnp.asarray(rng.normal(size=(width, width)) / np.sqrt(width), jnp.float32) for n in names}
@@ -100,7 +100,7 @@ def attention(batches: tuple[int, ...]) -> Case:
 
 
 def recurrent(batches: tuple[int, ...]) -> Case:
-    """A gated recurrent layer of 40 units over 12 time steps."""
+    """Return a gated recurrent layer of 40 units over 12 time steps."""
     rng, units = np.random.default_rng(2), 40
     params = {n: jnp.asarray(rng.normal(size=(2 * units, units)) / np.sqrt(units), jnp.float32) for n in ("z", "h")}
 
@@ -123,7 +123,7 @@ def _data(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def program(case: Case, batch: int) -> ad.Program:
-    """A warm program that trains a model."""
+    """Return a warm program that trains a model."""
 
     def driver(state: Any, batch: Any) -> Any:
         params, opt_state = state
@@ -140,7 +140,7 @@ def program(case: Case, batch: int) -> ad.Program:
 
 
 def chosen(case: Case, batch: int, neighbor: Callable[[], AbstractContextManager[Any]]) -> tuple[int, ...]:
-    """The calls of most of the last steps, beside a neighbor."""
+    """Return the microbatches of most of the last steps, beside a neighbor."""
     made = program(case, batch)
     try:
         with neighbor():
@@ -155,7 +155,7 @@ def chosen(case: Case, batch: int, neighbor: Callable[[], AbstractContextManager
 
 
 def plausible(batch: int) -> list[tuple[int, ...]]:
-    """The whole batch, and calls of each power of two that are not too many."""
+    """Return the whole batch, and microbatches of each power of two unless there are too many of them."""
     found = {(batch,)}
     for size in (1 << i for i in range(batch.bit_length())):
         rest = batch % size
@@ -166,7 +166,7 @@ def plausible(batch: int) -> list[tuple[int, ...]]:
 
 
 def in_alternation(made: ad.Program, ways: Sequence[tuple[int, ...]], rounds: int) -> np.ndarray:
-    """Processor seconds of a step with each way; shape=(rounds, ways)."""
+    """Return the processor seconds of a step with each split; shape=(rounds, splits)."""
     kernels, seconds = made._parts.engine.kernels, np.empty((rounds, len(ways)))
     kernels.require_microbatches([sorted(set(itertools.chain(*ways)))])
     for r in range(-3, rounds):
@@ -183,7 +183,7 @@ def in_alternation(made: ad.Program, ways: Sequence[tuple[int, ...]], rounds: in
 
 
 def faster_half(seconds: np.ndarray) -> np.ndarray:
-    """Mean of the faster half of the rounds."""
+    """Return the mean of the faster half of the rounds."""
     return np.sort(seconds, axis=0)[: max(1, len(seconds) // 2)].mean(axis=0)
 
 
@@ -208,8 +208,10 @@ while os.getppid() == parent:  # an orphan stops by itself
 
 @contextmanager
 def compiling(core: int) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A process on a core that compiles one program after another, but only in the contexts that are made by what this
-    yields; else it is stopped."""
+    """Yield a context manager during whose blocks a process on this core compiles one program after another.
+
+    Outside the blocks that process is stopped.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
     command = [sys.executable, "-c", _COMPILE, str(os.getpid()), str(core)]
     # XLA says on stderr which compiles are slow.
@@ -238,7 +240,7 @@ def compiling(core: int) -> Iterator[Callable[[], AbstractContextManager[None]]]
 
 
 def measure(case: Case, batch: int, neighbors: dict[str, Any], rounds: int) -> Iterator[dict[str, object]]:
-    """A row for each neighbor."""
+    """Return a row for each neighbor."""
     reference = program(case, batch)  # as long as it is there, what it has compiled is not compiled again
     try:
         choices = {name: chosen(case, batch, neighbor) for name, neighbor in neighbors.items()}
@@ -264,7 +266,7 @@ def measure(case: Case, batch: int, neighbors: dict[str, Any], rounds: int) -> I
 
 
 def in_words(calls: Sequence[int]) -> str:
-    """As "4 x 256 + 32"."""
+    """Format a split as "4 x 256 + 32"."""
     counts = Counter(calls)
     return " + ".join(f"{counts[k]} x {k}" if counts[k] > 1 else f"{k}" for k in sorted(counts, reverse=True))
 

@@ -1,13 +1,13 @@
-"""What the monitors of gradient noise cost a training step, all of them side by side in one run.
+"""The cost of each monitor of gradient noise in a training step, side by side in one run.
 
-    MALLOC_TRIM_THRESHOLD_=536870912 MALLOC_MMAP_THRESHOLD_=33554432 PJRT_NPROC=1 \\
+    MALLOC_TRIM_THRESHOLD_=536870912 MALLOC_MMAP_THRESHOLD_=33554432 PJRT_NPROC=1 \
         python benchmarks/cost_of_monitors.py --write
 
-One driver with Adam per monitor and model, on one worker with two microbatches, which are the groups of the monitors
-that need groups. Blocks of steps are measured in turn, and compared round by round with the driver that has no monitor.
-All compute the same updates. What is measured is processor time of a process with one thread, so that a busy machine
-disturbs it little; a monitor's 4 to 12 bytes in a message are not in it. (Aimed at: single examples for at most 1 % of
-a step of 20 ms.)
+One driver with Adam per monitor and model runs on one worker with two microbatches, which serve as groups for the
+monitors that need groups. Blocks of steps alternate, and are compared round by round with the driver without monitors.
+All compute the same updates. Measured is the processor time of a process with one thread, so that other load matters
+little; the 4 to 12 bytes that a monitor adds to a message are not included. (Aimed at: single examples for at most 1 %
+of a step of 20 ms.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MONITORS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
 
 
 def program(model: Model, name: str) -> ad.Program:
-    """Return the training of a model with the monitor of this name, warmed up; its noise scales are metrics."""
+    """Return a warm program that trains a model with the monitor of this name; its noise scales are metrics."""
     monitor, examples = MONITORS[name], "per example" in name
 
     def driver(state: tuple, batch: Any) -> tuple:
@@ -91,7 +91,7 @@ def measured(model: Model, rounds: int, block: int) -> list[dict[str, object]]:
 
 
 def models() -> list[Model]:
-    """Return what is timed: steps of 5 to 30 ms."""
+    """Return the timed models, with steps of 5 to 30 ms."""
     return [
         perceptron("perceptron", 256),
         conv_net("conv net", 64),

@@ -1,12 +1,12 @@
-"""The noise scale's bounds enclose the true one as often as they say, whatever the groups; and where they do not.
+"""The noise scale's nominal 95 % bounds enclose the true noise scale in 95 % of all runs, for any groups.
 
     python benchmarks/coverage_of_bounds.py --write              # about 10 minutes, one process
 
-Gradients of single examples are drawn with a known mean and a known covariance, whose eigenvalues fall by a power law
-(as many directions as 22 of equal variance, of 48). `monitors.noise_scale` estimates in its three ways: from two
-workers' mean gradients, from single examples, and divided by an optimizer's scale. Reported is the share of streams in
-which the nominal 95 % bounds enclose the true noise scale after 5, 20, 50 and 200 steps (2,000 streams: the share's own
-standard error is 0.5 points). The last rows let the signal fall from step to step: bounds assume that it does not.
+Gradients of single examples are drawn with a known mean and a known covariance, whose eigenvalues follow a power law
+(an effective number of directions of 22, of 48). `monitors.noise_scale` estimates in its three ways: from two workers'
+mean gradients, from single examples, and divided by an optimizer's scale. Reported is the share of streams in which the
+bounds enclose the true noise scale after 5, 20, 50 and 200 steps (2,000 streams: the standard error of the share is 0.5
+percentage points). In the last rows the signal falls from step to step, although the bounds assume that it does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIANCES = np.arange(1, DIMENSIONS + 1) ** -0.75  # of one example's gradient, 
 
 
 class Case(NamedTuple):
-    """What the gradients and the groups are."""
+    """The distribution of the gradients, and the groups."""
 
     sizes: tuple[int, int]  # batch sizes of two workers
     noise: float = 2.0  # true noise scale at the first step, in batches
@@ -55,7 +55,7 @@ def truths(case: Case, variances: np.ndarray, mean: np.ndarray) -> np.ndarray:
 def bounds(
     key: jax.Array, variances: jax.Array, mean: jax.Array, case: Case, *, per_example: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Return lower and upper bounds of one stream after each number of steps; shape=(len(STEPS),)."""
+    """Return the lower and upper bounds of one stream after each number of steps; shape=(len(STEPS),)."""
     growth = 1.0 if case.doubling is None else 2 ** (1 / case.doubling)
     sizes = jnp.ones(BATCH) if per_example else jnp.asarray(case.sizes)
     owner = np.arange(BATCH) if per_example else np.repeat(np.arange(2), case.sizes)
@@ -79,7 +79,7 @@ def bounds(
 
 
 def coverage(case: Case, way: str, streams: int) -> dict[str, object]:
-    """Return one row: how often the bounds hold, and how wide they are in the end."""
+    """Return one row: the share of streams whose bounds hold, and the width of the last bounds."""
     scale = np.sqrt(VARIANCES.sum() / (case.noise * BATCH))  # of the mean gradient
     variances, mean = (VARIANCES, _direction() * scale)
     if way == "divided":
@@ -102,7 +102,7 @@ def coverage(case: Case, way: str, streams: int) -> dict[str, object]:
 
 
 def cases() -> list[tuple[Case, str]]:
-    """Return what is measured, in the order of the table."""
+    """Return the cases in the order of the table."""
     ways = ("per worker", "per example", "divided")
     uneven = [(Case(sizes), way) for sizes in ((16, 16), (8, 24), (1, 31)) for way in ways]
     noisy = [(Case((8, 24), noise), way) for noise in (0.2, 10.0) for way in ways[:2]]

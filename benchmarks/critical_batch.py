@@ -1,12 +1,12 @@
-"""The critical batch that trials measure lies where the noise scales predict it, within a factor that is reported.
+"""The critical batch that trials measure agrees with the noise scales within a factor that is reported.
 
     python benchmarks/critical_batch.py --write              # about 20 minutes, one process
-    python benchmarks/critical_batch.py --draw               # tables and picture once more
+    python benchmarks/critical_batch.py --draw               # only tables and picture, from the stored results
 
 A conv net learns digits, and a small transformer learns text, with Adam. At three moments of the run
-`ctrl.measure_critical_batch` trains branches on the same examples with the batch, and 4 and 16 times the batch; the
-learning rate is multiplied by the square root of that. Beside its result stand the noise scales that the run's monitors
-have at that step: over microbatches, over examples, in Adam's metric, and those from Adam's moments.
+`ctrl.measure_critical_batch` trains branches on the same examples with 1, 4 and 16 times the batch, and multiplies the
+learning rate by the square root of the same factor. Its result is compared with the noise scales that the run's
+monitors have at that step: over microbatches, over examples, in Adam's metric, and from Adam's moments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FOUND = RESULTS / "critical_batch.json"
 
 
 class Task(NamedTuple):
-    """What is trained, and when its critical batch is measured."""
+    """A model and its data, and the steps at which its critical batch is measured."""
 
     name: str
     init: Callable[[int], Any]  # weights, of a seed
@@ -75,7 +75,7 @@ def digits() -> Task:
 
 
 def text() -> Task:
-    """Return a transformer on Python's documentation; the test text is a part of all that there is."""
+    """Return a transformer on Python's documentation, with a part of the text held out for tests."""
     train, test, n_characters = language.text()
     test = {"codes": test["codes"][::3]}
     init = lambda seed: language.init(seed, n_characters)  # noqa: E731
@@ -83,7 +83,7 @@ def text() -> Task:
 
 
 def driver_of(task: Task) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """Return a training step with all monitors of noise."""
+    """Return a training step with all monitors of gradient noise."""
 
     def driver(state: tuple, batch: Any) -> tuple:
         params, opt_state = state
@@ -107,7 +107,7 @@ def driver_of(task: Task) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
 
 
 def measured(task: Task, seed: int) -> list[dict[str, Any]]:
-    """Train once. Returns what each moment found: task, seed, examples seen, critical batch and noise scales."""
+    """Train once, and return for each moment: task, seed, examples seen, critical batch and noise scales."""
     params = task.init(seed)
     state = (params, optax.adam(task.lr, b2=B2).init(params))
     sizes = {"global_batch": task.batch, "microbatch": task.batch // 2, "seed": seed}
@@ -131,7 +131,7 @@ def measured(task: Task, seed: int) -> list[dict[str, Any]]:
 
 
 def middle(values: Iterable[float]) -> str:
-    """Return the median of values and their range; infinities and NaN in words."""
+    """Format the median of values and their range; infinities and NaN in words."""
     array = np.asarray(list(values), np.float64)
     if np.isnan(array).any():
         return "no progress"

@@ -1,15 +1,15 @@
-"""What a step of several devices of one process costs over the same step in one `shard_map`.
+"""The cost of a step of several devices of one process, relative to the same step in one `shard_map`.
 
     python benchmarks/devices_against_shard_map.py
 
-Four CPU devices. By `shard_map`: one jitted program over all devices, which is given the memory of the old state,
-`psum` of gradients, batches of equal size put there by one `device_put`. Ours: a `DeviceWorld`; batches are equal, so a
-step is one program, too, which also looks at what is not finite. `monitored`: with the noise scale and `balance`, for
-which workers are timed now and then. `general path`: as a step is where batches are not equal, with the kernels of each
-device dispatched by themselves. All take their batches from the same arrays by fancy indexing; blocks of steps
-are timed in turn. Aimed at: 2 %, and 5 % with the noise scale and balance.
+Four CPU devices. `shard_map`: one jitted program over all devices with a donated state and a `psum` of the gradients;
+one `device_put` places batches of equal size. This library: a `DeviceWorld` with equal batches, so that a step is also
+one program, with checks for values that are not finite. `monitored`: with the noise scale and `balance`, for which
+workers are timed at intervals. `general path`: the step for unequal batches, which dispatches the kernels of each
+device separately. All take their batches from the same arrays by fancy indexing, and blocks of steps alternate. Aimed
+at: 2 %, and 5 % with the noise scale and balance.
 
-Processor time beside it: of all threads, which on a busy machine is the steadier of the two.
+The processor time of all threads is also reported; on a busy machine it varies less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import collectives as comm  # noqa: E402
 
 
 def by_shard_map(model: Model, devices: list[jax.Device]) -> Callable[[int], jax.Array]:
-    """What a careful user of JAX writes for equal batches; returns a function that takes so many steps."""
+    """Return a function that takes a number of steps, written as a careful user of JAX would for equal batches."""
     mesh = Mesh(np.array(devices), ("worker",))
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("worker"))
 
@@ -66,7 +66,7 @@ def by_shard_map(model: Model, devices: list[jax.Device]) -> Callable[[int], jax
 
 @contextmanager
 def by_general_path(ours: ad.Program) -> Iterator[None]:
-    """Have the program take its steps as it does where batches are not equal."""
+    """Have the program take its steps as for unequal batches."""
     engine = ours._parts.engine
     spmd, engine._spmd = engine._spmd, None
     try:

@@ -1,18 +1,16 @@
-"""What an empty worker slot costs those who are there: a share of 0, a worker slot that was left, and no such worker
-slot at all.
+"""An empty worker slot costs the other workers at most 1 %, and nothing is compiled when workers leave and join.
 
     PJRT_NPROC=1 python benchmarks/empty_worker_slot.py
 
-Two workers train a conv net on two devices of this process, with the noise scale and balancing: in a world of two
-worker slots; in one of three, of which one is empty; and in one of three, of which one worker takes no examples but
-keeps up with the state. Blocks of steps are timed in turn, and compared round by round.
+Two workers train a conv net on two devices of this process, with the noise scale and balancing, in three worlds: with
+two worker slots; with three, of which one is empty; and with three, of which one worker has a share of 0 and only
+updates its state. Blocks of steps alternate, and are compared round by round.
 
-Then workers leave and join, again and again. What is compiled is counted, and the first step of each new membership is
-compared with the others.
+Then workers leave and join repeatedly. Compiles are counted, and the first step after each change is compared with the
+other steps.
 
-The targets: an empty worker slot costs at most 1 %, and nothing is compiled. Its device takes part in the exchange. A
-worker without examples costs its update, which on machines of its own it does beside the others'; here it shares their
-cores.
+The device of an empty slot takes part in the exchange. A worker without examples computes its update, on machines of
+its own in parallel with the others; here it shares their cores.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def driver(state, batch):
 
 
 def program_in(world: comm.DeviceWorld, local_batch: int, **options) -> ad.Program:
-    """Two workers on `local_batch` examples each, whatever `balance` would like."""
+    """Return a program of two workers on `local_batch` examples each, which `balance` cannot change."""
     params = NET.init(jax.random.key(0), DATA["image"][:1])
     state = (params, OPTIMIZER.init(params))
     sizes = {"global_batch": 2 * local_batch, "max_local_batch": local_batch, "deterministic": True, **options}
@@ -72,7 +70,7 @@ def steps(program: ad.Program):
 
 
 def cost(local_batch: int) -> dict[str, np.ndarray]:
-    """Seconds of blocks of steps in the three worlds."""
+    """Return the seconds of blocks of steps in the three worlds."""
     worlds = {"no such worker slot": comm.DeviceWorld(jax.local_devices()[:2])}
     worlds |= {name: comm.DeviceWorld() for name in ("an empty worker slot", "a share of 0")}
     worlds["an empty worker slot"].leave(2)
@@ -85,7 +83,9 @@ def cost(local_batch: int) -> dict[str, np.ndarray]:
 
 
 def changes() -> dict[str, str]:
-    """Workers leave and join in turn: what is compiled, and how long the first step takes."""
+    """Have workers leave and join, and return the number of compiles and the seconds of the first step after each
+    change.
+    """
     world, compiled = comm.DeviceWorld(), []
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     program = program_in(world, 96, max_local_batch=192)

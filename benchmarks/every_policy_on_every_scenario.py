@@ -1,14 +1,14 @@
-"""How far every way to split a batch is from the best split, on every simulated cluster.
+"""The distance of each policy that splits a batch from the best split, on each simulated cluster.
 
     python benchmarks/every_policy_on_every_scenario.py            # about 6 minutes of one core
     python benchmarks/every_policy_on_every_scenario.py --seeds 1 --steps 300
 
-Every splitting policy and every cluster of `adaptive simulate --list` in which all workers are there from
-the start, or join by themselves: seconds until a number of examples
-is done, over those with the best split in hindsight (each step's speeds known beforehand, its noise not). One published
-policy changes the global batch, too: the more examples a step has, the less its fixed cost matters. So `balance` is
-also tried on the very batches that that one ran. Then: changes in steady state, what two adjustments make of a step
-change of speed, and what a step of each policy costs.
+Every splitting policy runs on every cluster of `adaptive simulate --list` whose workers are all present from the start
+or join by themselves. Measured are the seconds until a number of examples is done, relative to the best split in
+hindsight, which knows each step's speeds in advance but not its noise. One published policy also changes the global
+batch: the more examples a step has, the less its fixed cost matters. So `balance` also runs on the batch sizes of that
+policy. Further tables: changes in the steady state, the step after two adjustments to a step change of speed, and the
+cost of each policy.
 """
 
 import argparse
@@ -41,7 +41,9 @@ SHORT = {
 
 
 def over_best(name: str, seed: int, steps: int) -> tuple[dict[str, float], dict[str, int]]:
-    """For each policy, its seconds over those of the best split, to as many examples as all have done; and changes."""
+    """Return for each policy its seconds relative to the best split, up to the examples that all have done, and its
+    changes.
+    """
     case = scenario(name, WORKERS, steps, seed)
 
     def run(*hooks: Hooked) -> Simulation:
@@ -63,8 +65,9 @@ def _from_zero(values: np.ndarray) -> np.ndarray:
 
 
 def survey(seeds: int, steps: int) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """`over_best` by scenario, with an array over seeds for each policy. Where the number of workers is decided, too,
-    the split is not what matters most: those are left out.
+    """Return `over_best` by scenario, with an array over seeds for each policy.
+
+    Leaves out scenarios that also decide the number of workers, where the split is not what matters most.
     """
     found = {}
     for name in names():
@@ -78,7 +81,9 @@ def survey(seeds: int, steps: int) -> dict[str, tuple[dict[str, np.ndarray], dic
 
 
 def against(over: dict[str, np.ndarray], ours: str, published: list[str]) -> tuple[float, float, str]:
-    """Ours over the published policy that is best in the median: median, worst seed, and which that is."""
+    """Compare `balance` with the published policy of the best median: return median and worst seed of the ratio, and
+    its name.
+    """
     best = min(published, key=lambda policy: float(np.median(over[policy])))
     ratio = over[ours] / over[best]
     return float(np.median(ratio)), float(ratio.max()), best
@@ -97,7 +102,7 @@ def _over_ideal(times: ctrl.BatchTime, sizes: np.ndarray) -> float:
 
 
 def steady(every: int, seeds: int) -> np.ndarray:
-    """Changes in each hundred steps behind the first, at 5 % jitter."""
+    """Return the changes in each hundred steps after the first hundred, at 5 % jitter."""
     counts = []
     for n in (2, 4, 8, 16):
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -110,7 +115,7 @@ def steady(every: int, seeds: int) -> np.ndarray:
 
 
 def after_two(every: int, fixed: float, seeds: int) -> np.ndarray:
-    """How much longer than with the best split steps take, two adjustments after one worker's speed has changed."""
+    """Return the step time relative to the best split, two adjustments after one worker's speed has changed."""
     ratios = []
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         rng = np.random.default_rng(seed)
@@ -130,7 +135,9 @@ def after_two(every: int, fixed: float, seeds: int) -> np.ndarray:
 
 
 def cost(n: int, rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of a due step of each policy, in turn; on steady workers with 5 % jitter, from an equal split on."""
+    """Return the seconds of a due step of each policy in turn, on steady workers with 5 % jitter, from an equal split
+    on.
+    """
     rng = np.random.default_rng(0)
     true, names = _times(rng, n, 0.02), [name for name in SPLITS if name != "equal"]
     hooks = {name: hooked(name) for name in names}
@@ -174,7 +181,7 @@ def cost(n: int, rounds: int) -> dict[str, np.ndarray]:
 
 
 def draw(found: dict) -> None:
-    """A table of colours: how far each policy is from the best split on each scenario."""
+    """Draw a heat map of each policy's distance from the best split on each scenario."""
     from matplotlib.colors import LinearSegmentedColormap
 
     columns = ["equal", *PUBLISHED, INFLATES, "lb_bsp-arx", "balance", "balance-machine"]
@@ -207,7 +214,7 @@ def draw(found: dict) -> None:
 
 
 def table(found: dict) -> list[dict[str, str]]:
-    """A row per scenario."""
+    """Return a row per scenario."""
     rows = []
     for name, (over, changes) in found.items():
         seconds_only, worst, _ = against(over, "balance", BLIND)
@@ -231,7 +238,7 @@ def table(found: dict) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Run it all."""
+    """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=600)

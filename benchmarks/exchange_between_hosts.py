@@ -1,23 +1,23 @@
-"""Claim: by hosts a link between two carries ResNet-50's gradients once each way, however ranks are placed.
+"""Sums by hosts send ResNet-50's gradients once in each direction over a link, for any placement of ranks.
 
 Aimed at: 0.6 times the time of a flat Allreduce.
 
     python benchmarks/exchange_between_hosts.py
 
-Two hosts of two ranks each are network namespaces of this machine (Linux and root), joined at 1 Gbit/s (`--rate`);
-97.6 MiB in float32, 214 tensors. In each job four ways take turns: a program's exchange by hosts and flat, as sums go
-over several hosts; the same sums in bfloat16 (`wire=`); and what one would write with mpi4py, an Allreduce per tensor.
-Settings belong to a job, so each is a job of its own, and these take turns, too:
+Two hosts of two ranks each are network namespaces of this machine (Linux and root), joined at 1 Gbit/s (`--rate`). The
+gradients are 214 tensors of 97.6 MiB in float32. Each job alternates between four ways: a program's exchange by hosts;
+its flat exchange; the sums by hosts in bfloat16 (`wire=`); and an Allreduce per tensor with mpi4py. Settings of MPI
+belong to a job, so each setting is a job of its own, and the jobs alternate, too:
 
-    as our launcher starts it     ULFM, without Open MPI's collectives for hosts (han); TCP sends without being asked
-    and TCP as it comes           the same, and the receiver asks for what is large, which is Open MPI's default
-    as Open MPI comes             no ULFM, with han, and the receiver asks
+    as our launcher starts it     ULFM, without Open MPI's collectives for hosts (han); TCP sends eagerly
+    and TCP defaults              the same, and the receiver requests large messages, which is Open MPI's default
+    Open MPI defaults             no ULFM, with han, and the receiver requests large messages
 
-each with ranks 0 and 1 on the first host ("slot"), and with ranks 0 and 2 there ("node"); and one job with a rank on
-each host. A time is that of the slowest rank; the bytes that a host sends are counted by the system. Four ranks share
-two cores with both hosts' TCP.
+each with ranks 0 and 1 on the first host ("slot"), and with ranks 0 and 2 there ("node"); and one job has one rank on
+each host. Reported is the time of the slowest rank. The system counts the bytes that a host sends. Four ranks share two
+cores with the TCP of both hosts.
 
-`--rank` is what each rank runs.
+`--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ PLACEMENTS = {"node": "0 and 2, 1 and 3", "slot": "0 and 1, 2 and 3"}
 ALONE = "alone"  # one rank on each host: there is one way
 TCP = "OMPI_MCA_btl_tcp_flags"
 ASKED = "send,put,inplace,need-ack,need-csum,hetero-rdma"  # as `ompi_info` says that Open MPI 5.0 has it
-OURS, THEIRS = "as our launcher starts it", "as Open MPI comes"
+OURS, THEIRS = "as our launcher starts it", "Open MPI defaults"
 SETTINGS: dict[str, tuple[list[str], dict[str, str]]] = {
     OURS: (["--with-ft", "ulfm"], {"OMPI_MCA_coll": "^han"}),
-    "and TCP as it comes": (["--with-ft", "ulfm"], {"OMPI_MCA_coll": "^han", TCP: ASKED}),
+    "and TCP defaults": (["--with-ft", "ulfm"], {"OMPI_MCA_coll": "^han", TCP: ASKED}),
     THEIRS: ([], {TCP: ASKED}),
 }
 BY_HOSTS, FLAT, PLAIN = "a program's, by hosts", "a program's, flat", "Allreduce per tensor"
@@ -49,7 +49,7 @@ NARROW = "a program's, wire=bfloat16"
 
 
 def rank(rounds: int) -> None:
-    """On each rank: time the ways; rank 0 prints the slowest rank's seconds."""
+    """Time the ways on this rank; rank 0 prints the slowest rank's seconds."""
     import jax
     import jax.numpy as jnp
     from exchange_resnet50 import our_way, raw_ways, resnet50, setting
@@ -90,7 +90,7 @@ def rank(rounds: int) -> None:
 
 
 def sent_by_a_host(way: Callable[[], Any]) -> float:
-    """Bytes through the link of the host that sends most, in one exchange: counted by the system, with all headers."""
+    """Return the bytes that the busiest host sends in one exchange, as the system counts them, headers included."""
     from mpi4py import MPI
 
     def sent_so_far() -> int:
@@ -105,7 +105,7 @@ def sent_by_a_host(way: Callable[[], Any]) -> float:
 
 
 def ratio(times: Sequence[float], reference: Sequence[float]) -> str:
-    """Of medians."""
+    """Return the ratio of medians."""
     return f"{np.median(times) / np.median(reference):.2f}"
 
 
@@ -156,7 +156,7 @@ def main() -> None:
                     "median": readable(spread.median),
                     "p10 – p90": f"{readable(spread.p10)} – {readable(spread.p90)}",
                     "to plain": f"{row.ratio_of_medians:.2f}",
-                    "to plain, as Open MPI comes": ratio(ways[row.name], plain) if plain else "–",
+                    "to plain, Open MPI defaults": ratio(ways[row.name], plain) if plain else "–",
                 }
             )
     told = {place: found[place, OURS] for place in PLACEMENTS}
@@ -174,7 +174,7 @@ def main() -> None:
             f"214 tensors, 97.6 MiB; two ranks on each of two hosts (network namespaces), joined at {args.rate}; "
             f"jobs of each setting, in turn: {args.jobs}, {args.rounds} rounds in each, the ways in turn. 102.3 MB in "
             "each direction, 0.82 s at 1 Gbit/s, is the least. Ratios are of medians: to an Allreduce per "
-            "tensor in the same jobs, and to the same in jobs as Open MPI comes.",
+            "tensor in the same jobs, and to the same in jobs with Open MPI defaults.",
             f"In bfloat16 a host of one rank sends {megabytes[ALONE, NARROW]} MB, in float32 "
             f"{megabytes[ALONE, FLAT]}, in {narrow[ALONE]} times the seconds. A host of two ranks, which adds up "
             f"first, sends {megabytes['node', NARROW]} MB where they alternate and {megabytes['slot', NARROW]} where "

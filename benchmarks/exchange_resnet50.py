@@ -1,13 +1,13 @@
-"""Claim: our exchange of ResNet-50's gradients, all checks on, takes at most 1.05 times the best of raw mpi4py.
+"""A program exchanges ResNet-50's gradients, with all checks, in at most 1.05 times the best of raw mpi4py.
 
     PJRT_NPROC=1 mpirun -n 2 python -m mpi4py benchmarks/exchange_resnet50.py
 
-214 tensors, 97.6 MiB in float32. Ours is what a program does: the message layer packs small tensors in an XLA program,
-a channel reduces, another XLA program unpacks. Against it, on the same JAX arrays: an Allreduce per tensor, all of them
-in flight as Iallreduce, and one fused buffer that numpy fills and empties. All take turns in one run, each rank on a
-core of its own; a time is that of the slower rank. A program also looks for infinities and NaNs, at each piece that has
-just been reduced: a row of its own, since nobody else does so. Two more tables say why the message layer's LARGE_BYTES
-and the world's PIECE_BYTES are what they are.
+214 tensors, 97.6 MiB in float32. A program packs small tensors in an XLA function, reduces them in a channel, and
+unpacks them in another XLA function. It is compared, on the same JAX arrays, with an Allreduce per tensor, with all of
+them in flight as Iallreduce, and with one fused buffer that numpy fills and empties. All alternate in one run, each
+rank on a core of its own; reported is the time of the slower rank. A program also checks each reduced piece for
+infinities and NaNs. This has a row of its own, since the others do not check. Two more tables justify the values of the
+message layer's LARGE_BYTES and the world's PIECE_BYTES.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ Shape = tuple[int, ...]
 
 
 def resnet50() -> list[Shape]:
-    """Kernels, biases and normalisation parameters of ResNet-50 (He et al. 2016, table 1), convolutions with biases."""
+    """Return the kernels, biases and normalization parameters of ResNet-50 (He et al. 2016, table 1), with biased
+    convolutions.
+    """
 
     def convolution(size: int, channels: int, features: int) -> list[Shape]:
         return [(size, size, channels, features), (features,), (features,), (features,)]  # kernel, bias; scale, offset
@@ -54,10 +56,11 @@ def resnet50() -> list[Shape]:
 def our_way(
     world: comm.MPIWorld, grads: Sequence[jax.Array], looking: bool = False, wire: DTypeLike | None = None
 ) -> Callable[[], list[jax.Array]]:
-    """Pack, exchange, unpack, as a program does; returns the reduced gradients as JAX arrays.
+    """Return a function that packs, exchanges and unpacks as a program does, and returns the reduced gradients as JAX
+    arrays.
 
-    Large tensors are no business of the packing programs: in a program they are computed where they are sent from, and
-    read where they arrive. `looking` is looking for infinities and NaNs in what arrived; `wire` the format of sums.
+    The packing functions do not touch large tensors: a program computes these where they are sent from, and reads them
+    where they arrive. `looking` checks the results for infinities and NaNs; `wire` is the format of sums.
     """
 
     def driver(state: list[jax.Array], batch: jax.Array) -> tuple[list[jax.Array], dict]:
@@ -95,7 +98,7 @@ def our_way(
 
 
 def raw_ways(grads: Sequence[jax.Array]) -> dict[str, Callable[[], list[np.ndarray]]]:
-    """What one would write with mpi4py alone: JAX arrays are read in place, results arrive in buffers made before."""
+    """Return the ways with mpi4py alone: they read JAX arrays in place, and receive into buffers allocated before."""
     world = MPI.COMM_WORLD.Dup()
     received = [np.zeros(g.shape, np.float32) for g in grads]
     ends = np.cumsum([0, *(g.size for g in grads)])
@@ -123,7 +126,7 @@ def raw_ways(grads: Sequence[jax.Array]) -> dict[str, Callable[[], list[np.ndarr
 
 @contextmanager
 def setting(module: ModuleType | object, name: str, value: object) -> Iterator[None]:
-    """Another value for what a module or an object of the library holds."""
+    """Set an attribute of a module or an object of the library to another value during the `with` block."""
     own = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -133,7 +136,7 @@ def setting(module: ModuleType | object, name: str, value: object) -> Iterator[N
 
 
 def measure(ways: dict[str, Callable[[], Sequence]], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of the slower rank, round by round."""
+    """Return the seconds of the slower rank, round by round."""
 
     def in_step(way: Callable[[], Sequence]) -> Callable[[], None]:
         def run() -> None:
@@ -147,7 +150,7 @@ def measure(ways: dict[str, Callable[[], Sequence]], rounds: int) -> dict[str, n
 
 
 def by_threshold(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> list:
-    """Ours, by the size from which on a tensor travels from its own memory; relative to the library's choice."""
+    """Return the times by the size from which a tensor is sent from its own memory, relative to the default."""
     ways = {}
     for size in sorted({16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, message.LARGE_BYTES}):
         with setting(message, "LARGE_BYTES", size):
@@ -156,7 +159,7 @@ def by_threshold(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) 
 
 
 def by_piece(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> list:
-    """Ours, by how much one Allreduce takes at a time; relative to the library's choice."""
+    """Return the times by the size of one Allreduce, relative to the default."""
 
     def in_pieces(size: int) -> Callable[[], list[jax.Array]]:
         exchange = our_way(world, grads)

@@ -1,10 +1,10 @@
-"""Claim: a rank in reserve takes at most 1 % of a core while others train.
+"""A rank in reserve takes at most 1 % of a core while others train.
 
     python benchmarks/idle_reserve.py [--seconds 30]
 
-Three ranks, of which two train a small net (with noise scale and balance) and one waits in reserve, its kernels
-compiled. Processor time is the system's and the user's of the whole process, all its threads, over 30 s.
-`--rank` is what each rank runs.
+Of three ranks two train a small net, with the noise scale and balancing, and one waits in reserve with compiled
+kernels. Measured is the processor time, user and system, of all threads of the process over 30 s. `--rank` runs the
+part of each rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ START_SECONDS = 600.0
 
 
 def rank(folder: str) -> None:
-    """On each rank: train, or wait, until the parent has seen enough."""
+    """Train, or wait, on this rank until the parent process has measured."""
     import collectives as comm
 
     notes = Notes(folder)
@@ -37,7 +37,7 @@ def rank(folder: str) -> None:
 
 
 def steady(running: Job) -> dict[int, bool]:
-    """Wait until the workers train; whether each process is in reserve, by its id."""
+    """Wait until the workers train; return by process id whether a process is in reserve."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         notes = running.notes()
@@ -49,7 +49,7 @@ def steady(running: Job) -> dict[int, bool]:
 
 
 def used(pid: int) -> float:
-    """Processor seconds of a process so far."""
+    """Return the processor seconds of a process so far."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
 

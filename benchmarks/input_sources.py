@@ -1,15 +1,16 @@
-"""Claim: on the same source a step takes at most 1.05 times what it takes with the better of PyTorch's and grain's
-loaders, with 0, 1 and 2 processes that read, and in memory that does not grow with the data.
+"""On the same source a step takes at most 1.05 times the time with the better of PyTorch's and grain's loaders.
+
+That is with 0, 1 and 2 reader processes, and in memory that does not grow with the data.
 
     python benchmarks/input_sources.py [--rounds 5] [--sources sleeps computes …] [--processes 0 1 2]
 
-Starts jobs of two ranks. In each, programs of this library and steps by hand (a jitted gradient, one Allreduce of
-mpi4py, a jitted update) fed by `torch.utils.data.DataLoader` and by grain's `IterDataset` are run in turn, some steps
-at a time, with the others idle; the first steps of a turn take what was fetched before it, and are left out. Loaders
-have their defaults: grain reads with 16 threads in each process, PyTorch in the training thread where there are no
-processes. This library is given arrays and files as they are, the others a data set that reads a row of them.
+Starts jobs of two ranks. Each job alternates between programs of this library and steps by hand (a jitted gradient, one
+Allreduce of mpi4py, a jitted update) that are fed by `torch.utils.data.DataLoader` and by grain's `IterDataset`. Each
+takes some steps while the others are idle. The first steps of a turn use examples fetched before it, and are left out.
+Loaders have their defaults: grain reads with 16 threads in each process, and PyTorch in the training thread if there
+are no processes. This library takes arrays and files as they are, the others a data set that reads their rows.
 
-Memory is what belongs to a rank and its readers alone (USS), at most, in jobs of their own.
+Memory is the maximum of the unique set size (USS) of a rank and its readers, in separate jobs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def loss(w: Any, batch: Any) -> Any:
 
 
 def with_this_library(data: Any, processes: int) -> tuple[Callable[[int], Any], Callable[[], None]]:
-    """What takes some steps, and what ends it."""
+    """Return a function that takes steps, and one that ends it."""
     import jax
     import jax.numpy as jnp
 
@@ -124,7 +125,7 @@ def with_grain(data: Any, processes: int, rank: int, ranks: int) -> tuple[Callab
 
 
 def started(loader: str, name: str, processes: int, folder: Path, rank: int, ranks: int) -> Any:
-    """What takes some steps fed by a loader, and what ends it."""
+    """Return a function that takes steps fed by a loader, and one that ends it."""
     data_set, as_it_is = source(name, folder)
     if loader == "this library":
         return with_this_library(as_it_is, processes)
@@ -135,7 +136,7 @@ def started(loader: str, name: str, processes: int, folder: Path, rank: int, ran
 
 
 def measure(name: str, processes: int, rounds: int, folder: Path, loaders: list[str]) -> dict[str, Any]:
-    """Of each loader, seconds of a step, round by round; of one loader alone, its memory."""
+    """Return for each loader the seconds of a step, round by round; for one loader alone, its memory."""
     import psutil
     from mpi4py import MPI
 
@@ -170,7 +171,7 @@ def measure(name: str, processes: int, rounds: int, folder: Path, loaders: list[
 
 
 def job(name: str, processes: int, rounds: int, folder: Path, loaders: tuple[str, ...]) -> dict[str, Any]:
-    """What rank 0 of a job of two ranks measured."""
+    """Return what rank 0 of a job of two ranks measured."""
     out = folder / "measured.json"
     environment = {**os.environ, "PJRT_NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     options = ["--job", name, "--processes", str(processes), "--rounds", str(rounds), "--folder", str(folder)]
@@ -214,7 +215,7 @@ def main() -> None:
 
 
 def row(name: str, processes: int, measured: dict[str, list[float]], memory: dict[str, int]) -> dict[str, str]:
-    """Of the table."""
+    """Return a row of the table."""
     from _measure import Spread, readable
 
     cells = {"source": name, "processes": str(processes)}

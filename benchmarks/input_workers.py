@@ -1,16 +1,15 @@
-"""Claim: of a source of 1.5 ms an example, processes that read hide all but what the cores allow: steps take at most
-1.1 times that bound.
+"""With a source of 1.5 ms per example and reader processes, steps take at most 1.1 times the bound set by the cores.
 
     mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/input_workers.py [--steps 20] [--rounds 3] [--workers 4]
 
-Two kinds of source: one that waits (a disk, a network) and one that computes (decoding), by its own processor time. A
-bound is what a step takes at least: of a source that waits, its computing or the waiting of a rank's share by so many
-processes, whichever is more; of one that computes, all computing of all ranks on the cores there are. A step's own
-computing is measured on the same driver with arrays. All are run in turn, in one job, some steps at a time; the first
-of those are left out, since what they take was fetched while others ran.
+There are two kinds of source: one that waits (a disk, a network) and one that computes (decoding), measured by its
+processor time. The bound is the least time of a step. With a source that waits, it is the larger of the step's own
+computing and the waiting for a rank's share divided by the number of processes; with one that computes, it is all
+computing of all ranks divided by the number of cores. A step's own computing is measured with arrays as the data. All
+cases alternate in one job. The first steps of each turn use examples fetched before, and are left out.
 
-The processor time is that of one rank and its readers, and what must be that of a step with arrays and of its reading:
-it says what fetching costs also where neighbors take the cores, and a step's seconds say nothing.
+The processor time of one rank and its readers is reported next to the sum of a step with arrays and of the reading. It
+shows the cost of fetching also where other processes take the cores, and step times say little.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ EXAMPLES, FEATURES, LOCAL_BATCH, SECONDS = 20_000, 256, 32, 1.5e-3
 LEFT_OUT = 5
 
 
-class StandbyLoop:
-    """1.5 ms an example, in which no processor is needed."""
+class Waiting:
+    """A source that waits for 1.5 ms per example without using the processor."""
 
     def __len__(self) -> int:
         return EXAMPLES
@@ -43,8 +42,8 @@ class StandbyLoop:
         return {"x": np.full(FEATURES, index % 7, np.float32)}
 
 
-class Computing(StandbyLoop):
-    """1.5 ms of a processor an example."""
+class Computing(Waiting):
+    """A source that computes for 1.5 ms per example."""
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         until = time.thread_time() + SECONDS
@@ -66,7 +65,7 @@ def driver(w: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[s
 
 
 def used() -> float:
-    """Processor seconds of this process and of those that it has started."""
+    """Return the processor seconds of this process and its child processes."""
     each = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(p.cpu_times().user + p.cpu_times().system for p in each)
 
@@ -80,7 +79,7 @@ def main() -> None:
     with comm.world() as world:
         each = max(1, args.workers // world.processes)
         data = {"arrays": {"x": np.zeros((EXAMPLES, FEATURES), np.float32)}}
-        for kind, source in (("waits", StandbyLoop()), ("computes", Computing())):
+        for kind, source in (("waits", Waiting()), ("computes", Computing())):
             data[f"{kind}, read in a thread"] = source
             data[f"{kind}, {args.workers} processes"] = ad.data.from_source(source, num_readers=each)
         state = jnp.eye(FEATURES) / 2

@@ -1,19 +1,19 @@
-"""What a step of several processes without MPI costs over the same step in one `shard_map` over all their devices.
+"""The cost of a step of several processes without MPI, relative to the same step in one `shard_map` over all devices.
 
     python benchmarks/jax_world_against_shard_map.py
 
-Two processes that `jax.distributed` joins, a CPU device and a core for each, one thread of XLA's. By `shard_map`: one
-jitted program over both devices, `pmean` of the gradients' pytree, batches of equal size put there by
-`jax.make_array_from_process_local_data`; and the same with all gradients in one flat array, for one `pmean`. Ours: a
-`JaxWorld`, kernels dispatched by themselves, a frame, gradients reduced in memory that both processes have, a program
-that updates; batches may be of unequal sizes, and what is not finite is looked at. And ours by XLA, over gloo, as it is
-where processes are on several hosts. All take their batches from the same arrays by fancy indexing; blocks of steps are
-timed in turn. Aimed at: 10 % for steps of 10 to 30 ms.
+`jax.distributed` joins two processes, each with one CPU device, one core, and one thread of XLA. `shard_map`: one
+jitted program over both devices, a `pmean` of the gradients' pytree, and batches of equal size placed by
+`jax.make_array_from_process_local_data`; and the same with all gradients in one flat array. This library: a `JaxWorld`
+dispatches kernels, exchanges a preamble, reduces gradients in memory shared by both processes, and updates; batches may
+be unequal, and values that are not finite are detected. It is also measured by XLA over gloo, as on several hosts. All
+take their batches from the same arrays by fancy indexing, and blocks of steps alternate. Aimed at: 10 % for steps of 10
+to 30 ms.
 
-Processor time beside it: of all threads of rank 0, without what it waited; on a busy machine the steadier of the two.
+The processor time of all threads of rank 0, without waiting, is also reported; on a busy machine it varies less.
 
-Below, what is in a step of ours, by itself: the exchange of the same arrays, by memory and by XLA, its frame, and a
-program that sums one number, which is the least that a frame by XLA would take.
+A second table has the parts of a step by themselves: the exchange of the same arrays, in memory and by XLA, the
+preamble, and a program that sums one number, which is the least that a preamble by XLA would take.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROCESSES = 2
 
 
 def start() -> int:
-    """Start all processes, this script again; returns an exit status."""
+    """Start this script in all processes, and return an exit status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -45,7 +45,7 @@ def start() -> int:
 
 
 def by_shard_map(model: Model, mesh: Mesh, *, flat: bool) -> Callable[[int], jax.Array]:
-    """What a careful user of JAX writes for equal batches; returns a function that takes so many steps."""
+    """Return a function that takes a number of steps, written as a careful user of JAX would for equal batches."""
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("worker"))
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -78,7 +78,7 @@ def by_shard_map(model: Model, mesh: Mesh, *, flat: bool) -> Callable[[int], jax
 
 
 def by_xla(world: comm.JaxWorld, work: Callable[[], T]) -> T:
-    """Do it as processes of several hosts would, which share no memory."""
+    """Exchange by XLA, as processes of several hosts do, which share no memory."""
     memory, world.shared_memory = world.shared_memory, None
     try:
         return work()
@@ -87,7 +87,7 @@ def by_xla(world: comm.JaxWorld, work: Callable[[], T]) -> T:
 
 
 def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[], object]:
-    """The same, noting down what it takes of this process's cores."""
+    """Wrap a function so that it also records the processor time of this process."""
 
     def timed() -> object:
         began = time.process_time()
@@ -99,7 +99,7 @@ def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[
 
 
 def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dict[str, Callable[[], object]]]:
-    """What a program's message is, in words, and what it is made of: each piece carried out so many times."""
+    """Describe a program's message, and return functions that carry out each of its parts `times` times."""
     seen = []
     start = JaxChannel.start
 

@@ -1,14 +1,16 @@
-"""Claim: a worker joins from the reserve within 100 ms, the others' steps meanwhile take at most 1.3 times as long, and
-it leaves, when asked to, within a step; nothing is compiled on those who were there.
+"""A worker joins from the reserve within 100 ms and leaves within a step, and the other workers compile nothing.
+
+While it joins, the others' steps take at most 1.3 times as long.
 
     python benchmarks/join_and_leave.py [--changes 20] [--jobs 2]
 
-Three ranks, of which two train a small net (steps of some 5 ms on a core of their own, with noise scale and balance).
-By `rescale(workers=…)`, every 40 steps, the third joins, or leaves. With 1.6 MB of state, and with 100 MB.
+Of three ranks two train a small net (steps of some 5 ms on a core of their own, with the noise scale and balancing).
+Every 40 steps `rescale(workers=…)` has the third join or leave, with a state of 1.6 MB and with one of 100 MB.
 
-Meanwhile: a step between the request and the change, over the median of the 20 before the request. The switch: the step
-in which the members change, less the median of the 20 steps behind it; as the slower of the two that were there has
-seen it. Of the switch, in turn: coming together, handing over the state. `--rank` is what each rank runs.
+"Meanwhile" is a step between the request and the change, relative to the median of the 20 steps before the request.
+"The switch" is the step in which the members change, less the median of the 20 steps after it, on the slower of the two
+remaining workers. Parts of the switch: the rendezvous and the transfer of the state. `--rank` runs the part of each
+rank.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ STATES = {"1.6 MB": 0, "100 MB": 96}  # and what of it lies beside the net's, in
 
 
 def rank(folder: str, changes: int, mebibytes: int) -> None:
-    """On each rank: train, and ask for another number of workers now and then."""
+    """Train on this rank, and request another number of workers at intervals."""
     import collectives as comm
     from adaptive.control.membership import Membership
     from adaptive.program.membership_changes import MembershipChanges
@@ -48,7 +50,7 @@ def rank(folder: str, changes: int, mebibytes: int) -> None:
 
 
 def changes_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What each change of a job was for those who stayed. Of the first `BETWEEN` steps none is counted."""
+    """Return each change of a job as the remaining workers recorded it, without those in the first `BETWEEN` steps."""
     seen: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for lines in notes:
         steps = [line for line in lines if line["kind"] == "step"]

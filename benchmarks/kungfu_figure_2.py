@@ -1,12 +1,12 @@
-"""KungFu's figure 2, for real: a batch that follows the noise scale against the best static batch.
+"""KungFu's figure 2: a batch that follows the noise scale, compared with the best static batch.
 
     PJRT_NPROC=1 mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/kungfu_figure_2.py
 
-Fashion-MNIST, a small conv net, SGD with momentum at a learning rate of 0.1 that is the same for all and never changes
-(as in the workshop paper, which trains ResNet-32 on CIFAR-10): static batches, and one that grows from the smallest
-towards the largest with the noise scale. Reported are time and examples to several accuracies, and how steady the
-accuracy is in the end. Seconds are those of training steps; evaluation and compilation at the start are not counted.
-The runs of one seed take turns, quarter of an epoch by quarter.
+Fashion-MNIST, a small conv net, and SGD with momentum at a constant learning rate of 0.1 for all, as in the workshop
+paper, which trains ResNet-32 on CIFAR-10. Compared are static batches and one that grows with the noise scale from the
+smallest towards the largest. Reported are the time and the examples to several accuracies, and how steady the accuracy
+is at the end. Seconds are those of training steps, without evaluation and compilation at the start. The runs of one
+seed alternate every quarter of an epoch.
 """
 
 import argparse
@@ -47,7 +47,7 @@ CURVES = RESULTS / "kungfu_figure_2.json"
 
 
 class SmallConvNet(nn.Module):
-    """Two layers of convolution, 21 thousand parameters: a step on 64 examples takes a core 2 ms."""
+    """Two convolutional layers, 21 thousand parameters. A step on 64 examples takes 2 ms on one core."""
 
     classes: int
 
@@ -64,18 +64,18 @@ OPTIMIZER = optax.sgd(args.learning_rate, momentum=0.9)
 
 
 def loss_fn(params, batch):
-    """Mean cross entropy."""
+    """Return the mean cross entropy."""
     logits = NET.apply(params, batch["image"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
 
 def accuracy(state, batch):
-    """The share of right answers."""
+    """Return the share of correct predictions."""
     return jnp.mean(NET.apply(state[0], batch["image"]).argmax(-1) == batch["label"])
 
 
 def driver_with(policy):
-    """The training step, with a policy for the global batch or none."""
+    """Return the training step, with a policy for the global batch or none."""
 
     def driver(state, batch):
         params, opt_state = state
@@ -90,13 +90,13 @@ def driver_with(policy):
 
 
 def ways():
-    """What is compared, by name: the first batch, and the policy for those that follow."""
+    """Return the compared ways by name: the first batch, and the policy for the following ones."""
     static = {f"static {batch}": (batch, None) for batch in args.static}
     return static | {ADAPTIVE: (SMALL, ctrl.noise_batch(min_batch=SMALL, max_batch=LARGE, monotone=True))}
 
 
 def train_all(world, seed):
-    """Each way's course: after every quarter of an epoch (seconds, examples, accuracy, batch)."""
+    """Train in each way, and return (seconds, examples, accuracy, batch) after every quarter of an epoch."""
     params = NET.init(jax.random.key(seed), train["image"][:1])
     programs, courses = {}, {}
     for name, (batch, policy) in ways().items():
@@ -121,8 +121,11 @@ def train_all(world, seed):
 
 
 def reached(course, target):
-    """Seconds and examples until the accuracy is at least `target`: the median of three evaluations in a row, the last
-    of which is the one that counts, so that a lucky one does not."""
+    """Return seconds and examples until the accuracy is at least `target`.
+
+    The accuracy is the median of three consecutive evaluations, so that one lucky evaluation does not count; the last
+    of the three gives the time.
+    """
     seconds, examples, accuracies, _ = np.array(course).T
     steady = np.median([accuracies[:-2], accuracies[1:-1], accuracies[2:]], axis=0)
     hits = np.flatnonzero(steady >= target)
@@ -130,7 +133,9 @@ def reached(course, target):
 
 
 def middle(values, form):
-    """Median (least – most) over the seeds; a dash where half of them, or one that is compared, never got there."""
+    """Format median (minimum – maximum) over the seeds; a dash where half of them, or a compared run, missed the
+    target.
+    """
     if not np.isfinite(np.median(values)):
         return "–"
     most = form.format(max(values)) if np.isfinite(max(values)) else "never"
@@ -138,7 +143,7 @@ def middle(values, form):
 
 
 def tables(seeds):
-    """Rows of time by way, of examples by way, and of adaptive against the best static batch by target."""
+    """Return rows of time by way, of examples by way, and of adaptive against the best static batch by target."""
     names = list(seeds[0])
     hits = {n: {t: np.array([reached(c[n], t) for c in seeds]) for t in args.targets} for n in names}
     time, examples, against = [], [], []
@@ -169,7 +174,7 @@ def tables(seeds):
 
 
 def draw(seeds, path):
-    """Accuracy and batch, by seconds and by epochs; a thin line per seed."""
+    """Draw accuracy and batch, by seconds and by epochs, with a thin line per seed."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,20 +1,20 @@
-"""Claim: asking a process of another host for a replica brings it sooner than MPI's Rget does, above all on busy hosts.
+"""A request to the process of another host fetches a replica sooner than MPI's Rget, most of all on busy hosts.
 
     python benchmarks/looking_between_hosts.py
 
-Two hosts of a rank each are network namespaces of this machine (Linux and root), and each has a core of it. One rank
-publishes a replica behind each step (matrices are multiplied by XLA for some milliseconds); the other one looks at it,
-again and again. Three ways take turns, in blocks of a second:
+Two hosts of one rank and one core each are network namespaces of this machine (Linux and root). One rank publishes a
+replica after each step, which multiplies matrices in XLA for some milliseconds. The other rank reads it repeatedly.
+Three ways alternate, in blocks of a second:
 
-    asked      a mailbox of the world: a thread of the owner's answers
-    Rget       how it was before: a window over both ranks, polled by the reader; a thread of the owner's looks into MPI
-               every millisecond, so that it answers while it computes
-    nobody     looks: how fast the owner is by itself
+    asked      a mailbox of the world: a thread of the owner answers requests
+    Rget       the former way: a window over both ranks, polled by the reader; a thread of the owner calls MPI every
+               millisecond, so that MPI makes progress while the owner computes
+    nobody     no reads: the owner's own speed
 
-in jobs of their own: with the cores to themselves; beside a busy process on each core, as Open MPI comes; and so, with
-`mpi_yield_when_idle`, as is recommended where ranks outnumber cores. ULFM is off: with it Rget may never return.
+in separate jobs: with idle cores; beside a busy process on each core, with Open MPI's defaults; and the same with
+`mpi_yield_when_idle`, which is recommended where ranks outnumber cores. ULFM is off: with it Rget may never return.
 
-`--rank` is what each rank runs.
+`--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = {"cores to themselves": (0, "0"), "busy": (1, "0"), "busy, yields": (
 
 
 class ByRget:
-    """The former way: as `collectives/worlds/mailboxes/mailbox.py` had it."""
+    """The former way, from an earlier version of `collectives/worlds/mailboxes/mailbox.py`."""
 
     def __init__(self, nbytes: int):
         from mpi4py import MPI
@@ -56,13 +56,13 @@ class ByRget:
         MPI.COMM_WORLD.Barrier()
 
     def begin(self) -> None:
-        """Look into MPI from now on."""
+        """Start the thread that calls MPI."""
         self._over.clear()
         self._thread = threading.Thread(target=self._look_in)
         self._thread.start()
 
     def end(self) -> None:
-        """And no more."""
+        """Stop the thread that calls MPI."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -75,7 +75,7 @@ class ByRget:
         self._layout.write(self._own, 0, [vector], self._window.Sync)
 
     def look(self) -> bool:
-        """Whether there is a whole copy."""
+        """Return whether a complete copy was read."""
         return bool(self._layout.copy_latest(self._copy, 0, 0, self._room))
 
     def _copy(self, start: int, room: np.ndarray) -> None:
@@ -85,7 +85,7 @@ class ByRget:
 
 
 def rank(rounds: int) -> None:
-    """On each rank; rank 0 prints what was found."""
+    """Measure on this rank; rank 0 prints the results."""
     import jax
     import jax.numpy as jnp
     from mpi4py import MPI
@@ -143,7 +143,7 @@ def rank(rounds: int) -> None:
 
 
 def ranks_that_look(made: Any, busy: int, yields: str, rounds: int) -> dict[str, Any]:
-    """A rank on each of two hosts."""
+    """Run a rank on each of two hosts."""
     with ExitStack() as stack:
         for core in (0, 1) if busy else ():
             stack.enter_context(contention(core, busy))

@@ -2,14 +2,14 @@
 
     python benchmarks/memory_of_a_rank.py [--mib 96 384] [--write]
 
-Two MPI ranks train an MLP with Adam. Each case runs in processes of its own: by hand (a jitted gradient, one Allreduce
-a leaf into one set of receive buffers, a jitted update whose state is donated), and as a driver with and without
-`resizable`. Both are given the same initial state by a function that keeps none of it.
+Two MPI ranks train an MLP with Adam. Each case runs in new processes: by hand (a jitted gradient, one Allreduce per
+leaf into one set of receive buffers, a jitted update with a donated state), and as a driver with and without
+`resizable`. Both start from the same state, made by a function that keeps no reference to it.
 
-*Steady* is the resident memory (VmRSS), the mean over 12 steps that follow once nothing is compiled in the background
-any more, because the C library gives freed memory back after some steps and not after others; *peak* is VmHWM of the
-whole process, building and compiling included. *Live arrays* are `jax.live_arrays()` and, by hand, the receive buffers,
-as multiples of the parameters.
+*Steady* is the resident memory (VmRSS), the mean over 12 steps after background compilation has ended, because the C
+library returns freed memory after some steps and not after others. *Peak* is VmHWM of the whole process, building and
+compiling included. *Live arrays* are `jax.live_arrays()` and, by hand, the receive buffers, as multiples of the
+parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 def initial_state(width: int) -> Any:
-    """Parameters and the optimizer's state, as JAX arrays that nobody else holds."""
+    """Return parameters and the optimizer's state as JAX arrays to which there is no other reference."""
     import jax
     import jax.numpy as jnp
 
@@ -66,7 +66,7 @@ def data(width: int) -> Any:
 
 
 def by_hand(width: int) -> tuple[Callable[[], float], Callable[[], int]]:
-    """A step of the hand-written loop, and the bytes of memory that it holds beside JAX's arrays."""
+    """Return a step of the hand-written loop, and the bytes that it holds in addition to JAX's arrays."""
     import jax
     import numpy as np
     import optax
@@ -100,7 +100,7 @@ def by_hand(width: int) -> tuple[Callable[[], float], Callable[[], int]]:
 
 
 def as_driver(width: int, world: Any, *, resizable: bool) -> Any:
-    """The same step as a program."""
+    """Return the same step as a program."""
     import jax
     import optax
 
@@ -124,14 +124,14 @@ def as_driver(width: int, world: Any, *, resizable: bool) -> Any:
 
 
 def resident() -> tuple[float, float]:
-    """This process's resident memory now and at its peak, in MiB."""
+    """Return this process's resident memory now and at its peak, in MiB."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, peak = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     return now, peak
 
 
 def rank(case: str, mib: int) -> None:
-    """Run one case, and print what it needed, on rank 0: the mean over ranks."""
+    """Run one case; rank 0 prints the memory, the mean over ranks."""
     import jax
     from mpi4py import MPI
 

@@ -1,13 +1,13 @@
-"""A message of a step takes few microseconds more than the same calls of MPI by hand.
+"""A message of a step takes only a few microseconds more than the same calls of MPI by hand.
 
     PJRT_NPROC=1 mpirun -n 2 python -m mpi4py benchmarks/message_by_hand.py [--write]
 
 Two ranks of one host exchange what a step sends: a packed part with the status, and large leaves. *By hand* is one
-Allreduce of the 1 kB that announces a message, one per part into buffers made before, and numpy's largest and smallest
-element of each. *Short way* is `Channel.exchange`, which does the same, and what else a world owes its users: the lock,
-the comparison, the looks with their ranges, what a repair after a loss and the watch need. *General way* is the same
-channel without its short way: what every message took before channels had one. All take turns in one run; a time is
-that of one rank for five messages in a row, over five. Python calls are counted by `sys.setprofile`.
+Allreduce of the 1 kB that announces a message, one Allreduce per part into existing buffers, and numpy's minimum and
+maximum of each part. *Short way* is `Channel.exchange`, which does the same and what a world needs besides: a lock, the
+comparison of announcements, the checks for values that are not finite, the data for a repair after a loss, and the
+watchdog. *General way* is the same channel without its short way. All alternate in one run; reported is the time of one
+rank for five consecutive messages, divided by five. `sys.setprofile` counts Python calls.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MESSAGES = {
 
 
 def largest(piece: np.ndarray) -> float:
-    """The largest magnitude of a piece, as the look for what is not finite takes it."""
+    """Return the largest magnitude of a piece, as the check for values that are not finite computes it."""
     return max(float(np.maximum.reduce(piece)), -float(np.minimum.reduce(piece)))
 
 
 def by_hand(parts: list[jax.Array], status: np.ndarray) -> Callable[[], Any]:
-    """The same calls of MPI."""
+    """Call MPI directly."""
     ranks, frame = MPI.COMM_WORLD.Dup(), np.zeros(128)
     received = [np.zeros(part.shape, part.dtype) for part in parts]
     small = parts[0].size <= 124
@@ -60,7 +60,7 @@ def by_hand(parts: list[jax.Array], status: np.ndarray) -> Callable[[], Any]:
 
 
 def on_channel(world: comm.MPIWorld, parts: list[jax.Array], status: np.ndarray, *, short: bool) -> Callable[[], Any]:
-    """By a channel of the world's."""
+    """Use a channel of the world."""
     channel = world.channel([PartSpec(x.shape, x.dtype, "sum") for x in parts], len(status), ("messages", short))
     if not short:
         channel._fast = False
@@ -72,7 +72,7 @@ def on_channel(world: comm.MPIWorld, parts: list[jax.Array], status: np.ndarray,
 
 
 def python_calls(work: Callable[[], Any]) -> int:
-    """How many Python functions a call of `work` calls, but for itself."""
+    """Return the number of Python functions that `work` calls, without itself."""
     count = 0
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -88,7 +88,7 @@ def python_calls(work: Callable[[], Any]) -> int:
 
 
 def measure(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of one message, round by round, the ways in turn."""
+    """Return the seconds of one message, round by round; the ways alternate."""
     seconds = {name: np.empty(rounds) for name in ways}
     names = list(ways)
     for r in range(-3, rounds):
@@ -104,7 +104,7 @@ def measure(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, np.nda
 
 
 def main() -> None:
-    """Compare, for each kind of message."""
+    """Compare the ways for each kind of message."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--rounds", type=int, default=100)
     arguments.add_argument("--write", action="store_true", help="write the result's file")

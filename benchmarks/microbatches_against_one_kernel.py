@@ -1,9 +1,9 @@
-"""A large batch runs as the microbatches that measure fastest, and never slower than 3 % behind the best way.
+"""A large batch runs as the microbatches that measure fastest, at most 3 % slower than the best way.
 
     PJRT_NPROC=1 python benchmarks/microbatches_against_one_kernel.py
 
-A local batch of 1024 of the digits' conv net on one core: as the program chooses its microbatches after it has timed
-them, against one kernel of 1024, and against every fixed microbatch size.
+The digits' conv net with a local batch of 1024 on one core: with the microbatches that the program has chosen by their
+measured time, with one kernel of 1024, and with each fixed microbatch size.
 """
 
 import os
@@ -28,7 +28,7 @@ RNG = np.random.default_rng(0)
 
 
 def driver(state, batch):
-    """One step of training."""
+    """Take one training step."""
     params, opt_state = state
 
     def loss_fn(params):
@@ -41,7 +41,7 @@ def driver(state, batch):
 
 
 def measure(side):
-    """Steps of one batch in the chosen microbatches and in each fixed one."""
+    """Time steps of one batch in the chosen microbatches and in each fixed size."""
     data = {"image": RNG.random((4096, side, side, 1), np.float32), "label": RNG.integers(0, 10, 4096).astype(np.int32)}
     params = NET.init(jax.random.key(0), data["image"][:1])
     state = (params, OPTIMIZER.init(params))
@@ -69,7 +69,7 @@ def measure(side):
 
 
 def step(program):
-    """One step, waited for."""
+    """Take one step, and wait for it."""
     program.step()
     return program.state
 

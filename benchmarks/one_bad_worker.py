@@ -1,12 +1,12 @@
-"""One of five workers sends 100 times its gradient, with the wrong sign: the mean fails, and what is robust does not.
+"""One of five workers sends -100 times its gradient: the mean fails, and robust reductions do not.
 
     python benchmarks/one_bad_worker.py
 
-Five workers train an MLP on digits, with each reduction of `synchronous(optimizer, op=…)`, with all workers sound and
-with a bad one, by three seeds (of the parameters and of the order of examples). Accuracies are of the 360 test digits,
-of which one is 0.3 %.
+Five workers train an MLP on digits with each reduction of `synchronous(optimizer, op=…)`, without and with the bad
+worker, and with three seeds for the parameters and the order of examples. Accuracies are on 360 test digits, of which
+one is 0.3 %.
 
-The target: with a bad worker the mean fails; each of the others is within 1 % of the mean without one.
+The target: with a bad worker the mean fails, and each other reduction is within 1 % of the mean without one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gradient(params, batch, bad):
 
 
 def accuracy(op, bad: bool, seed: int) -> float:
-    """After training; NaN where the model became so."""
+    """Return the test accuracy after training; NaN if the model became NaN."""
     strategy = sync.synchronous(optax.sgd(0.1, momentum=0.9), op=op)
 
     def driver(state, batch):

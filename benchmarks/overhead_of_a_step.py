@@ -1,18 +1,18 @@
-"""What a step costs over a hand-written loop's: in time, and in pages of memory that it has the system map again.
+"""The cost of a step relative to a hand-written loop's, in time and in page faults.
 
-    MALLOC_TRIM_THRESHOLD_=536870912 MALLOC_MMAP_THRESHOLD_=33554432 PJRT_NPROC=1 \\
+    MALLOC_TRIM_THRESHOLD_=536870912 MALLOC_MMAP_THRESHOLD_=33554432 PJRT_NPROC=1 \
         mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/overhead_of_a_step.py
 
-By hand: a jitted gradient into one flat buffer, one Allreduce in place, a jitted update. Ours has on top of that
-weighting by examples, the non-finite checks and the compared decisions; and in rows of its own the noise scale and the
-balancing hook. All take their batches from the same arrays by fancy indexing; blocks of steps are timed in turn.
+By hand: a jitted gradient into one flat buffer, one Allreduce in place, a jitted update. A program adds the weighting
+by examples, the checks for values that are not finite and the comparison of decisions; in rows of its own also the
+noise scale and the balancing hook. All take their batches from the same arrays by fancy indexing, and blocks of steps
+alternate.
 
-The targets: 1.02 times a step of 2 to 20 ms, 1.04 times with noise scale and balancing, 1.15 times one of 0.5 ms; the
-results say how far off it is. XLA takes and gives back the memory of its temporaries in every call.
-Where the top of glibc's heap is free after a step, glibc may return it to the system and fault it in again, megabytes
-at a time: on either side, by the luck of what lies there. The two thresholds keep that memory, for both. (Set both: one
-alone turns off the adjustment of the other, and both sides fault in over a thousand pages a step.) Page faults are
-counted, so that it shows.
+The targets: 1.02 times a step of 2 to 20 ms, 1.04 times with noise scale and balancing, and 1.15 times a step of 0.5
+ms. XLA allocates and frees the memory of its temporaries in every call. Where the top of glibc's heap is free after a
+step, glibc may return it to the system and fault it in again, megabytes at a time, on either side, depending on the
+layout of the heap. The two thresholds keep that memory on both sides. (Set both: one alone turns off the adjustment of
+the other, and both sides fault in over a thousand pages per step.) Page faults are counted to show this.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLAIN, MONITORED = "ours", "ours, noise scale and balancing"
 
 
 def counted(steps: Callable[[int], object], block: int, faults: list[float]) -> Callable[[], object]:
-    """A block of steps, noting how many page faults one of them took."""
+    """Wrap a block of steps so that it records the page faults per step."""
 
     def counting() -> object:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

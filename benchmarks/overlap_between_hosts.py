@@ -1,16 +1,16 @@
-"""Claim: between hosts, stages of the backward pass hide 70 % of what can be hidden of an exchange.
+"""Between hosts, stages of the backward pass hide 70 % of the part of an exchange that can be hidden.
 
     python benchmarks/overlap_between_hosts.py
 
-Two hosts are network namespaces, with a link of 1 Gbit/s between them, which takes Linux and root. Each rank has one
-core, for XLA's one thread and what sends. A chain of layers has parameters of ResNet-50's shapes, so that 97.6 MiB of
-gradients are sent, and a batch so large that the backward pass takes about as long as the exchange: both are measured,
-and the batch is fitted until they do. Two programs of that driver, one whole and one in stages, take steps in
-alternation, and the second also as if nothing were known of what is computed beside a message: it waits in MPI then.
+Two hosts are network namespaces joined by a link of 1 Gbit/s (Linux and root). Each rank has one core, for XLA's only
+thread and for sending. A chain of layers has parameters of ResNet-50's shapes, so that 97.6 MiB of gradients are sent.
+The batch is fitted so that the backward pass takes about as long as the exchange; both are measured. Two programs of
+that driver, one whole and one in stages, take steps in alternation. The second also runs without knowing the
+computation that is beside a message: it then waits in MPI.
 
-What can be hidden is the lesser of two: what is computed behind the first stage, and what is exchanged before the last
-message. The first is measured on stages that send nothing, by a world of one worker, in the same rounds; the second is
-the exchange of the whole program, by the share of bytes.
+What can be hidden is the lesser of what is computed after the first stage and what is exchanged before the last
+message. The first is measured in the same rounds on stages that send nothing, in a world of one worker. The second is
+the exchange of the whole program times the share of bytes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RATE = "1gbit"
 FITS, CLOSE, LARGEST = 5, 0.1, 4096  # of the batch
 WHOLE, STAGES, SPINNING = "whole", "in stages", "in stages, waiting in MPI"
 SHARED = (
-    "Each rank has one core. Whoever waits in MPI spins, beside XLA's thread; in stages the thread of the steps looks "
-    "at pieces that are under way and sleeps, as long as a later stage is computed; *waiting in MPI* is the same "
-    "program without that. *Processor* is what a rank's threads have used in a step. What is hidden is of medians; "
-    "in brackets is what the 10th and the 90th percentile of what rounds saved come to. On one host an exchange is "
-    "copying by the same cores, and stages wait in MPI in either case."
+    "Each rank has one core. A thread that waits in MPI spins beside XLA's thread. In stages, the training thread "
+    "checks unfinished pieces and sleeps while a later stage is computed; *waiting in MPI* is the same program "
+    "without that. *Processor* is the processor time of a rank's threads in a step. The hidden share is that of "
+    "medians; brackets have the shares for the 10th and the 90th percentile of the seconds saved per round. On one "
+    "host an exchange is a copy by the same cores, and stages always wait in MPI."
 )
-YIELDS = "OMPI_MCA_mpi_yield_when_idle"  # as Open MPI comes, unless it is set for this script
+YIELDS = "OMPI_MCA_mpi_yield_when_idle"  # the default of Open MPI, unless it is set for this script
 _tensors = 0  # the last so many; 0 for all
 
 
@@ -57,7 +57,9 @@ def shapes() -> list[tuple[int, ...]]:
 
 
 def loss(params: Params, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """A chain of products with all kernels, each behind a scale and an offset where it has some. Widths are fitted."""
+    """Return the loss of a chain of products with all kernels, each followed by its scale and offset. Widths are
+    fitted.
+    """
     x = batch["x"]
     for p in params:
         if p.ndim == 1:
@@ -84,7 +86,7 @@ def built(world: Any, examples: int, overlap: bool | int | Literal["auto"]) -> a
 
 
 def seconds_forward(examples: int) -> float:
-    """What the loss alone takes."""
+    """Return the seconds of the loss alone."""
     rng = np.random.default_rng(0)
     params = [jnp.zeros(s) for s in shapes()]
     batch = {"x": jnp.asarray(rng.normal(size=(examples, 64)), jnp.float32)}
@@ -99,11 +101,13 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def fitted(world: Any, examples: int) -> tuple[int, float]:
-    """A batch for which the backward pass takes about as long as the exchange, and the share of the backward pass in
-    what is computed. The same on both ranks.
+    """Return a batch for which the backward pass takes as long as the exchange, and the backward pass's share of
+    computing.
+
+    Replicated on both ranks.
 
     Args:
-      examples: to begin with.
+      examples: the first batch to try.
     """
     for _ in range(FITS):
         with built(world, examples, False) as program:
@@ -124,7 +128,7 @@ def _of_first(world: Any, value: Any) -> Any:
 
 @contextmanager
 def waiting_in_mpi() -> Iterator[None]:
-    """As if nothing were computed beside a message."""
+    """Have the program wait in MPI, as if nothing were computed beside a message."""
     usual, GeneralStep.still_computes = GeneralStep.still_computes, lambda *_: None  # type: ignore[method-assign]
     try:
         yield
@@ -176,7 +180,9 @@ def on_rank(rounds: int, stages: int | Literal["auto"], first: int) -> None:
 
 
 def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
-    """When what began and ended in a step of this rank, in seconds: medians of some steps, by their ends."""
+    """Return when each part of a step of this rank began and ended, in seconds, ordered by the ends: medians of some
+    steps.
+    """
     engine, seen = program._parts.engine, Timeline()
     engine.context.timeline, engine.context.activity.turned = seen, seen.turned
     for _ in range(steps):
@@ -197,7 +203,7 @@ def course(program: ad.Program, steps: int) -> dict[str, tuple[float, float]]:
 
 
 def start(rounds: int, stages: str, several: bool) -> list:
-    """The result of two ranks, on two hosts or on one."""
+    """Return the result of two ranks, on two hosts or on one."""
     ranks = [__file__, "--rank", "--rounds", str(rounds), "--stages", stages]
     ranks += ["--tensors", str(_tensors), "--first", "1024" if several else "64"]
     environ = {YIELDS: os.environ.get(YIELDS, "0")}
@@ -208,7 +214,7 @@ def start(rounds: int, stages: str, several: bool) -> list:
 
 
 def rows_of(where: str, share: float, layouts: Sequence[int], ends: Sequence[float], seen: Mapping[str, Any]) -> list:
-    """A row for each way to take a step, of medians."""
+    """Return a row of medians for each way to take a step."""
     columns = {name: np.array(times) for name, times in seen.items()}
     whole = columns[WHOLE]
     exchange = float(np.median(whole[:, 2]))

@@ -1,11 +1,11 @@
-"""Claim: the page of 100,000 steps of 64 workers is made in at most 5 s, has at most 3 MB, and opens within 2 s.
+"""The report of 100,000 steps of 64 workers is made in at most 5 s, has at most 3 MB, and opens within 2 s.
 
     python benchmarks/page_of_a_long_run.py [--steps 100000] [--workers 64] [--keep FOLDER]
 
-A made-up run is written by the recorder that writes real ones: workers that differ by 5 %, one that is slowed down for
-a fifth of the run, eight that are so for a twentieth, slow input for a twentieth, sizes that change every 500 steps, a
-worker that is lost and one that takes its place. Then `adaptive report` is timed, as a process from its start to its
-end, and headless Chromium (where there is one) from the start of navigation until all charts are drawn.
+The recorder of real runs writes a synthetic run: workers that differ by 5 %, one that is slow for a fifth of the run,
+eight that are slow for a twentieth, slow input for a twentieth, sizes that change every 500 steps, a lost worker and
+its replacement. Then the process of `adaptive report` is timed from start to end, and headless Chromium (if it is
+installed) from the start of navigation until all charts are drawn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DRAWN = re.compile(r'data-drawn-ms="(\d+)"')
 
 
 def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
-    """A run as `Program.run(record=…)` would have recorded it."""
+    """Write a run as `Program.run(record=…)` would have recorded it."""
     rng = np.random.default_rng(seed)
     record, loss = JSONL(path), 2.3
     limits = Limits((1,) * workers, (10**6,) * workers, 4, examples=10**6)
@@ -98,7 +98,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
 
 
 def made(record: Path, page: Path) -> tuple[float, float]:
-    """Seconds of the command, as a process; and processor time, which other jobs of a machine lengthen less."""
+    """Return the seconds of the command's process, and its processor time, on which other load has less effect."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = "from adaptive.html_report.command import report; report()"
     subprocess.run([sys.executable, "-c", command, str(record), "-o", str(page)], check=True, capture_output=True)
@@ -107,7 +107,9 @@ def made(record: Path, page: Path) -> tuple[float, float]:
 
 
 def opened(page: Path) -> float | None:
-    """Seconds in a browser from the start of navigation until the charts are drawn; `None` if there is none."""
+    """Return the seconds in a browser from the start of navigation until the charts are drawn; `None` without a
+    browser.
+    """
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         return None

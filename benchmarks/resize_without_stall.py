@@ -1,9 +1,9 @@
-"""A batch takes on a size never seen, and no step waits for a compiler.
+"""A batch takes on a new size, and no step waits for a compiler.
 
     python benchmarks/resize_without_stall.py
 
-Twenty changes to sizes never seen, with a warm ladder of kernels, against compiling on demand (`jax.jit`). Also: how
-long the ladder takes to get warm behind the steps, and what that costs them meanwhile.
+Twenty changes to new sizes with compiled buckets, against compiling on demand (`jax.jit`). Also reported: how long the
+background compiler takes for all buckets, and how much it slows down the steps meanwhile.
 """
 
 import os
@@ -31,13 +31,13 @@ SIZES = [int(n) for n in RNG.choice(np.setdiff1d(np.arange(33, 250), 2 ** np.ara
 
 
 def loss_fn(params, batch):
-    """Mean cross entropy."""
+    """Return the mean cross entropy."""
     logits = NET.apply(params, batch["image"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
 
 def driver(state, batch):
-    """One step of training."""
+    """Take one training step."""
     params, opt_state = state
     loss, grads = jax.value_and_grad(loss_fn)(params, batch)
     grads = comm.all_reduce(grads)
@@ -47,13 +47,13 @@ def driver(state, batch):
 
 @jax.jit
 def on_demand(params, opt_state, batch):
-    """The same step, compiled when its batch has a new shape."""
+    """Take the same step, compiled when its batch has a new shape."""
     updates, opt_state = OPTIMIZER.update(jax.grad(loss_fn)(params, batch), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
 
 def warming(program):
-    """Steps while the ladder is compiled, and steps after that."""
+    """Time steps while buckets are compiled, and steps after that."""
     behind, start = [], time.perf_counter()
     program.step()
     while not program.warm:
@@ -63,7 +63,7 @@ def warming(program):
 
 
 def timed(call, *args):
-    """Seconds of one call, its result waited for."""
+    """Return the seconds of one call, until its result is ready."""
     start = time.perf_counter()
     out = call(*args)
     jax.block_until_ready(out if not isinstance(out, ad.Report) else out.metrics)
@@ -71,7 +71,7 @@ def timed(call, *args):
 
 
 def steps_on_demand(state, size):
-    """Steps of the plain loop at one size; the first of them compiles."""
+    """Time steps of the plain loop at one size; the first of them compiles."""
     seconds, params, opt_state = [], *state
     for step in range(STEPS):
         rows = np.arange(step * size, (step + 1) * size) % 8192
@@ -83,7 +83,7 @@ def steps_on_demand(state, size):
 
 
 def worst_to_median(blocks):
-    """Per size: its slowest step over the median of its steps."""
+    """Return for each size its slowest step over the median of its steps."""
     return Spread.of([max(b) / np.median(b) for b in blocks]), max(max(b) / np.median(b) for b in blocks)
 
 

@@ -2,12 +2,12 @@
 
     python benchmarks/seesaw.py --write              # about 10 minutes, one process
 
-A transformer of two blocks learns Python's own documentation, character by character, with AdamW: a warmup over a
-tenth of the examples, then a cosine to zero, at a fixed batch of 32 windows (`by_examples`); and the same schedule with
-`seesaw`, from 32 windows to 128, where the learning rate alone follows the batch (`scale_by_batch`), and where all of
-AdamW does (`scale_adamw`). All see the same number of examples. What counts is the loss on text that none has seen,
-over three seeds of weights and order. (Aimed at, after the paper: within 0.5 % of the cosine's loss, in at most 0.70 of
-its steps.)
+A transformer of two blocks learns Python's documentation, character by character, with AdamW. The reference is a warmup
+over a tenth of the examples and a cosine to zero, at a fixed batch of 32 windows (`by_examples`). The same schedule
+also runs with `seesaw`, from 32 windows to 128, once with only the learning rate following the batch
+(`scale_by_batch`), and once with all parameters of AdamW (`scale_adamw`). All see the same number of examples. Reported
+is the loss on held-out text over three seeds of weights and order. (Aimed at, as in the paper: within 0.5 % of the
+cosine's loss, in at most 0.70 of its steps.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BASE, LARGEST, PEAK = 32, 128, 4e-3
 
 
 def trained(kind: str, seed: int, steps: int) -> tuple[float, int]:
-    """Train on `steps * BASE` examples. Returns the loss on the test text, and the number of steps."""
+    """Train on `steps * BASE` examples, and return the loss on the test text and the number of steps."""
     train, test, n_characters = text()
     per_epoch, examples = len(train["codes"]), steps * BASE
     schedule = optax.warmup_cosine_decay_schedule(0, PEAK, examples // 10, examples)

@@ -2,9 +2,9 @@
 
     python benchmarks/simulated_dynamic_batching.py
 
-Dynamic batching (Tyagi & Sharma, ACSOS 2020), simulated on its clusters: the gain over equal batches against its bound
-and against what was published; how many adjustments the controller takes from equal batches, and how many without its
-dead-band; what the formula as printed does to the global batch; and a worker that is slow whatever it gets.
+Dynamic batching (Tyagi & Sharma, ACSOS 2020) is simulated on the clusters of the paper: the gain over equal batches,
+compared with its bound and with the published gain; the number of adjustments from equal batches, with and without the
+dead-band; the effect of the formula as printed on the global batch; and a worker that is slow for any batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CORES = (3, 5, 12)  # figures 3 and 4
 
 
 def printed(dead_band: float = 0.05) -> Policy:
-    """The controller as the paper prints it: the global batch is what the new batches sum to. Bounds are not learnt."""
+    """The controller as the paper prints it: the global batch is the sum of the new batches. Bounds are not learned."""
     return ctrl.proportional(dead_band=dead_band, renormalize=False, drop=None)
 
 
@@ -50,19 +50,19 @@ POLICIES: dict[str, tuple[Callable[[], Policy], str, str]] = {  # what makes it,
 
 
 def bound(capacities: tuple[float, ...]) -> float:
-    """The most that any split gains over equal batches where time is batch over capacity."""
+    """Return the maximal gain of any split over equal batches if time is batch over capacity."""
     return float(np.mean(capacities) / np.min(capacities))
 
 
 def cluster(capacities: tuple[float, ...], deviation: float = 0.0, fixed: float = FIXED) -> Cluster:
-    """A step of EACH examples takes 0.2 s on a worker of mean capacity, a part of it whatever the batch."""
+    """Return a cluster whose step of EACH examples takes 0.2 s on a worker of mean capacity, with a fixed part."""
     n = len(capacities)
     per_example = (1 - fixed) * 0.2 / EACH * np.mean(capacities) / np.asarray(capacities, np.float64)
     return Cluster(ctrl.BatchTime(per_example, np.full(n, fixed * 0.2)), noise=jitter(deviation) if deviation else None)
 
 
 def run(name: str, on: Cluster, steps: int = STEPS, seed: int = 0) -> Simulation:
-    """A policy by name, from equal batches; it decides at every step."""
+    """Run a policy by name from equal batches; it decides at every step."""
     make, reads, _ = POLICIES[name]
     return simulate([Hooked(make(), (reads,))], on, [EACH] * on.workers, steps, seed=seed)
 
@@ -71,19 +71,19 @@ def run(name: str, on: Cluster, steps: int = STEPS, seed: int = 0) -> Simulation
 
 
 def gain(sim: Simulation, over: Simulation) -> float:
-    """How much faster the same number of examples was processed."""
+    """Return the ratio of times for the same number of examples."""
     examples = min(sim.global_batch.sum(), over.global_batch.sum())
     return over.seconds_to(examples) / sim.seconds_to(examples)
 
 
 def uneven_over_even(capacities: tuple[float, ...]) -> float:
-    """How much longer a step on equal batches takes than on as many equal cores."""
+    """Return the ratio of the step on equal batches to that on the same number of equal cores."""
     even = (float(np.mean(capacities)),) * len(capacities)
     return float(run("equal", cluster(capacities), 2).step_seconds[0] / run("equal", cluster(even), 2).step_seconds[0])
 
 
 def gains(deviation: float = 0.05) -> list[dict[str, str]]:
-    """Rows: clusters; per policy the gain over equal batches in examples per second, the start included."""
+    """Return rows of clusters: per policy the gain over equal batches in examples per second, from the start on."""
     rows = []
     for name, (capacities, published) in CLUSTERS.items():
         here = cluster(capacities, deviation)
@@ -106,7 +106,7 @@ def gains(deviation: float = 0.05) -> list[dict[str, str]]:
 
 
 def adjustments() -> list[dict[str, str]]:
-    """Rows: clusters without noise; how many adjustments from equal batches, and where to."""
+    """Return rows of clusters without noise: the number of adjustments from equal batches, and the final batches."""
     rows = []
     for name, (capacities, _) in CLUSTERS.items():
         for fixed in (0.05, 0.2):
@@ -125,20 +125,20 @@ def adjustments() -> list[dict[str, str]]:
 
 
 def contraction(capacities: tuple[float, ...], fixed: float) -> float:
-    """What is left of an error after an adjustment: the fixed part of the balanced step."""
+    """Return the share of an error that remains after an adjustment: the fixed part of the balanced step."""
     times = cluster(capacities, fixed=fixed).times
     intercept = float(np.max(times.intercept))
     return intercept / (intercept + len(capacities) * EACH / float((1 / times.slope).sum()))
 
 
 def inflation(capacities: tuple[float, ...] = CORES) -> tuple[np.ndarray, float]:
-    """The printed step from equal batches where time is batch over capacity; and by what the global batch grows."""
+    """Return the printed step from equal batches if time is batch over capacity, and the growth of the global batch."""
     sizes = proportional_step(np.full(len(capacities), float(EACH)), EACH / np.asarray(capacities, np.float64))
     return sizes, float(sizes.sum() / (EACH * len(capacities)))
 
 
 def with_and_without_dead_band(steps: int = STEPS) -> list[dict[str, str]]:
-    """Rows: jitter and dead-band; changes in a run on (3, 5, 12) cores, and what the global batch has become."""
+    """Return rows of jitter and dead-band: changes in a run on (3, 5, 12) cores, and the final global batch."""
     rows = []
     for deviation in (0.02, 0.05, 0.1):
         for name, make in (
@@ -164,7 +164,7 @@ def with_and_without_dead_band(steps: int = STEPS) -> list[dict[str, str]]:
 
 
 def settled(sim: Simulation, start: int = 50) -> float:
-    """Step time over that of the best split of the same batch, under the same noise."""
+    """Return the step time over that of the best split of the same batch, with the same noise."""
     return float(sim.step_seconds[start:].sum() / sim.ideal_seconds[start:].sum())
 
 
@@ -174,12 +174,12 @@ FLAT = Cluster(ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), np.zeros(4), np.a
 
 
 def flat(policy: Policy, steps: int = 200) -> Simulation:
-    """Worker 0 takes 20 s up to 400 examples, the others 0.1 s an example; 100 each at first."""
+    """Simulate a worker 0 that takes 20 s up to 400 examples; the others take 0.1 s per example. All start with 100."""
     return simulate(policy, FLAT, [100] * 4, steps, every=10)
 
 
 def flat_rows() -> list[dict[str, str]]:
-    """Rows: what becomes of the flat worker's batch, and of the step."""
+    """Return rows with the batch of the flat worker, and with the step."""
     rows = []
     for name, policy in (("proportional", ctrl.proportional()), ("balance", ctrl.balance())):
         sim = flat(policy)
@@ -200,7 +200,7 @@ def flat_rows() -> list[dict[str, str]]:
 
 
 def picture() -> None:
-    """Gains; batches with and without a dead-band; the global batch as printed; the flat worker."""
+    """Draw gains; batches with and without a dead-band; the global batch as printed; the flat worker."""
     figure, ((first, second), (third, fourth)) = panels(9.6, 6.6, 2, 2)
     _gains(first)
     for dead_band, shade, line in ((0.05, COLOURS["proportional"], 1.6), (0.0, COLOURS["published"], 0.8)):
@@ -233,7 +233,7 @@ def picture() -> None:
 
 
 def _gains(axes) -> None:
-    """Bars per cluster, the bound as a line over each, published gains as crosses."""
+    """Draw bars per cluster, the bound as a line over each, and published gains as crosses."""
     shown = ["static", "as printed", "proportional", "balance"]
     published = {0: 2.0, 3: 2.4, 4: 4.0}
     for k, (capacities, _) in enumerate(CLUSTERS.values()):

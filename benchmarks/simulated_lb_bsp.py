@@ -2,9 +2,9 @@
 
     python benchmarks/simulated_lb_bsp.py
 
-LB-BSP's case for accelerators, simulated on the step times that LBB measured (J. Supercomputing 2024, table 2): the
-exact allocation against the batches LBB arrived at; LB-BSP's leader/straggler stepping by its first step, without noise
-and under jitter; and `balance`, `proportional` and stepping over the first steps of a run.
+LB-BSP's case for accelerators, simulated with the step times that LBB measured (J. Supercomputing 2024, table 2). Three
+parts: the exact allocation compared with LBB's final batches; LB-BSP's leader/straggler stepping by its first step
+size, without noise and with jitter; and `balance`, `proportional` and stepping over the first steps of a run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SEEDS = range(5)
 
 
 def slowest(sizes: Any) -> float:
-    """Milliseconds of the slowest worker."""
+    """Return the milliseconds of the slowest worker."""
     return float(1e3 * TIMES(np.asarray(sizes)).max())
 
 
 def gaps(sizes: np.ndarray) -> np.ndarray:
-    """(max t - min t) / mean t of splits, noise apart; shape=(steps,)."""
+    """Return (max t - min t) / mean t of splits, without noise; shape=(steps,)."""
     seconds = TIMES(sizes)
     return (seconds.max(axis=1) - seconds.min(axis=1)) / seconds.mean(axis=1)
 
@@ -43,19 +43,19 @@ def gaps(sizes: np.ndarray) -> np.ndarray:
 
 
 def exact() -> np.ndarray:
-    """The split of 512 examples whose slowest worker is done first."""
+    """Return the split of 512 examples with the least time of the slowest worker."""
     return ctrl.allocate(BATCH, TIMES, 1, BATCH)
 
 
 def epoch_model() -> tuple[float, float]:
-    """Steps per epoch, and milliseconds of a step beside computing, that explain both published epochs."""
+    """Return the steps per epoch, and the fixed milliseconds of a step, that explain both published epochs."""
     before, after = slowest(EQUAL), MEASURED[1]
     steps = 1e3 * (EPOCHS[0] - EPOCHS[1]) / (before - after)
     return steps, 1e3 * EPOCHS[0] / steps - before
 
 
 def splits() -> list[dict[str, str]]:
-    """Rows: three splits, their step and their epoch."""
+    """Return rows of three splits with their step and their epoch."""
     steps, rest = epoch_model()
     rows = []
     for name, sizes, measured, epoch in (
@@ -82,7 +82,7 @@ def splits() -> list[dict[str, str]]:
 
 
 class Stepping(NamedTuple):
-    """How a run of leader/straggler stepping went."""
+    """The result of a run of leader/straggler stepping."""
 
     adjustments: int  # until the true gap was first below GAP, or in all if it never was
     steps: int  # until then; -1 if never
@@ -91,7 +91,7 @@ class Stepping(NamedTuple):
 
 
 def stepping(step: int, deviation: float = 0.0, window: int = 1, steps: int = 2000, seed: int = 0) -> Stepping:
-    """Run it from equal batches on the four GPUs."""
+    """Run leader/straggler stepping from equal batches on the four GPUs."""
     policy = ctrl.leader_straggler(step=step, window=window)
     cluster = Cluster(TIMES, noise=jitter(deviation) if deviation else None)
     sim = simulate(policy, cluster, EQUAL, steps, seed=seed)
@@ -106,7 +106,7 @@ NOISES = (("2 %", 0.02, 1), ("2 %", 0.02, 10), ("5 %", 0.05, 1), ("5 %", 0.05, 1
 
 
 def first_steps() -> list[dict[str, str]]:
-    """Rows: first steps without noise, against the published rule's known counts; and under jitter."""
+    """Return rows of first step sizes: without noise, compared with the rule's published counts, and with jitter."""
     rows = []
     for step, known in FIRST_STEPS.items():
         clean = stepping(step)
@@ -154,14 +154,14 @@ HORIZONS = (50, 200, 1000)
 
 
 def run(name: str, deviation: float, seed: int, steps: int = HORIZONS[-1]) -> Simulation:
-    """A policy by name, from equal batches."""
+    """Run a policy by name from equal batches."""
     make = POLICIES[name][0]
     cluster = Cluster(TIMES, noise=jitter(deviation) if deviation else None)
     return simulate(make() if make else [], cluster, EQUAL, steps, seed=seed)
 
 
 def policies(deviation: float = 0.02) -> list[dict[str, str]]:
-    """Rows: adjustments, and the time of the first steps over that of the exact split from the first on."""
+    """Return rows with the adjustments, and the time of the first steps over that of the exact split."""
     rows = []
     for name in POLICIES:
         runs = [run(name, deviation, seed) for seed in SEEDS]
@@ -175,7 +175,7 @@ def policies(deviation: float = 0.02) -> list[dict[str, str]]:
 
 
 def over(sim: Simulation, steps: int) -> float:
-    """The first steps' time over what the best split would have taken from the first step on."""
+    """Return the time of the first steps over that of the best split in the same steps."""
     return float(sim.step_seconds[:steps].sum() / sim.ideal_seconds[:steps].sum())
 
 
@@ -183,7 +183,7 @@ def over(sim: Simulation, steps: int) -> float:
 
 
 def picture() -> None:
-    """Left: stepping without noise, by adjustments. Right: policies under jitter, by step."""
+    """Draw stepping without noise by adjustments (left), and policies with jitter by step (right)."""
     figure, ((left, right),) = panels(9.6, 3.6, 1, 2)
     for step, shade in zip(FIRST_STEPS, ("#b7d9c3", "#8cc3a0", "#5fab7c", "#3b8f5a", "#1f5e38"), strict=True):
         sim = simulate(ctrl.leader_straggler(step=step, window=1), Cluster(TIMES), EQUAL, 400)

@@ -1,10 +1,10 @@
-"""On OmniLearn's schedule its own rule is 1.56 times as fast as equal batches; `balance` 1.80, all there is.
+"""On OmniLearn's schedule its own rule is 1.56 times as fast as equal batches, and `balance` 1.80 times, the maximum.
 
     python benchmarks/simulated_omnilearn.py
 
 OmniLearn (TPDS 2025) moves 48 cores between four workers, HL1, 2, 4, 8, 8, 4, 2, 1, every five epochs, and adjusts
-batches once per epoch. The same schedule, simulated: OmniLearn's rule as its code has it, `proportional` with its
-settings and with ours, and `balance`; against equal batches, and against the exact split of each stage.
+batches once per epoch. On the same schedule are simulated OmniLearn's rule as in its code, `proportional` with its
+settings and with this library's, and `balance`; compared with equal batches, and with the exact split of each stage.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ SEEDS = range(3)
 
 
 class OmniLearnState(NamedTuple):
-    """Each worker's times of this epoch, summed."""
+    """The sum of each worker's times in this epoch."""
 
     total: np.ndarray  # shape=(n,), seconds
     steps: np.ndarray  # shape=(n,)
 
 
 def omnilearn(first_global_batch: int = 32 * WORKERS) -> Policy:
-    """OmniLearn's rule for BSP, which `proportional` cannot be set to.
+    """OmniLearn's rule for BSP, which `proportional` does not implement.
 
-    Once per epoch (the hook's `every`), from each worker's mean time in it: the batch of `proportional_step`, for those
-    workers alone that this changes by at least 20 % of the new one. Then bounds; what they cut off, divided by n, is
-    added to every worker's batch; and what the sum is off by, divided by n, is taken from each. Everything is rounded
-    up, so that up to n - 1 examples too many are left, and a bound may be broken again.
+    Runs once per epoch (the hook's `every`) on each worker's mean time in the epoch. A worker gets the batch of
+    `proportional_step` if this differs from its old batch by at least 20 % of the new one. Bounds follow; the examples
+    that they remove, divided by n, are added to every worker's batch. The remaining difference of the sum, divided by
+    n, is subtracted from each. All values are rounded up, so up to n - 1 examples too many remain, and a bound may be
+    exceeded.
     """
 
     def init(n_workers: int) -> OmniLearnState:
@@ -64,7 +65,7 @@ def omnilearn(first_global_batch: int = 32 * WORKERS) -> Policy:
 
 
 def omnilearn_sizes(sizes: np.ndarray, seconds: np.ndarray, global_batch: int) -> np.ndarray:
-    """The batches of the next epoch; int64, shape=(n,)."""
+    """Return the batches of the next epoch; int64, shape=(n,)."""
     n = len(sizes)
     wanted = sizes * seconds.mean() / seconds
     wanted = np.where(np.abs(wanted - sizes) / wanted >= DEAD_BAND, wanted, sizes)
@@ -91,7 +92,7 @@ DRAWN = ("equal", "OmniLearn's rule", "proportional", "proportional, learns no b
 
 
 def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
-    """A policy by name, from equal batches, on the schedule."""
+    """Run a policy by name from equal batches on the schedule."""
     make, every, _ = POLICIES[name]
     case = scenario("omnilearn", WORKERS, steps, seed)
     hooks = [Hooked(make(), ("seconds",), every)]
@@ -99,28 +100,28 @@ def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
 
 
 def over(sim: Simulation, steps: slice = slice(None)) -> float:
-    """Time per example over that of the best split, under the same noise."""
+    """Return the time per example over that of the best split, with the same noise."""
     return float(sim.step_seconds[steps].sum() / sim.ideal_seconds[steps].sum())
 
 
 def bound(level: str) -> float:
-    """mean(X) / min(X)."""
+    """Return mean(X) / min(X)."""
     return float(np.mean(HL_CORES[level]) / np.min(HL_CORES[level]))
 
 
 def gain(sim: Simulation, base: Simulation, steps: slice = slice(None)) -> float:
-    """Examples per second over those of another run in the same steps."""
+    """Return the examples per second over those of another run in the same steps."""
     rates = [s.global_batch[steps].sum() / s.step_seconds[steps].sum() for s in (sim, base)]
     return float(rates[0] / rates[1])
 
 
 def stages() -> list[slice]:
-    """The steps of each stage."""
+    """Return the steps of each stage."""
     return [slice(k * STAGE, (k + 1) * STAGE) for k in range(len(HL_STAGES))]
 
 
 def overall(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
-    """Rows: policies over the whole schedule."""
+    """Return rows of policies over the whole schedule."""
     return [
         {
             "policy": name,
@@ -135,7 +136,7 @@ def overall(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
 
 
 def by_stage(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
-    """Rows: stages; per policy the gain over equal batches in it, and at its end."""
+    """Return rows of stages: per policy the gain over equal batches, in the whole stage and at its end."""
     rows = []
     for number, (level, steps) in enumerate(zip(HL_STAGES, stages(), strict=True)):
         row = {"stage": f"{number + 1}: {level}", "mean(X) / min(X)": f"{bound(level):.2f}"}
@@ -154,7 +155,9 @@ def _gain_of_ideal(equal: Simulation, steps: slice) -> float:
 
 
 def picture() -> None:
-    """Above: the step over the best split's. Below: the batch of the worker with the fewest and the most cores."""
+    """Draw the step over the best split's (above), and the batches of the workers with the fewest and most cores
+    (below).
+    """
     figure, ((above,), (below,)) = panels(9.6, 6.2, 2, 1)
     x = np.arange(1, STEPS + 1) / EPOCH
     for name in DRAWN:

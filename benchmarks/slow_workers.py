@@ -1,11 +1,11 @@
-"""Claim: a worker that becomes slow is found within 15 steps, without false alarms, and a swap removes its cost.
+"""A worker that becomes slow is found within 15 steps, without false alarms, and a swap removes its cost.
 
     python benchmarks/slow_workers.py [--runs 1000] [--write]       # about 4 minutes of one core
 
-The detector on simulated times of eight workers at 5 % jitter: false alarms in quiet steps, and steps until a worker is
-found after it has become slower by a factor. Then `mitigate_slow_workers` on simulated clusters with one worker in
-reserve, beside the healthy split left alone, and beside `balance`, which has its probation within. The slowdown
-removed is relative to that of the split left alone, over a run without slow workers.
+First the detector, on simulated times of eight workers at 5 % jitter: false alarms in quiet steps, and steps until it
+reports a worker that has become slower by a factor. Then `mitigate_slow_workers` on simulated clusters with one worker
+in reserve, compared with a fixed split for healthy workers and with `balance`, whose probation is included. The removed
+share of the slowdown is relative to the slowdown of the fixed split over a run without slow workers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOW = 3
 
 
 def onsets(seed: int, steps: int, factor: float = 1.0, deviation: float = JITTER) -> list[tuple[int, int]]:
-    """The steps at which the detector reports, and the workers; one worker is `factor` times slower from `AT` on."""
+    """Return the steps of the detector's reports, and the workers; one worker is `factor` times slower from `AT` on."""
     rng = np.random.default_rng([seed, round(100 * factor)])
     seconds = rng.uniform(0.5, 2.0, WORKERS) * np.exp(deviation * rng.standard_normal((steps, WORKERS)))
     seconds[AT:, SLOW] *= factor
@@ -77,7 +77,7 @@ def _equal(factor: float, fixed: float = 0.03) -> Cluster:
 
 
 def _from(name: str, seed: int) -> Cluster:
-    """A cluster of the simulator, with a worker in reserve that is as fast as the first."""
+    """Return a cluster of the simulator, with a worker in reserve that is as fast as the first."""
     cluster = scenario(name, WORKERS, STEPS, seed).cluster
     times = ctrl.BatchTime(*(np.append(part, part[0]) if np.ndim(part) else part for part in cluster.times))
     slow = cluster.slowdown
@@ -100,7 +100,7 @@ QUIET = ("equal", "affine", "knees", "noisy", "random_stragglers", "drift", "gro
 
 
 def removed(make: Callable[[int], Cluster], seeds: int) -> dict[str, str]:
-    """The part of the slowdown that each policy removes: median, least and largest over seeds."""
+    """Return the share of the slowdown that each policy removes: median, minimum and maximum over seeds."""
     parts: dict[str, list[float]] = {"balance": [], "mitigate_slow_workers": []}
     slower = []
     for seed in range(seeds):
@@ -121,7 +121,7 @@ def removed(make: Callable[[int], Cluster], seeds: int) -> dict[str, str]:
 
 
 def swaps_in_vain(name: str, seeds: int) -> int:
-    """Swaps where no worker becomes slow for good."""
+    """Count swaps where no worker becomes slow for good."""
     asked = 0
     for seed in range(seeds):
         case = scenario(name, WORKERS, STEPS, seed)

@@ -1,13 +1,13 @@
-"""Does knowing what the machine has left predict a worker's speed better than knowing its past? ARX and NARX.
+"""Compare predictors of a worker's speed with and without the free resources of the machine as inputs: ARX and NARX.
 
     python benchmarks/speed_predictors.py              # evaluates the committed record
     python benchmarks/speed_predictors.py --record     # records anew, in 4 minutes, on one core of this machine (Linux)
 
-Predictors of `controllers`, one step ahead, on two kinds of series. One is made up, with its noise known: the speed of
-a machine that others use too (processor share and memory jump, sensors see them with 2 % noise, speed has 3 % of its
-own). The other was recorded: a program trains a conv net on one core with a batch that changes, while two processes
-on the same core start, stop and throttle themselves at random, and allocate; behind every step stand its seconds and
-what `mon.cpu_available()` and `mon.memory_available()` said at its start.
+Predictors of `controllers` run one step ahead on two kinds of series. One is synthetic with known noise: the speed of a
+machine with other users (the shares of processor and memory jump, sensors have 2 % noise, and the speed 3 % noise). The
+other is recorded: a program trains a conv net with varying batches on one core, while two processes on that core start,
+stop and throttle themselves at random, and allocate memory. For each step the record has its seconds, and the values of
+`mon.cpu_available()` and `mon.memory_available()` at its start.
 """
 
 import argparse
@@ -44,7 +44,7 @@ BASE = "moving average 0.5"
 
 
 def made_up(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Speeds, shape=(1, STEPS), and inputs, shape=(1, STEPS, 2)."""
+    """Return synthetic speeds, shape=(1, STEPS), and inputs, shape=(1, STEPS, 2)."""
     rng = np.random.default_rng(seed)
     cpu, memory = np.empty(STEPS), np.empty(STEPS)
     level = room = 1.0
@@ -58,13 +58,13 @@ def made_up(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def recorded() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Speeds, inputs, and batch sizes; of the committed record."""
+    """Return speeds, inputs and batch sizes of the committed record."""
     size, seconds, cpu, memory = np.loadtxt(RECORD, delimiter=",", comments="#", skiprows=2).T
     return (size / seconds)[None], np.stack([cpu, memory], axis=1)[None], size
 
 
 def predictions(name: str, speeds: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """What is said of each step before it; shape as `speeds`."""
+    """Return the prediction for each step from those before it; shape as `speeds`."""
     if name in BLIND:
         inputs = inputs[:, :, :0]
     predictor = PREDICTORS[name]
@@ -77,7 +77,7 @@ def predictions(name: str, speeds: np.ndarray, inputs: np.ndarray) -> np.ndarray
 
 
 def error(said: np.ndarray, speeds: np.ndarray) -> float:
-    """Root mean square over mean, behind the first LEARNT steps."""
+    """Return the root mean square error over the mean, after the first LEARNT steps."""
     off = (said - speeds)[:, LEARNT:]
     return float(np.sqrt((off**2).mean()) / speeds[:, LEARNT:].mean())
 
@@ -102,7 +102,7 @@ while os.getppid() == parent:  # an orphan stops by itself
 
 
 def record(core: int, seconds: float = 240.0) -> None:
-    """Train beside changing load on a core for so long, and write down speeds and what the monitors said."""
+    """Train on a core with varying load, and write speeds and the monitors' values."""
     pin(core)
     load = os.getloadavg()[0]
     program = _program()
@@ -133,7 +133,7 @@ def record(core: int, seconds: float = 240.0) -> None:
 
 
 def _program():
-    """The conv net of the examples, on batches of a size that changes every 40 steps."""
+    """Return the conv net of the examples, with batches whose size changes every 40 steps."""
     import jax
     import optax
 
@@ -169,7 +169,7 @@ def _program():
 
 
 def cost(workers: int = 8, rounds: int = 400) -> dict[str, Spread]:
-    """Seconds per step of each predictor, in turn, for so many workers."""
+    """Return the seconds per step of each predictor in turn, for a number of workers."""
     speeds, inputs = (np.concatenate(parts) for parts in zip(*(made_up(s) for s in range(workers)), strict=True))
     states, at = (
         {n: p.init(workers, 0 if n in BLIND else 2) for n, p in PREDICTORS.items()},
@@ -186,7 +186,7 @@ def cost(workers: int = 8, rounds: int = 400) -> dict[str, Spread]:
 
 
 def draw(table: dict[str, list[float]], on_record: dict[str, float], speeds: np.ndarray, cpu: np.ndarray) -> None:
-    """Errors of both kinds; and a minute of the record."""
+    """Draw the errors of both kinds, and a minute of the record."""
     figure = new_figure(9.0, 5.2)
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
     made, real = top.subplots(1, 2, sharey=True)
@@ -215,7 +215,7 @@ def draw(table: dict[str, list[float]], on_record: dict[str, float], speeds: np.
 
 
 def main() -> None:
-    """Evaluate; record first if asked to."""
+    """Evaluate; with `--record`, record first."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help="record speeds under load anew")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="for the recording")

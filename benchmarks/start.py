@@ -1,12 +1,13 @@
-"""The first step ends at most 1.3 times as long after the start of the interpreter as that of a plain jitted loop, and
-at most 1.1 times where everything is in the compilation cache (aimed at).
+"""The first step of a program ends after at most 1.3 times the time of a plain jitted loop (aimed at).
+
+With a filled compilation cache, after at most 1.1 times (aimed at). Both from the start of the interpreter.
 
     python benchmarks/start.py [--rounds 3] [--ranks 1 2] [--models "perceptron 256" "conv net 64"] [--write]
 
-Each start is a job of its own (`_start_run.py`). A round starts the loop written by hand and the driver in turn, each
-twice: with an empty compilation cache of its own, and once more with what the first start has left there. The loop of
-one process is one jitted program; that of several ranks is a gradient, an Allreduce of mpi4py, and an update. Both ways
-make their model, their data and the optimizer's state by the same code, with Adam of optax.
+Each start is a job of its own (`_start_run.py`). A round starts the hand-written loop and the driver in turn, each
+twice: with an empty compilation cache of its own, and with the cache that the first start has filled. On one process
+the loop is one jitted program; on several ranks it is a gradient, an Allreduce of mpi4py, and an update. Both make
+model, data and optimizer state by the same code, with Adam of optax.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ SECONDS = 300
 
 
 class Start(NamedTuple):
-    """What one job has measured, of each phase.
+    """What one job has measured in each phase.
 
     Attributes:
       seconds: of the slowest rank.
-      cpu: seconds of processor time, of all ranks.
-      programs: how many the slowest rank has compiled, or read from the cache, once its model was made.
-      compiling: seconds of the compiler for them, those side by side added.
+      cpu: processor seconds of all ranks.
+      programs: compiled, or read from the cache, by the slowest rank after its model was made.
+      compiling: seconds of the compiler for these; parallel compiles are added.
     """
 
     seconds: np.ndarray

@@ -1,9 +1,10 @@
-"""Starting on four CPU devices: a program is compiled once for all of them, against once for each.
+"""On four CPU devices a program is compiled once for all of them, which halves the wait for the compiler (aimed at).
 
     python benchmarks/start_on_four_devices.py
 
-Each start is a process of its own; the two ways take turns. What is told is how long steps wait for a compiler, up to
-the end of the first one, and what all kernels of the ladder take, which are compiled behind the steps.
+Each start is a process of its own, and the two ways alternate: compiled once for all devices, and once for each.
+Reported are the seconds until the end of the first step that steps wait for a compiler, and the seconds that the
+background compiler takes for the kernels of all buckets.
 """
 
 import json
@@ -18,7 +19,7 @@ ROUNDS = 3
 
 
 def start(shared):
-    """A small conv net on the four devices: seconds that were waited for, and seconds of all compiles."""
+    """Start a small conv net on the four devices; return the seconds of waiting, and of all compiles."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)  # before any of these makes an array

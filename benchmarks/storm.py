@@ -1,17 +1,20 @@
-"""Claim: 32 workers that meet 125 faults an hour commit at least 99 % of the steps of a run without faults, at least 30
-of 32 take part in the mean, every example is visited once per epoch, and parameters equal a plain loop's.
+"""Under 125 faults an hour, 32 workers commit at least 99 % of the steps of a run without faults.
+
+At least 30 of the 32 take part in the mean, every example is visited once per epoch, and the parameters equal those of
+a plain loop.
 
     python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1]
 
 Faults come at random times (exponential intervals) to random workers: half are kills (SIGKILL); a fifth are SIGTERM,
 upon which the worker leaves; a fifth stop the process for 0.5 to 3 s (SIGSTOP, SIGCONT); a tenth hang its Python code
-for good, until the others have it killed (`hang_timeout=`). `respawn=True` replaces whoever is gone by a spawned
+for good, until the others have it killed (`hang_timeout=`). `respawn=True` replaces each lost worker by a spawned
 process.
 
 Workers wait 40 ms for each of their 32 examples, as a host waits for its accelerator, so that a step takes 1.3 s and
-many processes fit on few cores. The run without faults has the same seed, the same length, and goes on at the same
-time, so that what else the machine does slows both. Steps are counted when both have taken ten, for so many minutes.
-`--rank` is what each rank runs.
+many processes fit on few cores. The run without faults has the same seed and length, and runs at the same time, so that
+other load slows both. Steps are counted from when both have taken ten.
+
+`--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -43,18 +46,18 @@ HANG_TIMEOUT = 5.0
 SETTLED = 10  # steps before the time begins
 WINDOW = 15.0  # seconds after a fault in which its longest step is looked for
 START_SECONDS = 300.0
-KINDS = {"kill": 0.5, "told to go": 0.2, "stop": 0.2, "hang": 0.1}
-SIGNALS = {"kill": signal.SIGKILL, "told to go": signal.SIGTERM, "stop": signal.SIGSTOP, "hang": signal.SIGUSR2}
+KINDS = {"kill": 0.5, "SIGTERM": 0.2, "stop": 0.2, "hang": 0.1}
+SIGNALS = {"kill": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "stop": signal.SIGSTOP, "hang": signal.SIGUSR2}
 
 
 class Fault(NamedTuple):
-    """A fault that is planned.
+    """A planned fault.
 
     Attributes:
-      at: seconds after the beginning.
+      at: seconds after the start.
       kind: one of `KINDS`.
-      victim: which of the workers that are there, as a fraction of their number.
-      seconds: how long a stop lasts.
+      victim: selects one of the current workers, as a fraction of their number.
+      seconds: duration of a stop.
     """
 
     at: float
@@ -133,7 +136,7 @@ def _runs(pid: int) -> bool:
 
 
 def steps_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return what was noted of each step, in order; rank 0 can be several processes in turn."""
+    """Return the records of all steps in order; rank 0 can be several processes in turn."""
     found = {line["step"]: line for lines in notes for line in lines if line["kind"] == "step"}
     return [found[step] for step in sorted(found)]
 
@@ -141,7 +144,7 @@ def steps_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def storm(
     workers: int, seconds: float, faults: list[Fault], settled: Callable[[], Any] = lambda: None
 ) -> dict[str, Any]:
-    """Run a job with these faults; return what came of it. `settled` is called before the time begins."""
+    """Run a job with these faults, and return its result. `settled` is called before the measured time begins."""
     events: list[dict[str, Any]] = []
     with job(workers, __file__, ["--workers", workers]) as running:
         until = time.monotonic() + START_SECONDS
@@ -169,7 +172,7 @@ def _until(at: float) -> None:
 
 
 def _happen(fault: Fault, pids: list[int]) -> dict[str, Any]:
-    """Let a fault happen to one of these processes."""
+    """Apply a fault to one of these processes."""
     if len(pids) < 2:
         raise RuntimeError(f"only {len(pids)} workers are left")
     pid = pids[int(fault.victim * len(pids))]
@@ -186,7 +189,7 @@ def _happen(fault: Fault, pids: list[int]) -> dict[str, Any]:
 def judged(
     workers: int, began: float, seconds: float, events: list[dict[str, Any]], notes: list[list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Return what a job has done in its time, and whether that is right."""
+    """Return what a job has done in its time, and whether its result is right."""
     from tests.mpi.chaos_reference import plain_loop, taken
 
     steps = [step for step in steps_of(notes) if step["t"] >= began]
@@ -220,7 +223,7 @@ def judged(
 
 
 def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]]:
-    """Return the table: both runs, and what faults of each kind cost."""
+    """Return the table: both runs, and the cost of faults of each kind."""
     found: list[dict[str, object]] = []
     for name, run in (("without faults", calm), ("storm", stormy)):
         found.append({
@@ -234,7 +237,7 @@ def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]
 
 
 def by_kind(run: dict[str, Any], workers: int) -> list[str]:
-    """Return what faults of each kind cost, a sentence each."""
+    """Return a sentence on the cost of faults of each kind."""
     told = []
     for kind in KINDS:
         those = [event for event in run["events"] if event["kind"] == kind]

@@ -1,13 +1,13 @@
-"""On a fast link ways to synchronise differ little; on a slow one those that send less learn sooner.
+"""On a fast link synchronization strategies differ little; on a slow link those that send less learn sooner.
 
     python benchmarks/strategies_side_by_side.py
 
-Four workers train a net of dense layers (0.6 million parameters) on digits for the same seconds of steps by each
-strategy, in turn, block by block: on one host, and as two ranks on each of two hosts (network namespaces of this
-machine: Linux and root) that are joined at 100 Mbit/s (`--rate`). Each update is of as many examples on each worker, at
-one learning rate. Accuracy is that of `strategy.model`, on held-out digits; of pairs, of the replicas' mean.
+Four workers train a net of dense layers (0.6 million parameters) on digits with each strategy, for the same seconds of
+steps, alternating in blocks: on one host, and as two ranks on each of two hosts (network namespaces of this machine:
+Linux and root) joined at 100 Mbit/s (`--rate`). All updates have the same number of examples on each worker and the
+same learning rate. Accuracy on held-out digits is that of `strategy.model`; for pairs, that of the replicas' mean.
 
-`--rank` is what each rank runs.
+`--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STRATEGIES = {
 
 
 class Net(nn.Module):
-    """Layers of one width."""
+    """A net of dense layers of one width."""
 
     classes: int
 
@@ -81,7 +81,7 @@ def when_it_learns(control: Any, loss: float) -> None:
 
 
 class Run:
-    """A program, and what it has done in its seconds. The same on all ranks."""
+    """A program, and its progress in its seconds. Replicated on all ranks."""
 
     def __init__(self, world: Any, name: str, seed: int, size: int):
         self.world, self.strategy = world, STRATEGIES[name]
@@ -103,7 +103,7 @@ class Run:
         self.seconds, self.steps, self.curve = 0.0, 0, [(0.0, 0.1)]
 
     def block(self, most: float) -> None:
-        """Some seconds of steps, as rank 0 counts them."""
+        """Take steps for some seconds by rank 0's clock."""
         until = min(self.seconds + BLOCK, most)
         while self.seconds < until:
             done = self.program.step()
@@ -117,7 +117,7 @@ class Run:
 
 
 def rank(seconds: float, seeds: int, size: int) -> None:
-    """On each rank: all strategies, with each seed."""
+    """Run all strategies with each seed, on this rank."""
     found: dict[str, list[Any]] = {name: [] for name in STRATEGIES}
     with comm.world() as world:
         for seed in range(seeds):
@@ -133,7 +133,7 @@ def rank(seconds: float, seeds: int, size: int) -> None:
 
 
 def rows(found: dict[str, list[Any]], where: str, seconds: float) -> list[dict[str, str]]:
-    """Of one setting, a row a strategy."""
+    """Return the rows of one setting, one per strategy."""
     rates = {name: np.array([rate for rate, _ in seeds]) for name, seeds in found.items()}
     table = []
     for name, seeds in found.items():

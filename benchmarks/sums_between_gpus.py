@@ -1,13 +1,12 @@
-"""Claim: where MPI is CUDA-aware, ranks on GPUs add up what is large in less time from device to device than through
-the host, from some 10 MiB on.
+"""With a CUDA-aware MPI, ranks on GPUs sum arrays above some 10 MiB faster from device to device than through the host.
 
     XLA_PYTHON_CLIENT_MEM_FRACTION=0.3 mpirun -n 2 python -m mpi4py benchmarks/sums_between_gpus.py
 
-ResNet-50's gradients, and single arrays, in float32. The two ways of an `MPIWorld`, and MPI's own Allreduce on the same
-memory of the devices, take turns in one run; a time is that of the slower rank. Sums of the first two are compared to
-the last bit. `--late` lets MPI begin before there is a context on the GPU, as it does where a script imports mpi4py's
-MPI before it makes a world. Ranks may share a GPU; then they take turns on it, too. Without a GPU it runs as well, on
-what a CPU has, and writes nothing.
+ResNet-50's gradients and single arrays, in float32. The two ways of an `MPIWorld`, and MPI's own Allreduce on the same
+device memory, alternate in one run; reported is the time of the slower rank. Sums of the first two are compared to the
+last bit. With `--late`, MPI is initialized before there is a context on the GPU, as when a script imports mpi4py's MPI
+before it makes a world. Ranks may share a GPU, and then take turns on it. Without a GPU the script runs on CPU arrays,
+and writes no result.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def single(world: comm.MPIWorld, x: jax.Array) -> Callable[[], list[jax.Array]]:
 
 
 def of_mpi(device: jax.Device, arrays: list[jax.Array]) -> Callable[[], list[jax.Array]]:
-    """MPI is given what is large where it lies, and somewhere to write on the device, which nobody else has."""
+    """Have MPI sum large arrays in place of the device's memory, into device memory with no other user."""
     world = MPI.COMM_WORLD.Dup()
     large = [x for x in arrays if x.nbytes >= 64 << 10]
     rooms = jax.block_until_ready([jnp.zeros(x.shape, x.dtype, device=device) for x in large])

@@ -1,20 +1,20 @@
-"""Claim: when one of three ranks is killed, the next step comes at most 50 ms late; between two hosts 150 ms.
+"""When one of three ranks is killed, the next step comes at most 50 ms late; between two hosts 150 ms.
 
     python benchmarks/survival.py [--rounds 13] [--hosts] [--torch /tmp/torch/bin/python] [--more]
 
-Jobs of eight ranks, of which three train a small net (steps of some 5 ms on a core of their own, with noise scale and
-balance) and five are in reserve. In each job six are killed, one after another, by SIGKILL at a random moment of a
-random step: rank 0, 1 and 2 of the three equally often, in random order. After each loss a worker from the reserve is
-asked for. Late is the time from the kill to the end of the first step that was committed without the lost rank, on the
-slower of the two that are left, less the median of the 50 steps before the kill.
+Jobs of eight ranks: three train a small net (steps of some 5 ms on a core of their own, with the noise scale and
+balance), and five are in reserve. In each job six ranks are killed one after another by SIGKILL, at a random moment of
+a random step: rank 0, 1 and 2 of the three equally often, in random order. After each loss a worker joins from the
+reserve. The delay is the time from the kill to the end of the first step committed without the lost rank, on the slower
+of the two remaining ranks, less the median of the 50 steps before the kill.
 
-It consists of four parts. Dead: until the system has taken the process apart; nobody is told before. Noticed: from
-then until the last of the two has got an error from MPI. Repaired: until both have a communicator. Computed: until the
-end of the step.
+It has four parts. Dead: until the system has ended the process; before, nobody is notified. Noticed: until the second
+of the two ranks has received an error from MPI. Repaired: until both have a communicator. Computed: until the end of
+the step.
 
-Side by side, a job in turn: torchrun's restart after the death of a worker, where a Python with torch is given
-(`_torchrun_restart.py`). `--hosts`: on two hosts, which are network namespaces (Linux, root). `--more` adds to what was
-measured before, in `results/survival.json`. `--rank` is what each rank runs.
+For comparison, alternating with these jobs: torchrun's restart after the death of a worker, if a Python with torch is
+given (`_torchrun_restart.py`). `--hosts` runs on two hosts, which are network namespaces (Linux, root). `--more` adds
+to the measurements in `results/survival.json`. `--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = ("dead", "noticed", "repaired", "computed")
 
 
 def rank(folder: str, seed: int, kills: int) -> None:
-    """On each rank: train, and die when it is this rank's turn."""
+    """Train on this rank, and kill this process when it is this rank's turn."""
     import collectives as comm
     from collectives.worlds.transport.mpi_transport import MPITransport
 
@@ -74,7 +74,7 @@ def die(notes: Notes, rank: int) -> None:
 
 
 def kills_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What each kill of a job has led to."""
+    """Return the measured parts of each kill of a job."""
     killed = [{line["kind"]: line for line in ranks} for ranks in notes]
     return [
         _kill(lines["kill"], lines["dead"]["t"], lines["start"]["host"], notes) for lines in killed if "kill" in lines
@@ -112,14 +112,14 @@ def _kill(kill: dict[str, Any], dead: float, host: str, notes: list[list[dict[st
 
 
 def restarts(python: str) -> list[dict[str, Any]]:
-    """What torchrun takes, kill by kill."""
+    """Return the seconds of torchrun's restart for each kill."""
     script = [str(ROOT / "benchmarks" / "_torchrun_restart.py"), "--json", "--kills", str(RESTARTS)]
     done = subprocess.run([python, *script], check=True, text=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(rounds: int, kills: int, on_hosts: bool, torch: str | None, known: dict[str, list]) -> None:
-    """Add to what is known, and write it down after each job."""
+    """Add measurements, and write them after each job."""
     with ExitStack() as stack:
         hosts = None
         if on_hosts:
@@ -139,7 +139,7 @@ def measure(rounds: int, kills: int, on_hosts: bool, torch: str | None, known: d
 
 
 def rows(known: dict[str, list]) -> list[dict[str, object]]:
-    """Of the table: by rank killed, and of all."""
+    """Return the rows of the table, by killed rank and for all."""
     found = []
     for where in ("one host", "two hosts"):
         for which in (0, 1, 2, None):
@@ -187,14 +187,14 @@ def main() -> None:
     ours = [*known["one host"], *known["two hosts"]]
     compiled = sum(kill["kernels"] for kill in ours)
     notes = [
-        f"Three workers train, a launcher, up to five ranks in reserve and their watches share {os.cpu_count()} cores: "
-        "what is computed again, by two, is computed for as long as a step of three. Medians of the parts need not "
+        f"Three workers, a launcher, up to five ranks in reserve and their watchdogs share {os.cpu_count()} cores. "
+        "Repeating a step with two workers takes as long as a step of three. Medians of the parts need not "
         f"add up. Kernels compiled between the kill and the end of the step: {compiled}.",
-        "Most of it is the system's, which takes the process apart before anybody is told that it is dead. Measured by "
-        "itself, beside busy neighbors: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"
+        "Most of the time the system ends the process, and only then reports its death. Measured separately, beside "
+        "busy processes: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"
         " ms for a bare Python.",
-        f"The machine was not quiet: load averages at the ends of jobs {min(known['load']):.0f} to "
-        f"{max(known['load']):.0f}; tests of other kinds ran beside it.",
+        f"The machine was not idle: load averages at the ends of jobs {min(known['load']):.0f} to "
+        f"{max(known['load']):.0f}; tests of other kinds ran at the same time.",
     ]
     if not known["torchrun"]:
         notes.append("torchrun was left out: no Python with torch was given.")

@@ -1,10 +1,9 @@
-"""What it costs to be watched: progress, a sink, the record and all that is measured of a step, on against off (aimed
-at: 1 % of a step of 5 ms).
+"""Progress, a sink, the record and all measurements of a step cost at most 1 % of a step of 5 ms (aimed at).
 
     python benchmarks/watching.py [seconds]
 
-One program, whose steps take about 5 ms; runs of some steps with and without take turns. In one process, since the
-processor time of a rank that waits for another is what MPI spins.
+One program has steps of about 5 ms. Runs of some steps with and without all of these alternate. There is one process,
+because the processor time of a rank includes MPI's busy waiting for other ranks.
 """
 
 import io

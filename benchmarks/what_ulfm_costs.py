@@ -1,13 +1,13 @@
-"""Claim: what makes losses survivable (Open MPI's ULFM) costs a step of 5 ms less than 2 % while nothing is lost.
+"""Survivable losses (Open MPI's ULFM) cost a step of 5 ms less than 2 % as long as nothing is lost.
 
     python benchmarks/what_ulfm_costs.py
 
-The setting belongs to a job, so each is a job of its own: two ranks on one host, started in turn, several times each.
-Exchanges are those of a program, through `MPIWorld.exchange`: 4 kB, 4 MB, and 97.6 MiB (ResNet-50's gradients) as one
-part. A step of 5 ms is a computation of that long, by the clock, and an exchange of 4 MB. A time is that of the slower
-rank; of a job the median counts.
+ULFM is a setting of the whole job, so each setting is a job of its own: two ranks on one host, several jobs each in
+turn. Exchanges are those of a program, by `MPIWorld.exchange`: 4 kB, 4 MB, and 97.6 MiB (ResNet-50's gradients) as one
+part. A step of 5 ms is a computation of that duration, by the clock, and an exchange of 4 MB. Reported is the time of
+the slower rank, as the median of each job.
 
-`--rank` is what each rank runs.
+`--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ STEP_SECONDS = 5e-3
 STEP = "a step of 5 ms with 4 MB"
 HAN = "OMPI_MCA_coll"
 SETTINGS: dict[str, tuple[list[str], Mapping[str, str]]] = {
-    "as Open MPI comes": ([], {}),
+    "Open MPI defaults": ([], {}),
     "without han": ([], {HAN: "^han"}),
     "survives losses: ULFM, without han": (["--with-ft", "ulfm"], {HAN: "^han"}),
 }
 
 
 def rank(rounds: int) -> None:
-    """On each rank: time the exchanges; rank 0 prints its medians."""
+    """Time the exchanges on this rank; rank 0 prints its medians."""
     import jax.numpy as jnp
     from mpi4py import MPI
 
@@ -71,7 +71,7 @@ def rank(rounds: int) -> None:
 
 
 def job(options: list[str], environ: Mapping[str, str], rounds: int) -> dict[str, float]:
-    """Start two ranks; their medians by name, in seconds."""
+    """Start two ranks, and return their medians by name, in seconds."""
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = [str(beside) if beside.exists() else "mpirun", *options, "-n", "2", "--oversubscribe", "--bind-to", "none"]
     command = [*mpirun, sys.executable, "-m", "mpi4py", __file__, "--rank", "--rounds", str(rounds)]

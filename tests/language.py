@@ -17,6 +17,7 @@ from tests import of
 from tests.of import PACKAGES, ROOT
 
 Complaints = dict[str, list[str]]
+SCRIPTS = ("benchmarks", "examples")
 
 # Not what engineers write, or a word with another meaning in the field. Matched in prose, whatever the case.
 BANNED = [
@@ -28,6 +29,12 @@ BANNED = [
     r"\bin the course of\b",
     r"\bwhoever\b",
     r"\bto be said\b",
+    r"\btold to go\b",
+    r"\bmore than we want\b",
+    r"\b(one|two|some|each|all|others|those) of them has told\b",
+    r"\bgoes by how\b",
+    r"\bas it comes\b",
+    r"\bnobody else there\b",
     r"\bcome to nothing\b",
     r"\bnewcomers?\b",
     r"\brecruits?\b",
@@ -99,9 +106,11 @@ def _raised(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def banned_phrases() -> Complaints:
-    """Find phrases that are not to be used, in docs, and in docstrings and texts of the packages, by file."""
-    found = [(file, c) for file in files() for c in phrases_of(tree_of(file), file)]
+    """Find banned phrases, by file: in docs, and in the strings of packages, benchmarks and examples."""
+    scripts = [p.relative_to(ROOT).as_posix() for name in SCRIPTS for p in sorted((ROOT / name).rglob("*.py"))]
+    found = [(file, c) for file in [*files(), *scripts] for c in phrases_of(tree_of(file), file)]
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages += sorted((ROOT / "benchmarks").rglob("*.md"))
     for page in pages:
         name = page.relative_to(ROOT).as_posix()
         if name != "docs/changes_of_names.md":  # which has the old names

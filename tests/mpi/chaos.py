@@ -1,11 +1,10 @@
-"""Jobs to which all kinds of things happen: `adaptive run -n 4 chaos.py SEED FOLDER`.
+"""Jobs with random faults: `adaptive run -n 4 chaos.py SEED FOLDER`.
 
-What happens follows from the seed (`schedule`): processes are killed, told to go, stopped for a while and slowed down,
-in whatever they do, also while a program is built or restored; workers are asked to come and to go; batches and shares
-change. A job that is to end badly does so
-by its last event. `tests/mpi/chaotic.py` starts such jobs, and says whether all went as it must.
+The seed determines all events (`schedule`). Processes are killed, stopped for a while, slowed down, or receive SIGTERM,
+at any moment, also while a program is built or restored. Workers join and leave; batches and shares change. A job that
+must fail does so by its last event. `tests/mpi/chaotic.py` starts such jobs and checks their results.
 
-Each process appends to FOLDER/log, a line of JSON each: events as they happen, repairs, and what it has in the end.
+Each process appends lines of JSON to FOLDER/log: events as they happen, repairs, and its last state.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def schedule(seed: int) -> Schedule:
         events[-1] = last._replace(step=STEPS - 5)
     if ends == "well" and r.random() < 0.5:
         add(
-            "told to go",
+            "SIGTERM",
             r.choice([worker_slot for worker_slot in mortal if worker_slot not in kills] or mortal),
             r.choice((EACH_STEP, AT_CHANGES, BESIDE)),
         )
@@ -126,7 +125,7 @@ def schedule(seed: int) -> Schedule:
 
 def _add_to_gathers(r: random.Random, events: list[Event], mortal: list[int]) -> None:
     """Kill another process while a program is built or restored; or, if all that may die do so anyway, one of these."""
-    gone = [n for n, event in enumerate(events) if event.kind in ("kill", "told to go")]
+    gone = [n for n, event in enumerate(events) if event.kind in ("kill", "SIGTERM")]
     free = [worker_slot for worker_slot in mortal if worker_slot not in {events[n].worker_slot for n in gone}]
     if free:
         events.append(Event(0, "kill", r.choice(free), r.choice(GATHERS), 0.0))
@@ -240,7 +239,7 @@ class Chaos:
             os.kill(me, signal.SIGKILL)
         elif event.kind == "kill":
             self._hand.send(me, signal.SIGKILL, event.delay)
-        elif event.kind == "told to go":
+        elif event.kind == "SIGTERM":
             self._hand.send(me, signal.SIGTERM, event.delay)
         elif event.kind == "stop":
             self._hand.send(me, signal.SIGSTOP, event.delay, event.value)

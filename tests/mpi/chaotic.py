@@ -24,7 +24,7 @@ from .chaos_reference import plain_loop, taken
 
 SCRIPT = Path(__file__).with_name("chaos.py")
 LIMIT = 120.0  # seconds for a job
-GOES = ("kill", "told to go")  # what happens to processes that do not come to the end
+GOES = ("kill", "SIGTERM")  # what happens to processes that do not come to the end
 ENDING = 10.0  # seconds for the launcher, when all processes have ended well
 
 

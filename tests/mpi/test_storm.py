@@ -1,4 +1,4 @@
-"""A small storm: workers that are killed, stopped or told to go are replaced, and training loses nothing."""
+"""A small storm: workers that are killed, stopped or receive SIGTERM are replaced, and training loses nothing."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_four_workers_in_a_storm():
     faults = [
         storm.Fault(1.0, "kill", 0.0, 0.0),
         storm.Fault(6.0, "stop", 0.5, 1.0),
-        storm.Fault(10.0, "told to go", 0.9, 0.0),
+        storm.Fault(10.0, "SIGTERM", 0.9, 0.0),
     ]
     result = storm.storm(4, 20.0, faults)
-    assert [event["kind"] for event in result["events"]] == ["kill", "stop", "told to go"]
+    assert [event["kind"] for event in result["events"]] == ["kill", "stop", "SIGTERM"]
     assert len(result["repairs"]) == 1
     assert result["least"] < 4  # and in the end:
     assert result["ended"] >= 3
