@@ -94,7 +94,7 @@ def main():
     state = (params, OPTIMIZER.init(params))
     program = ad.Program(driver, state, DATA, global_batch=FIRST)
     until_warm, behind, after = warming(program)
-    program.rescale(global_batch=256)  # the ladder reaches as far as the largest size, so let it
+    program.rescale(global_batch=256)  # buckets are compiled up to the largest size
     program.step()
     program.warm_up()
     list(program.run(steps=80))
@@ -115,7 +115,7 @@ def main():
             state, seconds = steps_on_demand(state, size)
             plain.append(seconds)
     rows = []
-    for name, blocks in (("ours, ladder warm", ours), ("jax.jit, on demand", plain)):
+    for name, blocks in (("ours, all buckets", ours), ("jax.jit, on demand", plain)):
         spread, worst = worst_to_median(blocks)
         rows.append(
             {
@@ -128,10 +128,10 @@ def main():
             }
         )
     notes = [
-        f"{CHANGES} sizes from 33 to 249 that are no powers of two, {STEPS} steps each; ten sizes of ours, ten of the "
+        f"{CHANGES} sizes from 33 to 249 that are not powers of two, {STEPS} steps each; ten sizes of ours, ten of the "
         f"plain loop, and again. Kernels compiled during the changes: {last.kernels - kernels}; seconds that steps "
         f"waited for a compiler: {last.waited_seconds - waited:.3f}.",
-        f"From the first step to a warm ladder: {until_warm:.1f} s. Steps meanwhile took "
+        f"From the first step until all buckets are compiled: {until_warm:.1f} s. Steps meanwhile took "
         f"{readable(float(np.median(behind)))} in the median (worst {readable(max(behind))}), and "
         f"{readable(float(np.median(after)))} after it (worst {readable(max(after))}).",
         "One process on two cores, so the compiler runs on the core beside the steps.",

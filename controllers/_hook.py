@@ -42,7 +42,7 @@ def hook(
         or does not take these values; a value is not a number; or `every` is not a positive integer.
 
     References:
-      Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
+      Mai et al. 2019, "Taming hyperparameters in deep learning systems", Listing 1.
     """
     where = at(current_line())
     handler: PolicyHandler | _FunctionHandler

@@ -137,7 +137,7 @@ def noise_scale(
 
     References:
       McCandlish et al. 2018, "An empirical model of large-batch training", section 2.2 and appendix A.1.
-      Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
+      Mai et al. 2019, "Taming hyperparameters in deep learning systems", Listing 1.
       Gray et al. 2024, "Normalization layer per-example gradients are sufficient to predict gradient noise scale in
       transformers", section 2.
     """

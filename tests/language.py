@@ -38,7 +38,8 @@ BANNED = [
     r"\bcome to nothing\b",
     r"\bnewcomers?\b",
     r"\brecruits?\b",
-    r"\brungs?\b",
+    r"\b(rung|seat|ladder)s?\b",
+    r"\bhyper-parameters?\b",
     r"\w*(neighbour|behaviour|honour|colour)\w*",
 ]
 _BANNED = re.compile("|".join(BANNED), re.IGNORECASE)
@@ -109,7 +110,12 @@ def banned_phrases() -> Complaints:
     """Find banned phrases, by file: in docs, and in the strings of packages, benchmarks and examples."""
     scripts = [p.relative_to(ROOT).as_posix() for name in SCRIPTS for p in sorted((ROOT / name).rglob("*.py"))]
     found = [(file, c) for file in [*files(), *scripts] for c in phrases_of(tree_of(file), file)]
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     pages += sorted((ROOT / "benchmarks").rglob("*.md"))
     for page in pages:
         name = page.relative_to(ROOT).as_posix()

@@ -47,7 +47,7 @@ def noise_workers(
       ValueError: an argument is out of range.
 
     References:
-      Mai et al. 2019, "Taming hyper-parameters in deep learning systems", Listing 1.
+      Mai et al. 2019, "Taming hyperparameters in deep learning systems", Listing 1.
     """
     if not examples_per_worker >= 1 or examples_per_worker != int(examples_per_worker):
         raise ValueError(f"noise_workers: examples_per_worker is a whole number, 1 or more; got {examples_per_worker}.")
