@@ -133,6 +133,11 @@ def joined() -> None:
     _say(joined=True)
 
 
+def checkpoint_saved(step: int) -> None:
+    """Report that a checkpoint of this step is on the disk."""
+    _say(saved=step)
+
+
 def all_have_heard() -> None:
     """Record that this process is about to end by an error that all processes raise, so that it aborts none of them."""
     _me.heard = True

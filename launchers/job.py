@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from .ending import LAUNCHER, give_up_after
+from .restarts import JobEnd
 from .verdict import ProcessState, reason_to_end, remark, verdict
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
@@ -63,6 +64,7 @@ class Job:
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
         self._forced = False  # this process has ended mpirun
+        self._saved: int | None = None  # the step of the newest checkpoint on the disk
 
     async def run(self, announce: Callable[[], object] = lambda: None) -> int:
         """Start the job, wait for its end, and return its exit code.
@@ -95,6 +97,10 @@ class Job:
             await asyncio.wait(self._talks, timeout=LAST_WORDS_SECONDS)
         server.close()
         return self._verdict(own)
+
+    def end(self, code: int) -> JobEnd:
+        """Return how the job has ended, given the result of `run`."""
+        return JobEnd(code, self._told, self._saved)
 
     def _verdict(self, own: int) -> int:
         own = own if own >= 0 else 128 - own
@@ -164,6 +170,8 @@ class Job:
     def _take_down(self, process: ProcessState, said: Mapping[str, int]) -> None:
         if process.cut_short:  # its reports from now on are consequences of our ending the job
             return
+        if "saved" in said:
+            self._saved = max(int(said["saved"]), self._saved or 0)
         process.worlds = said.get("world", process.worlds)
         process.worked |= process.worlds > 0
         process.making = bool(said.get("making", process.making))

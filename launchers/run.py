@@ -21,6 +21,7 @@ from .job import Job, addresses
 from .mpirun import UsageError, ask, clean, find, line, on_hosts, program, script, settings, split
 from .places import THREADS, Places, places
 from .rank import GPUS
+from .restarts import Restarts
 
 _OF_JAX = ("JAX_", "XLA_")  # prefixes of the environment variables that are forwarded to ranks on other hosts
 _OF_PYTHON = ("PYTHONPATH", *THREADS)
@@ -100,6 +101,9 @@ class _RunCommand(click.Command):
     "second signal ends it at once. USR1 and USR2 are passed on and do not end the job.")  # fmt: skip
 @click.option("--host-timeout", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds after which a host that does not answer is cut off: its ranks end, the others continue.")  # fmt: skip
+@click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+    help="Start a job that fails again, at most N times in a row without a new checkpoint on disk. The program must "
+    "restore its checkpoint.")  # fmt: skip
 @click.option("--mpirun", "launcher", metavar="PATH", help="The launcher. By default that of the MPI that mpi4py "
     "loads: beside the library that MPI4PY_LIBMPI names, beside this Python, or the first on PATH.")  # fmt: skip
 @click.option("--show", is_flag=True, help="Print the command line without running it.")
@@ -111,6 +115,7 @@ def run(
     oversubscribe: bool,
     grace: float,
     host_timeout: float,
+    restarts: int,
     launcher: str | None,
     show: bool,
     options: list[str],
@@ -160,8 +165,14 @@ def run(
     if show:
         click.echo(shown)
         return
-    job = Job(whole, {**clean(), **extra}, grace, host_timeout, addresses())
-    raise SystemExit(asyncio.run(job.run(lambda: click.echo(f"+ {shown}", err=True))))
+    starts, again = Restarts(restarts), True
+    while again:
+        job = Job(whole, {**clean(), **extra}, grace, host_timeout, addresses())
+        code = asyncio.run(job.run(lambda: click.echo(f"+ {shown}", err=True)))
+        again, said = starts.after(job.end(code))
+        if said:
+            click.echo(f"adaptive run: {said}", err=True)
+    raise SystemExit(code)
 
 
 def _forwarded(chosen: Places, elsewhere: bool, environ: Mapping[str, str]) -> list[str]:

@@ -34,7 +34,7 @@ def start(environment):
     command = ["bash", str(BATCH), "train.py", "--epochs", "3"]
     batch = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert batch.stdout is not None
-    assert batch.stdout.readline() == "run --grace 100 train.py --epochs 3\n"
+    assert batch.stdout.readline() == "run --grace 100 --restarts 3 train.py --epochs 3\n"
     return batch
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -167,6 +167,15 @@ class WorldMembers(Protocol):
 
         Known to rank 0; False on the others. May communicate.
         """
+        ...
+
+
+@runtime_checkable
+class ReportsCheckpoints(Protocol):
+    """The method of a world whose launcher must know whether the run makes progress, besides those of `World`."""
+
+    def checkpoint_saved(self, step: int) -> None:
+        """Report that a checkpoint of this step is on the disk. Called by one process, in any thread."""
         ...
 
 

@@ -18,6 +18,7 @@ from adaptive.base.ambient import with_build_settings
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
+from adaptive.base.world_members import ReportsCheckpoints
 from adaptive.observe.report import Report
 
 from .checkpoint import has_local
@@ -45,7 +46,8 @@ class RunCheckpointer:
                 f"got {options!r}."
             )
         self._options, self._every = options, options.interval
-        self._writer = Writer(options, parts.run.flush_logs)
+        saved = parts.world.checkpoint_saved if isinstance(parts.world, ReportsCheckpoints) else int
+        self._writer = Writer(options, parts.run.flush_logs, saved)
         self._saved = self._began = time.monotonic()
         self._n_losses, self._best = len(parts.world.losses), BestInterval()
         self._last_kept: bool | None = None  # whether the last step was saved; `None` before the first step

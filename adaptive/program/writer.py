@@ -62,6 +62,7 @@ class Writer:
     """Writes checkpoints to one directory. Local: on the process with rank 0.
 
     Args:
+      saved: called with the step of each checkpoint that is on the disk, in the writing thread.
       flush_logs: called before a checkpoint is committed, so that logs have all earlier steps when a run continues
         from it.
 
@@ -70,8 +71,8 @@ class Writer:
       copies: memory for the next checkpoint; must not be used while `busy`.
     """
 
-    def __init__(self, options: Checkpoints, flush_logs: Callable[[], None]):
-        self._options, self._path, self._flush_logs = options, options.path, flush_logs
+    def __init__(self, options: Checkpoints, flush_logs: Callable[[], None], saved: Callable[[int], object]):
+        self._options, self._path, self._flush_logs, self._saved = options, options.path, flush_logs, saved
         self._lock = Lock(self._path)
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
@@ -161,6 +162,7 @@ class Writer:
             self._flush_logs()
             commit(self._path, table.step, table.write, self._lock.check)
             self.newest = table.step
+            self._saved(table.step)
             prune(self._path, self._options.keep)
         except HeldError as error:
             self.note(f"no checkpoint of step {table.step}: {self._path} is being written{error}")

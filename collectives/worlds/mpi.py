@@ -174,6 +174,10 @@ class MPIWorld(MultiProcessWorld):
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
 
+    def checkpoint_saved(self, step: int) -> None:
+        """Report a checkpoint to the launcher: see `ReportsCheckpoints`."""
+        ending.checkpoint_saved(step)
+
     # --- membership: see `World` --------------------------------------------------------------------------------------
 
     survives: bool = forward("transport.survives")

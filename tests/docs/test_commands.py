@@ -16,7 +16,8 @@ from tests.docs.pages import PAGES, ROOT, fences, name
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 LAUNCHERS = {"mpirun", "mpiexec", "srun"}
-OTHERS = {"apt-get", "export", "kill", "module", "perf", "sbatch", "source", "git", "cd"}  # that are not ours to know
+# Not ours to know.
+OTHERS = {"apt-get", "cd", "export", "git", "kill", "kubectl", "module", "perf", "sbatch", "source"}
 
 
 def commands(page: Path) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,123 @@
+"""Jobs that fail and are started again by `adaptive run --restarts`. Without MPI."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launchers.restarts import JobEnd, Restarts
+from tests.mpirun import ROOT
+from tests.speed import limit
+
+HERE = Path(__file__).parent
+# Counts its starts in a file; what it does in each is an argument: CODE, or CODE@STEP if it has saved a checkpoint.
+RANK = """
+import os, signal, sys
+from pathlib import Path
+from launchers import ending
+
+starts = Path(sys.argv[1])
+number = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("*" * (number + 1))
+code, _, step = sys.argv[2:][number].partition("@")
+ending.prepare()
+if step:
+    ending.checkpoint_saved(int(step))
+if code == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if code == "wait":
+    print("waits", flush=True)
+    signal.pause()
+sys.exit(int(code))
+"""
+
+
+def ended(*ends: tuple[int, int | None], most: int = 3, told: signal.Signals | None = None) -> list[bool]:
+    starts = Restarts(most)
+    return [starts.after(JobEnd(code, told, saved))[0] for code, saved in ends]
+
+
+@pytest.mark.parametrize("end", [JobEnd(0, None, None), JobEnd(2, None, None), JobEnd(143, signal.SIGTERM, 5)])
+def test_a_job_that_is_done_or_told_to_end_is_not_started_again(end):
+    assert Restarts(3).after(end) == (False, "")
+
+
+def test_without_the_option_no_job_is():
+    assert Restarts(0).after(JobEnd(137, None, 5)) == (False, "")
+
+
+def test_a_job_that_makes_progress_is_started_again_without_limit():
+    assert ended(*((137, step) for step in range(10)), most=1) == [True] * 10
+    assert ended(*((1, step) for step in range(10)), most=1) == [True] * 10
+
+
+def test_the_same_checkpoint_is_no_progress():
+    assert ended((137, 5), (137, 5), (137, 5), most=2) == [True, True, False]
+
+
+def test_a_job_that_is_killed_at_once_is_started_so_many_times():
+    assert ended(*[(137, None)] * 4) == [True, True, True, False]
+
+
+def test_a_program_that_fails_twice_in_the_same_way_is_at_fault():
+    assert ended((1, 5), (1, 7), (1, None)) == [True, True, False]
+    assert ended((1, None), (1, None)) == [True, False]
+    assert ended((1, None), (3, None), (137, None), (3, None)) == [True, True, True, False]
+    starts = Restarts(3)
+    starts.after(JobEnd(1, None, None))
+    assert starts.after(JobEnd(1, None, None))[1] == (
+        "the job ended with 1; it has written no checkpoint, as when it failed before. It is not started again."
+    )
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a job of one rank, with what it does in each of its starts."""
+    mpirun, rank = tmp_path / "mpirun", tmp_path / "rank.py"
+    mpirun.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.11"; exit; fi\n'
+        f'exec {sys.executable} {HERE / "fake_mpirun.py"} "$@"\n'
+    )
+    mpirun.chmod(0o755)
+    rank.write_text(RANK)
+
+    def begin(*does: str, restarts: int):
+        program = ["--begin", str(rank), str(tmp_path / "starts"), *does]
+        options = ["--mpirun", str(mpirun), "-n", "1", "--restarts", str(restarts)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "launchers.run", *options, *program],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    return begin
+
+
+def test_the_exit_code_is_that_of_the_last_start(start):
+    with start("kill", "1@4", "0", restarts=2) as job:
+        said = job.communicate(timeout=limit(100))[1]
+    assert job.returncode == 0, said
+    assert "adaptive run: the job ended with 137; it has written no checkpoint. It is started again (1 of 2)." in said
+    assert "the job ended with 1; its newest checkpoint is that of step 4. It is started again (1 of 2)." in said
+
+
+def test_a_crash_loop_ends(start):
+    with start("1@4", "1@4", "1@4", "0", restarts=3) as job:
+        said = job.communicate(timeout=limit(100))[1]
+    assert job.returncode == 1, said
+    assert said.rstrip().endswith("step 4, as when it failed before. It is not started again."), said
+    assert said.count("started again (") == 1, said
+
+
+def test_a_signal_to_the_launcher_ends_the_job_for_good(start):
+    with start("wait", "0", restarts=3) as job:
+        assert job.stdout.readline() == "waits\n"
+        job.send_signal(signal.SIGTERM)
+        said = job.communicate(timeout=limit(100))[1]
+    assert job.returncode == 143, said
+    assert "started again" not in said
