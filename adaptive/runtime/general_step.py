@@ -13,27 +13,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
-from adaptive.base.channel import Arriving, LookAtPiece
-from adaptive.base.timeline import STEPS, Timeline
-from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Segment
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
-from .finite import FiniteCheck
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
 from .programs import sum_kind
+from .sending import send
 from .step_plan import Meanwhile, StepContext
 from .stopwatch import Stopwatch
-
-_NO_STATUS = np.zeros(0)
 
 
 class _End(NamedTuple):
@@ -41,14 +35,6 @@ class _End(NamedTuple):
 
     at: float
     undisturbed: float  # seconds since the level began, without the time of other processes
-
-
-class _InFlight(NamedTuple):
-    """A message that is being exchanged."""
-
-    number: int
-    arriving: Arriving
-    check: FiniteCheck | None
 
 
 class GeneralStep:
@@ -315,7 +301,10 @@ class GeneralStep:
         if status_message in sent:
             ctx.status.own_seconds = ctx.activity.of_workers(self._seconds)
         ctx.activity.turn(EXCHANGING)
-        in_flight = [self._send(number, parts, stage, more) for number, parts in sent.items() if self._travels(number)]
+        step, busy = self._readings[0].step + 1, self.still_computes(stage)
+        in_flight = [
+            send(ctx, number, parts, step, more, busy) for number, parts in sent.items() if self._travels(number)
+        ]
         arrived = [(message, *message.arriving.wait()) for message in in_flight]
         ctx.activity.turn(COMPUTING)
         for message, results, status in arrived:
@@ -326,21 +315,6 @@ class GeneralStep:
                 return message.number, results[0]
             self._messages[message.number] = results
         return None
-
-    def _send(self, number: int, parts: Sequence[Sequence[jax.Array]], stage: int, more: str) -> _InFlight:
-        """Send a message, with the status if it is the message for it."""
-        ctx, steps, step = self._ctx, self._steps, self._readings[0].step + 1
-        own = ctx.status.encode() if number == steps.status_message else _NO_STATUS
-        own, about = own.astype(parts[0][0].dtype), steps.about(number, step)
-        parts = ctx.neutral.with_gaps(number, parts)
-        check = steps.finite_checks[number] if steps.finite_checks else None
-        on_piece: LookAtPiece | None = None if check is None else check.begin()
-        if ctx.timeline is not None:
-            ctx.timeline.sends(about)
-            on_piece = _pieces_on(ctx.timeline, on_piece, ctx.world)
-        ctx.activity.message = number
-        arriving = ctx.channels[number].start(parts, own, about, more, on_piece, step, self.still_computes(stage))
-        return _InFlight(number, arriving, check)
 
     def _travels(self, number: int) -> bool:
         """Return whether a message is sent in this step. If not, each worker's own parts are its results."""
@@ -418,17 +392,3 @@ class GeneralStep:
             workers.update_nans.committed([outputs[-1] for outputs in results])
         first = results[0]
         return [first[place] for place in found.hooks], first[found.metrics]
-
-
-def _pieces_on(timeline: Timeline, on_piece: LookAtPiece | None, world: World) -> LookAtPiece:
-    """Return `on_piece`, which also records on a timeline when each piece of a message has arrived."""
-    began, waited = time.perf_counter(), world.waited
-
-    def record(part: int, start: int, piece: np.ndarray) -> None:
-        nonlocal began, waited
-        timeline.add(STEPS, f"part {part}", began + world.waited - waited, elements=piece.size, first=start)
-        if on_piece is not None:
-            on_piece(part, start, piece)
-        began, waited = time.perf_counter(), world.waited
-
-    return record

@@ -3,6 +3,8 @@
 XLA compiles per shape, which takes a third of a second or more. The program waits only for the first size. Kernels for
 *buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. Kernels are
 timed in real steps. A kernel for an exact size is compiled only if it saves more time than its compilation takes.
+
+Choosing, timing, requesting and evicting kernels share the state of each worker, so the class is in one file.
 """
 
 from __future__ import annotations
