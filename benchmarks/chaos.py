@@ -109,7 +109,7 @@ def main() -> None:
                 file.write(json.dumps(jobs[-1]) + "\n")
         seed += 1
     rows, notes = tables(jobs)
-    report("Whatever happens to its processes, a job ends as it must", rows, "chaos.md", notes)
+    report("After any faults of its processes, a job ends as specified", rows, "chaos.md", notes)
 
 
 if __name__ == "__main__":

@@ -165,23 +165,27 @@ def main() -> None:
     narrow = {place: ratio(ways[NARROW], ways[BY_HOSTS]) for place, ways in told.items()}
     narrow[ALONE] = ratio(found[ALONE, OURS][NARROW], found[ALONE, OURS][FLAT])
     report(
-        f"By hosts a host sends {megabytes['node', BY_HOSTS]} MB of ResNet-50's gradients, flat "
-        f"{megabytes['node', PLAIN]} where ranks alternate between two hosts and {megabytes['slot', PLAIN]} where they "
-        f"follow one another; in {best['node']} and {best['slot']} times the seconds",
+        f"By hosts, a host sends {megabytes['node', BY_HOSTS]} MB of ResNet-50's gradients in {best['node']} "
+        f"(ranks alternate between hosts) and {best['slot']} times the seconds (consecutive ranks share a host) "
+        f"of a flat "
+        f"Allreduce, which sends {megabytes['node', PLAIN]} and {megabytes['slot', PLAIN]} MB",
         rows,
         f"exchange_between_hosts_{args.rate}.md",
         [
             f"214 tensors, 97.6 MiB; two ranks on each of two hosts (network namespaces), joined at {args.rate}; "
-            f"jobs of each setting, in turn: {args.jobs}, {args.rounds} rounds in each, the ways in turn. 102.3 MB in "
-            "each direction, 0.82 s at 1 Gbit/s, is the least. Ratios are of medians: to an Allreduce per "
+            f"{args.jobs} job(s) of each setting, in turn, with {args.rounds} rounds each, in which the ways "
+            f"alternate. "
+            "The minimum is 102.3 MB in each direction, 0.82 s at 1 Gbit/s. Ratios are of medians: to an Allreduce per "
             "tensor in the same jobs, and to the same in jobs with Open MPI defaults.",
-            f"In bfloat16 a host of one rank sends {megabytes[ALONE, NARROW]} MB, in float32 "
-            f"{megabytes[ALONE, FLAT]}, in {narrow[ALONE]} times the seconds. A host of two ranks, which adds up "
-            f"first, sends {megabytes['node', NARROW]} MB where they alternate and {megabytes['slot', NARROW]} where "
-            f"they follow one another, in {narrow['node']} and {narrow['slot']} times the seconds of float32 by hosts.",
-            f"Both hosts are on this machine: its two cores carry four ranks, and TCP for both hosts. Load before and "
-            f"between jobs: {min(load):.0f} to {max(load):.0f}. Far above four others ran beside it, and seconds, of "
-            "different jobs above all, say little of the network.",
+            f"In bfloat16 a host of one rank sends {megabytes[ALONE, NARROW]} MB instead of "
+            f"{megabytes[ALONE, FLAT]}, in {narrow[ALONE]} times the seconds of float32. A host of two ranks, which "
+            f"sums first, sends {megabytes['node', NARROW]} MB if ranks alternate and "
+            f"{megabytes['slot', NARROW]} MB if "
+            f"consecutive ranks share it, in {narrow['node']} and {narrow['slot']} times the seconds of float32 "
+            "by hosts.",
+            "Both hosts are on this machine: its two cores carry four ranks and the TCP of both hosts. Load before and "
+            f"between jobs: {min(load):.0f} to {max(load):.0f}. Above four, other work ran at the same time, and "
+            "seconds, especially those of different jobs, say little about the network.",
         ],
     )
 

@@ -82,9 +82,10 @@ def main() -> None:
     ]
     notes = [
         f"Over {seconds:.0f} s, in which the workers made some {steps} steps; {os.cpu_count()} cores, load average "
-        f"{os.getloadavg()[0]:.0f}. The reserve looks for words a hundred times a second, and its watch once a second."
+        f"{os.getloadavg()[0]:.0f}. A rank in reserve checks for control messages a hundred times a second, and its "
+        "watchdog checks once a second."
     ]
-    report("What a rank in reserve takes of a core", rows, "idle_reserve.md", notes)
+    report("Processor use of a rank in reserve", rows, "idle_reserve.md", notes)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def main() -> None:
         "the change.",
         f"Load averages at the ends of jobs: {min(load):.0f} to {max(load):.0f}.",
     ]
-    report("What it costs those who are there that a worker joins or leaves", rows, "join_and_leave.md", notes)
+    report("What a joining or leaving worker costs the others", rows, "join_and_leave.md", notes)
 
 
 if __name__ == "__main__":

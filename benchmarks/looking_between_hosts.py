@@ -191,15 +191,15 @@ def main() -> None:
         rows,
         "looking_between_hosts.md",
         [
-            "Two hosts (network namespaces of this machine) of a rank with a core each; the owner multiplies matrices "
-            "of 400 x 400, and publishes behind each. The reader pauses for 5 ms between looks. "
-            f"{args.rounds} blocks of {BLOCK:.0f} s of each way, in turn. Replicas a second: the mean of blocks. "
-            "Seconds are of looks that brought one. A look is without where the owner has published twice while the "
-            f"slot was read, three times; or, by asking, where no answer came in {PATIENCE:g} s, and until it had "
-            "come. Rget has no limit here. The owner's steps: a median of blocks, to that of blocks in which nobody "
-            "looked. Busy: beside a busy process on each of the two cores. Cores were shared with what else ran on the "
-            "machine: load before "
-            f"and behind the jobs {', '.join(f'{x:.0f}' for x in load)}.",
+            "Two hosts (network namespaces of this machine) with one rank and one core each; the owner multiplies "
+            "matrices of 400 x 400, and publishes a replica after each product. The reader pauses for 5 ms "
+            "between reads. "
+            f"{args.rounds} blocks of {BLOCK:.0f} s of each way, in turn. Replicas per second: the mean of blocks. "
+            "Seconds are those of successful reads. A read fails if the owner publishes twice while the slot is read, "
+            f"three times in a row; or, by request, if no answer comes in {PATIENCE:g} s, and until it has come. Rget "
+            "has no time limit here. The owner's steps: the median of blocks, relative to blocks without reads. Busy: "
+            "beside a busy process on each of the two cores. Other work shared the cores: load before and after the "
+            f"jobs {', '.join(f'{x:.0f}' for x in load)}.",
         ],
     )
 

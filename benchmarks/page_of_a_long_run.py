@@ -166,7 +166,7 @@ def main() -> None:
         f"{args.steps} steps of {args.workers} workers; medians of {ROUNDS}. {os.cpu_count()} cores, load average "
         f"{os.getloadavg()[0]:.0f} at the end, of which this is 1."
     ]
-    report("The page of a long run", rows, "page_of_a_long_run.md", notes)
+    report("The report of a long run", rows, "page_of_a_long_run.md", notes)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def settled(sim: Simulation, start: int = 50) -> float:
     return float(sim.step_seconds[start:].sum() / sim.ideal_seconds[start:].sum())
 
 
-# --- a worker that is slow whatever it gets ---------------------------------------------------------------------------
+# --- a worker that is slow for any batch ------------------------------------------------------------------------------
 
 FLAT = Cluster(ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), np.zeros(4), np.array([20.0, 0, 0, 0])))
 
@@ -228,7 +228,7 @@ def picture() -> None:
         )
     fourth.set_ylim(0, 125)
     fourth.legend(fontsize=7, frameon=False, loc="upper right")
-    label(fourth, "a worker that takes 20 s whatever it gets", "step", "its batch, examples")
+    label(fourth, "a worker that takes 20 s for any batch", "step", "its batch, examples")
     save(figure, "simulated_dynamic_batching.png")
 
 
@@ -279,7 +279,7 @@ def main() -> None:
         "A decision needs five steps at the sizes in force, so 600 steps have room for about 90 changes. The best "
         "split is best without noise: under jitter a slightly uneven one can be shorter, hence ratios below 1. As "
         "printed, a random change raises the global batch on average, and nothing but bounds lowers it again.",
-        "## A worker that takes 20 s whatever it gets",
+        "## A worker that takes 20 s for any batch",
         table(flat_rows()),
     ]
     report("Dynamic batching, simulated", gains(), "simulated_dynamic_batching.md", notes)

@@ -172,7 +172,7 @@ def main() -> None:
         with joined(2, args.rate) as hosts:
             apart = job([__file__, *own], WORKERS, hosts, environ=environ)
     report(
-        "Ways to synchronise, beside one another",
+        "Synchronization strategies side by side",
         rows(together, "on one host", args.seconds) + rows(apart, f"on two, {args.rate}", args.seconds),
         args.output,
         [

@@ -88,7 +88,7 @@ def show(steps):
             }
         )
     report(
-        "What it costs to be watched",
+        "What logs cost",
         rows,
         "watching.md",
         [
