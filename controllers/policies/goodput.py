@@ -6,7 +6,8 @@ workers and linear step times, a step takes `T(B) = a + B/V`, and
 
     goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a):
 
-the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead.
+the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead. If the exchange
+overlaps with computing, a batch below that for which it is hidden gains little, so the best one is nearer to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from adaptive.extend import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
-from controllers.timing.exchange import average
+from controllers.timing.exchange import MOST_OVERLAP, Exchange, StepTime
 from controllers.timing.seconds import active_of, shape_of
 from controllers.timing.time_model import TimeModel
 
@@ -33,10 +34,10 @@ CANDIDATES = 25
 
 
 class GoodputState(NamedTuple):
-    """State of `goodput_batch`: a model of the workers' step times, and the remaining time of a step."""
+    """State of `goodput_batch`: models of the workers' compute times, and of the exchange."""
 
     times: TimeModel
-    overhead: np.ndarray  # shape=(), mean seconds of a step in which the slowest worker does not compute; NaN at first
+    exchange: Exchange
 
 
 def best_goodput(noise_scale: float, examples_per_second: float, overhead_seconds: float) -> float:
@@ -56,6 +57,7 @@ def goodput_batch(
     max_batch: int | None = None,
     growth: float = 2.0,
     gain: float = 1.05,
+    factor: float = 1.0,
     multiple: int | None = None,
 ) -> Policy:
     """Return a policy that sets the global batch by goodput: examples per second times progress per example.
@@ -68,58 +70,70 @@ def goodput_batch(
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
 
-    Step times are learned as in `balance`, and the batch is assumed to be split as `balance` splits it. The expected
-    gain of a larger batch uses the noise scale's lower bound, that of a smaller one the upper bound.
+    Step times are learned as in `balance`, and the batch is assumed to be split as `balance` splits it. How much of the
+    exchange overlaps with computing is learned when the batch changes: a step takes `(C^g + X^g)^(1/g)` seconds, where
+    C is the slowest worker's compute time, X the exchange and g from 1 (no overlap) to 10. Before the first change, a
+    larger batch is judged with g = 10, so that it is tried where it may pay. The expected gain of a larger batch uses
+    the noise scale's lower bound, that of a smaller one the upper bound. Pass the noise scale of the
+    optimizer in use: `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` or `mon.moment_noise(opt_state).adam`
+    for Adam; see "Which noise scale?" in the documentation.
 
     Args:
       min_batch, max_batch: bounds; by default what the workers can hold.
       growth: largest factor by which one decision may grow or shrink the batch.
       gain: least expected ratio of new to old goodput for a change.
+      factor: the noise scale is multiplied by this, for instance by a measured critical batch over the noise scale.
       multiple: batches are multiples of this; by default of the quantum times the number of workers.
 
     Returns:
-      A policy for a hook with a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a whole
-      iteration.
+      A policy for a hook with a noise scale (an object with `scale`, `lower` and `upper`, or a number), the workers'
+      compute seconds, shape=(n,), and the seconds of a whole iteration.
 
     Raises:
-      ValueError: `growth` or `gain` is out of range.
+      ValueError: `growth`, `gain` or `factor` is out of range.
 
     References:
       Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", section 3.
     """
-    if growth <= 1 or gain < 1:
-        raise ValueError(f"goodput_batch: growth must be above 1 and gain at least 1; got {growth} and {gain}.")
+    if growth <= 1 or gain < 1 or factor <= 0:
+        raise ValueError(
+            "goodput_batch: growth must be above 1, gain at least 1 and factor above 0; got "
+            f"{growth}, {gain} and {factor}."
+        )
 
     def init(n_workers: int) -> GoodputState:
-        return GoodputState(TimeModel.init(n_workers), np.asarray(np.nan))
+        return GoodputState(TimeModel.init(n_workers), Exchange.init())
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
         noise, seconds, iteration = read_signals(observation, "goodput_batch")
         sizes = np.asarray(observation.previous_batch_sizes)
         times = state.times.observe(sizes, seconds, observation.due)
-        state = GoodputState(times, average(state.overhead, idle_seconds(seconds[sizes > 0], iteration)))
+        state = GoodputState(times, observe_exchange(state.exchange, sizes, seconds, iteration))
         if not observation.due:
             return None, state
-        if not (noise.known and state.times.measured[active_of(observation)].all() and state.overhead >= 0):
+        if not (noise.known and state.times.measured[active_of(observation)].all() and state.exchange.known):
             return None, state
         return decide(observation, noise, state), state
 
     def decide(observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
         now, step = observation.global_batch, multiple or batch_multiple(observation)
         least, most = batch_bounds(observation, min_batch, max_batch)
-        fit, overhead = state.times.of(active_of(observation)).fit(), float(state.overhead)
+        fit, known = state.times.of(active_of(observation)).fit(), state.exchange.fit()
+        larger = step_time_of_larger(state.exchange, known)
         reach = np.geomspace(max(now / growth, least), max(min(now * growth, most), least), CANDIDATES)
         best, most_gain = now, gain
-        throughput_now = now / (_step_seconds(now, fit, observation) + overhead)
+        throughput_now = now / _step_seconds(now, fit, known, observation)
         for batch in sorted({round_batch(float(b), step, least, most) for b in reach} - {now}):
-            phi = noise.lower if batch > now else noise.upper
-            throughput = batch / (_step_seconds(batch, fit, observation) + overhead)
+            phi = factor * (noise.lower if batch > now else noise.upper)
+            throughput = batch / _step_seconds(batch, fit, larger if batch > now else known, observation)
             ratio = throughput / throughput_now * efficiency(phi, batch, now)
             if ratio > most_gain:
                 best, most_gain = batch, ratio
         if best == now:
             return None
-        note = f"batch {now} to {best}: {most_gain:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
+        note = (
+            f"batch {now} to {best}: {most_gain:.2f} times the goodput at a noise scale of {factor * noise.scale:.4g}"
+        )
         return Decision(global_batch=best, notes=(note,))
 
     return Policy(init, update, "goodput_batch", ("noise_scale", "seconds", "iteration_seconds"), check_signals)
@@ -164,14 +178,30 @@ def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
     )
 
 
-def idle_seconds(seconds: np.ndarray, iteration: float) -> float:
-    """Return the seconds of an iteration in which no worker computes; NaN if an active worker's time is unknown."""
-    known = np.isfinite(iteration) and (seconds > 0).all() and (seconds < np.inf).all()
-    return iteration - float(seconds.max()) if known else math.nan
+def observe_exchange(exchange: Exchange, sizes: np.ndarray, seconds: np.ndarray, iteration: float) -> Exchange:
+    """Return the exchange's model after a step.
+
+    Args:
+      exchange: the model before.
+      sizes: batch sizes of the step; int, shape=(n,).
+      seconds: compute seconds of each worker; shape=(n,). The step is skipped if one with examples is unknown.
+      iteration: seconds of the whole step; NaN if unknown.
+    """
+    took = sizes > 0
+    busy = seconds[took]
+    known = (busy > 0).all() and (busy < np.inf).all() and took.any()
+    return exchange.see(int(took.sum()), int(sizes.sum()), float(busy.max()) if known else math.nan, iteration)
 
 
-def _step_seconds(batch: int, times: BatchTime, observation: Observation) -> float:
+def step_time_of_larger(exchange: Exchange, known: StepTime) -> StepTime:
+    """Return the model for batches larger than the present one: `known`, or before the first change of the batch or of
+    the workers the one with the most overlap.
+    """
+    return exchange.fit(MOST_OVERLAP) if exchange.single else known
+
+
+def _step_seconds(batch: int, times: BatchTime, step_time: StepTime, observation: Observation) -> float:
     active, limits = active_of(observation), observation.limits
     lower, upper = np.asarray(limits.lower)[active], np.asarray(limits.upper)[active]
     batch = min(max(batch, int(lower.sum())), int(upper.sum()))
-    return float(times(fill(batch, times, lower, upper)).max())
+    return step_time(len(active), float(times(fill(batch, times, lower, upper)).max()))

@@ -1,7 +1,8 @@
 """`goodput_workers`: the number of workers and the global batch with the fastest training progress.
 
 Extends `goodput_batch` to the number of workers. A step of n workers takes as long as the slowest one computes, with
-the best split of the batch, plus the exchange among n workers; the first falls with n, the second grows. The gain of
+the best split of the batch, and the exchange among n workers, as far as it does not overlap with computing; the first
+falls with n, the second grows. The gain of
 another worker is compared with the average gain per worker so far.
 """
 
@@ -20,7 +21,7 @@ from controllers.timing.seconds import active_of
 from controllers.timing.time_model import TimeModel
 
 from .efficiency import Bounds, efficiency, round_batch
-from .goodput import CANDIDATES, check_signals, idle_seconds, read_signals
+from .goodput import CANDIDATES, check_signals, observe_exchange, read_signals, step_time_of_larger
 from .noise_workers import check_workers, within_growth, worker_bounds
 
 MOST_NUMBERS = 12  # numbers of workers that one decision compares
@@ -54,13 +55,13 @@ def goodput_workers(
     max_batch: int | None = None,
     growth: float = 2.0,
     gain: float = 1.05,
+    factor: float = 1.0,
     worth: float = 0.5,
     multiple: int | None = None,
 ) -> Policy:
     """Return a policy that sets the number of workers and the global batch by goodput.
 
     The goodput is examples per second times progress per example.
-
 
         noise = mon.noise_scale(grads, avg_grads)
         seconds = comm.all_gather(mon.compute_seconds())
@@ -69,7 +70,8 @@ def goodput_workers(
 
     Step times are learned for each worker as in `balance`, and the batch is assumed to be split as `balance` splits it;
     for workers that were never measured the mean of the others is used. The exchange's dependence on the number of
-    workers is learned whenever that number changes. While requested workers have not arrived or have not been measured,
+    workers is learned whenever that number changes, and how much of it overlaps with computing whenever the batch or
+    the number does, as in `goodput_batch`. While requested workers have not arrived or have not been measured,
     the policy waits.
 
     Args:
@@ -77,6 +79,7 @@ def goodput_workers(
       min_batch, max_batch: bounds; by default what the workers can hold.
       growth: largest factor by which one decision may change the batch and the number of workers.
       gain: least expected ratio of new to old goodput for a change; more is required for more workers.
+      factor: the noise scale is multiplied by this, for instance by a measured critical batch over the noise scale.
       worth: from 0 to 1, required marginal gain of a worker relative to the average gain per worker: p percent more
         workers must bring more than `worth * p` percent more goodput. With 0 every worker with any gain is used.
       multiple: batches are multiples of this; by default of the quantum times the number of workers.
@@ -91,10 +94,10 @@ def goodput_workers(
     References:
       Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", sections 3 and 4.
     """
-    if growth <= 1 or gain < 1 or not 0 <= worth <= 1:
+    if growth <= 1 or gain < 1 or factor <= 0 or not 0 <= worth <= 1:
         raise ValueError(
-            f"goodput_workers: growth must be above 1, gain at least 1 and worth from 0 to 1; got {growth}, {gain} and "
-            f"{worth}."
+            "goodput_workers: growth and factor must be above 1 and 0, gain at least 1 and worth from 0 to 1; got "
+            f"{growth}, {factor}, {gain} and {worth}."
         )
     check_workers("goodput_workers", min_workers, max_workers)
 
@@ -104,9 +107,8 @@ def goodput_workers(
     def update(observation: Observation, state: GoodputWorkersState) -> tuple[Decision | None, GoodputWorkersState]:
         noise, seconds, iteration = read_signals(observation, "goodput_workers")
         sizes = np.asarray(observation.previous_batch_sizes)
-        took = sizes > 0
         times = state.times.observe(sizes, seconds, observation.due)
-        exchange = state.exchange.see(int(took.sum()), idle_seconds(seconds[took], iteration))
+        exchange = observe_exchange(state.exchange, sizes, seconds, iteration)
         state = GoodputWorkersState(times, exchange)
         settled = observation.target_workers == len(observation.members)
         active = active_of(observation)
@@ -118,15 +120,16 @@ def goodput_workers(
     def decide(observation: Observation, noise: Bounds, state: GoodputWorkersState) -> Decision | None:
         now, there, fit = observation.global_batch, len(observation.members), state.times.fit()
         teams = {n: _team(observation, fit, n) for n in numbers(observation)}
-        base = teams[there]
-        throughput_now = now / (base.seconds(now) + state.exchange.of(len(base.lower)))
+        base, known = teams[there], state.exchange.fit()
+        larger = step_time_of_larger(state.exchange, known)
+        throughput_now = now / known(len(base.lower), base.seconds(now))
         best, most_gain = (there, now), gain
         for n, team in teams.items():
-            seconds = state.exchange.of(len(team.lower))
             price = 1 - worth + worth * n / there
             for batch in batches(observation, team, now):
-                phi = noise.lower if batch > now else noise.upper
-                throughput = batch / (team.seconds(batch) + seconds)
+                phi = factor * (noise.lower if batch > now else noise.upper)
+                step_time = larger if batch > now and n == there else known
+                throughput = batch / step_time(len(team.lower), team.seconds(batch))
                 ratio = throughput / throughput_now * efficiency(phi, batch, now) / price
                 if ratio > most_gain and (n, batch) != (there, now):
                     best, most_gain = (n, batch), ratio
@@ -135,7 +138,7 @@ def goodput_workers(
         workers, batch = best
         faster = most_gain * (1 - worth + worth * workers / there)
         changes = [f"workers {there} to {workers}"] * (workers != there) + [f"batch {now} to {batch}"] * (batch != now)
-        note = f"{', '.join(changes)}: {faster:.2f} times the goodput at a noise scale of {noise.scale:.4g}"
+        note = f"{', '.join(changes)}: {faster:.2f} times the goodput at a noise scale of {factor * noise.scale:.4g}"
         return Decision(global_batch=batch, workers=None if workers == there else workers, notes=(note,))
 
     def numbers(observation: Observation) -> list[int]:

@@ -62,8 +62,8 @@ class Simulation:
 
     @property
     def step_seconds(self) -> np.ndarray:
-        """Seconds of each step: those of the slowest worker plus the cluster's overhead; shape=(steps,)."""
-        return self.seconds.max(axis=1) + self._overhead
+        """Seconds of each step: those of the slowest worker and the cluster's overhead; shape=(steps,)."""
+        return self._with_overhead(self.seconds.max(axis=1))
 
     @property
     def global_batch(self) -> np.ndarray:
@@ -145,7 +145,7 @@ class Simulation:
 
     def _seconds_of(self, sizes: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
         seconds = np.where(sizes > 0, self._true_times(sizes) * self.slowdown * noise, 0.0)
-        return seconds.max(axis=1) + self._overhead
+        return self._with_overhead(seconds.max(axis=1))
 
     @property
     def _true_times(self) -> BatchTime:
@@ -153,11 +153,11 @@ class Simulation:
             raise ValueError("the best split is known only for a Cluster, but simulate() received a function of times.")
         return self.cluster.times
 
-    @cached_property
-    def _overhead(self) -> np.ndarray:
+    def _with_overhead(self, compute: np.ndarray) -> np.ndarray:
         if self.cluster is None:
-            return np.zeros(len(self.members))
-        return np.array([self.cluster.idle_seconds(count) for count in self.workers.tolist()])
+            return compute
+        steps = zip(compute.tolist(), self.workers.tolist(), strict=True)
+        return np.array([self.cluster.step_seconds(*step) for step in steps])
 
 
 def simulate(
@@ -267,7 +267,7 @@ class _Run:
             if decision:
                 decisions.append((k + 1, decision))
             self._measured = np.where(busy, seconds[k], np.nan)
-            self._iteration = seconds[k].max() + cluster.idle_seconds(len(self._sizes.members))
+            self._iteration = cluster.step_seconds(float(seconds[k].max()), len(self._sizes.members))
             self._clock += self._iteration
         known = None if self._function else cluster
         return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there)

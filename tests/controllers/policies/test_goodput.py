@@ -9,6 +9,7 @@ import pytest
 
 import controllers as ctrl
 from adaptive.base.errors import DriverError
+from controllers.simulate import Cluster, Hooked, jitter, simulate
 from tests.controllers.observations import Noise, observe
 
 
@@ -61,11 +62,40 @@ def test_the_batch_settles_where_goodput_is_within_the_accepted_gain_of_its_best
     assert abs(math.log(total / best)) <= abs(math.log(start / best))
 
 
+@pytest.mark.parametrize("overlap", [2.0, 6.0])
+@pytest.mark.parametrize(
+    ("start", "phi", "exchange"),
+    [
+        (64, 2000.0, 0.02),
+        (64, 200.0, 0.02),
+        (8000, 200.0, 0.2),
+        pytest.param(8000, 2000.0, 0.2, marks=pytest.mark.long),
+    ],
+)
+def test_the_batch_settles_near_the_best_goodput_where_the_exchange_overlaps_with_computing(
+    overlap, start, phi, exchange
+):
+    """Also from a small batch, whose exchange is mostly hidden, and from a large one, whose exchange is not visible."""
+    times = ctrl.BatchTime(np.full(8, 1e-3), np.full(8, 0.01))
+    bounds = {"lower": 1, "upper": 10**5, "noise": jitter(0.02)}
+    cluster = Cluster(times, overhead=exchange, overlap=overlap, noise_scale=lambda examples: phi, **bounds)
+    hook = Hooked(ctrl.goodput_batch(), ("noise_scale", "seconds", "iteration_seconds"), 20)
+    simulation = simulate([hook], cluster, start, 500)
+
+    def goodput(batch):
+        return batch / cluster.step_seconds(0.01 + 1e-3 * batch / 8, 8) * ctrl.efficiency(phi, batch)
+
+    best = max(goodput(batch) for batch in np.geomspace(16, 20_000, 400))
+    assert best / goodput(simulation.global_batch[-1]) < 1.07
+    assert len(np.unique(simulation.global_batch[-200:])) == 1  # it has come to rest
+
+
 def test_goodput_judges_by_the_bounds():
     assert settled(Noise(900, 0, math.inf), 0.33) == 64
     assert settled(Noise(900, 500, math.inf), 0.33) > 128
     assert settled(Noise(math.nan, math.nan, math.nan), 0.33) == 64
     assert settled(900.0, 0.33, max_batch=100) <= 100
+    assert settled(100.0, 0.33, factor=9.0) == settled(900.0, 0.33) > settled(100.0, 0.33)
 
 
 def test_values_of_goodput_are_checked():
@@ -75,3 +105,5 @@ def test_values_of_goodput_are_checked():
             policy.update(observe(*values), policy.init(2))
     with pytest.raises(ValueError, match="growth"):
         ctrl.goodput_batch(growth=0.5)
+    with pytest.raises(ValueError, match="factor"):
+        ctrl.goodput_batch(factor=0.0)

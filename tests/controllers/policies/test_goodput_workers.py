@@ -32,7 +32,7 @@ def goodput(cluster, n, batch):
     """That of the first n workers."""
     times = ctrl.BatchTime(*(np.broadcast_to(part, 8)[:n] for part in cluster.times))
     sizes = fill(batch, times, np.ones(n, np.int64), np.full(n, 10**4))
-    seconds = float(times(sizes).max()) + cluster.idle_seconds(n)
+    seconds = cluster.step_seconds(float(times(sizes).max()), n)
     return batch / seconds * efficiency(cluster.noise_scale(0), batch)
 
 
@@ -47,6 +47,15 @@ def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, fir
     best = max(goodput(cluster, k, b) for k in range(1, 9) for b in range(32, 2200, 32))
     assert best / goodput(cluster, n, total) < 1.12
     assert len(np.flatnonzero(np.diff(simulation.workers[700:]))) == 0  # it has come to rest
+
+
+@pytest.mark.parametrize("overlap", [2.0, pytest.param(6.0, marks=pytest.mark.long)])
+def test_workers_and_batch_settle_near_the_best_goodput_where_the_exchange_overlaps(overlap):
+    cluster = cluster_of(per_worker=0.02, overlap=overlap)
+    simulation = settled(cluster, 256, worth=0.0)
+    n, total = int(simulation.workers[-1]), int(simulation.global_batch[-1])
+    best = max(goodput(cluster, k, b) for k in range(1, 9) for b in range(32, 2200, 32))
+    assert best / goodput(cluster, n, total) < 1.12
 
 
 @pytest.mark.long
@@ -98,6 +107,6 @@ def test_values_of_goodput_workers_are_checked():
     policy = ctrl.goodput_workers()
     with pytest.raises(DriverError, match=r"ctrl.goodput_workers\(\)"):
         policy.update(observe(1.0, np.ones(3), 1.0), policy.init(2))
-    for wrong in ({"growth": 1.0}, {"gain": 0.9}, {"worth": -0.1}, {"worth": 1.1}, {"min_workers": 0}):
+    for wrong in ({"growth": 1.0}, {"gain": 0.9}, {"factor": 0.0}, {"worth": -0.1}, {"worth": 1.1}, {"min_workers": 0}):
         with pytest.raises(ValueError, match="goodput_workers"):
             ctrl.goodput_workers(**wrong)
