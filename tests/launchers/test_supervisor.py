@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -134,3 +135,12 @@ def test_what_a_rank_has_forked_may_go_on(start):
     assert rank.heard() == {"exited": 3}
     assert rank.process.wait(limit(100)) == 3
     os.killpg(rank.process.pid, signal.SIGKILL)
+
+
+def test_a_rank_that_ends_with_messages_unread_is_reported(start):
+    rank = start(HOLDS_THE_LOCK)
+    assert rank.said() == "there"
+    rank.line.sendall(b"lost 2\n")
+    time.sleep(0.3)  # until they are in its socket
+    os.kill(rank.who["pid"], signal.SIGKILL)
+    assert rank.end() == ([{"killed": signal.SIGKILL}], -signal.SIGKILL)
