@@ -99,7 +99,7 @@ class _RunCommand(click.Command):
 @click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the forced end of the job. A "
     "second signal ends it at once. USR1 and USR2 are passed on and do not end the job.")  # fmt: skip
-@click.option("--host-timeout", type=_Seconds(), default=30.0, show_default=True, metavar="S",
+@click.option("--host-timeout", type=_Seconds(), default=5.0, show_default=True, metavar="S",
     help="Seconds after which a host that does not answer is cut off: its ranks end, the others continue.")  # fmt: skip
 @click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, metavar="N",
     help="Start a job that fails again, at most N times in a row without a new checkpoint on disk. The program must "
