@@ -3,16 +3,17 @@
 At least 30 of the 32 take part in the mean, every example is visited once per epoch, and the parameters equal those of
 a plain loop.
 
-    python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1]
+    python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1] [--in-turn]
 
 Faults come at random times (exponential intervals) to random workers: half are kills (SIGKILL); a fifth are SIGTERM,
 upon which the worker leaves; a fifth stop the process for 0.5 to 3 s (SIGSTOP, SIGCONT); a tenth hang its Python code
 for good, until the others have it killed (`hang_timeout=`). `respawn=True` replaces each lost worker by a spawned
 process.
 
-Workers wait 40 ms for each of their 32 examples, as a host waits for its accelerator, so that a step takes 1.3 s and
-many processes fit on few cores. The run without faults has the same seed and length, and runs at the same time, so that
-other load slows both. Steps are counted from when both have taken ten.
+Workers wait 40 ms (`--wait`) for each of their 32 examples, as a host waits for its accelerator, so that a step takes
+1.3 s and many processes fit on few cores. The run without faults has the same seed and length. It runs at the same
+time, so that other load slows both; with `--in-turn` it runs first, for machines without cores for both. Steps are
+counted from when both have taken ten.
 
 `--rank` runs the part of each rank.
 """
@@ -41,7 +42,7 @@ from _measure import RESULTS, readable, report
 
 sys.path.insert(0, str(ROOT))
 
-LOCAL_BATCH, WAIT_PER_EXAMPLE, EXAMPLES, SEED = 32, 40e-3, 10_000, 5
+LOCAL_BATCH, EXAMPLES, SEED = 32, 10_000, 5
 HANG_TIMEOUT = 5.0
 SETTLED = 10  # steps before the time begins
 WINDOW = 15.0  # seconds after a fault in which its longest step is looked for
@@ -75,7 +76,7 @@ def schedule(seed: int, seconds: float, per_hour: float) -> list[Fault]:
     return faults
 
 
-def rank(folder: str, workers: int) -> None:
+def rank(folder: str, workers: int, wait_per_example: float) -> None:
     """Train on this rank until the file `stop` is in the folder."""
     notes = Notes(folder)
     import jax
@@ -92,7 +93,7 @@ def rank(folder: str, workers: int) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: [time.sleep(1) for _ in range(3600)])
 
     def wait(x: Any) -> np.ndarray:
-        time.sleep(WAIT_PER_EXAMPLE * len(x))
+        time.sleep(wait_per_example * len(x))
         return np.float64(stop.exists())
 
     def end(control: Any, told: Any) -> None:
@@ -112,7 +113,7 @@ def rank(folder: str, workers: int) -> None:
         first = True
         for step in program.run():
             if first:
-                notes.take("member", step=step.step)
+                notes.take("member", step=step.step, processor=time.process_time())
                 first = False
             assert step.global_batch == workers * LOCAL_BATCH, step
             if world.rank == 0:
@@ -120,7 +121,13 @@ def rank(folder: str, workers: int) -> None:
                 lost = [loss.seconds for loss in step.lost]
                 notes.take("step", step=step.step, taking_part=int((sizes > 0).sum()), lost=lost, notes=step.notes)
         model = {name: np.asarray(leaf).tolist() for name, leaf in program.state["model"].items()}
-        notes.take("ended", steps=program.steps, model=model, taken=np.asarray(program.state["taken"]).tolist())
+        notes.take(
+            "ended",
+            steps=program.steps,
+            processor=time.process_time(),
+            model=model,
+            taken=np.asarray(program.state["taken"]).tolist(),
+        )
 
 
 def members(running: Job) -> list[int]:
@@ -142,11 +149,15 @@ def steps_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def storm(
-    workers: int, seconds: float, faults: list[Fault], settled: Callable[[], Any] = lambda: None
+    workers: int,
+    seconds: float,
+    faults: list[Fault],
+    settled: Callable[[], Any] = lambda: None,
+    wait_per_example: float = 40e-3,
 ) -> dict[str, Any]:
     """Run a job with these faults, and return its result. `settled` is called before the measured time begins."""
     events: list[dict[str, Any]] = []
-    with job(workers, __file__, ["--workers", workers]) as running:
+    with job(workers, __file__, ["--workers", workers, "--wait", wait_per_example]) as running:
         until = time.monotonic() + START_SECONDS
         while len(steps_of(running.notes())) < SETTLED:
             if time.monotonic() > until or running.process.poll() is not None:
@@ -219,7 +230,20 @@ def judged(
         "difference": max(float(np.abs(np.asarray(first["model"][k]) - v).max()) for k, v in reference.items()),
         "epochs": sum(batches) / EXAMPLES,
         "load": os.getloadavg()[0],
+        **_processor(notes),
     }
+
+
+def _processor(notes: list[list[dict[str, Any]]]) -> dict[str, float]:
+    """Return processor seconds until a process's first step, and per step: medians over those that ran to the end."""
+    first, each = [], []
+    for lines in notes:
+        by_kind = {line["kind"]: line for line in lines}
+        if {"member", "ended"} <= by_kind.keys() and by_kind["ended"]["steps"] > by_kind["member"]["step"]:
+            began, ended = by_kind["member"], by_kind["ended"]
+            first.append(began["processor"])
+            each.append((ended["processor"] - began["processor"]) / (ended["steps"] - began["step"]))
+    return {"to start": float(np.median(first or [np.nan])), "of a step": float(np.median(each or [np.nan]))}
 
 
 def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]]:
@@ -261,23 +285,34 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--faults-per-hour", type=float, default=125.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--wait", type=float, default=40e-3, metavar="SECONDS", help="for each example")
+    parser.add_argument("--in-turn", action="store_true", help="the run without faults first, and then the storm")
     parser.add_argument("--json", type=Path, help="a file for what came of both runs")
     parser.add_argument("--no-results", action="store_true", help="print only")
     args = parser.parse_args()
     if args.rank:
-        rank(args.rank, args.workers)
+        rank(args.rank, args.workers, args.wait)
         return
     seconds = 60 * args.minutes
     faults = schedule(args.seed, seconds, args.faults_per_hour)
-    first, both = threading.Event(), threading.Barrier(2)
-    with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(storm, args.workers, seconds, [], lambda: (first.set(), both.wait()))
-        first.wait(START_SECONDS)  # processes of one job at a time start
-        stormy = storm(args.workers, seconds, faults, both.wait)
-        calm = beside.result()
+    if args.in_turn:
+        calm = storm(args.workers, seconds, [], wait_per_example=args.wait)
+        stormy = storm(args.workers, seconds, faults, wait_per_example=args.wait)
+    else:
+        calm, stormy = _at_once(args, seconds, faults)
     if args.json:
         args.json.write_text(json.dumps({"storm": stormy, "calm": calm}))
     tell(args, calm, stormy)
+
+
+def _at_once(args: argparse.Namespace, seconds: float, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run both jobs at the same time; return what came of the one without faults and of the other."""
+    first, both = threading.Event(), threading.Barrier(2)
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(storm, args.workers, seconds, [], lambda: (first.set(), both.wait()), args.wait)
+        first.wait(START_SECONDS)  # processes of one job at a time start
+        stormy = storm(args.workers, seconds, faults, both.wait, args.wait)
+        return beside.result(), stormy
 
 
 def tell(args: argparse.Namespace, calm: dict[str, Any], stormy: dict[str, Any]) -> None:
@@ -285,14 +320,17 @@ def tell(args: argparse.Namespace, calm: dict[str, Any], stormy: dict[str, Any])
     repairs = 1e3 * np.asarray(stormy["repairs"] or [np.nan])
     yes = {True: "yes", False: "NO"}
     notes = [
-        f"{args.workers} processes in each job, on {os.cpu_count()} cores, {args.minutes:g} minutes, both jobs at the "
-        f"same time; {args.faults_per_hour:g} faults an hour. What faults did:",
+        f"{args.workers} processes in each job, on {os.cpu_count()} cores, {args.minutes:g} minutes, "
+        f"{'one job after the other' if args.in_turn else 'both jobs at the same time'}, {1e3 * args.wait:g} ms of "
+        f"waiting for each example; {args.faults_per_hour:g} faults an hour. What faults did:",
         "\n".join(by_kind(stormy, args.workers)),
         f"{len(stormy['repairs'])} workers lost; repairs {np.median(repairs):.1f} ms in the median, "
         f"{repairs.max():.1f} ms at most. {stormy['epochs']:.1f} epochs; every example once in each: "
         f"{yes[stormy['each once']]}. All {stormy['ended']} processes at the end have the same parameters: "
         f"{yes[stormy['alike']]}; the largest difference from a plain loop is {stormy['difference']:.1e}.",
-        f"Load averages at the ends: {stormy['load']:.1f} and {calm['load']:.1f}.",
+        f"Processor time of a process, without faults: {calm['to start']:.1f} s until its first step, and "
+        f"{readable(calm['of a step'])} for a step. Load averages at the ends: {stormy['load']:.1f} and "
+        f"{calm['load']:.1f}.",
     ]
     path = None if args.no_results else RESULTS / "storm.md"
     title = f"{args.workers} workers in a storm of {args.faults_per_hour:g} faults an hour"
