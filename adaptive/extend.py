@@ -76,6 +76,7 @@ from adaptive.base.signals import pending_termination as pending_termination
 from adaptive.base.source_lines import at as at
 from adaptive.base.source_lines import current_line as current_line
 from adaptive.base.source_lines import line_of as line_of
+from adaptive.base.thread_status import IN_A_STEP as IN_A_STEP
 from adaptive.base.thread_status import ThreadStatus as ThreadStatus
 from adaptive.base.thread_status import thread_status as thread_status
 from adaptive.base.thread_status import thread_status_of as thread_status_of

@@ -18,6 +18,7 @@ from .source_lines import library_folders
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+IN_A_STEP = "in a step"  # of a thread that is in none of a step's other phases, such as its hooks
 _JAX_COMPILES = os.path.join("jax", "_src", "compiler.py")  # also compiles the user's own jax.jit
 _words: dict[CodeType, str] = {}
 _compiling: set[CodeType] = set()

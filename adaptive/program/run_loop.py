@@ -12,7 +12,7 @@ import numpy as np
 from adaptive.base.activity import COMPILING, INPUT
 from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import report_failure
-from adaptive.base.thread_status import thread_status
+from adaptive.base.thread_status import IN_A_STEP, thread_status
 from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report
@@ -63,7 +63,7 @@ class RunLoop:
         finally:
             self._under_way.release()
 
-    @thread_status("in a step")
+    @thread_status(IN_A_STEP)
     def _step(self) -> Report:
         p, began = self._parts, time.perf_counter()
         run, clock, kernels = p.run, p.clock, p.engine.kernels

@@ -12,7 +12,7 @@ from adaptive import WorkerCountError
 from adaptive.extend import launcher, number_of_workers, tasks_not_started
 
 from .launch import LaunchWarning, works_alone
-from .watchdog.settings import HANG_TIMEOUT, check_hang_timeout
+from .watchdog.settings import check_hang_timeout
 
 if TYPE_CHECKING:
     from .devices import DeviceWorld
@@ -29,7 +29,7 @@ def world(
     max_workers: int | None = None,
     respawn: bool = False,
     lost: Literal["continue", "stop"] | None = None,
-    hang_timeout: float = HANG_TIMEOUT,
+    hang_timeout: float | None = None,
 ) -> MPIWorld | JaxWorld | DeviceWorld | SoloWorld:
     """Return the world of all workers, selected by how the process was started. One script then runs everywhere:
 
@@ -54,8 +54,9 @@ def world(
       lost: whether the other processes "continue" or "stop" when processes are lost. By default they continue if the
         job was started by Open MPI's `mpirun --with-ft ulfm`, as `adaptive run` does.
       hang_timeout: seconds for which one rank may keep all others waiting before it is reported as stuck. After twice
-        that time it is killed, if the others can continue; else the job ends. 0: no limit. The same on all ranks. Has
-        no effect in one process.
+        that time it is killed, if the others can continue; else the job ends. 0: no limit. By default, 60, but for a
+        rank that is stopped, or idle in a step, ten times the 99th percentile of the time between messages, and at
+        least 2. The same on all ranks. Has no effect in one process.
 
     Returns:
       A context manager: `with comm.world() as world: ...`. It has `size` (workers now), `rank` (this process) and

@@ -27,7 +27,7 @@ from .transport.jax_transport import JaxTransport
 from .transport.operations import CLOSE, FinalOperation, GatherBytes, StepOnMesh
 from .transport.process_group import Process
 from .transport.tcp_tree import process_tree
-from .watchdog.settings import HANG_TIMEOUT, introduce, start_watchdog
+from .watchdog.settings import introduce, start_watchdog
 from .watchdog.stacks import this_process
 
 R = TypeVar("R")
@@ -57,7 +57,8 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
     Args:
       devices: the devices of this process, one worker on each; processes may have different numbers. By default all
         local devices.
-      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit.
+      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
+        None: a time that depends on what it does (`watchdog/limits.py`).
         The same on all ranks (`watchdog/settings.py`).
 
     Attributes:
@@ -84,7 +85,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
     transport: JaxTransport
     survives = False
 
-    def __init__(self, devices: Sequence[jax.Device] | None = None, *, hang_timeout: float = HANG_TIMEOUT):
+    def __init__(self, devices: Sequence[jax.Device] | None = None, *, hang_timeout: float | None = None):
         super().__init__(hang_timeout)
         if not jax.distributed.is_initialized():
             raise LaunchError("JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.")
@@ -180,7 +181,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
             transport.tree.worlds += 1
         infos: list[_ProcessInfo] = [pickle.loads(p) for p in gather.result]
         group = [info.host for info in infos].index(host)
-        peer, socket = introduce(self.rank, group, self.hang_timeout)
+        peer, socket = introduce(self.rank, group, self._hang_timeout)
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
         abort = _nothing_to_abort
         self.watchdog = transport.watchdog = start_watchdog(transport, peers, self.rank, socket, abort)

@@ -37,9 +37,10 @@ from .reducing import cuda_aware
 from .transport.mpi_channel import MPIChannel
 from .transport.mpi_transport import MPITransport
 from .transport.operations import CLOSE, FinalOperation
-from .transport.process_group import ProcessGroup, all_processes
+from .transport.process_group import Process, ProcessGroup, all_processes
 from .transport.repair import all_agree, enabled, prepare_environment, survives
-from .watchdog.settings import HANG_TIMEOUT, introduce, start_watchdog
+from .watchdog.probe import Peer
+from .watchdog.settings import introduce, random_number, start_watchdog, with_one_key
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -66,8 +67,8 @@ class MPIWorld(MultiProcessWorld):
         ones.
       lost: whether the other processes "continue" or "stop" when processes are lost. By default they continue if the
         job was started by Open MPI's `mpirun --with-ft ulfm`, as `adaptive run` does.
-      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit.
-        The same on all ranks (`watchdog/settings.py`).
+      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
+        None: a time that depends on what it does (`watchdog/limits.py`). The same on all ranks.
 
     Attributes:
       rank, processes: rank of this process and number of processes in the present group. When processes are lost, the
@@ -100,7 +101,7 @@ class MPIWorld(MultiProcessWorld):
         max_workers: int | None = None,
         respawn: bool = False,
         lost: str | None = None,
-        hang_timeout: float = HANG_TIMEOUT,
+        hang_timeout: float | None = None,
     ):
         super().__init__(hang_timeout)
         self.build_digests: Mapping[str, str] = MappingProxyType({})
@@ -144,7 +145,7 @@ class MPIWorld(MultiProcessWorld):
             if self.devices[0].platform == "cpu":
                 self._warn_if_oversubscribed(host)
             host.Free()
-            self._start_watchdog(everyone)
+            self._start_watchdog(everyone, spawned=spawned is not None)
             ending.world_made()
             if continues and not all_agree(mpi, whole, True):
                 ending.world_ended()
@@ -242,13 +243,25 @@ class MPIWorld(MultiProcessWorld):
             super().close()
             self._end_watchdog()
 
-    def _start_watchdog(self, group: ProcessGroup) -> None:
+    def _start_watchdog(self, group: ProcessGroup, *, spawned: bool) -> None:
+        """Start the watchdog. If this process is alone and others may be spawned, it starts when one has joined."""
         transport, rank = self.transport, group.comm.rank
-        peer, socket = introduce(rank, group.everyone[rank].host, self.hang_timeout)
-        peers = group.comm.allgather(peer)
-        transport.peers = dict(zip(group.everyone, peers, strict=True))
+        number = random_number() if spawned else rank
+        peer, socket = introduce(number, group.everyone[rank].host, self._hang_timeout)
         abort = partial(_abort, self._mpi)
-        self.watchdog = transport.watchdog = start_watchdog(transport, peers, rank, socket, abort)
+        if spawned:
+            peer = peer._replace(key=b"")  # the others have one
+
+        def add(peers: Mapping[Process, Peer]) -> None:
+            transport.peers = with_one_key({**transport.peers, **peers})
+            if self.watchdog is None and (len(transport.peers) > 1 or not self.spawns):
+                everyone = list(transport.peers.values())
+                own = [each.number for each in everyone].index(number)
+                self.watchdog = transport.watchdog = start_watchdog(transport, everyone, own, socket, abort)
+
+        transport.on_peers = add
+        peers = group.comm.allgather(peer)
+        add(dict(zip(group.everyone, peers, strict=True)))
 
     def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:
         allowed = host.allgather(None if chosen_threads() else allowed_cpus())

@@ -11,6 +11,7 @@ from .base import WorldBase, forward
 from .mailboxes.mailbox import Mailboxes, ProcessMailbox
 from .transport.process_group import Process
 from .transport.transport import Transport
+from .watchdog.limits import LONGEST
 from .watchdog.settings import check_hang_timeout
 from .watchdog.watchdog import Watchdog
 
@@ -19,7 +20,11 @@ class MultiProcessWorld(Channels, WorldBase):
     """A world of several processes: a transport that runs its operations, a watchdog, and mailboxes.
 
     Args:
-      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit.
+      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
+        None: a time that depends on what it does (`watchdog/limits.py`).
+
+    Attributes:
+      hang_timeout: the longest such time, in seconds.
 
     Raises:
       CollectiveError: `hang_timeout` is not a number of seconds.
@@ -27,10 +32,11 @@ class MultiProcessWorld(Channels, WorldBase):
 
     transport: Transport
 
-    def __init__(self, hang_timeout: float):
+    def __init__(self, hang_timeout: float | None):
         WorldBase.__init__(self)
         Channels.__init__(self)
-        self.hang_timeout = check_hang_timeout(hang_timeout)
+        self._hang_timeout = check_hang_timeout(hang_timeout)
+        self.hang_timeout = LONGEST if self._hang_timeout is None else self._hang_timeout
         self.watchdog: Watchdog | None = None
         self._mailboxes = Mailboxes()
 

@@ -1,7 +1,7 @@
-"""A job that grows by spawning: `adaptive run -n N spawned.py CASE [FILE]`; see test_spawned.py.
+"""A job that grows by spawning: `adaptive run -n N spawned.py CASE [FILE|HANG_TIMEOUT]`; see test_spawned.py.
 
 Where it is "replaced", two of three processes are killed after step 5, and of those that are spawned in their place the
-first one, which makes FILE, is killed before it has joined.
+first one, which makes FILE, is killed before it has joined. Where it "is stopped", the spawned process stops itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def grow(control):
 
 
 data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
-with comm.world(max_workers=3, respawn=CASE == "replaced") as world:
+HANG_TIMEOUT = float(sys.argv[2]) if CASE == "is stopped" else None
+with comm.world(max_workers=3, respawn=CASE == "replaced", hang_timeout=HANG_TIMEOUT) as world:
     if CASE == "replaced" and SPAWNED:
         with suppress(FileExistsError), open(sys.argv[2], "x"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,8 +58,10 @@ with comm.world(max_workers=3, respawn=CASE == "replaced") as world:
         joined = report.step if report.joined else joined
         if CASE == "replaced" and report.step == 5 and world.workers[0] and not SPAWNED:
             os.kill(os.getpid(), signal.SIGKILL)
+        if CASE == "is stopped" and SPAWNED and report.step == joined + 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
         late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
-        complete = len(report.members) == 3 or CASE != "replaced"
+        complete = {"replaced": len(report.members) == 3, "is stopped": bool(world.losses)}.get(CASE, True)
         if (
             (joined and complete and report.step > joined + 20)
             or late

@@ -1,4 +1,4 @@
-"""Jobs whose last ranks go ways of their own: `mpirun -n 3 python stuck_jobs.py PATIENCE block|bare WAY …`."""
+"""Jobs whose last ranks go ways of their own: `mpirun -n 3 python stuck_jobs.py PATIENCE|default block|bare WAY …`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +26,33 @@ def driver(state, batch):
 
 
 SLOW = 2.7  # times the hang_timeout: beyond the second deadline
+RESTS = 7.0  # seconds: beyond the second deadline of a rank that is stopped
+BUSY = 12  # so that the time without them is much less than the first deadline
 
 
 @thread_status("compiling", compiles=True)
 def compiles_for_long() -> None:
     time.sleep(SLOW * PATIENCE)
+
+
+@contextmanager
+def without_a_core():
+    """Share one core with many busy processes."""
+    cores = os.sched_getaffinity(0)
+
+    def pin(to: set[int]) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), to)
+
+    pin({max(cores)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+        pin(cores)
 
 
 def goes_its_own_way(what: str, program: ad.Program) -> None:
@@ -38,10 +61,17 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
         case "loops":
             while True:
                 pass
+        case "rests":
+            time.sleep(RESTS)
         case "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "holds the lock":  # Python's: this takes for ever, and nothing else runs meanwhile
             re.match(r"(a+)+$", "a" * 200 + "b")
+        case "gets no core":
+            with without_a_core():
+                until = time.monotonic() + SLOW * PATIENCE
+                while time.monotonic() < until:
+                    pass
         case "is slow":
             os.kill(os.getpid(), signal.SIGSTOP)  # until `Resumes`
             program.step()
@@ -62,10 +92,12 @@ class Resumes(logging.Handler):
             os.kill(int(named[1]), signal.SIGCONT)
 
 
-PATIENCE, BLOCK = float(sys.argv[1]), sys.argv[2] == "block"
+DEFAULT = sys.argv[1] == "default"
+PATIENCE, BLOCK = 0.0 if DEFAULT else float(sys.argv[1]), sys.argv[2] == "block"
+BEFORE = 80 if DEFAULT else 3  # steps before all go their own ways
 DATA = {"x": np.arange(64, dtype=np.float32)}
 logging.basicConfig(format="%(levelname)s of pid %(process)d: %(message)s", level=logging.INFO)
-world = comm.world(hang_timeout=PATIENCE)
+world = comm.world(hang_timeout=None if DEFAULT else PATIENCE)
 OTHER = comm.MPIWorld(hang_timeout=0)
 WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of the last ranks
 MINE = WAYS.get(world.rank, "")
@@ -74,9 +106,9 @@ if "is slow" in WAYS.values():
     logging.getLogger("adaptive").addHandler(Resumes())
 with world if BLOCK else nullcontext():
     program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world)
-    while program.steps < 8:
+    while program.steps < BEFORE + 5:
         program.step()
-        if program.steps == 3:
+        if program.steps == BEFORE:
             goes_its_own_way(MINE, program)
     if MINE == "takes one step more":
         program.step()

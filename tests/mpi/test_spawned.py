@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpirun import run, survives_losses
+from tests.speed import limit
 
 COVERS = (
     "adaptive/program/state_transfer.py",
@@ -24,6 +25,12 @@ def test_more_workers_are_asked_for_than_were_started():
     result = run([SCRIPT, "grows"], n=1, ours=True)
     assert "worker 0 ended well: joined, members (0, 1)" in result.stdout, result
     assert "worker 1 ended well" in result.stdout, result
+
+
+def test_a_spawned_process_that_is_stuck_is_found():
+    result = run([SCRIPT, "is stopped", str(limit(1))], n=1, ours=True)
+    assert "rank 1: killed, and lost." in result.stderr, result
+    assert "worker 0 ended well: joined, members (0,)" in result.stdout, result
 
 
 def test_lost_workers_are_replaced_while_others_are_missing_and_if_one_dies_on_its_way(tmp_path):

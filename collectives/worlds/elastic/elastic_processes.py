@@ -321,7 +321,8 @@ class ElasticProcesses:
         """
         transport, was_on_standby = self._transport, self.in_reserve
         own = next(p for p in self._job.everyone if p.worker_slots == self.workers)
-        role = Attendee(own, NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready())
+        rank, ready = NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready()
+        role = Attendee(own, rank, ready, peer=transport.peers.get(own))
         spawned: list[SpawnedProcess] = []
         if not was_on_standby:
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
@@ -344,6 +345,7 @@ class ElasticProcesses:
             ending.joined()
             self._entry = None
         self._job = outcome.job
+        transport.on_peers(outcome.peers)
         self._messages = ControlMessages(self._mpi, self._job.comm)
         if outcome.plan is None:
             transport.lifetime.closed = True

@@ -5,9 +5,9 @@ If a process dies during the rendezvous, the others repeat it without that proce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adaptive.extend import Loss, WorkerSlots
 from collectives.worlds.transport.process_group import Process, ProcessGroup
@@ -15,6 +15,9 @@ from collectives.worlds.transport.repair import all_agree, shrink
 
 from .spawning import SpawnedProcess, enter, merge_in
 from .standby import MEET
+
+if TYPE_CHECKING:
+    from collectives.worlds.watchdog.probe import Peer
 
 JOIN, END_RUN, CLOSE, TERMINATE = "join", "end the run", "close", "terminate"
 NO_RANK = -1
@@ -27,6 +30,7 @@ class Attendee(NamedTuple):
     rank: int  # among the working processes; `NO_RANK` on standby
     ready: bool  # to join
     spawned: int = 0  # number of spawned processes that it admits; only the first working process does
+    peer: Peer | None = None  # its contact data, for the others' watchdogs
 
 
 class RendezvousPlan(NamedTuple):
@@ -44,6 +48,7 @@ class RendezvousResult(NamedTuple):
     plan: RendezvousPlan | None  # None where no working process is left
     job: ProcessGroup
     comm: Any  # of the working processes; MPI.COMM_NULL on the others
+    peers: Mapping[Process, Peer]  # contact data of the processes with a watchdog
 
 
 MakePlan = Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan]
@@ -141,9 +146,10 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     """Exchange facts, decide on the members, and create the communicator of the working processes."""
     roles = comm.allgather(role)
     job = ProcessGroup(comm, tuple(r.process for r in roles))
+    peers = {r.process: r.peer for r in roles if r.peer is not None}
     working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
     if not working:
-        return RendezvousResult(None, job, mpi.COMM_NULL)
+        return RendezvousResult(None, job, mpi.COMM_NULL, peers)
     first = min(working, key=lambda rank: roles[rank].rank)
     plan = comm.bcast(make_plan(job, roles) if comm.rank == first else None, first)
     works = comm.rank in plan.ranks
@@ -151,4 +157,4 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     new = comm.Split(0 if works else mpi.UNDEFINED, key)
     if works:
         new.Set_errhandler(mpi.ERRORS_RETURN)
-    return RendezvousResult(plan, job, new)
+    return RendezvousResult(plan, job, new, peers)

@@ -194,6 +194,7 @@ class MPIChannel:
             raise
         finally:
             transport.inside = False
+            transport.ends.append(perf_counter())
             transport.lock.release()
 
     def _prepare(self) -> bool:

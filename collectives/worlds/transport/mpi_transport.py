@@ -56,7 +56,8 @@ class MPITransport(Transport):
       survivors: after a loss, the group for the next operation, and the operation and time of the loss; else None.
       on_lost: called by the next operation with that group, the lost processes by rank, and the operation and time.
       watchdog: detects stuck ranks; None if hang_timeout is 0.
-      peers: all processes of the group, as the watchdog knows them.
+      peers: contact data of all processes that the watchdog knows.
+      on_peers: called after a rendezvous with the contact data of all processes, some of which may have been spawned.
     """
 
     def __init__(self, mpi: Any, lifetime: Lifetime, device: jax.Device, *, survives: bool):
@@ -71,6 +72,7 @@ class MPITransport(Transport):
         self.on_lost: Callable[[ProcessGroup, Mapping[int, Process], tuple[str, float]], None]
         self.watchdog: Watchdog | None = None
         self.peers: Mapping[Process, Peer] = {}
+        self.on_peers: Callable[[Mapping[Process, Peer]], None] = lambda peers: None
 
     def set_group(self, group: ProcessGroup) -> None:
         """Perform operations in this group from now on. Local; called by all its processes at the same point."""
@@ -85,7 +87,8 @@ class MPITransport(Transport):
         self.cuda_sums.set_group(group)
 
     def watch_over(self, group: ProcessGroup) -> None:
-        """Have the watchdog watch these processes from now on. Spawned processes have no watchdog."""
+        """Have the watchdog watch these processes from now on."""
+        self.ends.clear()  # operations of other processes take another time
         if self.watchdog is not None:
             self.watchdog.watch_only([self.peers[process] for process in group.everyone if process in self.peers])
 

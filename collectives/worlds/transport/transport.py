@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from contextlib import suppress
 from threading import Lock
+from time import perf_counter
 from typing import Any
 
 from adaptive.extend import FAILURE_THREAD, current_line
@@ -13,6 +15,8 @@ from collectives.worlds.lifetime import Lifetime
 from .disagreement import Intent
 from .operations import BARRIER, CLOSE, FAILURE, GatherBytes, Operation
 from .preamble import Preamble
+
+RECENT = 512  # operations whose ends are kept
 
 
 class FailureReported(Exception):
@@ -35,6 +39,7 @@ class Transport(ABC):
       inside: whether this process is in an operation.
       survives: whether the others continue when processes are lost. Replicated.
       waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
+      ends: when the recent operations have ended, in seconds by `time.perf_counter`. Local.
     """
 
     survives = False
@@ -50,6 +55,7 @@ class Transport(ABC):
         self.begun = 0
         self.inside = False
         self.waited = 0.0
+        self.ends: deque[float] = deque(maxlen=RECENT)
 
     def collective(self) -> CollectiveLock:
         """Return a context manager for `perform`, which holds the lock and raises MPI's errors as WorkerErrors."""
@@ -127,4 +133,5 @@ class CollectiveLock:
                 transport.translate_error(error)
         finally:
             transport.inside = False
+            transport.ends.append(perf_counter())
             transport.lock.release()

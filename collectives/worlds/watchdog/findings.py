@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from adaptive.extend import at
+from adaptive.extend import IN_A_STEP, at
 
+from .core_time import UNKNOWN_USE, CoreTime, CoreUse
 from .stacks import ProcessId
 
 _SHOWN = 8  # ranks with their stacks in a report; even a thousand ranks are mostly stuck in one place
@@ -23,6 +24,7 @@ class RankState(Enum):
     CROSSED = "is not in it, but in a collective of another world"
     SILENT = "does not answer"
     STOPPED = "is stopped"
+    TRACED = "is held by a debugger"
     GONE = "no longer exists"
     ENDED = "has ended"
     CUT_OFF = "can no longer be reached"
@@ -51,6 +53,8 @@ class RankFinding:
       line: the line of the user's file at which it is.
       seconds: seconds since its last collective; None if the rank did not answer.
       stack: its Python stack, or "".
+      core_time: the kernel's account of its process, if available.
+      core_use: its use of cores between the last two accounts.
     """
 
     rank: int
@@ -60,6 +64,15 @@ class RankFinding:
     line: str = ""
     seconds: float | None = None
     stack: str = ""
+    core_time: CoreTime | None = None
+    core_use: CoreUse = UNKNOWN_USE
+
+    @property
+    def does_nothing(self) -> bool:
+        """Whether the rank is stopped, or in a step and asleep. Then it does not do anything that takes long."""
+        return self.state is RankState.STOPPED or (
+            self.state is RankState.AWAY and self.doing == IN_A_STEP and self.core_use.sleeps
+        )
 
     def __str__(self) -> str:
         who = f"rank {self.rank} ({self.process.host}, pid {self.process.pid})"
@@ -76,7 +89,7 @@ class RankFinding:
                     "" if self.stack else ", or Python has ended"
                 )
             case RankState.STOPPED:
-                text = f"is stopped (SIGSTOP, Ctrl-Z or a debugger); `kill -CONT {self.process.pid}` there resumes it"
+                text = f"is stopped (SIGSTOP or Ctrl-Z); `kill -CONT {self.process.pid}` there resumes it"
             case RankState.ENDED:
                 text = f"has ended: {self.doing}"
             case RankState.CUT_OFF:
@@ -85,6 +98,9 @@ class RankFinding:
                 text = f"cannot be asked: UDP does not reach {self.process.host} from here. It does not count as stuck"
             case _:
                 text = self.state.value
+        if self.core_use.waits:
+            wait, span = _seconds(self.core_use.wait), _seconds(self.core_use.seconds)
+            text += f". It waited for a core for {wait} of the last {span}, which does not count"
         stack = "".join(f"\n        {row}" for row in self.stack.splitlines())
         return f"    {who} {text}.{stack}"
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from . import stacks
+from .core_time import CoreTime, core_time
 from .findings import RankFinding, RankState
 from .stacks import ProcessId
 from .udp import Address, UDPSocket
@@ -29,10 +30,10 @@ class Peer(NamedTuple):
     """The contact data of a rank.
 
     Attributes:
-      number: its original rank, which does not change when ranks are renumbered.
+      number: its original rank, which does not change when ranks are renumbered; of a spawned process a random number.
       group: identifies its host: the least number of a rank there.
       addresses: the first is for ranks of the same host, the others for other hosts.
-      key: authenticates datagrams; all ranks use rank 0's.
+      key: authenticates datagrams; all ranks use the first one's.
     """
 
     number: int
@@ -40,7 +41,7 @@ class Peer(NamedTuple):
     process: ProcessId
     addresses: tuple[Address, ...]
     key: bytes
-    hang_timeout: float
+    hang_timeout: float | None
 
 
 class Probe:
@@ -55,12 +56,12 @@ class Probe:
         self.me = peers[own]
         self.left: dict[int, str] = {}
         self._socket = socket
-        socket.join(peers[0].key, own)
+        socket.join(peers[0].key, self.me.number)
         self._reached = {self.me.group}  # hosts from which a datagram has arrived
         self._hellos = _HELLOS
         self._question = 0
         self._came: dict[str, dict[int, Datagram]] = {}  # datagrams since the last request, by kind and sender
-        self._first = frozenset(peer.number for peer in peers)
+        self._first: frozenset[int] = frozenset()  # all ranks that were ever in the world
         self._marks = 0  # number of the latest mark, a datagram sent to oneself to learn what was read
         self._read = 0  # number of the latest mark received
         self._mark_read = threading.Condition()
@@ -68,6 +69,7 @@ class Probe:
 
     def keep(self, peers: Sequence[Peer]) -> None:
         """Set the ranks of the world, including this one, in the order of their present ranks."""
+        self._first |= {peer.number for peer in peers}
         self._peers = {peer.number: peer for peer in peers}  # replaced as a whole: the watchdog may be reading it
 
     @property
@@ -87,18 +89,21 @@ class Probe:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def find(self, seconds: float, here: Callable[[Datagram], None]) -> dict[int, RankFinding]:
+    def find(self, seconds: float, here: Callable[[Datagram], None], again: float = 0.0) -> dict[int, RankFinding]:
         """Ask all other ranks for their state. Returns a finding for each, by number, in the order of ranks.
 
         Args:
           seconds: how long to wait for answers.
           here: handles requests that arrive meanwhile and that this class does not handle.
+          again: seconds until this rank asks again, so that the others need not ask.
         """
         self._question += 1
         answers = self._came["answer"] = {}
         asked = [peer.number for peer in self.others if peer.number not in self.left]
         for _ in range(_TIMES):
-            self.send([number for number in asked if number not in answers], "ask", question=self._question)
+            self.send(
+                [number for number in asked if number not in answers], "ask", question=self._question, again=again
+            )
             if self.serve(seconds / _TIMES, here, lambda: answers.keys() >= set(asked)):
                 break
         found = {number: self._of_answer(number, answer) for number, answer in answers.items() if number in asked}
@@ -140,6 +145,7 @@ class Probe:
 
     def _of_answer(self, number: int, answer: Datagram) -> RankFinding:
         told = {key: answer[key] for key in ("doing", "line", "seconds", "stack")}
+        told["core_time"] = _core_time(answer["core_time"])
         return RankFinding(self.rank(number), self._peers[number].process, RankState[answer["state"]], **told)
 
     def _of_silence(self, peer: Peer, helper: int | None, here: Callable[[Datagram], None]) -> RankFinding:
@@ -150,9 +156,10 @@ class Probe:
             return replace(finding, state=RankState.UNKNOWN)
         if helper is None:
             return replace(finding, state=RankState.CUT_OFF)
-        seen, stack = self.request(helper, "look", peer.number, here) or (stacks.UNKNOWN, "")
-        states = {stacks.GONE: RankState.GONE, stacks.STOPPED: RankState.STOPPED}
-        return replace(finding, state=states.get(seen, RankState.SILENT), stack=stack)
+        seen, stack, account = self.request(helper, "look", peer.number, here) or (stacks.UNKNOWN, "", None)
+        states = {stacks.GONE: RankState.GONE, stacks.STOPPED: RankState.STOPPED, stacks.TRACED: RankState.TRACED}
+        state = states.get(seen, RankState.SILENT)
+        return replace(finding, state=state, stack=stack, core_time=_core_time(account))
 
     # --- being asked --------------------------------------------------------------------------------------------------
 
@@ -163,14 +170,17 @@ class Probe:
             self._socket.send(peer.number, addresses, kind=kind, **fields)
 
     def serve(self, seconds: float, here: Callable[[Datagram], None], until: Callable[[], bool]) -> bool:
-        """Answer requests for `seconds`, or until `until()` returns true. Returns whether it did."""
+        """Answer requests for `seconds`, or until `until()` returns true. Returns whether it did.
+
+        Datagrams that have arrived by then are handled, even if this process had no core for longer than `seconds`.
+        """
         deadline = time.monotonic() + seconds
         while not until():
             left = deadline - time.monotonic()
-            if left <= 0:
-                return False
             message = self._socket.receive(left)
             if message is None:
+                if left <= 0:
+                    return False
                 continue
             if message["from"] in self._peers:
                 self._handle(message, here)
@@ -217,7 +227,10 @@ class Probe:
 
     def _do(self, what: str, number: int) -> Any:
         process = self._peers[number].process
-        return stacks.look_at(process) if what == "look" else stacks.kill(process)
+        if what == "kill":
+            return stacks.kill(process)
+        state, stack = stacks.look_at(process)
+        return state, stack, core_time(process.pid) if state == stacks.RUNS else None
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -228,3 +241,7 @@ class Probe:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def _core_time(fields: Sequence[Any] | None) -> CoreTime | None:
+    return None if fields is None else CoreTime(*fields)

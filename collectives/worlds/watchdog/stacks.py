@@ -25,7 +25,7 @@ _SAME = 2.0  # seconds by which a process's start time may appear to change when
 _PROGRAM = os.path.join("adaptive", "program", "program.py")
 _READS = re.compile(r"adaptive.data.(?!fetch_thread\.py)\w+\.py")  # a thread in fetch_thread.py alone is idle
 
-GONE, STOPPED, RUNS, UNKNOWN = "gone", "stopped", "runs", "unknown"
+GONE, STOPPED, TRACED, RUNS, UNKNOWN = "gone", "stopped", "traced", "runs", "unknown"
 
 
 class ProcessId(NamedTuple):
@@ -64,8 +64,8 @@ def frames_of(threads: Sequence[int]) -> list[FrameType]:
 
 
 def look_at(process: ProcessId) -> tuple[str, str]:
-    """Return the state of another process of this host and its stack, if available. The state is GONE, STOPPED, RUNS,
-    or UNKNOWN for a process that is not visible from here.
+    """Return the state of another process of this host and its stack, if available. The state is GONE, STOPPED,
+    TRACED, RUNS, or UNKNOWN for a process that is not visible from here.
     """
     import psutil
 
@@ -82,8 +82,10 @@ def look_at(process: ProcessId) -> tuple[str, str]:
         return UNKNOWN, ""
     if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return GONE, ""
-    if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+    if status == psutil.STATUS_STOPPED:
         return STOPPED, ""
+    if status == psutil.STATUS_TRACING_STOP:
+        return TRACED, ""
     return RUNS, _of_its_own(written_stacks(process.pid, process.file))
 
 

@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -18,12 +20,16 @@ from adaptive.extend import FAILURE_THREAD, Wait, run_exit_hooks, thread_status_
 from collectives.worlds.transport.operations import CLOSE, Operation
 
 from . import stacks
+from .core_time import CoreWaits, core_time
 from .findings import RankFinding, RankState, given_up_message, rank_names, report
+from .limits import HangLimits
 from .probe import Datagram, Peer, Probe
 
 _TICKS = 20  # checks in `hang_timeout`
-_LONGEST_TICK = 1.0  # seconds
+_LONGEST_TICK, _DEFAULT_TICK = 1.0, 0.25  # seconds
 _ROUNDS = 4  # rounds of requests per `hang_timeout`
+_RARER = 1 / 8  # of the time waited: later rounds are as rare
+_FIRST_ROUND = 1 / 2  # fraction of `hang_timeout` after which a first round begins the accounts of waits for a core
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_TO_ABORT = 5.0
 _SECONDS_TO_END = 1.0
@@ -43,6 +49,7 @@ class WatchedTransport(Protocol):
     begun: int  # number of operations begun
     inside: bool  # whether the operation is under way
     survives: bool  # whether losses of ranks are survived
+    ends: deque[float]  # when the recent operations have ended
     threads: dict[int, str]  # names of the threads that use the world, by identifier
 
 
@@ -52,16 +59,22 @@ class Watchdog:
     Args:
       transport: the transport to watch.
       probe: sends and answers requests.
-      hang_timeout: the setting, in seconds.
+      hang_timeout: the setting, in seconds; None for the default.
       abort: ends all processes of the job with an exit status; called from any thread.
     """
 
-    def __init__(self, transport: WatchedTransport, probe: Probe, hang_timeout: float, abort: Callable[[int], object]):
+    def __init__(
+        self,
+        transport: WatchedTransport,
+        probe: Probe,
+        hang_timeout: float | None,
+        abort: Callable[[int], object],
+    ):
         self.probe = probe
-        self._hang_timeout, self._abort = hang_timeout, abort
+        self._limits = HangLimits(hang_timeout, lambda: self._transport.ends)
+        self._hang_timeout, self._abort = self._limits.longest, abort
         self._watched = weakref.ref(transport, lambda _: self.close("it has dropped its world without closing it"))
-        self._tick = min(_LONGEST_TICK, hang_timeout / _TICKS)
-        self._answer_seconds = min(_SECONDS_TO_ANSWER, max(0.5, hang_timeout / 4))
+        self._tick = _DEFAULT_TICK if hang_timeout is None else min(_LONGEST_TICK, hang_timeout / _TICKS)
         self._pid = os.getpid()
         self._last = time.monotonic()
         self._reset()
@@ -150,9 +163,12 @@ class Watchdog:
         self._begun, self._operation, self._anew = self._transport.begun, self._transport.operation, False
         self._waited = 0.0  # seconds in the operation
         self._idle = 0.0  # seconds since the operation
-        self._next = self._hang_timeout  # when to ask, in seconds waited
+        self._shortest = self._limits.least  # limit for a rank that does nothing
+        self._next = _FIRST_ROUND * self._shortest  # when to ask, in seconds waited
         self._hurried = False
         self._well: dict[int, float] = {}  # when each rank was last well, in seconds waited
+        self._core_waits = CoreWaits(self._hang_timeout)
+        self._nothing: dict[int, float] = {}  # since when each rank is known to do nothing, in seconds waited
         self._killed: dict[int, float] = {}
         self._reported: set[tuple[int, int]] = set()  # (level, rank) of what was reported
 
@@ -160,19 +176,51 @@ class Watchdog:
 
     def _round(self) -> None:
         """Ask all ranks for their state, and act on it."""
-        findings = self.probe.find(self._answer_seconds, self._handle)
-        if self._anew or self._transport.begun != self._begun or not self._transport.inside:
-            return  # the operation is complete
-        self._next = self._waited + self._hang_timeout / _ROUNDS
+        if self._waited < self._shortest:
+            self._shortest = self._limits.shortest()
+            self._next = _FIRST_ROUND * self._shortest
+            if self._waited < self._next and not self._hurried:
+                return
+        self._next = self._next_round()
+        findings = self.probe.find(self._answer_seconds, self._handle, self._next - self._waited)
+        if self._completed():
+            return
+        findings = self._with_core_use(findings)
         late, due = self._judge(findings)
         if due:
             self._end_or_kill(findings, due)
         elif late:
             self._report(findings, self._outlook(late), late, logging.ERROR)
-        else:
+        elif self._waited >= self._hang_timeout:
             here = all(finding.state is RankState.HERE for finding in findings.values())
             rest = "all ranks are in it; its messages are slow, or were lost" if here else "no rank is stuck"
             self._report(findings, f"As far as is known, {rest}.", findings, logging.WARNING)
+
+    def _next_round(self) -> float:
+        """Return when to ask after the present round, in seconds waited."""
+        if self._waited < self._shortest:
+            return self._shortest
+        after = self._waited + max(self._shortest / _ROUNDS, _RARER * self._waited)
+        return after if self._waited >= self._hang_timeout else min(after, self._hang_timeout)
+
+    @property
+    def _answer_seconds(self) -> float:
+        return min(_SECONDS_TO_ANSWER, max(0.5, max(self._shortest, self._waited) / 4))
+
+    def _completed(self) -> bool:
+        """Return whether the operation is complete, or this rank has left it."""
+        return self._anew or self._transport.begun != self._begun or not self._transport.inside
+
+    def _with_core_use(self, findings: Findings) -> Findings:
+        """Return the findings with each rank's use of cores since its last account."""
+        now, found = time.monotonic(), {}
+        for number, finding in findings.items():
+            if finding.state.well:
+                self._core_waits.forget(number)
+            elif finding.core_time is not None:
+                finding = replace(finding, core_use=self._core_waits.add(number, now, finding.core_time))
+            found[number] = finding
+        return found
 
     def _judge(self, findings: Findings) -> tuple[Findings, Findings]:
         """Return the findings of ranks that are past the first deadline, and of those past the second."""
@@ -187,22 +235,40 @@ class Watchdog:
             certain = finding.state is RankState.ENDED or (
                 finding.state is RankState.GONE and not self._transport.survives
             )
-            absent = self._waited - self._well.get(number, 0.0)
-            if absent >= self._hang_timeout or certain:
+            times = self._times_of_limit(number, finding)
+            if times >= 1 or certain:
                 late[number] = finding
                 named = (logging.ERROR, number) in self._reported
-                if certain or (absent >= 2 * self._hang_timeout and named):
+                if certain or (times >= 2 and named):
                     due[number] = finding
         if any(finding.state is not RankState.CROSSED for finding in late.values()):  # they wait for another rank
             due = {number: finding for number, finding in due.items() if finding.state is not RankState.CROSSED}
         return late, due
 
+    def _times_of_limit(self, number: int, finding: RankFinding) -> float:
+        """Return how long the others have waited for a rank, in multiples of the limit that applies to it.
+
+        A rank counts as one that does nothing if it is found so time and again; a single look may be a coincidence.
+        Where the loss of a rank ends the job, that takes as long as for other ranks.
+        """
+        absent = self._waited - self._well.get(number, 0.0) - self._core_waits.excused(number)
+        times = absent / self._hang_timeout
+        if not finding.does_nothing:
+            self._nothing.pop(number, None)
+            return times
+        since = self._nothing.setdefault(number, self._waited)
+        known = min(absent, self._waited - since + _FIRST_ROUND * self._shortest) / self._shortest
+        return max(times, known if self._transport.survives else min(known, 1.0))
+
     def _outlook(self, late: Findings) -> str:
         ranks = rank_names(finding.rank for finding in late.values())
         what = f"{ranks} will be killed" if self._transport.survives else "the job ends"
+        soon = self._transport.survives and all(finding.does_nothing for finding in late.values())
+        until = 2 * (self._shortest if soon else self._hang_timeout)
+        without = ", without waits for a core" * any(self._core_waits.excused(number) > 0 for number in late)
         return (
-            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {2 * self._hang_timeout:g} s. "
-            f"hang_timeout= of comm.world() sets the time ({self._hang_timeout:g} s; 0: no limit)."
+            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {until:.3g} s{without}. "
+            f"{self._limits.describe(self._shortest)}"
         )
 
     def _end_or_kill(self, findings: Findings, due: Findings) -> None:
@@ -210,8 +276,8 @@ class Watchdog:
         helpers = {number: self.probe.helper(number, runs) for number in due}
         ranks = rank_names(finding.rank for finding in due.values())
         if self._transport.survives and self._can_be_killed(due, helpers):
+            self._kill(helpers)  # before the report, which takes time in which the ranks may come
             self._report(findings, f"{ranks}: killed, and lost.", due, logging.CRITICAL)
-            self._kill(helpers)
             return
         self._report(findings, f"The job ends because of {ranks}.", due, logging.CRITICAL)
         self.probe.serve(_SECONDS_TO_PRINT, self._handle, lambda: False)
@@ -279,7 +345,7 @@ class Watchdog:
         match message["kind"]:
             case "ask":
                 # The rank that asks will act on the answers, so this one need not ask.
-                self._next = max(self._next, self._waited + self._hang_timeout / _ROUNDS + self._answer_seconds)
+                self._next = max(self._next, self._waited + message["again"] + self._answer_seconds)
                 self.probe.send([message["from"]], "answer", question=message["question"], **self._own_state())
             case "report":
                 speaks = message["speaker"] == self.probe.me.number
@@ -311,6 +377,7 @@ class Watchdog:
             "line": next((each.line for each in found if each.line), ""),
             "seconds": self._idle,
             "stack": "" if state.well else _stack_of(waits, frames),
+            "core_time": None if state.well else core_time(self._pid, threading.get_native_id()),
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
@@ -39,7 +40,7 @@ COVERS = (
 )
 
 
-@pytest.mark.parametrize("hang_timeout", [-1, -1e-9, math.nan, math.inf, "60", None, True, [60], 1j])
+@pytest.mark.parametrize("hang_timeout", [-1, -1e-9, math.nan, math.inf, "60", True, [60], 1j])
 def test_bad_patience(hang_timeout):
     with pytest.raises(ad.CollectiveError, match=r"hang_timeout=.*must be the seconds") as caught:
         comm.world(hang_timeout=hang_timeout)
@@ -51,6 +52,10 @@ def test_good_patience(hang_timeout):
     assert check_hang_timeout(hang_timeout) == float(hang_timeout)
     with comm.world(devices=jax.local_devices()[:1], hang_timeout=hang_timeout) as world:
         assert isinstance(world, comm.SoloWorld)
+
+
+def test_no_patience_is_the_default():
+    assert check_hang_timeout(None) is None
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
@@ -111,6 +116,10 @@ def test_compiling_is_seen(how):
 
 # --- other processes --------------------------------------------------------------------------------------------------
 
+ptrace = ctypes.CDLL(None).ptrace
+ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+ATTACH, DETACH = 16, 17
+
 CHILD = """
 import re, sys
 from collectives.worlds.watchdog.stacks import this_process
@@ -142,6 +151,13 @@ def test_a_process_that_is_stopped(held):
     os.kill(held.pid, signal.SIGSTOP)
     os.waitpid(held.pid, os.WUNTRACED)
     assert stacks.look_at(held) == (stacks.STOPPED, "")
+
+
+def test_a_process_that_a_debugger_holds(held):
+    assert ptrace(ATTACH, held.pid, None, None) == 0
+    os.waitpid(held.pid, os.WUNTRACED)
+    assert stacks.look_at(held) == (stacks.TRACED, "")
+    assert ptrace(DETACH, held.pid, None, None) == 0
 
 
 def test_a_process_is_killed_only_if_it_is_that_process(held):
@@ -201,6 +217,7 @@ class FakeWorld:
     begun: int = 0
     inside: bool = False
     survives: bool = False
+    ends: list[float] = field(default_factory=list)
     threads: dict[int, str] = field(default_factory=dict)
 
     __hash__ = object.__hash__
@@ -295,8 +312,10 @@ def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
 
 
 def test_patience_must_be_the_same_on_all_ranks():
-    with two() as (peers, sockets), pytest.raises(ad.DisagreementError, match="rank 0: 60, rank 1: 5"):
-        start_watchdog(FakeWorld(), [peers[0], peers[1]._replace(hang_timeout=5.0)], 0, sockets[0], lambda status: None)
+    with two() as (peers, sockets):
+        others = [peers[0]._replace(hang_timeout=None), peers[1]._replace(hang_timeout=5.0)]
+        with pytest.raises(ad.DisagreementError, match="rank 0: the default, rank 1: 5"):
+            start_watchdog(FakeWorld(), others, 0, sockets[0], lambda status: None)
 
 
 def test_no_thread_where_nobody_can_be_waited_for():

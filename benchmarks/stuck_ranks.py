@@ -1,0 +1,154 @@
+"""Claim: by default, a stopped rank is reported after max(2 s, 10 times the 99th percentile of a step) and killed after
+twice that; and in 100,000 noisy steps no rank is past that limit.
+
+    python benchmarks/stuck_ranks.py [--stops 6]
+
+One job: three workers train a small net, others are in reserve. Again and again a worker stops itself (SIGSTOP), the
+others have it killed, and one of the reserve takes its place. Noted are the times until the report, until the kill, and
+until the next step.
+
+Noise: 100,000 steps are drawn from distributions with tails, with a pause now and then. `HangLimits`, the code that a
+watchdog runs, sets the limit from the steps before each. A step counts as past the limit if it is longer, as if all
+other ranks had waited for it from its beginning. Pauses for compiling, evaluation, checkpoints and input are phases of
+their own: they are held against a minute. `--rank` is what each rank runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+from _elastic import ROOT, Notes, job, monitored
+from _measure import RESULTS, readable, report
+
+sys.path.insert(0, str(ROOT))
+
+WORKERS, QUIET = 3, 100  # steps without a change before the next stop
+STEPS, EVERY = 100_000, 10  # noisy steps; the limit is computed anew every so many
+PAUSE_EVERY, PAUSE = 1000, 30.0
+NOISES = {
+    "lognormal, sigma 0.2": lambda draw: 0.5 * draw.lognormal(0, 0.2, STEPS),
+    "lognormal, sigma 0.5": lambda draw: 0.5 * draw.lognormal(0, 0.5, STEPS),
+    "lognormal, sigma 0.8": lambda draw: 0.5 * draw.lognormal(0, 0.8, STEPS),
+    "1 % of the steps 20 times as long": lambda draw: 0.5 * np.where(draw.random(STEPS) < 0.01, 20, 1.0),
+    "0.1 % of the steps 9 times as long, and 10 % jitter": lambda draw: (
+        0.5 * draw.lognormal(0, 0.1, STEPS) * np.where(draw.random(STEPS) < 0.001, 9, 1.0)
+    ),
+    "exponential": lambda draw: draw.exponential(0.5, STEPS),
+    "Pareto, exponent 3": lambda draw: 0.5 * (1 + draw.pareto(3, STEPS)),
+    "steps of 5 ms, 1 in 1,000 takes 1 s": lambda draw: np.where(draw.random(STEPS) < 0.001, 1.0, 5e-3),
+}
+
+
+class Noted(logging.Handler):
+    """Notes the watchdog's reports."""
+
+    def __init__(self, notes: Notes):
+        super().__init__()
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "has waited" in text:
+            self._notes.take("killed" if "killed, and lost" in text else "reported", text=text[-200:])
+
+
+def rank(folder: str, stops: int) -> None:
+    """On each rank: train, and stop when it is this rank's turn."""
+    import collectives as comm
+
+    notes = Notes(folder)
+    logging.getLogger("adaptive").addHandler(Noted(notes))
+    logging.getLogger("adaptive").setLevel(logging.INFO)
+    with comm.world(workers=WORKERS) as world:
+        program = monitored(world, workers=WORKERS)
+        program.warm_up()
+        quiet = 0
+        for step in program.run():
+            notes.take("step", step=step.step, lost=len(step.lost))
+            quiet = 0 if step.joined or step.lost else quiet + 1
+            done = len(world.losses)
+            if step.lost and world.most > len(step.members):
+                program.rescale(workers=min(WORKERS, world.most))
+            if done == stops and quiet == QUIET:
+                break
+            if done < stops and quiet == QUIET and world.rank == done % WORKERS:
+                notes.take("stops")
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stops_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
+    """Return for each stop the seconds until the report, the kill and the next step."""
+    lines = sorted((line for of_rank in notes for line in of_rank), key=lambda line: line["t"])
+    found = []
+    for at in (line["t"] for line in lines if line["kind"] == "stops"):
+        first = {
+            kind: next(line["t"] - at for line in lines if line["t"] > at and line["kind"] == kind)
+            for kind in ("reported", "killed")
+        }
+        steps = [next(n["t"] for n in of if n["t"] > at and n.get("lost")) for of in notes if _took_part(of, at)]
+        found.append({**first, "next step": max(steps) - at})
+    return found
+
+
+def _took_part(lines: list[dict[str, Any]], at: float) -> bool:
+    """Return whether a rank took the step after a stop, in which the loss was reported."""
+    return any(line["t"] > at and line.get("lost") for line in lines) and any(
+        line["kind"] == "step" and line["t"] < at for line in lines
+    )
+
+
+def past_the_limit(seconds: np.ndarray) -> tuple[int, int, float]:
+    """Return how many steps are longer than the limit, how many longer than twice, and the median limit."""
+    from collectives.worlds.transport.transport import RECENT
+    from collectives.worlds.watchdog.limits import HangLimits
+
+    paused = seconds.copy()
+    paused[PAUSE_EVERY - 1 :: PAUSE_EVERY] += PAUSE
+    ends = np.concatenate([[0.0], np.cumsum(paused)])
+    late = due = 0
+    limits = []
+    for k in range(0, len(seconds), EVERY):
+        recent = ends[max(0, k + 1 - RECENT) : k + 1]
+        limit = HangLimits(None, lambda recent=recent: recent).shortest()
+        limits.append(limit)
+        late += int((seconds[k : k + EVERY] > limit).sum())
+        due += int((seconds[k : k + EVERY] > 2 * limit).sum())
+    return late, due, float(np.median(limits))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rank", metavar="FOLDER")
+    parser.add_argument("--stops", type=int, default=6)
+    parser.add_argument("--no-results", action="store_true", help="print only")
+    args = parser.parse_args()
+    if args.rank:
+        rank(args.rank, args.stops)
+        return
+    rows: list[dict[str, object]] = []
+    for name, noise in NOISES.items():
+        late, due, limit = past_the_limit(noise(np.random.default_rng(0)))
+        rows.append({
+            "noise": name, "steps": STEPS, "past the limit": late, "past twice the limit": due,
+            "limit (median)": readable(limit),
+        })  # fmt: skip
+    with job(WORKERS - 1 + args.stops, __file__, ["--stops", args.stops]) as running:
+        stops = stops_of(running.finished())
+    told = {kind: [stop[kind] for stop in stops] for kind in ("reported", "killed", "next step")}
+    words = "; ".join(f"{k} {readable(float(np.median(v)))} ({readable(max(v))} at most)" for k, v in told.items())
+    notes = [
+        f"A rank that is stopped, among three with steps of some 5 ms, {len(stops)} stops, in the median: {words}.",
+        f"Each run has a pause of {PAUSE:g} s every {PAUSE_EVERY} steps. Load average at the end: "
+        f"{os.getloadavg()[0]:.1f}.",
+    ]
+    report("Stuck ranks, by default", rows, None if args.no_results else RESULTS / "stuck_ranks.md", notes)
+
+
+if __name__ == "__main__":
+    main()
