@@ -42,6 +42,9 @@ def begun() -> dict[str, jax.Array]:
     return {"taken": jnp.zeros(EXAMPLES, jnp.int32), "sum": jnp.zeros(())}
 
 
+BUILDING = 4  # operations of a build, in `test_while_a_program_is_built_and_trained`; other tests begin after them
+
+
 def built(world: ThreadedWorld, **options: Any) -> ad.Program:
     return ad.Program(driver, begun(), DATA, global_batch=BATCH, world=world, seed=SEED, **options)
 
@@ -97,17 +100,18 @@ def test_while_a_program_is_built_and_trained(who):
 
     runs = dying(script, who)
     assert sum("building program" in said for said in runs[0]) > 1  # or nothing of what this is about was tried
+    assert ["step" in said for said in runs[0]].index(True) == BUILDING
 
 
 def test_while_a_second_program_is_built():
     def script(world):
-        with built(world) as one:
+        with built(world, resizable=False) as one:
             reports = [one.step()]
-            with built(world) as two:
+            with built(world, resizable=False) as two:
                 check(two, list(two.run(steps=STEPS)))
             check(one, reports + list(one.run(steps=STEPS - 1)))
 
-    dying(script, (0,))
+    dying(script, (0,), first=BUILDING)
 
 
 def test_while_it_is_measured_how_long_a_message_takes(monkeypatch):
@@ -135,7 +139,7 @@ def test_from_restoring_to_the_last_checkpoint(who, tmp_path):
 
     def script(world):
         folder = tmp_path / world.job.name
-        with built(world) as program:
+        with built(world, resizable=False) as program:
             program.restore(before)
             assert program.steps == 1
             reports = list(program.run(steps=STEPS - 1, checkpoint=ad.Checkpoints(folder, every="2 steps")))
@@ -146,7 +150,7 @@ def test_from_restoring_to_the_last_checkpoint(who, tmp_path):
             assert kept["step"] == STEPS
             np.testing.assert_array_equal(kept["state"]["taken"], program.state["taken"])
 
-    runs = dying(script, who)
+    runs = dying(script, who, first=BUILDING)
     assert any("choosing the checkpoint" in said for said in runs[0])
 
 
@@ -172,7 +176,7 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
                 assert all(kept["state"]["own"][worker_slot] in (own[worker_slot], 0) for worker_slot in range(3))
                 assert all(kept["state"]["own"][worker_slot] == own[worker_slot] for worker_slot in world.members)
 
-    dying(script, who, first=3)
+    dying(script, who, first=BUILDING)
 
 
 @pytest.mark.parametrize("who", [(0,), (2,)])
@@ -189,7 +193,7 @@ def test_while_replicas_are_averaged(who):
             after = np.mean([STEPS * (worker_slot + 1) for worker_slot in world.members])
             np.testing.assert_allclose(average, after, rtol=1e-6)
 
-    dying(script, who)
+    dying(script, who, first=BUILDING)
 
 
 def test_where_one_process_decides_for_all(monkeypatch):
@@ -214,15 +218,15 @@ def test_where_one_process_decides_for_all(monkeypatch):
                 program._parts.sizes.limits.call_overhead, 6.0, rtol=1e-6
             )  # the mean of those who are left
 
-    runs = dying(script, (0,))
+    runs = dying(script, (0,), first=BUILDING)
     assert sum("decision" in said for said in runs[0]) == STEPS
     assert any("the end of run()" in said for said in runs[0])
 
 
 def test_while_a_trace_is_written(tmp_path):
     def script(world):
-        with built(world) as program:
+        with built(world, resizable=False) as program:
             program.trace(tmp_path / f"{world.job.name}.json", steps=2)
             check(program, list(program.run(steps=STEPS)))
 
-    dying(script, (0,))
+    dying(script, (0,), first=BUILDING)
