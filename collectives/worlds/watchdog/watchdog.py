@@ -28,6 +28,7 @@ from .probe import Datagram, Peer, Probe
 _TICKS = 20  # checks in `hang_timeout`
 _LONGEST_TICK, _DEFAULT_TICK = 1.0, 0.25  # seconds
 _ROUNDS = 4  # rounds of requests per `hang_timeout`
+_SEEN = 1 / 4  # fraction of the limit for which a rank must be seen to do nothing before it is reported
 _RARER = 1 / 8  # of the time waited: later rounds are as rare
 _FIRST_ROUND = 1 / 2  # fraction of `hang_timeout` after which a first round begins the accounts of waits for a core
 _SECONDS_TO_ANSWER = 2.0
@@ -201,7 +202,8 @@ class Watchdog:
         if self._waited < self._shortest:
             return self._shortest
         after = self._waited + max(self._shortest / _ROUNDS, _RARER * self._waited)
-        return after if self._waited >= self._hang_timeout else min(after, self._hang_timeout)
+        deadlines = 2 * self._shortest, self._hang_timeout
+        return min([after, *(deadline for deadline in deadlines if self._waited < deadline)])
 
     @property
     def _answer_seconds(self) -> float:
@@ -248,17 +250,20 @@ class Watchdog:
     def _times_of_limit(self, number: int, finding: RankFinding) -> float:
         """Return how long the others have waited for a rank, in multiples of the limit that applies to it.
 
-        A rank counts as one that does nothing if it is found so time and again; a single look may be a coincidence.
-        Where the loss of a rank ends the job, that takes as long as for other ranks.
+        A rank that does nothing must be found so again and again: for a quarter of the limit before it is reported, and
+        for the whole limit before it is killed. A single look may be a coincidence. Where the loss of a rank ends the
+        job, that takes as long as for other ranks.
         """
         absent = self._waited - self._well.get(number, 0.0) - self._core_waits.excused(number)
         times = absent / self._hang_timeout
         if not finding.does_nothing:
             self._nothing.pop(number, None)
             return times
-        since = self._nothing.setdefault(number, self._waited)
-        known = min(absent, self._waited - since + _FIRST_ROUND * self._shortest) / self._shortest
-        return max(times, known if self._transport.survives else min(known, 1.0))
+        seen = self._waited - self._nothing.setdefault(number, self._waited)
+        if seen < _SEEN * self._shortest:
+            return times
+        short = absent / self._shortest
+        return max(times, short if seen >= self._shortest and self._transport.survives else min(short, 1.0))
 
     def _outlook(self, late: Findings) -> str:
         ranks = rank_names(finding.rank for finding in late.values())

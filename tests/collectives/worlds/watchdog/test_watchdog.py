@@ -338,6 +338,29 @@ def test_a_world_that_is_let_go_of_takes_its_watch_along():
         assert not watching._thread.is_alive()
 
 
+def test_a_rank_must_be_found_stopped_for_as_long_as_the_limit_before_it_is_killed():
+    with two(hang_timeout=None) as (peers, sockets):
+        world = FakeWorld(survives=True, ends=list(np.arange(100) * 0.01))
+        watching = start_watchdog(world, peers, 0, sockets[0], lambda status: None)
+        stopped = RankFinding(1, peers[1].process, RankState.STOPPED)
+        busy = RankFinding(1, peers[1].process, RankState.AWAY, doing="in evaluate")
+
+        def times_of_limit(waited, finding):
+            watching._waited, watching._shortest = waited, watching._limits.shortest()
+            return watching._times_of_limit(1, finding)
+
+        assert times_of_limit(1.0, stopped) == 1 / 60  # it may have been stopped just now
+        assert times_of_limit(2.0, stopped) == 1.0
+        assert times_of_limit(2.8, stopped) == 1.0
+        assert times_of_limit(4.0, stopped) == 2.0
+        assert times_of_limit(30.0, busy) == 0.5
+        assert times_of_limit(30.5, stopped) == 30.5 / 60
+        world.survives = False
+        assert times_of_limit(40.0, stopped) == 1.0  # the job would end
+        assert times_of_limit(120.0, stopped) == 2.0
+        watching.close()
+
+
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
