@@ -20,9 +20,10 @@ from typing import Any
 
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
-from adaptive.base.numbers import brief, whole
+from adaptive.base.numbers import brief
 
 from .causes import Cause, Moved, Request, followed_by
+from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness
 from .split import check_shares, equal, split
 
@@ -178,16 +179,7 @@ class BatchSizes:
         total = bounds.nearest(asked)
         if total in (asked, known):
             return total, []
-        return total, [f"{by}global batch {brief(asked)} {self._changed_to(total, bounds)}{until}."]
-
-    @staticmethod
-    def _changed_to(total: int, limits: Limits) -> str:
-        if total == limits.most:
-            by_data = limits.examples < sum(limits.upper)
-            return f"clipped to {total}, {'the size of the data set' if by_data else 'the maximum of these workers'}"
-        if total == limits.least:
-            return f"clipped to {total}, the minimum for {len(limits.active)} workers"
-        return f"rounded to {total}, a multiple of {limits.multiple}"
+        return total, [f"{by}global batch {brief(asked)} {changed_to(total, bounds)}{until}."]
 
     def _with_quantum(self, total: int, shares: Sequence[float]) -> Limits:
         """Return the limits, with the quantum for this global batch."""
@@ -296,10 +288,7 @@ class BatchSizes:
     def step_done(self) -> None:
         """Record a step with the current sizes. The next one has the pending sizes, if all processes can make them."""
         self.previous, self.causes = self.current, ()
-        ready, self._all_ready = (
-            self._all_ready,
-            False,
-        )  # valid for one step
+        ready, self._all_ready = self._all_ready, False  # valid for one step
         if self.pending is not None and (ready or self._all_able):
             self._take_up()
             if self.pending is not None:
@@ -399,32 +388,7 @@ class BatchSizes:
         Raises:
           BatchSizeError: the number is invalid, or not possible for these members.
         """
-        limits, number = self.bounds(self._shares_of(slots, shares or self.shares)), whole(global_batch)
-        n, unit = len(limits.active), limits.multiple
-        if number is None:
-            raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
-        if number < limits.least:
-            raise BatchSizeError(
-                f"global_batch={brief(number)} is too small for {n} workers: each takes at least {_examples(unit)} per "
-                "step, except those with a share of 0."
-                if number > 0
-                else f"global_batch must be positive; got {brief(number)}."
-            )
-        if number > limits.examples:
-            raise BatchSizeError(
-                f"global_batch={brief(number)} is larger than the data set, which has {limits.examples} examples."
-            )
-        if number % unit:
-            below = number // unit * unit
-            raise BatchSizeError(
-                f"global_batch={number} is not a multiple of {unit}, which the driver's minibatches require of every "
-                f"local batch. The nearest are {below} and {below + unit}."
-            )
-        if number > limits.most:
-            raise BatchSizeError(
-                f"global_batch={number} is more than the maximum of the {n} workers, {sum(limits.upper)}."
-            )
-        return number
+        return checked_global_batch(global_batch, self.bounds(self._shares_of(slots, shares or self.shares)))
 
     def _shares_of(self, slots: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
         """Return the shares of the future members; a worker that joins has a share of 1."""
@@ -433,17 +397,5 @@ class BatchSizes:
         return [(s if i in self.members else 1.0) if i in slots else 0.0 for i, s in enumerate(shares)]
 
 
-def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
-    """Return a power of two of about a sixteenth of a worker's batch, times `multiple`.
-
-    Rounding sizes to it changes them by at most 3 %, and each size then needs few microbatches.
-    """
-    return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
-
-
 def _who(hooks: Sequence[str]) -> str:
     return f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
-
-
-def _examples(number: int) -> str:
-    return "one example" if number == 1 else f"{number} examples"

@@ -19,7 +19,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from adaptive.base.numbers import brief
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import number_of_workers
-from adaptive.base.world_members import Loss
+
+from .elastic_world import ElasticWorld
 
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
 
@@ -39,40 +40,6 @@ class LeaveRequest(IntEnum):
     NONE = 0
     SOON = 1  # received a termination signal a moment ago
     NOW = 2
-
-
-class ElasticWorld(Protocol):
-    """The part of a `World` that `Membership` uses."""
-
-    @property
-    def members(self) -> tuple[int, ...]: ...
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def joined_in_generation(self) -> tuple[int, ...]: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def losses(self) -> Sequence[Loss]: ...
-    @property
-    def workers(self) -> range: ...
-    @property
-    def processes(self) -> int: ...
-    @property
-    def survives(self) -> bool: ...
-    def poll_reserve_terminating(self) -> bool: ...
-    @property
-    def least(self) -> int: ...
-    @property
-    def most(self) -> int: ...
-    @property
-    def respawn(self) -> bool: ...
-    def poll_ready(self) -> int: ...
-
-    def nearest(self, workers: int) -> int: ...
-    def request_workers(self, workers: int) -> None: ...
-    def change(self, workers: int, leaving: Sequence[int] = ()) -> None: ...
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]: ...
 
 
 class Numbers(NamedTuple):

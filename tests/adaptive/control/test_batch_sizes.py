@@ -10,6 +10,8 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.causes import Moved, Request
 
+COVERS = ("adaptive/control/global_batch.py",)
+
 
 class Made:
     """Sizes are ready when the test says so."""

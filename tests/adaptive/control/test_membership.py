@@ -17,7 +17,7 @@ from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world_members import Loss
 from adaptive.control.membership import Membership
 
-COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py")
+COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py", "adaptive/control/elastic_world.py")
 
 
 class World(WorkerSlots):
