@@ -122,18 +122,18 @@ class _Wanted(NamedTuple):
     local: bool = False
 
 
-def _of_state(engine: Engine, like: Any) -> dict[Name, _Wanted]:
-    n, local = engine.world.capacity, engine.plan.local_state
+def _of_state(engine: Engine, like: Any, rows: int | None = None) -> dict[Name, _Wanted]:
+    n, local = rows or engine.world.capacity, engine.plan.local_state
     leaves = enumerate(by_name(like, "state").items())
     return {name: _wanted(leaf, n if i in local else None) for i, (name, leaf) in leaves}
 
 
-def _of_op_states(engine: Engine) -> dict[Name, _Wanted]:
-    op_states, n = engine.plan.op_states, engine.world.capacity
-    rows = {op_state.name: None if op_state.scope == Scope.ALL else n for op_state in op_states}
+def _of_op_states(engine: Engine, rows: int | None = None) -> dict[Name, _Wanted]:
+    op_states, n = engine.plan.op_states, rows or engine.world.capacity
+    counts = {op_state.name: None if op_state.scope == Scope.ALL else n for op_state in op_states}
     leaves = by_name({op_state.name: list(op_state.init) for op_state in op_states}, "slots")
     ordered = [(s.name, str(k)) for s in op_states for k in range(len(s.init))]  # a dict's leaves are sorted
-    return {name: _wanted(leaves[name], rows[name[0]]) for name in ordered}
+    return {name: _wanted(leaves[name], counts[name[0]]) for name in ordered}
 
 
 def _wanted(leaf: Leaf, rows: int | None = None) -> _Wanted:
@@ -241,14 +241,25 @@ class Parsed:
         }
 
 
-def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stream: Stream, *, like: Any) -> Parsed:
+def parse(
+    checkpoint: Any,
+    engine: Engine,
+    hooks: Hooks,
+    sizes: BatchSizes,
+    stream: Stream,
+    *,
+    like: Any,
+    other_workers_ok: bool = False,
+) -> Parsed:
     """Read a checkpoint for this program. Changes nothing.
 
     If the number of workers differs from that of the checkpoint, batches start equal, and hooks start with their
-    initial states, because they may hold measurements of other workers. Local state then raises an error.
+    initial states, because they may hold measurements of other workers.
 
     Args:
       like: the program's state, as shapes.
+      other_workers_ok: what local state does then: it is that of the workers that are here too, and the initial value
+        for others. Otherwise it raises an error.
 
     Raises:
       CheckpointError: it is damaged, or belongs to another program.
@@ -259,11 +270,12 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
     # Checkpoints of earlier versions have no requested global batch.
     wanted = _whole(fields.get("global_batch", sum(batch_sizes)), "global_batch", least=1)
     before, here = len(batch_sizes), engine.world.capacity
-    wanted_state, wanted_op_states = _of_state(engine, like), _of_op_states(engine)
-    if before != here and has_local(engine):
+    wanted_state, wanted_op_states = _of_state(engine, like, before), _of_op_states(engine, before)
+    if before != here and has_local(engine) and not other_workers_ok:
         raise CheckpointError(
-            f"the checkpoint has local state of {before} workers; this world has {here}. Local state can only be "
-            f"restored with the same number of workers: start {before} workers."
+            f"the checkpoint has local state of {before} workers; this world has {here}. Start {before} workers. Or "
+            "let workers that are missing count as lost, and further ones as joining, with the initial local state:\n"
+            "    program.restore(…, other_workers_ok=True)"
         )
     try:
         shares = tuple(check_shares(_numbers(fields["shares"], "shares"), before).tolist())
@@ -276,6 +288,13 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
             split = equal(bounds.nearest(wanted) if clipped else sizes.check_global(wanted, shares), bounds)
     except (AdaptiveError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's sizes cannot be used here: {error}") from error
+    state, op_states = _arrays(fields, "state", wanted_state), _arrays(fields, "slots", wanted_op_states)
+    if before != here:
+        whose = _successors(_members(fields, before), members)
+        local = engine.plan.local_state
+        first = [engine.workers.initial(i) if i in local else None for i in range(len(state))]
+        _seat(state, wanted_state, first, whose, here)
+        _seat(op_states, wanted_op_states, [x for s in engine.plan.op_states for x in s.init], whose, here)
     return Parsed(
         step=_whole(fields["step"], "step", most=2**31 - 1),  # drivers read it as int32
         run_id=_run_id(fields),
@@ -286,10 +305,35 @@ def parse(checkpoint: Any, engine: Engine, hooks: Hooks, sizes: BatchSizes, stre
         wanted=wanted,
         members=members,
         workers=(_whole(fields["workers"], "workers") or None) if before == here else None,
-        state=_arrays(fields, "state", wanted_state),
-        op_states=_checked_hyperparameters(_arrays(fields, "slots", wanted_op_states), engine),
+        state=state,
+        op_states=_checked_hyperparameters(op_states, engine),
         hooks=restored_hooks(fields, hooks) if before == here else dict(zip(hooks.names, hooks.begun(), strict=True)),
     )
+
+
+def _successors(before: Sequence[int], here: Sequence[int]) -> dict[int, int]:
+    """Return for each worker slot whose local state it gets: its own, or that of a worker whose slot is not occupied
+    here. Slots without any are left out.
+    """
+    rest = iter([slot for slot in before if slot not in here])
+    found = {slot: slot if slot in before else next(rest, None) for slot in here}
+    return {slot: old for slot, old in found.items() if old is not None}
+
+
+def _seat(
+    arrays: dict[str, np.ndarray],
+    wanted: Mapping[Name, _Wanted],
+    initial: Sequence[Any],
+    whose: Mapping[int, int],
+    capacity: int,
+) -> None:
+    """Give local arrays a row for each worker slot of this world, in place: a former worker's, or the initial value."""
+    for want, first in zip(wanted.values(), initial, strict=True):
+        if want.local:
+            old, new = arrays[want.label], np.stack([_host(first)] * capacity)
+            for slot, before in whose.items():
+                new[slot] = old[before]
+            arrays[want.label] = new
 
 
 def _checked_hyperparameters(op_states: dict[str, np.ndarray], engine: Engine) -> dict[str, np.ndarray]:

@@ -488,7 +488,11 @@ class Program(Generic[State, Metrics]):
     @with_build_settings
     @fails_together("in restoring")
     def restore(
-        self, checkpoint: dict[str, Any] | str | os.PathLike[str] | Checkpoints, *, missing_ok: bool = False
+        self,
+        checkpoint: dict[str, Any] | str | os.PathLike[str] | Checkpoints,
+        *,
+        missing_ok: bool = False,
+        other_workers_ok: bool = False,
     ) -> None:
         """Restore a checkpoint of a program with the same driver and data, and any number of workers. Call it on every
         process. If it raises, the program is unchanged.
@@ -501,18 +505,21 @@ class Program(Generic[State, Metrics]):
           checkpoint: a result of `checkpoint()`; or a directory of `ad.Checkpoints`, of which rank 0 selects the newest
             complete checkpoint (the next report notes those that are skipped); or one checkpoint in such a directory.
           missing_ok: whether to do nothing if the directory holds no checkpoint: for scripts that are started again.
+          other_workers_ok: whether per-worker state may be that of another number of workers. The state of a worker
+            that is missing here is dropped, as if it had been lost, and a further worker begins with the initial
+            per-worker state, as if it had joined.
 
         Raises:
           CheckpointError: the checkpoint is damaged, or of another program, seed or number of examples; or it has
-            per-worker state or shards of another number of workers; or there is none; or this process does not see the
-            directory that rank 0 sees.
+            shards of another number of workers, or per-worker state without `other_workers_ok`; or there is none; or
+            this process does not see the directory that rank 0 sees.
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: processes restore different checkpoints. On every process.
         """
         from .restore import restore
 
         with self._parts.activity.doing(RESTORING):
-            restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok)
+            restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok, other_workers_ok=other_workers_ok)
 
     def branch(self, *, global_batch: int | None = None, **hyperparameters: Any) -> Branch:
         """Take steps on trial: after the block the program is as before it. Call it on every process, alike.

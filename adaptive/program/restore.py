@@ -18,7 +18,7 @@ from .select_checkpoint import select_checkpoint
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
 
 
-def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool) -> None:
+def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool, other_workers_ok: bool) -> None:
     """Restore a program; see `Program.restore`. Communicates.
 
     Args:
@@ -38,7 +38,8 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
     prepared: list[tuple[Parsed, dict[str, str], tuple[Any, Any]]] = []
 
     def prepare() -> tuple[dict[str, str], None]:
-        parsed = parse(checkpoint, p.engine, p.hooks, p.sizes, p.stream, like=p.form.shapes)
+        options: dict[str, Any] = {"like": p.form.shapes, "other_workers_ok": other_workers_ok}
+        parsed = parse(checkpoint, p.engine, p.hooks, p.sizes, p.stream, **options)
         digests = parsed.digests() if p.world.processes > 1 else {}
         prepared.append((parsed, digests, placed(parsed, p.engine)))
         loop.compile_for(parsed.batch_sizes)

@@ -29,6 +29,7 @@ class Islands(NamedTuple):
     inner: Any  # the inner optimizer's state. Local, and equal on the workers of an island
     seen: Any  # steps of which `replica` is the result, int32; a worker with fewer than `taken` waits. Local
     examples: Any  # that the island has taken in this round. Local
+    island: Any  # least worker of the island of which `replica` is, int32; -1 at first. Local
 
 
 def islands(
@@ -91,19 +92,22 @@ def islands(
     def init(params: Any) -> Islands:
         params = arrays(params)
         none, opt_state = jnp.zeros((), jnp.int32), arrays(inner.init(params))
-        return Islands(params, outer.init(params), none, params, opt_state, none, jnp.zeros((), jnp.float32))
+        nobody = jnp.full((), -1, jnp.int32)
+        return Islands(params, outer.init(params), none, params, opt_state, none, jnp.zeros((), jnp.float32), nobody)
 
     def take(state: Islands, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
         checked_islands("islands", groups, known_capacity())
         loss, grads = value_and_grad(state.replica, batch)
-        is_current = state.seen == state.taken  # else it has just joined, or has had no examples
+        # Otherwise it has just joined, has had no examples, or was in another island before the program was restored.
+        own_island = _least_of(groups)[ad.worker()]
+        is_current = (state.seen == state.taken) & ((state.island == own_island) | (state.taken == 0))
         found = _within(groups, grads, is_current)
         updates, opt_state = inner.update(found.grads, state.inner, state.replica)
         replica = optax.apply_updates(state.replica, updates)
         moved = found.examples > 0
         own = _Own(select(moved, replica, state.replica), select(moved, opt_state, state.inner))
         examples = jnp.where(is_current, state.examples + found.examples, 0)
-        new = _between(state, own, examples, found, is_current)
+        new = _between(state, own, examples, found, is_current)._replace(island=own_island)
         # At the parameters of an earlier step a gradient tells nothing of noise; monitors leave out what is NaN.
         unknown = jax.tree.map(lambda g: jnp.where(is_current, g, jnp.asarray(jnp.nan, g.dtype)), grads)
         return new, loss, unknown, found.grads
@@ -127,19 +131,28 @@ def islands(
 
         params, outer_state = jax.lax.cond(ends, stepped, lambda: (state.params, arrays(state.outer)))
         replica = select(ends, select(alone, given.replica, params), own.replica)
-        replica, opt_state = select(founds, (params, state.inner), (replica, select(ends, given.inner, own.inner)))
+        # Workers that found an island together are to begin alike.
+        first = params, arrays(inner.init(state.params))
+        replica, opt_state = select(founds, first, (replica, select(ends, given.inner, own.inner)))
         seen = jnp.where(is_current | ends | founds, state.taken + 1, state.seen)
-        return Islands(params, outer_state, state.taken + 1, replica, opt_state, seen, jnp.where(ends, 0, examples))
+        examples = jnp.where(ends, 0, examples)
+        return Islands(params, outer_state, state.taken + 1, replica, opt_state, seen, examples, state.island)
 
     return Strategy(
         "islands",
         init,
         take,
-        per_worker_state=lambda state: (state.replica, state.inner, state.seen, state.examples),
+        per_worker_state=lambda state: (state.replica, state.inner, state.seen, state.examples, state.island),
         model=lambda state: state.params,
         replica=lambda state: state.replica,
         kind=Islands,
     )
+
+
+def _least_of(groups: tuple[tuple[int, ...], ...]) -> jax.Array:
+    """Return the least worker of each worker's island; shape=(capacity,), int32."""
+    least = {worker: min(group) for group in groups for worker in group}
+    return jnp.asarray([least[worker] for worker in sorted(least)], jnp.int32)
 
 
 class _Own(NamedTuple):

@@ -188,6 +188,35 @@ def test_what_is_local_is_kept_for_each_worker():
         fewer.restore(kept)
 
 
+@pytest.mark.parametrize(
+    ("members", "workers", "own"),
+    [
+        ([0, 1, 2], 2, [2, 4]),
+        ([0, 1, 2], 5, [2, 4, 6, 0, 0]),
+        ([0, 2], 2, [2, 6]),  # worker 1 had left: worker 2 goes on in its slot
+        ([1, 2], 4, [0, 4, 6, 0]),
+    ],
+)
+def test_on_another_number_of_workers_who_is_missing_counts_as_lost_and_who_is_further_as_joining(
+    members, workers, own
+):
+    options = {"per_worker_state": lambda s: s["own"]}
+    start = {"own": 0.0, "all": 0.0}
+    with build(local, start, workers=3, **options) as program:
+        program.step()
+        program.step()
+        kept = {**program.checkpoint(), "members": members}
+    with build(local, start, workers=workers, **options) as other:
+        other.restore(kept, other_workers_ok=True)
+        assert [float(leaves[-1]) for leaves in other._parts.engine.states] == own
+        report = other.step()
+        assert float(other.state["all"]) == sum(x + i + 1 for i, x in enumerate(own))
+        for i, (x, smooth) in enumerate(zip(own, report.metrics["smooth"], strict=True)):
+            before, now = x / 2 or i + 1, i + 1  # an operator state goes with its worker
+            assert min(before, now) <= smooth <= max(before, now)
+            assert (smooth == now) == (before == now)
+
+
 def counting(label, shape=()):
     def driver(state, batch):
         operators.operator_state(label, np.zeros(shape), lambda n: (n + 1, None))

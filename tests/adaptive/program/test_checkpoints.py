@@ -243,7 +243,7 @@ def test_local_state_comes_back_to_as_many_workers_and_is_refused_by_others(tmp_
         assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [2, 4, 6]
     with (
         build(local, {"own": 0.0, "all": 0.0}, workers=2, **options) as fewer,
-        pytest.raises(ad.CheckpointError, match=r"local state of 3 workers; this world has 2.*start 3 workers"),
+        pytest.raises(ad.CheckpointError, match=r"local state of 3 workers; this world has 2. Start 3 workers"),
     ):
         fewer.restore(tmp_path)
 
