@@ -125,6 +125,7 @@ from adaptive.operators.operator_state import operator_state as operator_state
 from adaptive.operators.peer_read import SCHEDULES as SCHEDULES
 from adaptive.operators.peer_read import read_peer as read_peer
 from adaptive.operators.replication_claims import assert_scope as assert_scope
+from adaptive.operators.round_clock import takes_another_step as takes_another_step
 from adaptive.operators.sources import EXAMPLES as EXAMPLES
 from adaptive.operators.sources import GLOBAL_BATCH as GLOBAL_BATCH
 from adaptive.operators.sources import MICROBATCHES as MICROBATCHES

@@ -317,7 +317,7 @@ class Partitioner:
         """Yield the reasons why a local batch cannot run as several microbatches."""
         yield from (how.why_whole for how in self.flow.graph.minibatches)
         for pairing in self.flow.graph.pairings:
-            yield f"{pairing.line} averages one replica per worker, and each microbatch would be a replica"
+            yield f"{pairing.line} publishes once per worker, and each microbatch would publish on its own"
         for message in self.messages:
             for c in message:
                 if not c.how.reduces and c.scope == Scope.MICROBATCH:

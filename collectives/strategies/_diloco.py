@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -111,14 +112,20 @@ def inner_steps(
     batch: Any,
 ) -> tuple[tuple[Any, Any], Any]:
     """Take local steps on minibatches of the batch. Return `((params, opt_state), losses)`, with the loss of each."""
+    step = local_step(inner, value_and_grad)
+    return jax.lax.scan(step, arrays((params, opt_state)), ad.minibatches(batch, steps))
 
-    def local_step(carry: tuple[Any, Any], minibatch: Any) -> tuple[tuple[Any, Any], Any]:
+
+def local_step(inner: optax.GradientTransformation, value_and_grad: ValueAndGrad) -> Callable[..., Any]:
+    """Return a local step for loops: `((params, opt_state), minibatch) -> ((params, opt_state), loss)`."""
+
+    def step(carry: tuple[Any, Any], minibatch: Any) -> tuple[tuple[Any, Any], Any]:
         params, opt_state = carry
         loss, grads = value_and_grad(params, minibatch)
         updates, opt_state = inner.update(grads, opt_state, params)
         return _as_before((optax.apply_updates(params, updates), opt_state), carry), loss
 
-    return jax.lax.scan(local_step, arrays((params, opt_state)), ad.minibatches(batch, steps))
+    return step
 
 
 def _as_before(new: Any, old: Any) -> Any:

@@ -12,13 +12,12 @@ import optax
 import adaptive as ad
 from adaptive.extend import EXAMPLES, read, real, whole
 from collectives._all_reduce import all_reduce
-from collectives._codes import codec_of
 from collectives._leaves import error
 from collectives._wire import Rounding, Wire
 
 from ._diloco import inner_steps
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._trees import arrays, check_optimizer, rounding_of, select
+from ._trees import arrays, check_optimizer, rounding_without_feedback, select
 
 
 class Streamed(NamedTuple):
@@ -91,7 +90,7 @@ def streamed(
     keep = real(mixing)
     if keep is None or not 0 <= keep < 1:
         raise error("streamed", f"mixing={mixing!r} must be at least 0 and below 1.")
-    how = _wire(wire, rounding)
+    how = rounding_without_feedback("streamed", wire, rounding)
 
     def init(params: Any) -> Streamed:
         params, none = arrays(params), jnp.zeros((), jnp.int32)
@@ -138,16 +137,6 @@ def _steps_of_a_fragment(steps: Any, fragments: Any) -> int:
     if steps % fragments:
         raise error("streamed", f"steps={steps} must be a multiple of fragments={fragments}.")
     return steps // fragments
-
-
-def _wire(wire: Any, rounding: Any) -> dict[str, Any]:
-    if rounding == "error_feedback":
-        raise error("streamed", 'rounding="error_feedback" would mix fragments: rounding="stochastic" or "nearest".')
-    codec = codec_of(wire)
-    if codec is not None and codec.is_sparse:
-        raise error("streamed", 'comm.top_k needs error feedback, which fragments do not have. Write  wire="4bit"')
-    given = None if wire is None and rounding == "nearest" else rounding
-    return {"wire": wire, "rounding": rounding_of("streamed", wire, given)}
 
 
 def _rows(tree: Any, fragments: int) -> jax.Array:

@@ -203,7 +203,7 @@ def test_a_driver_that_publishes_has_whole_batches():
     with program_of(driver) as program:
         assert not program.plan.splittable
         assert "asynchronous_mean (test_asynchronous_mean.py:" in program.explain()
-        assert "averages one replica per worker" in program.explain()
+        assert "publishes once per worker" in program.explain()
     with program_of(driver) as program:
         assert "depends on which values are published when" in str(program.check())
 

@@ -601,3 +601,56 @@ def test_half_the_bytes(make):
         exact.step(), narrow.step()
     a, b = (vector(strategy.model(p.state)) for p in (exact, narrow))
     assert 0 < np.abs(a - b).max() < 0.02 * np.abs(a).max()
+
+
+# --- a checkpoint on another number of workers ------------------------------------------------------------------------
+
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+ELASTIC = {
+    "diloco": lambda n: sync.diloco(ADAM, OUTER, 2),
+    "diloco, 8 bits": lambda n: sync.diloco(ADAM, OUTER, 2, wire="8bit"),
+    "model_averaging": lambda n: sync.model_averaging(ADAM, alpha=0.1),
+    "streamed": lambda n: sync.streamed(ADAM, OUTER, 4, 2),
+    "islands": lambda n: sync.islands(ADAM, OUTER, 3, [[0, 1], [2, 3][: n - 2]]),
+    "quorum": lambda n: sync.quorum(ADAM, OUTER, 2, quorum=4),
+}
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+@pytest.mark.parametrize(("before", "after"), [(4, 3), pytest.param(3, 4, marks=pytest.mark.long)])
+def test_a_checkpoint_on_another_number_of_workers_goes_on_as_if_one_left_or_joined(name, before, after):
+    """The run has four slots. Also in the middle of a round, and where something is left by rounding."""
+    options = {"shares": None, "global_batch": 24, "resizable": True, "max_local_batch": 24}
+    world, there = LocalWorld(4, workers=before), LocalWorld(before)
+    live = built(ELASTIC[name](4), world=world, **options)
+    saved = built(ELASTIC[name](before), world=there, **options)
+    for _ in range(4):
+        live.step(), saved.step()
+    restored = built(ELASTIC[name](after), world=LocalWorld(after), **options)
+    with pytest.raises(ad.CheckpointError, match=f"local state of {before} workers"):
+        restored.restore(saved.checkpoint())
+    restored.restore(saved.checkpoint(), other_workers_ok=True)
+    (world.leave if after < before else world.join)(3)
+    for _ in range(4):
+        live.step(), restored.step()
+    for found, expected in zip(states(restored), states(live)[:after], strict=True):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            close(a, b)
+
+
+def test_workers_of_different_islands_that_are_in_one_after_a_restore_begin_with_the_model():
+    kept, strategies = [], [sync.islands(ADAM, OUTER, 3, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1]])]
+    program = built(strategies[0], world=LocalWorld(4), shares=None, global_batch=24)
+    for _ in range(5):
+        program.step()
+    other = built(strategies[1], world=LocalWorld(3), shares=None, global_batch=24)
+    other.restore(program.checkpoint(), other_workers_ok=True)
+    old = states(program)
+    assert np.abs(vector(old[0].replica) - vector(old[2].replica)).max() > 1e-3
+    for _ in range(4):
+        other.step()
+        kept.append([vector(state.replica) for state in states(other)])
+    # Worker 2 waits for the end of the round, and worker 1, whose island is new, begins with the model.
+    close(kept[0][0], kept[0][2])
+    for x, _, y in kept[1:]:
+        close(x, y)

@@ -164,7 +164,7 @@ def test_a_checkpoint_between_two_fragments():
         ((INNER, OUTER, 4, 1.5), {}, "fragments=1.5 must be a positive integer"),
         ((INNER, OUTER, 5, 2), {}, "steps=5 must be a multiple of fragments=2"),
         ((INNER, OUTER, 4, 2), {"mixing": 1}, "mixing=1 must be at least 0 and below 1"),
-        ((INNER, OUTER, 4, 2), {"wire": "4bit", "rounding": "error_feedback"}, "would mix fragments"),
+        ((INNER, OUTER, 4, 2), {"wire": "4bit", "rounding": "error_feedback"}, "would mix"),
         ((INNER, OUTER, 4, 2), {"wire": comm.top_k(3)}, "needs error feedback"),
         ((INNER, OUTER, 4, 2), {"rounding": "stochastic"}, "needs a format to round to"),
     ],

@@ -1,0 +1,18 @@
+"""Rounds by quorum between processes: who is slow is late, and is counted later; a loss changes the quorum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import run, survives_losses
+
+COVERS = ("collectives/strategies/_quorum.py", "adaptive/operators/round_clock.py")
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+
+def test_who_is_slow_is_counted_in_later_rounds_and_a_loss_changes_the_quorum():
+    result = run(Path(__file__).with_name("quorum_on_ranks.py"), n=3, ours=True)
+    assert result.stdout.count("ended well") == 2, result
