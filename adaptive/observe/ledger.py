@@ -63,7 +63,7 @@ class Ledger(NamedTuple):
       restores: the number of restores.
       repeated: the number of steps that were taken again.
       examples_lost: the number of examples in them.
-      losses: the number of steps in which workers were lost.
+      losses: the number of steps in which workers were lost, including steps that were taken again.
     """
 
     ends: np.ndarray
@@ -212,6 +212,7 @@ class _Book:
         self.restores += 1
         self.repeated += mark["repeated"]
         self.examples_lost += mark.get("examples", 0)
+        self.losses += mark.get("losses", 0)
         if not mark["repeated"]:
             return
         origins, parts = mark["origins"], _of_between(mark["between"])

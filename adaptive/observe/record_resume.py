@@ -101,7 +101,8 @@ def _cut(data: mmap.mmap, part: _Part, step: int) -> _Cut:
 
 
 def _marks(resumption: Resumption, removed: list[dict[str, Any]], kept_at: float | None) -> list[dict[str, Any]]:
-    """Return the marks of earlier removals in the removed lines, and a mark with the number and seconds of these.
+    """Return the marks of earlier removals in the removed lines, and a mark with the number and seconds of these, and
+    the number of those in which workers were lost.
 
     Args:
       resumption: which lines were removed, and why.
@@ -111,7 +112,8 @@ def _marks(resumption: Resumption, removed: list[dict[str, Any]], kept_at: float
     marks = [mark for fields in removed for mark in fields.get("resumed", ())]
     if resumption.restored:
         seconds = sum(fields.get("seconds") or 0.0 for fields in removed)
-        mark = {"after": resumption.step, "repeated": len(removed), "seconds": round(seconds, 6)}
+        losses = sum(bool(fields.get("lost")) for fields in removed)
+        mark = {"after": resumption.step, "repeated": len(removed), "seconds": round(seconds, 6), "losses": losses}
         marks.append(mark | _wall_clock(removed, kept_at))
     return marks
 

@@ -2,8 +2,7 @@
 
 Extends `goodput_batch` to the number of workers. A step of n workers takes as long as the slowest one computes, with
 the best split of the batch, and the exchange among n workers, as far as it does not overlap with computing; the first
-falls with n, the second grows. The gain of
-another worker is compared with the average gain per worker so far.
+falls with n, the second grows. The gain of another worker is compared with the average gain per worker so far.
 """
 
 from __future__ import annotations

@@ -40,10 +40,11 @@ with comm.world() as world:
     program = ad.Program(driver, jnp.zeros(4), data, global_batch=16, world=world)
     kept = ad.Checkpoints(FOLDER / "kept", every="30 steps")
     program.restore(kept, missing_ok=True)
+    restored = program.steps
     if world.rank == 0:
         with open(FOLDER / "steps", "a") as file:
-            print(BEGAN, file=file)
-    for report in program.run(steps=STEPS - program.steps, checkpoint=kept, record=FOLDER / "run.jsonl"):
+            print(restored, BEGAN, file=file)
+    for report in program.run(steps=STEPS - restored, checkpoint=kept, record=FOLDER / "run.jsonl"):
         if world.rank == 0:
             with open(FOLDER / "steps", "a") as file:
                 print(report.step, time.time(), file=file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_causes_add_up_through_three_kills_and_a_restart(tmp_path):
     ledger = read_ledger(tmp_path / "run.jsonl")
     by_cause = ledger.by_cause()
     times = [[float(word) for word in line.split()] for line in (tmp_path / "steps").read_text().splitlines()]
-    script_began, (last, ended) = times[0][0], times[-1]
+    (_, script_began), (last, ended) = times[0], times[-1]
+    (restored,) = (step for (before, _), (step, _) in pairwise(times) if step < before)  # 60 where disks are slow
     assert (ledger.steps, ledger.starts, ledger.restores, ledger.losses) == (last, 2, 1, 3) == (180, 2, 1, 3)
     assert started <= ended - ledger.wall <= script_began + 0.01 * ledger.wall
     assert sum(by_cause.values()) == pytest.approx(ledger.wall)
@@ -36,5 +38,5 @@ def test_causes_add_up_through_three_kills_and_a_restart(tmp_path):
     # The script sleeps 10 ms after each step, and 0.2 s before each kill, for which the others wait.
     assert by_cause["script"] >= 0.01 * (180 + ledger.repeated - 1)
     assert by_cause["repairs"] + by_cause["waiting"] >= 3 * 0.15, by_cause
-    assert 90 + ledger.repeated <= 112, "steps after step 112 were never taken"
+    assert restored + ledger.repeated <= 112, "steps after step 112 were never taken"
     assert ledger.repeated > 0

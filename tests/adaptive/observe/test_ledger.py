@@ -85,7 +85,12 @@ def test_each_second_of_a_run_with_kills_has_the_cause_it_was_made_of(tmp_path):
     assert told["repeated steps"] == pytest.approx(repeated, abs=1e-3)
     assert told["script"] == pytest.approx(30 * 0.03 + 0.5)
     assert told["computing"] == pytest.approx(31 * 0.1)
-    assert (ledger.steps, ledger.starts, ledger.restores) == (31, 2, 1)
+    assert (ledger.steps, ledger.starts, ledger.restores, ledger.losses) == (
+        31,
+        2,
+        1,
+        1,
+    )  # the loss in a discarded step
     assert (ledger.repeated, ledger.examples_lost) == (24, 24 * 8)
     assert goodput(told) == pytest.approx((told["computing"] + told["exchanging"]) / ledger.wall)
 
