@@ -16,6 +16,7 @@ from collectives._leaves import error
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
+from ._traffic import Traffic, all_reduce_message
 from ._trees import arrays, check_optimizer, minus, rounding_of
 
 
@@ -100,7 +101,15 @@ def rounds(
         new = Rounds(optax.apply_updates(state.params, updates), outer_state, opt_state)
         return new, jax.tree.map(lambda x: x.mean(0), losses), None, None
 
-    return Strategy(name, init, take, lambda state: state.inner, lambda state: state.params, kind=Rounds)
+    return Strategy(
+        name,
+        init,
+        take,
+        per_worker_state=lambda state: state.inner,
+        model=lambda state: state.params,
+        kind=Rounds,
+        traffic=lambda: Traffic((all_reduce_message(**how),), local_steps=steps),
+    )
 
 
 def inner_steps(

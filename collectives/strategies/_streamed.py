@@ -17,6 +17,7 @@ from collectives._wire import Rounding, Wire
 
 from ._diloco import inner_steps
 from ._strategy import Stepped, Strategy, ValueAndGrad
+from ._traffic import Traffic, all_reduce_message
 from ._trees import arrays, check_optimizer, rounding_without_feedback, select
 
 
@@ -127,6 +128,7 @@ def streamed(
         per_worker_state=lambda state: (state.replica, state.inner, state.seen),
         model=lambda state: state.params,
         kind=Streamed,
+        traffic=lambda: Traffic((all_reduce_message(**how, of=fragments, beside=overlap),), local_steps=each),
     )
 
 

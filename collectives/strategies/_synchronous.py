@@ -11,6 +11,7 @@ from collectives._robust import Robust
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Strategy, one_step
+from ._traffic import Traffic, all_reduce_message
 from ._trees import all_reduced, arrays, check_optimizer
 
 
@@ -70,4 +71,5 @@ def synchronous(
         per_worker_state=lambda state: (),
         model=lambda state: state.params,
         kind=Synchronous,
+        traffic=lambda: Traffic((all_reduce_message(wire, rounding, op),)),
     )

@@ -1,6 +1,7 @@
 """Try policies on a simulated cluster, or on a recorded run.
 
 adaptive simulate step_change --png step_change.png
+adaptive simulate equal --link 100Mbit/s --parameters 100e6 --hosts 4
 adaptive replay trace.jsonl --policy balance
 """
 
@@ -22,12 +23,15 @@ from . import _scenarios
 from ._cluster import Cluster
 from ._draw import draw
 from ._line_up import LINE_UP, hooked
+from ._on_links import tables_on_links
 from ._recording import Recording, TraceError, read_trace
 from ._replay import fit
 from ._replay import replay as shown
 from ._scenarios import Scenario, scenario
 from ._simulation import SIGNALS, Hooked, Simulation
 from ._simulation import simulate as simulated
+from ._strategies import GRAMMAR
+from ._tables import aligned, compare, table
 
 SIMULATED = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
 REPLAYED = ("equal", "proportional", "balance")
@@ -58,7 +62,28 @@ def _policy_options(default: str) -> Callable[[Callable], Callable]:
     return add
 
 
-@click.command("simulate", context_settings=_SETTINGS, epilog=POLICY)
+def _link_options(command: Callable) -> Callable:
+    """Add the options of strategies on links between hosts."""
+    options = (
+        click.option("--link", "links", multiple=True, metavar="RATE", help="Compare strategies that synchronize "
+            "workers instead, on links of this rate between hosts, such as 100Mbit/s; may be repeated. all: from "
+            "10 Mbit/s to 100 Gbit/s."),
+        click.option("--hosts", type=click.IntRange(1), metavar="N", help="Number of hosts, which share the workers. "
+            "Default: one for each worker."),
+        click.option("--parameters", type=float, default=100e6, show_default=True, metavar="N",
+            help="Number of the model's parameters."),
+        click.option("--latency", type=float, default=1e-4, show_default=True, metavar="SECONDS",
+            help="Of a small message on the link."),
+        click.option("--compute", type=float, metavar="SECONDS", help="Of a local step, instead of a scenario."),
+        click.option("--strategy", "strategies", multiple=True, metavar="STRATEGY", help="A strategy to compare; may "
+            "be repeated. Default: exact ones first, and then those that send less."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command("simulate", context_settings=_SETTINGS, epilog=POLICY + GRAMMAR)
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @_policy_options(", ".join(SIMULATED))
 @click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="Number of workers.")
@@ -66,6 +91,7 @@ def _policy_options(default: str) -> Callable[[Callable], Callable]:
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Plot seconds per step, batch sizes and the best split.")
 @click.option("--list", "listing", is_flag=True, help="List the scenarios and the policies.")
+@_link_options
 def simulate(
     scenarios: Sequence[str],
     policies: Sequence[str],
@@ -75,8 +101,10 @@ def simulate(
     seed: int,
     png: Path | None,
     listing: bool,
+    links: Sequence[str],
+    **of_links: Any,
 ) -> None:
-    """Compare policies on simulated clusters, under a virtual clock.
+    """Compare policies on simulated clusters, under a virtual clock; or, with --link, strategies on links.
 
     \b
     adaptive simulate step_change --workers 16 --png step_change.png
@@ -85,11 +113,22 @@ def simulate(
     PYTHONPATH=. adaptive simulate drift --policy balance --policy mine:make_policy
     adaptive simulate scaling --policy equal --policy noise_workers --policy goodput_workers
     adaptive simulate listing_1 spot --policy equal --policy balance
+    adaptive simulate random_stragglers --link 100Mbit/s --parameters 100e6 --hosts 4
+    adaptive simulate --compute 0.5 --link all --hosts 4 --workers 8 --strategy diloco,steps=50
 
     SCENARIO is a name that --list prints, or all.
     """
     if listing:
         return click.echo(_listing())
+    if links:
+        if png:
+            raise click.UsageError("--png shows policies, and not strategies on a --link")
+        with _complaints():
+            hooks = _hooks(policies or ("equal",), reads)
+            for number, text in enumerate(tables_on_links(links, scenarios, hooks, workers, steps, seed, **of_links)):
+                click.echo("\n" * bool(number) + text)
+        return None
+    _refuse_without_a_link()
     if not scenarios:
         raise click.UsageError("name a scenario (see --list). To use a recorded run:  adaptive replay TRACE")
     if png and (len(scenarios) > 1 or scenarios[0] == "all"):
@@ -132,6 +171,15 @@ def replay(
             _compared_with_what_was(recording, trace, _hooks(policies or REPLAYED, reads), png)
 
 
+def _refuse_without_a_link() -> None:
+    """Raise an error if an option of links was given without one."""
+    context = click.get_current_context()
+    for name in ("hosts", "parameters", "latency", "compute", "strategies"):
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            option = "--strategy" if name == "strategies" else f"--{name}"
+            raise click.UsageError(f"{option} needs a link:  --link 100Mbit/s")
+
+
 @contextmanager
 def _complaints() -> Iterator[None]:
     """Turn errors of the block into usage errors of the command."""
@@ -141,50 +189,6 @@ def _complaints() -> Iterator[None]:
         raise
     except (ValueError, OSError, RuntimeError) as error:
         raise click.UsageError(str(error)) from error
-
-
-# --- scenarios --------------------------------------------------------------------------------------------------------
-
-
-def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int = 0) -> dict[str, Simulation]:
-    """Run policies on one scenario, all under the same noise.
-
-    Args:
-      case: the scenario.
-      policies: by name.
-      steps: number of steps.
-      seed: of the noise.
-
-    Returns:
-      The simulations, by policy.
-    """
-    return {
-        name: simulated([*case.before, hook], case.cluster, case.global_batch, steps, seed=seed)
-        for name, hook in policies.items()
-    }
-
-
-def table(runs: dict[str, Simulation]) -> str:
-    """Format the runs of one scenario as a Markdown table. Compares times up to the examples that all runs processed.
-
-    Args:
-      runs: by policy; the first is the baseline. With a reserve, the table has columns for the mean number of workers,
-        the worker-seconds and the goodput (`Simulation.goodput`).
-    """
-    examples = min(int(run.global_batch.sum()) for run in runs.values())
-    base = next(iter(runs))
-    counted = any(run.cluster is not None and run.cluster.first is not None for run in runs.values())
-    more = ("workers", "worker-s", "goodput") if counted else ()
-    rows: list[tuple[str, ...]] = [
-        ("policy", "mean step", "best split", "over best", "adjustments", f"speed-up over {base}", *more)
-    ]
-    for name, run in runs.items():
-        took, best = run.step_seconds.mean(), run.ideal_seconds.mean()
-        gain = runs[base].seconds_to(examples) / run.seconds_to(examples)
-        cells = (name, _ms(took), _ms(best), f"{took / best:.3f}", str(len(run.adjustments)), f"{gain:.2f}")
-        spent = (f"{run.workers.mean():.1f}", f"{run.worker_seconds:.4g}", f"{run.goodput:.4g}") if counted else ()
-        rows.append((*cells, *spent))
-    return _aligned(rows)
 
 
 # --- recorded runs ----------------------------------------------------------------------------------------------------
@@ -231,7 +235,7 @@ def _decisions(recording: Recording, exact: str, policies: dict[str, Hooked], re
             for step, decision in shown(hook.policy, recording, exact, given, every)
         ]
     lines[1:] = sorted(lines[1:], key=lambda line: int(line[0]))
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _asked(decision: Decision) -> tuple[str, str, str]:
@@ -275,17 +279,3 @@ def _listing() -> str:
         for head, rows in (("scenarios", scenarios), ("policies", policies))
     ]
     return "\n\n".join(parts)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    body = [rows[0], rule, *rows[1:]]
-    cells = [
-        [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in body
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g} ms"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from adaptive.extend import Observation
 from controllers._policy import Policy
@@ -23,6 +23,8 @@ from controllers.predictors.base import memoryless, moving_average
 from controllers.predictors.narx import narx
 
 from ._simulation import SIGNALS, Hooked
+
+T = TypeVar("T")
 
 SECONDS = ("seconds",)
 MACHINE = ("seconds", "cpu_available", "memory_available")
@@ -141,7 +143,7 @@ def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
         contender = LINE_UP[plain]
         policy, default_reads, every = contender.make(), contender.reads, contender.every
     elif ":" in plain:
-        policy, default_reads, every = _import(plain), SECONDS, 1
+        policy, default_reads, every = imported(plain, Policy), SECONDS, 1
     else:
         raise ValueError(f"no policy is called {plain!r}; known are {', '.join(LINE_UP)}. Or give module:factory.")
     for signal in reads or ():
@@ -150,17 +152,28 @@ def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
     return Hooked(policy, default_reads if reads is None else tuple(reads), int(number) if number else every)
 
 
-def _import(path: str) -> Policy:
+def imported(path: str, kind: type[T], article: str = "a") -> T:
+    """Return an object given as `module:name`, which names it or a function without arguments that makes it.
+
+    Args:
+      path: module and name.
+      kind: the object's type.
+      article: in front of the type's name, in errors.
+
+    Raises:
+      ValueError: there is no such module or name, or it is not of that type and does not make one.
+    """
     module, _, attribute = path.partition(":")
     try:
-        factory: Any = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
     except ImportError as error:
         raise ValueError(f"{path}: cannot import {module!r}: {error}. Is it on the path? (PYTHONPATH=.)") from error
     for part in attribute.split("."):
-        if not hasattr(factory, part):
+        if not hasattr(found, part):
             raise ValueError(f"{path}: {module!r} has no {attribute!r}.")
-        factory = getattr(factory, part)
-    policy = factory() if callable(factory) else factory
-    if not isinstance(policy, Policy):
-        raise ValueError(f"{path}: expected a controllers.Policy, or a function that makes one; got {policy!r}.")
-    return policy
+        found = getattr(found, part)
+    made = found() if callable(found) else found
+    if not isinstance(made, kind):
+        where = f"{kind.__module__.partition('._')[0]}.{kind.__name__}"
+        raise ValueError(f"{path}: expected {article} {where}, or a function that makes one; got {made!r}.")
+    return made
