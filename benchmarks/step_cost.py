@@ -93,19 +93,19 @@ def measured(world: Any, strategy: sync.Strategy, seconds: float) -> dict[str, f
     program.warm_up()
     each = LOCAL_STEPS // local_steps  # program steps in a round
 
-    def run(rounds: int) -> tuple[float, float, float]:
-        """Seconds, bytes and seconds of computing of so many rounds."""
+    def run(steps: int) -> tuple[float, float, float]:
+        """Seconds, bytes and seconds of computing of so many steps of the program."""
         world.all_gather_bytes(b"", "begin")
         start, before = time.perf_counter(), sent_bytes()
-        computed = [sum(program.step().compute_seconds) for _ in range(rounds * each)]
+        computed = [sum(program.step().compute_seconds) for _ in range(steps)]
         took, sent = time.perf_counter() - start, sent_bytes() - before
         of_all = [json.loads(own) for own in world.all_gather_bytes(json.dumps([took, computed]).encode(), "end")]
         slowest = np.array([row for _, row in of_all]).max(0).sum()
         return max(seconds for seconds, _ in of_all), sent, float(slowest)
 
-    run(6)  # in which the algorithm of sums is chosen
-    rounds = max(3, round(seconds * 3 / run(3)[0]))
-    took, sent, computed = run(rounds)
+    run(8)  # in which the algorithm of sums is chosen
+    rounds = max(2, round(seconds / run(each)[0]))
+    took, sent, computed = run(rounds * each)
     steps = rounds * LOCAL_STEPS
     program.close()
     return {

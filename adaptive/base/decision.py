@@ -9,17 +9,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 
-class Limits(NamedTuple):
-    """Bounds on a split of the global batch over the workers. Replicated.
+class BoundArrays(NamedTuple):
+    """`Limits` as arrays. Read-only."""
 
-    Both bounds are 0 for a worker without examples: an empty slot, or a share of 0.
-    """
+    lower: np.ndarray  # shape=(n,), int64
+    upper: np.ndarray  # shape=(n,), int64
+    active: np.ndarray  # shape=(active workers,), int64: their indices
+
+
+class _Bounds(NamedTuple):
+    """The fields of `Limits`."""
 
     lower: tuple[int, ...]  # minimum examples of each worker
     upper: tuple[int, ...]  # maximum examples of each worker
@@ -28,12 +34,37 @@ class Limits(NamedTuple):
     examples: int = sys.maxsize  # maximum over all workers: the data set's length
     call_overhead: float = 0.0  # cost of one more microbatch execution, in examples
 
-    @property
+
+class Limits(_Bounds):
+    """Bounds on a split of the global batch over the workers, a named tuple. Replicated.
+
+    Both bounds are 0 for a worker without examples: an empty slot, or a share of 0.
+
+    Attributes:
+      lower: minimum examples of each worker.
+      upper: maximum examples of each worker.
+      quantum: preferred multiple: such sizes need few kernels.
+      multiple: required multiple: from the driver's minibatches.
+      examples: maximum over all workers: the data set's length.
+      call_overhead: cost of one more microbatch execution, in examples.
+    """
+
+    def __getstate__(self) -> None:
+        """Return no state: computed properties are not pickled."""
+
+    def _replace(self, **changes: Any) -> Limits:
+        """Return the limits with other fields. The arrays of the same bounds are kept."""
+        new = super()._replace(**changes)
+        if "arrays" in self.__dict__ and new.lower is self.lower and new.upper is self.upper:
+            new.__dict__["arrays"] = self.arrays
+        return new
+
+    @cached_property
     def least(self) -> int:
         """The smallest global batch."""
         return max(sum(self.lower), self.multiple)
 
-    @property
+    @cached_property
     def most(self) -> int:
         """The largest global batch."""
         most = min(self.examples, sum(self.upper))
@@ -44,17 +75,26 @@ class Limits(NamedTuple):
         rounded = (global_batch + self.multiple // 2) // self.multiple * self.multiple
         return min(max(rounded, self.least), self.most)
 
-    @property
+    @cached_property
     def active(self) -> tuple[int, ...]:
         """The workers that take examples: a policy splits over these, and gives the others 0."""
-        return tuple(i for i, most in enumerate(self.upper) if most > 0)
+        return tuple(self.arrays.active.tolist())
+
+    @cached_property
+    def arrays(self) -> BoundArrays:
+        """The bounds and the active workers as arrays, for policies of many workers."""
+        lower, upper = np.array(self.lower, np.int64), np.array(self.upper, np.int64)
+        found = BoundArrays(lower, upper, np.flatnonzero(upper > 0))
+        for part in found:
+            part.flags.writeable = False
+        return found
 
     def of(self, takes_part: Sequence[bool]) -> Limits:
         """Return the limits with both bounds 0 for workers that take no examples."""
-        lower, upper = (
-            tuple(bound if there else 0 for bound, there in zip(bounds, takes_part, strict=True))
-            for bounds in (self.lower, self.upper)
-        )
+        if all(takes_part) and len(takes_part) == len(self.lower):
+            return self
+        there = np.array(takes_part, bool)
+        lower, upper = (tuple(np.where(there, bounds, 0).tolist()) for bounds in self.arrays[:2])
         return self._replace(lower=lower, upper=upper)
 
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief
@@ -74,6 +76,7 @@ class BatchSizes:
         n = len(limits.lower)
         self._follows = quantum is None
         self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
+        self._last_bounds: tuple[Limits | None, Sequence[float], Limits] = None, (), self.limits  # of `bounds`
         self.members = tuple(range(n) if members is None else members)
         self.needed: tuple[int, ...] = ()
         self.shares = self.checked([1.0] * n if shares is None else shares)
@@ -111,7 +114,12 @@ class BatchSizes:
 
     def bounds(self, shares: Sequence[float] | None = None) -> Limits:
         """Return the limits of the active workers, with the given shares or the last requested ones."""
-        return self.limits.of([share > 0 for share in (self.shares if shares is None else shares)])
+        shares = self.shares if shares is None else shares
+        of, given, known = self._last_bounds
+        if of is not self.limits or given is not shares:  # the same objects in most steps
+            known = self.limits.of([share > 0 for share in shares])
+            self._last_bounds = self.limits, shares, known
+        return known
 
     # --- request ------------------------------------------------------------------------------------------------------
 
@@ -201,17 +209,18 @@ class BatchSizes:
           joined: slots with a new worker. Its speed is unknown, so it starts with the mean share of those that stay.
           lost: slots whose workers were lost. The notes leave them out: a `Loss` reports them.
         """
-        left = [slot for slot in self.members if slot not in members and slot not in lost]
+        now, new = set(members), set(joined)
+        left = [slot for slot in self.members if slot not in now and slot not in lost]
         notes = [f"worker slot {slot} is empty: its worker has left." for slot in left]
         notes += [f"a worker has joined in worker slot {slot}." for slot in joined]
         moved = Moved(
             tuple(joined),
             tuple(left),
-            tuple(slot for slot in self.members if slot not in {*members, *left}),
+            tuple(slot for slot in self.members if slot not in now and slot in lost),
         )
-        stay = [self.shares[slot] for slot in members if slot not in joined and self.shares[slot] > 0]
+        stay = [self.shares[slot] for slot in members if slot not in new and self.shares[slot] > 0]
         first = sum(stay) / len(stay) if stay else 1.0
-        shares = [first if slot in joined else share for slot, share in enumerate(self.shares)]
+        shares = [first if slot in new else share for slot, share in enumerate(self.shares)]
         self.members = tuple(members)
         if not any(shares[slot] for slot in members):  # those who took examples have all left
             shares = [1.0] * len(shares)
@@ -365,10 +374,12 @@ class BatchSizes:
         Raises:
           BatchSizeError: no member has a share, or a worker whose value the driver broadcasts has none.
         """
-        weights = check_shares(shares, len(self.limits.lower)).tolist()
-        taken = tuple(w if slot in self.members else 0.0 for slot, w in enumerate(weights))
+        weights = check_shares(shares, len(self.limits.lower))
+        there = np.zeros(len(weights), bool)
+        there[list(self.members)] = True
+        taken = tuple(np.where(there, weights, 0.0).tolist())
         if not any(taken):
-            slots = ", ".join(str(slot) for slot, w in enumerate(weights) if w)
+            slots = ", ".join(str(slot) for slot, w in enumerate(weights.tolist()) if w)
             raise BatchSizeError(f"shares give examples only to worker slot {slots}, which is empty.")
         missing = [slot for slot in self.needed if not taken[slot]]
         if missing:
@@ -394,7 +405,8 @@ class BatchSizes:
         """Return the shares of the future members; a worker that joins has a share of 1."""
         if slots is None:
             return shares
-        return [(s if i in self.members else 1.0) if i in slots else 0.0 for i, s in enumerate(shares)]
+        there, then = set(self.members), set(slots)
+        return [(s if i in there else 1.0) if i in then else 0.0 for i, s in enumerate(shares)]
 
 
 def _who(hooks: Sequence[str]) -> str:

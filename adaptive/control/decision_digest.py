@@ -15,9 +15,10 @@ from adaptive.base.decision import Decision
 from adaptive.base.errors import DisagreementError
 from adaptive.base.source_lines import name_workers
 
-_BITS = 24  # a float32 represents integers of so many bits exactly
+_BITS = 22  # a float32 represents integers of 24 bits exactly, and the status adds two (`status.py`)
 _REMEMBERED = 4  # most requests since the last comparison; a program without messages never compares
 _HOOK = "hook"
+_Asked = tuple[str, Decision | None]  # who, and what
 
 
 class DecisionDigest:
@@ -26,13 +27,12 @@ class DecisionDigest:
     Attributes:
       value: the digest, a positive integer that a float32 represents exactly.
       step: the step after which the last decision was made; 0 before the first.
-      asked: descriptions of the last few requests since processes last compared; if there are none, of those before.
     """
 
     def __init__(self) -> None:
         self.value = 1
         self.step = 0
-        self.asked: tuple[str, ...] = ("nothing was decided yet",)
+        self._asked: tuple[str | _Asked, ...] = ("nothing was decided yet",)
         self._compared = True
 
     @property
@@ -47,14 +47,19 @@ class DecisionDigest:
           who: `hooks_in_words`, or the method that the script called: "program.rescale".
         """
         self.step = step
-        self._note(f"{who} asked for {_wish(decision)}")
+        self._note((who, decision))
         if decision:
             values = sorted(decision.hyperparameters.items())
-            asked = (decision.global_batch, decision.shares, decision.stop, decision.workers, *values)
-            self.value = _digest(repr((self.value, step, *asked)))
+            asked = (decision.global_batch, decision.stop, decision.workers, *values)
+            self.value = _digest(repr((self.value, step, *asked)).encode() + _bytes_of(decision.shares))
 
-    def _note(self, text: str) -> None:
-        self.asked = (text,) if self._compared else (*self.asked, text)[-_REMEMBERED:]
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Descriptions of the last few requests since processes last compared; if there are none, of those before."""
+        return tuple(text if isinstance(text, str) else _in_words(*text) for text in self._asked)
+
+    def _note(self, text: str | _Asked) -> None:
+        self._asked = (text,) if self._compared else (*self._asked, text)[-_REMEMBERED:]
         self._compared = False
 
     def restart(self, step: int, digests: Mapping[str, str]) -> None:
@@ -63,7 +68,7 @@ class DecisionDigest:
         """
         self.step = step
         self._note(f"program.restore went back to step {step}")
-        self.value = _digest(repr(sorted(digests.items())))
+        self.value = _digest(repr(sorted(digests.items())).encode())
 
     def export(self) -> tuple[int, int, tuple[str, ...]]:
         """Return the replicated part of the state, for `adopt` on a joining process."""
@@ -71,7 +76,7 @@ class DecisionDigest:
 
     def adopt(self, exported: tuple[int, int, tuple[str, ...]]) -> None:
         """Replace the state with what another process has exported."""
-        self.value, self.step, self.asked = exported
+        self.value, self.step, self._asked = exported
 
     def compare(self, values: np.ndarray, *, own: range) -> None:
         """Compare the digests of all workers with this one.
@@ -83,8 +88,7 @@ class DecisionDigest:
         Raises:
           DisagreementError: a worker's digest differs.
         """
-        received = values.tolist()
-        if received.count(self.value) == len(received):
+        if (values == self.value).all():
             self._compared = True
             return
         others = np.flatnonzero(values != self.value)
@@ -112,8 +116,17 @@ def hooks_in_words(names: Sequence[str]) -> str:
     return f"{_HOOK}{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
 
 
-def _digest(text: str) -> int:
-    return crc32(text.encode()) % (2**_BITS - 1) + 1
+def _digest(data: bytes) -> int:
+    return crc32(data) % (2**_BITS - 1) + 1
+
+
+def _bytes_of(shares: Sequence[float] | None) -> bytes:
+    """Return shares as bytes: of thousands of workers, their text takes a millisecond."""
+    return b"" if shares is None else b"shares" + np.asarray(shares, np.float64).tobytes()
+
+
+def _in_words(who: str, decision: Decision | None) -> str:
+    return f"{who} asked for {_wish(decision)}"
 
 
 def _wish(decision: Decision | None) -> str:

@@ -128,7 +128,8 @@ class Membership:
     def expected(self, workers: int) -> tuple[int, ...]:
         """Return the slots that will be occupied by that many workers."""
         there = self._world.members
-        free = [slot for slot in range(self._world.capacity) if slot not in there]
+        occupied = set(there)
+        free = [slot for slot in range(self._world.capacity) if slot not in occupied]
         return tuple(sorted((*there, *free[: max(0, workers - len(there))])[:workers]))
 
     # --- request ------------------------------------------------------------------------------------------------------
@@ -195,6 +196,8 @@ class Membership:
     def leaving(self) -> tuple[int, ...]:
         """The slots whose workers leave for good before the next step, upon a termination signal."""
         alone, n = self._world.processes == 1, self._world.capacity
+        if not (self.leave_request if alone else self._leave_requests.any()):
+            return ()  # in nearly all steps
         requests = [self.leave_request] * n if alone else self._leave_requests.tolist()
         members = {slot: requests[slot] for slot in self._world.members}
         if LeaveRequest.NOW not in members.values():

@@ -32,7 +32,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
     unit = limits.multiple
     if global_batch % unit:
         raise BatchSizeError(f"a global batch of {global_batch} is not a multiple of {unit}, as all batches must be.")
-    lower, upper = -(-np.asarray(limits.lower) // unit) * unit, np.asarray(limits.upper) // unit * unit
+    lower, upper = -(-limits.arrays.lower // unit) * unit, limits.arrays.upper // unit * unit
     weight = np.where(upper > 0, weight, 0.0)
     if not lower.sum() <= global_batch <= upper.sum():
         raise BatchSizeError(
@@ -44,7 +44,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
         return tuple(weight.astype(int).tolist())
     units, lower, upper = global_batch // unit, lower // unit, upper // unit
     ideal = _proportional(units, weight / weight.sum(), lower, upper)
-    return tuple(unit * n for n in _round(units, ideal, lower, upper, max(1, limits.quantum // unit)))
+    return tuple((unit * _round(units, ideal, lower, upper, max(1, limits.quantum // unit))).tolist())
 
 
 def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def _proportional(total: int, share: np.ndarray, lower: np.ndarray, upper: np.nd
     return sizes
 
 
-def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, quantum: int) -> tuple[int, ...]:
+def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, quantum: int) -> np.ndarray:
     sizes = np.clip((ideal + 1e-6) // quantum * quantum, lower, upper).astype(int)
     while (left := total - int(sizes.sum())) != 0:
         step = min(quantum, abs(left)) * (1 if left > 0 else -1)
@@ -139,7 +139,7 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
         need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
         most = np.argsort(np.where(fits, -need, np.inf), kind="stable")
         sizes[most[: min(left // step, np.count_nonzero(fits))]] += step
-    return tuple(sizes.tolist())
+    return sizes
 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:

@@ -258,7 +258,8 @@ def balance(
         total, limits = observation.global_batch, observation.limits
         active = active_of(observation)
         model = model.of(active)
-        lower, upper, sizes = (np.asarray(a)[active] for a in (limits.lower, limits.upper, observation.batch_sizes))
+        lower, upper = limits.arrays.lower[active], limits.arrays.upper[active]
+        sizes = np.asarray(observation.batch_sizes)[active]
         if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
             return None, search
         if not sizes.all():  # a worker has just joined, and was not measured yet

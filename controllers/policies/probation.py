@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from controllers.timing.batch_time import same
+
 LEAST, MOST = 4, 20  # stretches that a verdict is based on
 SURE = 2.0  # standard errors
 LEAST_LOSS = 0.02  # relative; after a smaller loss, do not change back at once
@@ -38,7 +40,7 @@ class Pace(NamedTuple):
 
     def see(self, sizes: np.ndarray, seconds: float) -> Pace:
         """Add a stretch; start over with it if it ran with another split."""
-        if self.sizes.tolist() != sizes.tolist():
+        if not same(self.sizes, sizes):
             return Pace(np.array(sizes, np.int64), np.asarray(1), np.asarray(seconds), np.asarray(0.0))
         looks = min(int(self.looks) + 1, MOST)
         off = seconds - float(self.mean)
@@ -96,13 +98,13 @@ class Probation(NamedTuple):
           gain: the predicted relative gain.
           steps: number of steps in the latest stretch. If it is 1, the present split needs no measurements.
         """
-        known = self.here.looks >= LEAST and self.here.sizes.tolist() == sizes.tolist()
+        known = self.here.looks >= LEAST and same(self.here.sizes, sizes)
         waits = self.wait > 0 and gain <= MORE * self.in_vain
         return bool(self.phase == FREE and not waits and (known or steps == 1))
 
     def moved(self, sizes: np.ndarray, gain: float) -> Probation:
         """Record a change of split. The new one is on probation if steps with `sizes` were measured."""
-        if self.here.looks < LEAST or self.here.sizes.tolist() != sizes.tolist():
+        if self.here.looks < LEAST or not same(self.here.sizes, sizes):
             return self._replace(phase=np.asarray(FREE))
         return self._replace(other=self.here, phase=np.asarray(ON_PROBATION), promised=np.asarray(gain))
 
@@ -113,7 +115,7 @@ class Probation(NamedTuple):
           The split to change to, shape=(n,), or None; and the probation after that.
         """
         here, looks = self.here, int(self.here.looks)
-        compared = self.phase and here.sizes.tolist() == sizes.tolist() != self.other.sizes.tolist()
+        compared = self.phase and same(here.sizes, sizes) and not same(sizes, self.other.sizes)
         if not compared or looks < SOON:
             return None, self
         gain, error = here.gain_over(self.other)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from controllers.timing.batch_time import same
+
 MORE = 1.25  # a possible gain of this many times the one of the last search is searched for at once
 MOST_WAIT = 16  # decisions
 
@@ -35,7 +37,7 @@ class Search(NamedTuple):
           sizes: the present split; shape=(n,), int64.
           gain: the relative gain that is possible with real-valued sizes and no overhead of microbatches.
         """
-        return bool(self.wait > 0 and gain <= MORE * self.gain and self.sizes.tolist() == sizes.tolist())
+        return bool(self.wait > 0 and gain <= MORE * self.gain and same(self.sizes, sizes))
 
     def skipped(self) -> Search:
         """Return the state after a decision without a search."""
@@ -43,6 +45,6 @@ class Search(NamedTuple):
 
     def in_vain(self, sizes: np.ndarray, gain: float) -> Search:
         """Return the state after a search that found no better split than `sizes`; arguments as in `skips`."""
-        again = self.sizes.tolist() == sizes.tolist() and gain <= MORE * self.gain
+        again = same(self.sizes, sizes) and gain <= MORE * self.gain
         patience = np.asarray(min(2 * int(self.patience) + 1, MOST_WAIT) if again else 1)
         return Search(sizes.astype(np.int64), np.asarray(gain), patience, patience)

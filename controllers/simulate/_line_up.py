@@ -152,13 +152,12 @@ def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
     return Hooked(policy, default_reads if reads is None else tuple(reads), int(number) if number else every)
 
 
-def imported(path: str, kind: type[T], article: str = "a") -> T:
+def imported(path: str, kind: type[T]) -> T:
     """Return an object given as `module:name`, which names it or a function without arguments that makes it.
 
     Args:
       path: module and name.
       kind: the object's type.
-      article: in front of the type's name, in errors.
 
     Raises:
       ValueError: there is no such module or name, or it is not of that type and does not make one.
@@ -172,8 +171,11 @@ def imported(path: str, kind: type[T], article: str = "a") -> T:
         if not hasattr(found, part):
             raise ValueError(f"{path}: {module!r} has no {attribute!r}.")
         found = getattr(found, part)
-    made = found() if callable(found) else found
+    try:
+        made = found() if callable(found) else found
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}. It must take no arguments.") from error
     if not isinstance(made, kind):
         where = f"{kind.__module__.partition('._')[0]}.{kind.__name__}"
-        raise ValueError(f"{path}: expected {article} {where}, or a function that makes one; got {made!r}.")
+        raise ValueError(f"{path}: expected a {where}, or a function that makes one; got {made!r}.")
     return made

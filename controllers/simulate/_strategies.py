@@ -119,7 +119,7 @@ def rows_of_one_link(found: Mapping[str, sync.StepCost], baseline: sync.StepCost
       baseline: of `synchronous`, to which updates are compared.
     """
     head = ("strategy", "local step", "computing", "exchange", "hidden", "sent by a host", "updates")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for name, cost in found.items():
         ratio = baseline.seconds / cost.seconds if cost.seconds else 1.0
         cells = (_seconds(cost.seconds), f"{cost.computing:.0%}", _seconds(cost.exchange_seconds))
@@ -133,7 +133,7 @@ def rows_of_links(by_link: Mapping[str, Mapping[str, sync.StepCost]]) -> list[tu
     Args:
       by_link: costs by link and strategy.
     """
-    rows = [("strategy", *by_link)]
+    rows: list[tuple[str, ...]] = [("strategy", *by_link)]
     names = next(iter(by_link.values()))
     return rows + [(name, *(_seconds(found[name].seconds) for found in by_link.values())) for name in names]
 

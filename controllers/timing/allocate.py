@@ -21,7 +21,9 @@ from numpy.typing import ArrayLike
 
 from adaptive import BatchSizeError
 
-from .batch_time import BatchTime
+from .batch_time import FEW, BatchTime
+
+_ROUNDS = 16  # units of one worker that are compared at once
 
 Curve = Callable[[int], float]
 
@@ -232,7 +234,12 @@ def _within(seconds: float, times: BatchTime, lo: np.ndarray, hi: np.ndarray) ->
 
 
 def _give(sizes: np.ndarray, count: int, times: BatchTime, hi: np.ndarray) -> None:
-    """Add `count` units in place, each to the worker with the shortest resulting time."""
+    """Add `count` units in place, each to the worker with the shortest resulting time; of equal ones, to the first."""
+    if len(sizes) > FEW and count <= len(sizes):
+        more = _cheapest(sizes, count, times, hi)
+        if more is not None:
+            sizes += more
+            return
     costs, slopes, tops = times(sizes + 1).tolist(), times.slope.tolist(), hi.tolist()
     intercepts, floors = times.intercept.tolist(), times.floor.tolist()
     grown = sizes.tolist()
@@ -246,6 +253,30 @@ def _give(sizes: np.ndarray, count: int, times: BatchTime, hi: np.ndarray) -> No
         else:
             heapq.heappop(heap)
     sizes[:] = grown
+
+
+def _cheapest(sizes: np.ndarray, count: int, times: BatchTime, hi: np.ndarray) -> np.ndarray | None:
+    """Return how many of the `count` cheapest further units belong to each worker; `None` if there are too many of one
+    cost to compare them all.
+    """
+    every = np.arange(len(sizes))
+    costs = np.where(sizes < hi, times(sizes + 1), np.inf)
+    most = np.partition(costs, count - 1)[count - 1]  # no unit that costs more is among the cheapest
+    workers, found = every[costs <= most], [(costs[costs <= most], every[costs <= most])]
+    for further in range(2, _ROUNDS + 2):
+        workers = workers[sizes[workers] + further <= hi[workers]]
+        line = BatchTime(*(np.broadcast_to(part, len(sizes))[workers] for part in times))
+        costs = line(sizes[workers] + further)
+        workers, costs = workers[costs <= most], costs[costs <= most]
+        if not len(workers):
+            break
+        found.append((costs, workers))
+    else:
+        return None
+    if most == np.inf:
+        return None
+    each, whose = (np.concatenate(part) for part in zip(*found, strict=True))
+    return np.bincount(whose[np.lexsort((whose, each))[:count]], minlength=len(sizes))
 
 
 def _take(sizes: np.ndarray, count: int, times: BatchTime, lo: np.ndarray) -> None:

@@ -53,7 +53,7 @@ def seconds_of(observation: Observation, policy: str) -> np.ndarray:
 
 def active_of(observation: Observation) -> np.ndarray:
     """Return the indices of the active workers, which take examples. int64, shape=(their number,)."""
-    return np.array(observation.limits.active, np.int64)
+    return observation.limits.arrays.active
 
 
 def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[float, ...]:

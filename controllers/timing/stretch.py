@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .batch_time import FEW, same
+
 
 class Look(NamedTuple):
     """A measurement for a policy: one step, or the mean over a stretch."""
@@ -48,11 +50,17 @@ class Stretch(NamedTuple):
           seconds: shape=(n,). Values that are not positive numbers count as unknown.
           enough: seconds of a stretch; 0 makes every step a stretch.
         """
-        each, before = seconds.tolist(), self.steps  # a few numbers: faster than numpy
-        slowest, changed = max(each), sizes != tuple(self.sizes.tolist())
+        before = self.steps
+        if len(sizes) <= FEW:
+            each = seconds.tolist()
+            least, slowest, total = min(each), max(each), sum(each)
+            changed = sizes != tuple(self.sizes.tolist())
+        else:
+            least, slowest, total = float(seconds.min()), float(seconds.max()), float(seconds.sum())
+            changed = not same(np.array(sizes, np.int64), self.sizes)
         ended: list[Look] = []
         valid: np.ndarray | bool = True
-        if not (min(each) > 0 and sum(each) < np.inf):  # or something is NaN
+        if not (least > 0 and total < np.inf):  # or something is NaN
             valid = (seconds > 0) & (seconds < np.inf)
             seconds = np.where(valid, seconds, 0.0)
             slowest = float(seconds.max())

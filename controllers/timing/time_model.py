@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from .batch_time import BatchTime
+from .batch_time import BatchTime, same
 from .level import AHEAD, Level
 from .time_shape import MISFIT, Shape
 
@@ -140,7 +140,7 @@ class TimeModel(NamedTuple):
         """
         shape, n = self.shape, len(sizes)
         if (
-            sizes.tolist() != shape.size.tolist()
+            not same(sizes, shape.size)
             or np.count_nonzero(self.stay >= ARRIVAL) < n
             or np.count_nonzero((seconds > 0) & (seconds < np.inf)) < n
         ):

@@ -136,7 +136,7 @@ def two_statuses(status: np.ndarray, other: Callable[[float], float] = lambda di
     """What two processes of one worker each say, of whom one says `status`, and the other the same.
 
     Args:
-      other: what the other's digest is, where this one's is known.
+      other: what the other's digest and request to leave are, in one number, where this one's are known.
     """
     total = status.copy()
     if len(total):  # or it is a message without

@@ -359,3 +359,29 @@ def test_a_checkpoint_is_a_cause_where_its_sizes_are_others():
     assert why(sizes) == []
     sizes.restart((9, 5), (2, 1))
     assert why(sizes) == [("program.restore", 0)]
+
+
+def test_bounds_follow_limits_and_shares():
+    """They are kept as long as both are the same objects."""
+    sizes = BatchSizes(12, None, Limits((1,) * 3, (8,) * 3))
+    first = sizes.bounds()
+    assert sizes.bounds() is first
+    assert sizes.bounds((1.0, 0.0, 1.0)).active == (0, 2)
+    assert sizes.bounds() == first
+    sizes.request(Decision(shares=(1.0, 1.0, 0.0)))
+    assert sizes.bounds().active == (0, 1)
+    sizes.limit_local_batches([6, 6, 6])
+    assert sizes.bounds().upper == (6, 6, 0)
+    sizes.change_members([0, 2], [])
+    assert sizes.bounds().active == (0,)
+
+
+def test_shares_of_empty_slots_are_dropped_as_by_a_plain_loop():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        members = sorted(rng.choice(40, 12, replace=False).tolist())
+        sizes = BatchSizes(480, None, Limits((1,) * 40, (99,) * 40), members=members)
+        shares = rng.choice([0.0, 0.5, 2.0], 40)
+        shares[members[0]] = 1.0
+        expected = tuple(w if slot in members else 0.0 for slot, w in enumerate(shares.tolist()))
+        assert sizes.checked(shares.tolist()) == expected

@@ -121,3 +121,16 @@ def test_hooks_are_not_blamed_for_what_a_script_asked_for():
     assert "program.rescale asked for rescale(global_batch=8); then program.set asked for set(lr=0.1)" in text
     assert "A hook must" not in text
     assert "every process" not in disagreement(("hook 'grow'", DECISIONS[0]))
+
+
+def test_a_digest_and_a_request_to_leave_fit_in_single_precision():
+    for step in range(50):
+        word = 4 * digest_of([(step, DECISIONS[step % len(DECISIONS)])]).value + 2
+        assert float(np.float32(word)) == word
+
+
+@pytest.mark.parametrize("shares", [(1.0, 2.0, 3.0), (1.0, 2.0, 3.0 + 1e-15)])
+def test_shares_are_compared_to_the_last_bit(shares):
+    same = digest_of([(1, Decision(shares=(1.0, 2.0, 3.0)))]).value == digest_of([(1, Decision(shares=shares))]).value
+    assert same == (shares == (1.0, 2.0, 3.0))
+    assert digest_of([(1, Decision(shares=shares))]).value != digest_of([(1, Decision(stop=True))]).value

@@ -137,3 +137,7 @@ def test_of_worker_slots_that_no_process_carries_nobody_expects_a_digest():
     second.digest.enter(1, "hook 'a'", Decision(global_batch=8))
     with pytest.raises(ad.DisagreementError, match="decided differently"):
         exchange([first, second])
+
+
+def test_a_worker_takes_sixteen_bytes():
+    assert 4 * (status_length(1001) - status_length(1)) == 16 * 1000

@@ -177,7 +177,7 @@ def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
         assert program._parts.sizes.limits.call_overhead == 12.0
-    assert world.sent[-1][1][2 * world.capacity + 2] == 6.0  # the part of one process of two
+    assert world.sent[-1][1][world.capacity + 2] == 6.0  # the part of one process of two
 
 
 @pytest.mark.parametrize(
@@ -582,7 +582,7 @@ def test_two_processes_that_agree_take_their_steps():
     with build(sgd, W, world=world) as program:
         reports = list(program.run(steps=2))
     assert sizes_of(reports) == [(3, 3)] * 2
-    assert [status[0] for _, status in world.sent] == [DecisionDigest().value] * 2
+    assert [status[0] for _, status in world.sent] == [4 * DecisionDigest().value] * 2
 
 
 def test_another_process_that_fails_ends_the_step():
@@ -616,7 +616,7 @@ def test_another_process_that_decides_otherwise_is_found_in_the_next_message():
     world = Twin()
     with build(watched(Recorder(lambda o: Decision(global_batch=8))), world=world) as program:
         program.step()
-        world.other = lambda status: DecisionDigest().value
+        world.other = lambda status: 4 * DecisionDigest().value
         with pytest.raises(ad.DisagreementError, match=r"hook 'watch' asked for rescale\(global_batch=8\)"):
             program.step()
 
@@ -624,7 +624,7 @@ def test_another_process_that_decides_otherwise_is_found_in_the_next_message():
 def test_the_last_decision_of_a_run_is_compared_too():
     world = Twin()
     with build(watched(Recorder(lambda o: Decision(stop=True))), world=world) as program:
-        world.other = lambda status: status if len(world.sent) == 1 else DecisionDigest().value
+        world.other = lambda status: status if len(world.sent) == 1 else 4 * DecisionDigest().value
         with pytest.raises(ad.DisagreementError, match=r"stop\(\)"):
             list(program.run(steps=3))
 

@@ -13,26 +13,26 @@ import collectives as comm
 import collectives.strategies as sync
 from adaptive.runtime.local_world import LocalWorld
 
-ADAM, SGD, ISLANDS = optax.adam(0.1), optax.sgd(0.7), [[0, 2], [1]]
-PARAMS = {"w": jnp.ones((40, 50)), "b": jnp.zeros(1000)}
-NUMBERS = 3000
+INNER, SGD, ISLANDS = optax.sgd(0.1, momentum=0.5), optax.sgd(0.7), [[0, 2], [1]]
+PARAMS = {"w": jnp.ones((40, 50)), "b": jnp.zeros(4000)}
+NUMBERS = 6000
 SMALL = 500  # bytes of the loss, of weights and of the status
 STRATEGIES = [
-    sync.synchronous(ADAM),
-    sync.synchronous(ADAM, wire=jnp.bfloat16),
-    sync.synchronous(ADAM, wire="8bit"),
-    sync.synchronous(ADAM, wire="4bit", rounding="error_feedback"),
-    sync.synchronous(ADAM, op="median"),
-    sync.model_averaging(ADAM),
-    sync.model_averaging(ADAM, wire=jnp.float16),
-    sync.pair_averaging(ADAM),
-    sync.local_steps(ADAM, 3),
-    sync.diloco(ADAM, SGD, 3, wire="2bit"),
-    sync.diloco(ADAM, SGD, 3, wire=comm.top_k(64)),
-    sync.streamed(ADAM, SGD, 6, 3),
-    sync.streamed(ADAM, SGD, 6, 2, overlap=False, wire="4bit"),
-    sync.islands(ADAM, SGD, 3, ISLANDS),
-    sync.islands(ADAM, SGD, 3, ISLANDS, wire="4bit"),
+    sync.synchronous(INNER),
+    sync.synchronous(INNER, wire=jnp.bfloat16),
+    sync.synchronous(INNER, wire="8bit"),
+    sync.synchronous(INNER, wire="4bit", rounding="error_feedback"),
+    sync.synchronous(INNER, op="median"),
+    sync.model_averaging(INNER),
+    sync.model_averaging(INNER, wire=jnp.float16),
+    sync.pair_averaging(INNER),
+    sync.local_steps(INNER, 3),
+    sync.diloco(INNER, SGD, 3, wire="2bit"),
+    sync.diloco(INNER, SGD, 3, wire=comm.top_k(64)),
+    sync.streamed(INNER, SGD, 6, 3),
+    sync.streamed(INNER, SGD, 6, 2, overlap=False, wire="4bit"),
+    sync.islands(INNER, SGD, 3, ISLANDS),
+    sync.islands(INNER, SGD, 3, ISLANDS, wire="4bit"),
 ]
 
 
@@ -51,7 +51,7 @@ def test_the_plan_has_these_bytes_and_reductions(strategy):
 
 
 def planned(strategy):
-    """A program of three workers, of which no step is taken; with two leaves that have 3,000 parameters."""
+    """A program of three workers, of which no step is taken; with two leaves that have 6,000 parameters."""
 
     def loss_fn(params, batch):
         return (jnp.tanh(batch @ params["w"]).sum() + params["b"].sum()) / len(batch)
@@ -73,11 +73,11 @@ def planned(strategy):
 @pytest.mark.parametrize(
     ("strategy", "local_steps", "every", "beside"),
     [
-        (sync.synchronous(ADAM), 1, [1], [False]),
-        (sync.diloco(ADAM, SGD, 3), 3, [1], [False]),
-        (sync.streamed(ADAM, SGD, 6, 3), 2, [1], [True]),
-        (sync.streamed(ADAM, SGD, 6, 3, overlap=False), 2, [1], [False]),
-        (sync.islands(ADAM, SGD, 3, ISLANDS), 1, [1, 3, 3], [False] * 3),
+        (sync.synchronous(INNER), 1, [1], [False]),
+        (sync.diloco(INNER, SGD, 3), 3, [1], [False]),
+        (sync.streamed(INNER, SGD, 6, 3), 2, [1], [True]),
+        (sync.streamed(INNER, SGD, 6, 3, overlap=False), 2, [1], [False]),
+        (sync.islands(INNER, SGD, 3, ISLANDS), 1, [1, 3, 3], [False] * 3),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
-from controllers.timing.allocate import level_of_lines, water_level
+from controllers.timing import allocate
+from controllers.timing.allocate import fill, level_of_lines, water_level
 
 LBB = ctrl.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 
@@ -202,3 +203,46 @@ def test_curves_are_split_in_multiples_of_the_quantum_as_fast_as_can_be(quantum,
 
 def test_a_batch_time_is_a_pytree_that_pickles():
     assert pickle.loads(pickle.dumps(LBB)) == LBB
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
+    """More than 64 workers are not given units one by one. Ties go to the first worker; some times have floors."""
+    rng = np.random.default_rng(seed)
+    n = 90
+    slopes = rng.choice([0.0, 1.0, 2.0, 3.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
+    times = ctrl.BatchTime(slopes, rng.choice([0.0, 1.0], n), rng.choice([0.0, 5.0], n))
+    lower, upper = np.zeros(n, np.int64), rng.integers(1, 12, n)
+    for total in (1, 7, int(upper.sum()) // 2, int(upper.sum())):
+        found = fill(total, times, lower, upper)
+        assert_splits(found, total, lower, upper)
+        assert times(found).max() == times(greedy(total, times, lower, upper)).max()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_units_that_many_workers_are_given_at_once_are_those_of_one_by_one(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    n = 100
+    slopes = rng.choice([0.25, 0.5, 1.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
+    times = ctrl.BatchTime(slopes, rng.choice([0.0, 1.0], n), np.zeros(n))
+    lower, upper = np.zeros(n, np.int64), rng.integers(5, 60, n)
+    totals = [50, 333, 1000, int(upper.sum()) - 3]
+    at_once = [fill(total, times, lower, upper) for total in totals]
+    compared = [allocate._cheapest(np.zeros(n, np.int64), count, times, upper) for count in (1, 30, 100)]
+    assert all(found is not None for found in compared)
+    monkeypatch.setattr(allocate, "FEW", n)
+    for total, found in zip(totals, at_once, strict=True):
+        np.testing.assert_array_equal(found, fill(total, times, lower, upper))
+    for count, found in zip((1, 30, 100), compared, strict=True):
+        one_by_one = np.zeros(n, np.int64)
+        allocate._give(one_by_one, count, times, upper)
+        np.testing.assert_array_equal(found, one_by_one)
+
+
+def test_where_many_units_cost_the_same_they_are_given_one_by_one():
+    n = 80
+    flat = ctrl.BatchTime(np.zeros(n), np.ones(n), np.zeros(n))
+    assert allocate._cheapest(np.zeros(n, np.int64), 60, flat, np.full(n, 50)) is None
+    sizes = np.zeros(n, np.int64)
+    allocate._give(sizes, 60, flat, np.full(n, 50))
+    assert sizes[:3].tolist() == [50, 10, 0]
