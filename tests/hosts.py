@@ -77,6 +77,11 @@ class Hosts:
         """Bring its link back."""
         self._link(host, "up")
 
+    def limit(self, host: str, rate: str) -> None:
+        """Limit what a host sends, of hosts made without a rate, as `tc` reads it: "100mbit"."""
+        shape = ["root", "tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
+        subprocess.run(self.command(host, ["tc", "qdisc", "add", "dev", "e0", *shape]), check=True, timeout=limit(10))
+
     def wait_until_gone(self, host: str, program: str, timeout: float) -> bool:
         """Whether all processes of a host that run a program have ended, within so many seconds."""
         own = self.command(host, ["readlink", "/proc/self/ns/net"])

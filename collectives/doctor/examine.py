@@ -29,6 +29,7 @@ from .findings import (
     process_findings,
     wrong,
 )
+from .host_pairs import HostPair, host_pairs
 from .measure import ExchangeTimes, Folder, LinkTimes, exchange, folder, links
 
 TRIAL_RANKS = 2
@@ -42,6 +43,7 @@ class Examination:
       ranks: facts of each rank of the job; of this process if there is no job.
       findings: problems and notes, without those of `trial`.
       links: times between rank 0 and each other rank.
+      pairs: bandwidth between each two hosts; empty for one host.
       exchange: times of an Allreduce; `None` for one rank.
       folder: the shared folder as the ranks see it; `None` if MPI could not be loaded.
       mpirun: kind and path of the launcher that `adaptive run` uses; "" if there is none, or in a job.
@@ -51,6 +53,7 @@ class Examination:
     ranks: tuple[JobFacts, ...]
     findings: tuple[HealthCheck, ...] = ()
     links: tuple[LinkTimes, ...] = ()
+    pairs: tuple[HostPair, ...] = ()
     exchange: ExchangeTimes | None = None
     folder: Folder | None = None
     mpirun: str = ""
@@ -118,13 +121,15 @@ def examine_job(path: Path | None, doing: list[str]) -> Examination:
         doing.append("gathering what ranks know")
         ranks = [as_facts(json.loads(text)) for text in world.all_gather_bytes(json.dumps(vars(own)).encode())]
         doing.append("measuring latency and bandwidth")
-        pairs, together = links(world.transport.comm), exchange(world.transport.comm) if world.processes > 1 else None
+        comm = world.transport.comm
+        found_links, together = links(comm), exchange(comm) if world.processes > 1 else None
+        pairs = host_pairs(comm, sorted({own.host: rank for rank, own in reversed([*enumerate(ranks)])}.values()))
         doing.append("looking at files")
         seen = folder(path or Path.cwd(), world.all_gather_bytes, world.rank)
         doing.append("ending")
-    found = [*_findings(ranks), *clock_findings(ranks, pairs), *link_findings(ranks, pairs)]
+    found = [*_findings(ranks), *clock_findings(ranks, found_links), *link_findings(ranks, pairs)]
     found += [*folder_findings(ranks, seen, asked=path is not None)]
-    return Examination(tuple(ranks), tuple(found), tuple(pairs), together, seen)
+    return Examination(tuple(ranks), tuple(found), tuple(found_links), tuple(pairs), together, seen)
 
 
 def _findings(ranks: list[JobFacts]) -> Iterator[HealthCheck]:
@@ -198,6 +203,7 @@ def as_examination(said: Mapping[str, Any]) -> Examination:
         ranks=tuple(as_facts(own) for own in said["ranks"]),
         findings=tuple(HealthCheck(**finding) for finding in said["findings"]),
         links=tuple(LinkTimes(**link) for link in said["links"]),
+        pairs=tuple(HostPair(tuple(pair["ranks"]), pair["bandwidth"]) for pair in said["pairs"]),
         exchange=ExchangeTimes(**said["exchange"]) if said["exchange"] else None,
         folder=Folder(**{**seen, "unseen": tuple(seen["unseen"])}) if seen else None,
         mpirun=said["mpirun"],

@@ -15,10 +15,10 @@ from launchers.command import how_to_remove_it
 from launchers.mpirun import Implementation
 
 from .facts import PACKAGES, PLUGINS, JobFacts
+from .host_pairs import HostPair, slow_links
 from .measure import Folder, LinkTimes
 
 CLOCK_SECONDS = 0.1  # clocks that differ by more make logs and traces of several hosts hard to compare
-SLOW_LINK = 2.0  # the best link has more than this many times the bandwidth of one that is named
 
 
 @dataclass(frozen=True)
@@ -184,28 +184,20 @@ def clock_findings(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Ite
             )
 
 
-def link_findings(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
-    """Yield a note for each host whose link to rank 0's host has less than half the bandwidth of the best such link.
-
-    A host's bandwidth is that of its fastest rank, since ranks of a host share a link. With one other host there is
-    nothing to compare.
-    """
-    here = ranks[0].host
-    best: dict[str, float] = {}
-    for link in links:
-        host = ranks[link.rank].host
-        if host != here:
-            best[host] = max(best.get(host, 0.0), link.bandwidth)
-    if len(best) < 2:
-        return
-    fastest = max(best, key=lambda host: best[host])
-    for host, bandwidth in best.items():
-        if bandwidth * SLOW_LINK < best[fastest]:
-            yield note(
-                f"The link between {here} and {host} is slow: {bandwidth / 1e9:.3g} GB/s, where that between {here} "
-                f"and {fastest} has {best[fastest] / 1e9:.3g} GB/s. The slowest link delays every exchange.",
-                f"ssh {host} ethtool -S IFACE    look for errors, and for the speed of the port; or leave {host} out",
-            )
+def link_findings(ranks: Sequence[JobFacts], pairs: Sequence[HostPair]) -> Iterator[HealthCheck]:
+    """Yield a note for each host whose links are slow, and for each other slow link between two hosts."""
+    for slow in slow_links([own.host for own in ranks], pairs):
+        rate, usual = f"{slow.bandwidth / 1e9:.3g} GB/s", f"{slow.usual / 1e9:.3g} GB/s"
+        if len(slow.hosts) == 1:
+            (host,) = slow.hosts
+            what = f"The link of {host} is slow: at most {rate} to any other host, where others have {usual}."
+        else:
+            host, other = slow.hosts
+            what = f"The link between {host} and {other} is slow: {rate}, where each has {usual} to other hosts."
+        yield note(
+            f"{what} The slowest link delays every exchange.",
+            f"ssh {host} ethtool -S IFACE    look for errors, and for the speed of the port; or leave {host} out",
+        )
 
 
 def folder_findings(ranks: Sequence[JobFacts], folder: Folder, asked: bool) -> Iterator[HealthCheck]:

@@ -69,6 +69,8 @@ def _rows(found: Examination) -> Iterator[tuple[str, str]]:
         yield "devices", ", ".join(first.devices) or "none"
     if found.exchange is not None:
         yield from _between(found.links, found.exchange)
+    if found.pairs:
+        yield "host ↔ host", f"{_span([pair.bandwidth for pair in found.pairs], 1e-9, 'GB/s')}, each way at once"
     if len(hosts(found.ranks)) > 1 and found.links:
         far = max(found.links, key=lambda link: abs(link.offset))
         yield "clocks", f"at most {abs(far.offset) * 1e3:.2g} ms apart (rank {far.rank}; ± {far.within * 1e3:.1g} ms)"

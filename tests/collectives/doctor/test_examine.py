@@ -24,6 +24,7 @@ from collectives.doctor.findings import (
     link_findings,
     process_findings,
 )
+from collectives.doctor.host_pairs import HostPair
 from collectives.doctor.measure import ExchangeTimes, Folder, LinkTimes, folder, kind
 from collectives.doctor.show import show
 from collectives.worlds.launch import check_agreement, no_mpi
@@ -142,12 +143,14 @@ def test_of_clocks():
 
 def test_of_links():
     ranks = [RANK, RANK, *(replace(RANK, host=host) for host in "bbcd")]
-    speeds = (9e9, 0.3e9, 1e9, 0.4e9, 0.9e9)  # bytes per second, of ranks 1 … 5
-    links = [LinkTimes(rank, 1e-6, speed, 0.0, 0.01) for rank, speed in enumerate(speeds, 1)]
-    slow = only(link_findings(ranks, links), "note").what
-    assert slow.startswith("The link between a and c is slow: 0.4 GB/s, where that between a and b has 1 GB/s")
-    assert not [*link_findings(ranks, [replace(link, bandwidth=1e9) for link in links])]
-    assert not [*link_findings(ranks[:4], links[:3])]  # one other host
+    speeds = {(0, 2): 1e9, (0, 4): 0.4e9, (0, 5): 0.9e9, (2, 4): 0.3e9, (2, 5): 1e9, (4, 5): 0.35e9}
+    pairs = [HostPair(pair, speed) for pair, speed in speeds.items()]
+    slow = only(link_findings(ranks, pairs), "note")
+    assert slow.what.startswith("The link of c is slow: at most 0.4 GB/s to any other host, where others have 1 GB/s.")
+    assert "ssh c ethtool" in slow.do
+    between = [replace(pair, bandwidth=0.2e9 if pair.ranks == (0, 5) else 1e9) for pair in pairs]
+    slow = only(link_findings(ranks, between), "note")
+    assert slow.what.startswith("The link between a and d is slow: 0.2 GB/s, where each has 1 GB/s to other hosts.")
 
 
 def test_of_folders(tmp_path):
@@ -281,13 +284,15 @@ def test_it_is_shown_for_people():
         ranks,
         (HealthCheck("note", "a note"), HealthCheck("wrong", "something is wrong", "line 1\nline 2")),
         tuple(LinkTimes(i, i * 1e-6, 1e9, 1e-3, 1e-5) for i in range(1, 80)),
+        tuple(HostPair((0, i), i * 1e8) for i in range(2, 80, 2)),
         ExchangeTimes(1e-6, 0.02),
         Folder("/shared", "nfs", 10**12, "", (4, 7)),
     )
     show(found, console := Console(record=True, width=150, file=io.StringIO()))
     said = console.export_text()
     for text in (
-        "80 ranks on 40 hosts", "1 to 79 µs, 1 GB/s", "Allreduce of 8 bytes 1 µs, of 16 MiB 20 ms",
+        "80 ranks on 40 hosts", "1 to 79 µs, 1 GB/s", "host ↔ host      0.2 to 7.8 GB/s, each way at once",
+        "Allreduce of 8 bytes 1 µs, of 16 MiB 20 ms",
         "clocks           at most 1 ms", "/shared: nfs, 1e+03 GB free, not seen by ranks 4, 7",
         "0 | 1   2 each", "… 8 more hosts",
         "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 problem",

@@ -1,0 +1,116 @@
+"""Bandwidth between each two hosts of a job, by pairs that exchange data at the same time.
+
+An exchange over all ranks is as slow as the slowest link, and does not say which one that is. Pairs do: a host whose
+link is slow is slow with every other host, and a slow path between two hosts only between these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+PROBE_BYTES = 1 << 20
+PROBES = 4  # per pair, of which the fastest counts
+MOST_ROUNDS = 16  # so that a job of many hosts is measured in seconds; all pairs of up to 17 hosts
+SLOW_LINK = 2.0  # the best link has more than this many times the bandwidth of one that is named
+
+
+@dataclass(frozen=True)
+class HostPair:
+    """Bandwidth between two hosts.
+
+    Attributes:
+      ranks: a rank of each host.
+      bandwidth: bytes per second, in each direction at once.
+    """
+
+    ranks: tuple[int, int]
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A slow link.
+
+    Attributes:
+      hosts: a host all of whose links are slow, or two hosts with a slow link between them.
+      bandwidth: bytes per second; of a host, the most with any other.
+      usual: bytes per second of the others' links, to compare with.
+    """
+
+    hosts: tuple[str, ...]
+    bandwidth: float
+    usual: float
+
+
+def rounds(n: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield rounds of pairs of n numbers: a number is in one pair of a round at most, and each pair is in one round."""
+    seats = [*range(n), -1][: n + n % 2]  # with an odd number, one has no partner in each round
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        yield [(min(pair), max(pair)) for pair in pairs if -1 not in pair]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+
+
+def host_pairs(comm: Any, leaders: Sequence[int]) -> list[HostPair]:
+    """Measure the bandwidth between hosts. Called by all ranks. Returns the result on rank 0, and [] on other ranks.
+
+    Args:
+      comm: a communicator.
+      leaders: a rank of each host.
+    """
+    own: list[tuple[int, int, float]] = []
+    for number, pairs in enumerate(rounds(len(leaders)) if len(leaders) > 1 else ()):
+        if number == MOST_ROUNDS:
+            break
+        comm.Barrier()
+        for a, b in pairs:
+            first, second = leaders[a], leaders[b]
+            if comm.rank in (first, second):
+                other = second if comm.rank == first else first
+                seconds = _probe(comm, other)
+                own += [(first, second, seconds)] if comm.rank == first else []
+    told = comm.gather(own, 0) or []
+    return [HostPair((a, b), PROBE_BYTES / seconds) for of_rank in told for a, b, seconds in of_rank]
+
+
+def _probe(comm: Any, other: int) -> float:
+    """Return the seconds in which this rank and another one send each other `PROBE_BYTES`."""
+    sent, received, took = np.zeros(PROBE_BYTES, np.uint8), np.empty(PROBE_BYTES, np.uint8), []
+    for _ in range(PROBES):
+        start = time.perf_counter()
+        comm.Sendrecv(sent, other, recvbuf=received, source=other)
+        took.append(time.perf_counter() - start)
+    return max(min(took), 1e-9)
+
+
+def slow_links(names: Sequence[str], pairs: Sequence[HostPair]) -> list[SlowLink]:
+    """Return the slow links: first hosts all of whose links are slow, then single links between other hosts.
+
+    Fewer than three hosts have nothing to compare.
+
+    Args:
+      names: the host of each rank.
+      pairs: as `host_pairs` returns them.
+    """
+    best: dict[str, float] = {}
+    for pair in pairs:
+        for rank in pair.ranks:
+            best[names[rank]] = max(best.get(names[rank], 0.0), pair.bandwidth)
+    if len(best) < 3:
+        return []
+    usual = median(best.values())
+    found = [SlowLink((host,), rate, usual) for host, rate in best.items() if rate * SLOW_LINK < usual]
+    named = {host for slow in found for host in slow.hosts}
+    for pair in pairs:
+        a, b = (names[rank] for rank in pair.ranks)
+        least = min(best[a], best[b])
+        if not named & {a, b} and pair.bandwidth * SLOW_LINK < least:
+            found.append(SlowLink((a, b), pair.bandwidth, least))
+    return found
