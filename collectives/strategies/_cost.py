@@ -15,7 +15,7 @@ from adaptive.extend import Gathered, Mixed, Sliced, real, whole
 from collectives._leaves import error
 
 from ._strategy import Strategy
-from ._traffic import ModelMessage
+from ._traffic import ModelMessage, Traffic
 
 PREAMBLE_BYTES = 1024  # of the sum that every message begins with
 _SCHEDULE_STEPS = 64  # over which a schedule of pairs is averaged
@@ -101,6 +101,8 @@ def step_cost(
         b for each worker of another host that averages a worker's values, in pairs and within islands
 
     Messages are those that follow one another, such as log2(h) in a preamble. Transfers within a host take no time.
+    Computing takes as long as on the slowest worker; in rounds by quorum, as long as on the worker that ends a round,
+    and the grace period if there are later ones.
 
     Args:
       strategy: from `collectives.strategies`; except `hybrid`, which sends what its active strategy sends.
@@ -133,7 +135,7 @@ def step_cost(
         raise error("step_cost", f"the strategy {strategy.name!r} does not say what it sends. {advice}")
     traffic, over = strategy.traffic(), link if isinstance(link, Link) else Link(link)
     placed = [range(host * each, (host + 1) * each) for host in range(n_hosts)]
-    computing = _compute_seconds(compute, traffic.local_steps)
+    computing = _compute_seconds(compute, traffic)
     sent = [_Sent.of(message, message.nbytes(size), placed) for message in traffic.messages]
     if any(message.beside for message in traffic.messages):
         sent.append(_Sent.preamble(n_hosts))  # of the loss, which follows when the local steps are done
@@ -156,15 +158,21 @@ def _counts(**given: Any) -> list[int]:
     return found  # type: ignore[return-value]
 
 
-def _compute_seconds(compute: ArrayLike, local_steps: int) -> float:
-    """Return the seconds per local step of the slowest worker, if all wait for each other after `local_steps`."""
+def _compute_seconds(compute: ArrayLike, traffic: Traffic) -> float:
+    """Return the seconds per local step, if workers wait for each other after each step of the program."""
     seconds = np.asarray(compute, np.float64)
     if seconds.ndim not in (0, 2) or not np.isfinite(seconds).all() or (seconds < 0).any() or not seconds.size:
         raise error("step_cost", "compute= must be seconds: one number, or finite ones of shape (steps, workers).")
     if seconds.ndim == 0:
         return float(seconds)
-    rounds = np.add.reduceat(seconds, np.arange(0, len(seconds), local_steps))
-    return float(rounds.max(axis=1).sum() / len(seconds))
+    rounds = np.add.reduceat(seconds, np.arange(0, len(seconds), traffic.local_steps))
+    ends = rounds.max(axis=1)
+    if traffic.quorum is not None:
+        for number, own in enumerate(rounds):
+            there = np.sort(own[own > 0])
+            if len(there):
+                ends[number] = min(there[-1], (1 + traffic.grace) * there[traffic.quorum(len(there)) - 1])
+    return float(ends.sum() / len(seconds))
 
 
 class _Sent(NamedTuple):

@@ -16,6 +16,7 @@ from collectives._wire import Rounding, Wire
 
 from ._diloco import local_step
 from ._strategy import Stepped, Strategy, ValueAndGrad
+from ._traffic import Traffic, all_reduce_message
 from ._trees import arrays, check_optimizer, minus, rounding_without_feedback, select, zeros
 
 
@@ -126,6 +127,9 @@ def quorum(
         per_worker_state=lambda state: (state.behind, state.inner, state.taken, state.examples),
         model=lambda state: state.params,
         kind=Quorum,
+        traffic=lambda: Traffic(
+            (all_reduce_message(**how),), steps, quorum=lambda workers: _ends_round(workers, quorum), grace=float(grace)
+        ),
     )
 
 
@@ -180,6 +184,12 @@ def _local_steps(
 def _is_wide(dtype: Any) -> bool:
     """Return whether sums of many numbers of a dtype are accurate in it."""
     return jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize >= 4
+
+
+def _ends_round(workers: int, quorum: int | None) -> int:
+    """Return what `_needed` does, outside a program."""
+    wanted = (workers + 1) // 2 + 1 if quorum is None else quorum
+    return min(max(wanted, workers // 2 + 1), workers)
 
 
 def _needed(workers: jax.Array, quorum: int | None) -> jax.Array:

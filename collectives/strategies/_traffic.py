@@ -45,10 +45,14 @@ class Traffic:
     Attributes:
       messages: one for each kind.
       local_steps: local steps in a step of the program, after which all workers wait for each other.
+      quorum: `quorum(workers) -> int`: how many workers end a step of the program; `None`: it ends with the last one.
+      grace: how much longer the others may then take, relative to its duration until then.
     """
 
     messages: tuple[ModelMessage, ...]
     local_steps: int = 1
+    quorum: Callable[[int], int] | None = None
+    grace: float = 0.0
 
 
 def all_reduce_message(

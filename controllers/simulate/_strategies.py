@@ -36,6 +36,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "local_steps": ("steps", "wire"),
     "diloco": ("steps", "wire"),
     "streamed": ("steps", "fragments", "wire"),
+    "quorum": ("steps", "wire"),
     "islands": ("steps", "wire"),
 }
 
@@ -49,15 +50,8 @@ def default_strategies(workers_per_host: int) -> list[str]:
     names = ["synchronous", "synchronous,wire=bfloat16", "synchronous,wire=4bit"]
     if workers_per_host > 1:
         names += ["islands", "islands,wire=4bit"]
-    return [
-        *names,
-        "diloco",
-        "streamed",
-        "diloco,wire=4bit",
-        "streamed,wire=4bit",
-        "diloco,wire=2bit",
-        "diloco,wire=top_k",
-    ]
+    names += ["diloco", "quorum", "streamed", "diloco,wire=4bit", "quorum,wire=4bit", "streamed,wire=4bit"]
+    return [*names, "diloco,wire=2bit", "diloco,wire=top_k"]
 
 
 def strategy_named(name: str, hosts: int, workers_per_host: int) -> sync.Strategy:
@@ -159,8 +153,8 @@ def _make(kind: str, options: dict[str, Any], hosts: int, workers_per_host: int)
     steps = options.pop("steps", STEPS)
     if kind == "local_steps":
         return sync.local_steps(optimizer, steps, **options)
-    if kind == "diloco":
-        return sync.diloco(optimizer, optimizer, steps, **options)
+    if kind in ("diloco", "quorum"):
+        return getattr(sync, kind)(optimizer, optimizer, steps, **options)
     if kind == "streamed":
         return sync.streamed(optimizer, optimizer, steps, options.pop("fragments", FRAGMENTS), **options)
     islands = [range(host * workers_per_host, (host + 1) * workers_per_host) for host in range(hosts)]

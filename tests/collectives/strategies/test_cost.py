@@ -176,6 +176,19 @@ def two_steps():
     return sync.local_steps(SGD, 2)
 
 
+def test_rounds_by_quorum_end_with_most_workers_and_a_grace_period():
+    slow = np.array([[1.0, 1.1, 1.2, 9.0], [1.0, 1.1, 1.2, 1.3], [1.0, 1.1, 1.2, 0.0]])
+    found = [
+        sync.step_cost(sync.quorum(SGD, OUTER, 1, **options), 10, 1e9, hosts=2, workers_per_host=2, compute=slow)
+        for options in ({"grace": 0.5}, {"grace": 0.0}, {"quorum": 4})
+    ]
+    # Three of four, and three of three where one is absent.
+    assert found[0].compute_seconds == pytest.approx((1.5 * 1.2 + 1.3 + 1.2) / 3)
+    assert found[1].compute_seconds == pytest.approx((1.2 + 1.2 + 1.2) / 3)
+    assert found[2].compute_seconds == pytest.approx((9.0 + 1.3 + 1.2) / 3)
+    assert sync.step_cost(sync.quorum(SGD, OUTER, 1), 10, 1e9, hosts=2, compute=2.0).compute_seconds == 2
+
+
 @pytest.mark.parametrize(
     ("rate", "bits"),
     [

@@ -31,6 +31,8 @@ STRATEGIES = [
     sync.diloco(INNER, SGD, 3, wire=comm.top_k(64)),
     sync.streamed(INNER, SGD, 6, 3),
     sync.streamed(INNER, SGD, 6, 2, overlap=False, wire="4bit"),
+    sync.quorum(INNER, SGD, 3),
+    sync.quorum(INNER, SGD, 3, wire="8bit"),
     sync.islands(INNER, SGD, 3, ISLANDS),
     sync.islands(INNER, SGD, 3, ISLANDS, wire="4bit"),
 ]
