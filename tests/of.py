@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import difflib
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,8 +61,11 @@ def covers(test: str, root: Path = ROOT) -> tuple[str, ...]:
       ValueError: if `COVERS` is not a tuple of strings.
     """
     text = (root / test).read_text()
-    if "COVERS" not in text:  # parsing all files takes seconds
-        return ()
+    return _covers(test, text) if "COVERS" in text else ()  # parsing all files takes seconds
+
+
+@cache
+def _covers(test: str, text: str) -> tuple[str, ...]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COVERS":
             try:

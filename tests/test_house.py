@@ -17,8 +17,6 @@ from types import ModuleType
 
 import pytest
 
-from tests import allowances
-from tests.language import CHECKERS, too_many
 from tests.speed import limit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -305,13 +303,6 @@ def test_what_is_public_is_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names
     assert [complaint for name, thing in names.items() for complaint in undocumented(name, thing)] == []
-
-
-@pytest.mark.parametrize("name", [name for name in CHECKERS if "TEST" not in name])
-def test_there_are_no_more_complaints_of_the_language_than_before(name):
-    """In sum, so that files can be moved. `tests/test_language.py` compares by file."""
-    found, allowed = CHECKERS[name](), getattr(allowances, name)
-    assert sum(map(len, found.values())) <= sum(allowed.values()), too_many(found, allowed)
 
 
 # --- and would say so if it did not -----------------------------------------------------------------------------------
