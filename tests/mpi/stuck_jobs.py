@@ -17,7 +17,7 @@ import numpy as np
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import thread_status
+from adaptive.extend import IN_A_STEP, thread_status
 
 
 def driver(state, batch):
@@ -55,6 +55,11 @@ def without_a_core():
         pin(cores)
 
 
+@thread_status(IN_A_STEP)
+def sleeps_in_a_step() -> None:
+    time.sleep(3600)
+
+
 def goes_its_own_way(what: str, program: ad.Program) -> None:
     """What a rank does after step 3, while the others go on."""
     match what:
@@ -63,6 +68,8 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
                 pass
         case "rests":
             time.sleep(RESTS)
+        case "sleeps in a step":
+            sleeps_in_a_step()
         case "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "holds the lock":  # Python's: this takes for ever, and nothing else runs meanwhile

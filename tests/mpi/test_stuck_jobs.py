@@ -113,6 +113,15 @@ def test_a_stopped_rank_is_found_early_by_default_and_one_that_rests_is_let_alon
     assert result.stdout.count("ended well") == 2, str(result)
 
 
+@pytest.mark.long
+@pytest.mark.skipif(core_time(os.getpid()) is None, reason="this kernel does not say how long processes run")
+@survives_losses
+def test_a_rank_that_sleeps_in_a_step_is_found_early_by_default():
+    result = start("sleeps in a step", n=3, block=True, fails=False, ours=True, hang_timeout=None)
+    check_said(result, "rank 2 .* is in a step", "rank 2: killed, and lost.", errors=2)
+    assert result.stdout.count("ended well") == 2, str(result)
+
+
 @pytest.mark.skipif(core_time(os.getpid()) is None, reason="this kernel does not count waits for a core")
 def test_a_rank_that_waits_for_a_core_is_let_alone():
     """It loops for more than twice the hang_timeout, like one that is stuck, but runs for a fraction of that."""
