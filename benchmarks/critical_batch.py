@@ -6,7 +6,8 @@
 A conv net learns digits, and a small transformer learns text, with Adam. At three moments of the run
 `ctrl.measure_critical_batch` trains branches on the same examples with 1, 4 and 16 times the batch, and multiplies the
 learning rate by the square root of the same factor. Its result is compared with the noise scales that the run's
-monitors have at that step: over microbatches, over examples, in Adam's metric, and from Adam's moments.
+monitors have at that step: over microbatches, over examples, in the metrics of Adam, of sign descent and of Muon, and
+from Adam's moments.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ NAMES = {
     "groups": "two microbatches",
     "examples": "examples",
     "divided": "Adam's metric",
+    "sign": "sign",
+    "spectral": "spectral",
     "moments": "moments, Euclidean",
     "moments_adam": "moments, Adam",
     "moments_sign": "moments, sign",
@@ -95,9 +98,11 @@ def driver_of(task: Task) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
             "groups": mon.noise_scale(grads, avg_grads, decay=0.98).scale,
             "examples": mon.noise_scale(grads, avg_grads, per_example=norms, decay=0.98).scale,
             "divided": mon.noise_scale(grads, avg_grads, divide_by=divisor, decay=0.98).scale,
-            "moments": moments.euclidean,
-            "moments_adam": moments.adam,
-            "moments_sign": moments.sign,
+            "sign": mon.noise_scale(grads, avg_grads, metric="sign", decay=0.98).scale,
+            "spectral": mon.noise_scale(grads, avg_grads, metric="spectral", decay=0.98).scale,
+            "moments": moments.euclidean.scale,
+            "moments_adam": moments.adam.scale,
+            "moments_sign": moments.sign.scale,
         }
         optimizer = optax.adam(ad.hyperparameter("lr", task.lr), b2=B2)
         updates, opt_state = optimizer.update(avg_grads, opt_state, params)
@@ -114,7 +119,8 @@ def measured(task: Task, seed: int) -> list[dict[str, Any]]:
     rows = []
     with ad.Program(driver_of(task), state, task.train, **sizes) as program:
         for moment in task.moments:
-            done = list(program.run(steps=moment - program.steps))[-1]
+            reports = list(program.run(steps=moment - program.steps))
+            done = reports[-1]
             found = ctrl.measure_critical_batch(
                 program,
                 lambda state, batch: task.loss_fn(state[0], batch),
@@ -126,15 +132,21 @@ def measured(task: Task, seed: int) -> list[dict[str, Any]]:
             print(f"{task.name}, seed {seed}, step {moment}\n{found}", flush=True)
             row = {"task": task.name, "seed": seed, "seen": done.examples, "critical": found.critical}
             row["losses"] = [found.start_loss, *(branch.loss for branch in found.branches)]
-            rows.append(row | {name: float(done.metrics[name]) for name in NAMES})
+            row["series"] = [{"seen": r.examples} | scales_in(r.metrics) for r in reports[4::5]]
+            rows.append(row | scales_in(done.metrics))
     return rows
 
 
-def middle(values: Iterable[float]) -> str:
-    """Format the median of values and their range; infinities and NaN in words."""
+def scales_in(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the noise scales among the metrics of a step, to three digits."""
+    return {name: float(f"{float(metrics[name]):.3g}") for name in NAMES}
+
+
+def middle(values: Iterable[float], unknown: str = "–") -> str:
+    """Format the median of values and their range; `unknown` if one is NaN."""
     array = np.asarray(list(values), np.float64)
     if np.isnan(array).any():
-        return "no progress"
+        return unknown
     median, least, most = (_readable(v) for v in (np.median(array), array.min(), array.max()))
     return f"{median} ({least} – {most})"
 
@@ -149,14 +161,14 @@ def tables(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[
     for task, seen in dict.fromkeys((row["task"], row["seen"]) for row in rows):
         of = [row for row in rows if (row["task"], row["seen"]) == (task, seen)]
         place = {"": task, "examples seen": f"{seen:,}"}
-        critical = {"critical batch": middle(row["critical"] for row in of)}
+        critical = {"critical batch": middle((row["critical"] for row in of), "no progress")}
         scales.append(place | critical | {NAMES[n]: middle(row[n] for row in of) for n in NAMES})
         ratios.append(place | {NAMES[n]: middle(row[n] / row["critical"] for row in of) for n in NAMES})
     return scales, ratios
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw critical batch and noise scales over the examples seen: a panel per task, a point per seed."""
+    """Draw noise scales over the examples seen, and the critical batch: a panel per task, medians over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -167,11 +179,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for ax, task in zip(axes[0], tasks, strict=True):
         of = [row for row in rows if row["task"] == task]
         moments = sorted({row["seen"] for row in of})
-        for number, (key, label) in enumerate({"critical": "measured by trials", **NAMES}.items()):
-            width = 3.0 if key == "critical" else 1.3
-            medians = [np.median([row[key] for row in of if row["seen"] == m]) for m in moments]
-            ax.plot(moments, medians, color=f"C{number}", linewidth=width, label=label)
-            ax.plot([r["seen"] for r in of], [r[key] for r in of], ".", color=f"C{number}")
+        steps = [step for row in of for step in row["series"]]
+        seen = sorted({step["seen"] for step in steps})
+        for number, (key, label) in enumerate(NAMES.items()):
+            medians = [np.median([step[key] for step in steps if step["seen"] == s]) for s in seen]
+            ax.plot(seen, medians, color=f"C{number}", linewidth=1.3, label=label)
+        medians = [np.median([row["critical"] for row in of if row["seen"] == m]) for m in moments]
+        ax.plot(moments, medians, "k", linewidth=3, label="measured by trials")
+        ax.plot([row["seen"] for row in of], [row["critical"] for row in of], "k.")
         ax.set(title=task, xlabel="examples seen", ylabel="examples", xscale="log", yscale="log", ylim=(4, 2e4))
         ax.set_xticks(moments, [f"{m:,}" for m in moments])
         ax.minorticks_off()
@@ -198,7 +213,7 @@ def main() -> None:
     scales, ratios = tables(rows)
     keep = args.write or args.draw
     if keep:
-        FOUND.write_text(json.dumps(rows, indent=1) + "\n")
+        FOUND.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
         draw(rows, FOUND.with_suffix(".png"))
     notes = [
         f"Medians over {len({row['seed'] for row in rows})} seeds (least – most), in examples. Branches of 1, 4 and 16 "

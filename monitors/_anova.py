@@ -68,15 +68,15 @@ def summed(squares: jax.Array, *, of_examples: bool) -> Totals:
     """Sum over all workers and microbatches, in one message.
 
     Args:
-      squares: `|g|^2` of this microbatch's mean gradient, or `sum_i |g_i|^2` over its examples. Local. An array has an
-        element for each set of layers.
+      squares: `|g|^2` of this microbatch's mean gradient, or the mean of `|g_i|^2` over its examples, or over some of
+        them in random order. Local. An array has an element for each set of layers.
       of_examples: whether groups are examples.
     """
     examples = read(EXAMPLES).astype(squares.dtype)
     groups = examples if of_examples else read(MICROBATCHES).astype(squares.dtype)
     # A sum that is not finite would skip the step, even if the driver drops such gradients or only the square
     # overflows. So the number of groups marks the sums as unknown.
-    weighed = squares if of_examples else examples * squares
+    weighed = examples * squares
     known = jnp.isfinite(weighed)
     return all_reduce(
         Totals(jnp.where(known, weighed, 0), examples, jnp.where(known, groups, jnp.asarray(_UNKNOWN, groups.dtype))),

@@ -37,6 +37,16 @@ def no_samples(dtype: Any) -> Averages:
     return Averages(*(np.zeros(shape, dtype) for shape in ((), (), (2,), (2,), ())))
 
 
+def packed(averages: Averages) -> jax.Array:
+    """Return averages as one array; shape=(7,). Each separate array of state costs microseconds per step."""
+    return jnp.concatenate([jnp.ravel(x) for x in averages])
+
+
+def unpacked(array: jax.Array) -> Averages:
+    """Return the averages that `packed` made one array of."""
+    return Averages(array[0], array[1], array[2:4], array[4:6], array[6])
+
+
 def add_sample(averages: Averages, sample: jax.Array, decay: float) -> Averages:
     """Scale the weights of older samples by `decay`, and add a pair; shape=(2,). Pairs that are not finite are ignored.
 

@@ -13,7 +13,7 @@ another way, or more than once, the gradient of each example is computed, one le
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,43 +31,63 @@ _AT_ONCE = 1 << 24  # elements: gradients of a leaf that take more are computed 
 _SAME_NORM = frozenset(("reshape", "transpose", "squeeze", "convert_element_type", "copy", "copy_p"))
 
 
+class Chosen(NamedTuple):
+    """Which examples of a batch have their norms computed: the first `sampled`."""
+
+    examples: int  # of the batch
+    sampled: int
+
+    def rows(self, array: jax.Array, axis: int) -> jax.Array:
+        """Return these examples' part of an array that has examples along `axis`; shape=(sampled, …)."""
+        shape = array.shape
+        split = array.reshape(*shape[:axis], self.examples, shape[axis] // self.examples, *shape[axis + 1 :])
+        return jnp.moveaxis(jax.lax.slice_in_dim(split, 0, self.sampled, axis=axis), axis, 0)
+
+
 class GradientPart(NamedTuple):
     """The contribution of one use to the examples' gradients with respect to `node`."""
 
     node: Node
-    arrays: tuple[jax.Array, ...]  # shape=(examples, …)
+    arrays: tuple[jax.Array, ...]  # shape=(sampled, …)
     gradient: Callable[..., jax.Array]  # from one example's arrays: its gradient by the node
-    squares: Callable[[], jax.Array] | None  # of all examples' gradients, where that is cheap; shape=(examples,)
+    squares: Callable[[], jax.Array] | None  # of the examples' gradients, where that is cheap; shape=(sampled,)
 
 
 def example_squares(
-    traced: DifferentiatedLoss, leaves: Sequence[Any], names: Sequence[str], examples: int
+    traced: DifferentiatedLoss,
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    chosen: Chosen,
+    only: Collection[int] | None = None,
 ) -> list[jax.Array]:
-    """Return, for each leaf of the parameters, the squared norms of the examples' gradients; shape=(examples,).
+    """Return, for each leaf of the parameters, the squared norms of the chosen examples' gradients; shape=(sampled,).
 
     An example's gradient is scaled so that the mean over examples is the gradient.
+
+    Args:
+      only: the leaves whose norms are returned, as indices in increasing order; None for all.
 
     Raises:
       CollectiveError: a parameter is combined with the batch in an unsupported way.
     """
+    wanted = range(len(leaves)) if only is None else only
     found: list[list[GradientPart]] = [[] for _ in leaves]
     for use, derivative in zip(traced.uses, traced.derivatives, strict=True):
         for place, operand in enumerate(use.operands):
             if operand.node is not None:
-                for leaf in operand.node.leaves():
-                    found[leaf].append(_contribution(use, place, operand.node, derivative, examples, names[leaf]))
+                for leaf in operand.node.leaves().intersection(wanted):
+                    found[leaf].append(_contribution(use, place, operand.node, derivative, chosen, names[leaf]))
     return [
-        _of_leaf(index, leaf, contributions, leaves, examples) * examples**2
-        for index, (leaf, contributions) in enumerate(zip(leaves, found, strict=True))
+        _of_leaf(index, leaves[index], found[index], leaves, chosen.sampled) * chosen.examples**2 for index in wanted
     ]
 
 
 def _of_leaf(
-    index: int, leaf: Any, contributions: Sequence[GradientPart], leaves: Sequence[Any], examples: int
+    index: int, leaf: Any, contributions: Sequence[GradientPart], leaves: Sequence[Any], sampled: int
 ) -> jax.Array:
     dtype = at_least_single(leaf.dtype)
     if not contributions:
-        return jnp.zeros(examples, dtype)
+        return jnp.zeros(sampled, dtype)
     first = contributions[0]
     if len(contributions) == 1 and first.squares is not None and _keeps_norm(first.node):
         return first.squares().astype(dtype)
@@ -87,7 +107,7 @@ def _of_leaf(
         return jnp.sum(jnp.square(sum(parts[1:], parts[0])))
 
     arrays = [c.arrays for c in contributions]
-    return jax.vmap(one)(arrays) if examples * leaf.size <= _AT_ONCE else jax.lax.map(one, arrays)
+    return jax.vmap(one)(arrays) if sampled * leaf.size <= _AT_ONCE else jax.lax.map(one, arrays)
 
 
 def _keeps_norm(node: Node) -> bool:
@@ -100,40 +120,33 @@ def _keeps_norm(node: Node) -> bool:
     return True
 
 
-def _contribution(use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str) -> GradientPart:
+def _contribution(use: Use, place: int, node: Node, derivative: jax.Array, chosen: Chosen, name: str) -> GradientPart:
     if is_elementwise(use.eqn):
-        return _of_elements(use, place, node, derivative, examples, name)
+        return _of_elements(use, place, node, derivative, chosen, name)
     if use.eqn.primitive.name == "concatenate":
-        return _of_concatenation(use, place, node, derivative, examples, name)
-    return _of_product(use, place, node, derivative, examples)
-
-
-def _by_example(array: jax.Array, axis: int, examples: int) -> jax.Array:
-    """Split the examples off `axis`, and move them to the front; shape=(examples, …)."""
-    shape = array.shape
-    split = array.reshape(*shape[:axis], examples, shape[axis] // examples, *shape[axis + 1 :])
-    return jnp.moveaxis(split, axis, 0)
+        return _of_concatenation(use, place, node, derivative, chosen, name)
+    return _of_product(use, place, node, derivative, chosen)
 
 
 # --- parameters that are added to or multiplied by rows ---------------------------------------------------------------
 
 
-def _of_elements(use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str) -> GradientPart:
+def _of_elements(use: Use, place: int, node: Node, derivative: jax.Array, chosen: Chosen, name: str) -> GradientPart:
     own = use.operands[place]
     full = jnp.broadcast_to(own.value, derivative.shape)
     (gradient,) = _pull(use.eqn, [o.value for o in use.operands], place, full)(derivative)
-    rows = _by_example(gradient, use.axis, examples)
+    rows = chosen.rows(gradient, use.axis)
     if own.value.ndim == 0:
         return _plain(node, jnp.sum(rows, tuple(range(1, rows.ndim))))
-    return _without_copies(node, rows, own.value.shape, use, examples, name)
+    return _without_copies(node, rows, own.value.shape, use, chosen, name)
 
 
 def _of_concatenation(
-    use: Use, place: int, node: Node, derivative: jax.Array, examples: int, name: str
+    use: Use, place: int, node: Node, derivative: jax.Array, chosen: Chosen, name: str
 ) -> GradientPart:
     (gradient,) = _pull(use.eqn, [o.value for o in use.operands], place)(derivative)
-    rows = _by_example(gradient, use.axis, examples)
-    return _without_copies(node, rows, gradient.shape, use, examples, name)
+    rows = chosen.rows(gradient, use.axis)
+    return _without_copies(node, rows, gradient.shape, use, chosen, name)
 
 
 def _pull(eqn: JaxprEqn, operands: list[Any], place: int, at: Any = None) -> Callable[[jax.Array], tuple[jax.Array]]:
@@ -146,20 +159,20 @@ def _pull(eqn: JaxprEqn, operands: list[Any], place: int, at: Any = None) -> Cal
 
 
 def _without_copies(
-    node: Node, rows: jax.Array, shape: tuple[int, ...], use: Use, examples: int, name: str
+    node: Node, rows: jax.Array, shape: tuple[int, ...], use: Use, chosen: Chosen, name: str
 ) -> GradientPart:
     """Sum derivatives over all copies of each element of the node, whose value has shape `shape`.
 
     The elements must be copied along the axis of the examples, by the equation itself or by an earlier one.
     """
     rows = _summed(rows, shape, list(range(len(shape))))
-    if examples == 1 or shape[use.axis] == 1:
-        return _plain(node, rows.reshape(examples, *shape))
+    if chosen.examples == 1 or shape[use.axis] == 1:
+        return _plain(node, rows.reshape(chosen.sampled, *shape))
     if node.eqn is not None and node.eqn.primitive.name == "broadcast_in_dim" and isinstance(node.inputs[0], Node):
         source = node.eqn.invars[0].aval.shape
         kept = [int(d) for d in node.eqn.params["broadcast_dimensions"]]
         if use.axis not in kept or source[kept.index(use.axis)] == 1:
-            return _plain(node.inputs[0], _summed(rows, source, kept).reshape(examples, *source))
+            return _plain(node.inputs[0], _summed(rows, source, kept).reshape(chosen.sampled, *source))
     raise CollectiveError(
         f"example_norms: parameter {name} has an axis as long as the batch, and `{use.eqn.primitive.name}` combines it "
         'with the axis of the examples. Write mon.example_norms(loss_fn, method="vmap").'
@@ -184,10 +197,10 @@ def _plain(node: Node, gradients: jax.Array) -> GradientPart:
 # --- products, convolutions and lookups -------------------------------------------------------------------------------
 
 
-def _of_product(use: Use, place: int, node: Node, derivative: jax.Array, examples: int) -> GradientPart:
+def _of_product(use: Use, place: int, node: Node, derivative: jax.Array, chosen: Chosen) -> GradientPart:
     other = use.operands[1 - place]
     axis = other.layout.axis  # type: ignore[union-attr]
-    rows, derivatives = _by_example(other.value, axis, examples), _by_example(derivative, use.axis, examples)
+    rows, derivatives = chosen.rows(other.value, axis), chosen.rows(derivative, use.axis)
     own = use.operands[place].value
 
     def gradient(rows: jax.Array, derivatives: jax.Array) -> jax.Array:
@@ -198,7 +211,7 @@ def _of_product(use: Use, place: int, node: Node, derivative: jax.Array, example
         case "dot_general":
             squares = _squares_of_dot(use, place, rows, derivatives, axis)
         case "conv_general_dilated":
-            squares = _squares_of_conv(use, other, derivatives, examples)
+            squares = _squares_of_conv(use, other, derivatives, chosen)
         case _:
             squares = _squares_of_lookup(use, own, rows, derivatives)
     return GradientPart(node, (rows, derivatives), gradient, squares)
@@ -221,14 +234,16 @@ def _squares_of_dot(
 
 
 def _squares_of_conv(
-    use: Use, other: TrackedValue, derivatives: jax.Array, examples: int
+    use: Use, other: TrackedValue, derivatives: jax.Array, chosen: Chosen
 ) -> Callable[[], jax.Array] | None:
     params, kernel = use.eqn.params, use.operands[1].value
     numbers = params["dimension_numbers"]
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
         return None
+    axis = numbers.lhs_spec[0]
+    per_example = other.value.shape[axis] // chosen.examples
     patches = jax.lax.conv_general_dilated_patches(
-        other.value,
+        jax.lax.slice_in_dim(other.value, 0, chosen.sampled * per_example, axis=axis),
         [kernel.shape[d] for d in numbers.rhs_spec[2:]],
         params["window_strides"],
         params["padding"],
@@ -236,7 +251,7 @@ def _squares_of_conv(
         rhs_dilation=params["rhs_dilation"],
         dimension_numbers=numbers,
     )
-    by_example = _by_example(patches, numbers.out_spec[0], examples)
+    by_example = Chosen(chosen.sampled, chosen.sampled).rows(patches, numbers.out_spec[0])
     inputs, columns = (_channels_last(x, numbers.out_spec[1]) for x in (by_example, derivatives))
     return lambda: _squares_of_factors(inputs, columns)
 

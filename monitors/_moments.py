@@ -13,20 +13,26 @@ the expectations are, for each element j,
 and so `(s_j - m_j^2) / (h2 - h1)` is an unbiased estimate of `sigma_j^2`, for any steps and batches, as long as G is
 constant over the memory of s. While G changes, s - m^2 contains the change, and the noise is overestimated.
 
-In each metric the noise scale is the batch at which the update's noise and signal have equal norms:
+The trace could come from s alone, but s reaches back 1,000 steps and more, and a change of G in this time looks like
+noise. So steps are taken in blocks of K, long enough for m to forget the block before (b1^K is 4 %). The sum over j of
+what a block added to s,
 
-    Euclidean    sum_j sigma_j^2 / sum_j G_j^2
-    Adam         the same of gradients divided by p_j = sqrt(s_j) + eps
-    sign         (sum_j sigma_j / sum_j |G_j|)^2, the ratio of norms dual to the largest element
+    V = sum_j (s_j - b2^K s'_j) / (1 - b2^K)        with s' before the block, both without correction of the bias
 
-The last needs |G_j|, and |m_j| is larger by noise of variance `t_j^2 = h1 sigma_j^2`. So |G_j| is taken as `c |m_j|`,
-with the c between 0 and 1 for which the noise explains the rest:
+is a weighted mean of the squared norms in the block, with a mean of 1/B of its own in place of h2. Each block then
+gives a sample of trace and signal that is nearly independent of the last one, averaged as in `noise_scale`:
 
-    mean_j E|N(c m_j, t_j^2)| = mean_j |m_j|,    E|N(a, t^2)| = t sqrt(2/pi) exp(-a^2 / 2 t^2) + a erf(a / t sqrt 2)
+    T = (V - |m|^2) / (h2 - h1)         Q = |m|^2 - h1 T
+
+In the metric of Adam, elements are divided by `p_j = sqrt(s_j) + eps`, and in that of the sign `(sum_j sigma_j)^2`
+takes the place of the trace. Both need the variance of each element, for which only s over all steps is there; it is
+multiplied by T over its own sum, so that it has the trace that is seen within the block. The signal of the sign is
+`|m|_1^2 - (2/pi) h1 (sum_j sigma_j)^2` (`_metrics.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +42,8 @@ import numpy as np
 from adaptive import CollectiveError
 from adaptive.extend import GLOBAL_BATCH, assert_scope, at, current_line, operator_state, read
 
+from ._averages import add_sample, packed, unpacked
+from ._noise import NoiseScale, summary
 from ._squares import at_least_single
 
 _UPDATE_BY_AVERAGES = """Update the optimizer by averaged gradients, and pass its state:
@@ -43,28 +51,32 @@ _UPDATE_BY_AVERAGES = """Update the optimizer by averaged gradients, and pass it
     updates, opt_state = optimizer.update(avg_grads, opt_state, params)
     mon.moment_noise(opt_state)"""
 
-_SAMPLE = 1 << 16  # elements from which c is found
-_HALVINGS = 20
+_RESIDUE = 0.04  # weight that the first moment gives to gradients before the block
 
 
 class MomentNoise(NamedTuple):
-    """Noise scales of one gradient in three metrics. Each field is a scalar, in examples; replicated.
+    """Noise scales of one gradient in three metrics, with bounds. Replicated; NaN before the end of the first block."""
 
-    NaN before the second step; infinite if the noise hides the signal.
-    """
-
-    euclidean: jax.Array
-    adam: jax.Array
-    sign: jax.Array
+    euclidean: NoiseScale
+    adam: NoiseScale
+    sign: NoiseScale
 
 
-def moment_noise(opt_state: Any, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> MomentNoise:
+def moment_noise(
+    opt_state: Any,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    decay: float = 0.9,
+    confidence: float = 0.95,
+) -> MomentNoise:
     """Estimate noise scales from the moments of optax's Adam, for one worker as for many.
 
-    Needs no second group and no communication, and costs a pass over the moments. The averages reach back
-    `1 / (1 - b2)` steps, and noise scales are overestimated if the gradient's mean changes within that time: with
-    b2 = 0.999 after some thousand steps of slow change only. `_moments.py` has the derivation. There are no confidence
-    bounds, because consecutive estimates are of overlapping steps.
+    Needs no second group and no communication. Takes a sample of the moments in every `log(0.04) / log(b1)`-th step (31
+    for b1 = 0.9), and costs nothing in the steps between. `_moments.py` has the derivation. A change of the gradient
+    within that many steps looks like noise. A change within the memory of the second moment, `1 / (1 - b2)` steps, only
+    shifts the weight between elements in the metrics of Adam and of the sign.
 
     The moments are those of the gradients that the optimizer receives: clipped ones, if it clips them before.
 
@@ -72,94 +84,141 @@ def moment_noise(opt_state: Any, *, b1: float = 0.9, b2: float = 0.999, eps: flo
       opt_state: the state of an optax optimizer that contains one state of Adam (`optax.adam`, `adamw`), before this
         step's update. Replicated.
       b1, b2, eps: the optimizer's. `b2` must be larger than `b1`.
+      decay: factor of the weights from one sample to the next, at least 0 and below 1.
+      confidence: probability that the bounds enclose the noise scale, between 0 and 1.
 
     Returns:
       `MomentNoise(euclidean, adam, sign)`: the noise scales for SGD, for Adam, and for methods that use the gradient's
-      sign (Lion, Signum). Scalars, in examples, float32 or better. Replicated. NaN before the second step.
+      sign (Lion, Signum), each as a `NoiseScale`. Float32 or better. Replicated. NaN before the first sample.
 
     Raises:
-      CollectiveError: `opt_state` has no state of Adam or several, `b1` or `b2` is out of range, or, when the program
-        is built, the state is local.
+      CollectiveError: `opt_state` has no state of Adam or several, an option is out of range, or, when the program is
+        built, the state is local.
 
     Example:
       >>> noise = mon.moment_noise(opt_state, b2=0.99)                            # doctest: +SKIP
+      >>> noise.adam.lower, noise.adam.upper                                      # doctest: +SKIP
     """
     start = f"moment_noise{at(current_line())}: "
     if not 0 <= b1 < b2 < 1:
         raise CollectiveError(f"{start}b1={b1!r} and b2={b2!r} must satisfy 0 <= b1 < b2 < 1.")
+    if not (0 <= decay < 1 and 0 < confidence < 1):
+        raise CollectiveError(
+            f"{start}decay={decay!r} must be at least 0 and below 1, and confidence={confidence!r} between 0 and 1."
+        )
     state = assert_scope("reduced", _adam_state(opt_state, start), "moment_noise", hint=_UPDATE_BY_AVERAGES)
-    means, squares = jax.tree.leaves(state.mu), jax.tree.leaves(state.nu)
-    steps = jnp.asarray(state.count)
-    dtype = at_least_single(*(leaf.dtype for leaf in means))
-    b1_left, b2_left = (1 - jnp.asarray(b, dtype) ** steps.astype(dtype) for b in (b1, b2))
-    known = steps >= 2
-    m = [leaf.astype(dtype) / jnp.where(known, b1_left, 1) for leaf in means]
-    s = [leaf.astype(dtype) / jnp.where(known, b2_left, 1) for leaf in squares]
+    dtype = at_least_single(*(leaf.dtype for leaf in jax.tree.leaves(state.mu)))
     inverse = 1 / read(GLOBAL_BATCH).astype(dtype)
 
-    def update(weights: jax.Array) -> tuple[jax.Array, MomentNoise]:
-        first, second, first_weight, second_weight = weights
-        h1 = first / jnp.where(known, first_weight, 1) ** 2
-        h2 = second / jnp.where(known, second_weight, 1)
-        noise = noise_of_moments(m, s, h1, h2, eps)
-        new = jnp.stack(
-            [
-                b1**2 * first + (1 - b1) ** 2 * inverse,
-                b2 * second + (1 - b2) * inverse,
-                b1 * first_weight + (1 - b1),
-                b2 * second_weight + (1 - b2),
-            ]
+    def update(old: jax.Array) -> tuple[jax.Array, MomentNoise]:
+        new = after_step(old, state, inverse, b1=b1, b2=b2, eps=eps, decay=decay)
+        return new, noise_of(new, confidence)
+
+    return operator_state("moment_noise", no_blocks(dtype), update)
+
+
+class MomentWeights(NamedTuple):
+    """Sums of the weights of past steps, raw as the moments themselves are. Scalars."""
+
+    first: Any  # of squared weights in the first moment, over the batch
+    second: Any  # of weights in the second moment, over the batch
+    first_total: Any  # of weights in the first moment
+
+    def after_step(self, inverse: Any, b1: float, b2: float) -> MomentWeights:
+        """Return the sums after one more update by a mean over `1 / inverse` examples."""
+        return MomentWeights(
+            b1**2 * self.first + (1 - b1) ** 2 * inverse,
+            b2 * self.second + (1 - b2) * inverse,
+            b1 * self.first_total + (1 - b1),
         )
-        return new, MomentNoise(*(jnp.where(known & (h2 > h1), field, jnp.nan) for field in noise))
-
-    return operator_state("moment_noise", np.zeros(4, dtype), update)
 
 
-def noise_of_moments(m: list[jax.Array], s: list[jax.Array], h1: jax.Array, h2: jax.Array, eps: float) -> MomentNoise:
-    """Return the noise scales that follow from unbiased moments and from the noise in them (see above)."""
-    spread = jnp.where(h2 > h1, h2 - h1, 1)
-    variances = [(square - mean**2) / spread for mean, square in zip(m, s, strict=True)]
+class Block(NamedTuple):
+    """What is known from the beginning of a block of steps. Scalars."""
 
-    def ratio(scales: list[jax.Array]) -> jax.Array:
-        trace = sum(jnp.sum(v / p**2) for v, p in zip(variances, scales, strict=True))
-        norms = sum(jnp.sum((mean / p) ** 2) for mean, p in zip(m, scales, strict=True))
-        return _positive_ratio(trace, norms - h1 * trace)
-
-    deviations = [jnp.sqrt(jnp.maximum(v, 0)) for v in variances]
-    flat = [_sampled([jnp.abs(x) for x in xs]) for xs in (m, deviations)]
-    shrunk = _shrinkage(flat[0], flat[1] * jnp.sqrt(h1)) * sum(jnp.sum(jnp.abs(mean)) for mean in m)
-    sign = _positive_ratio(sum(jnp.sum(d) for d in deviations), shrunk) ** 2
-    return MomentNoise(ratio([jnp.ones_like(x) for x in m]), ratio([jnp.sqrt(x) + eps for x in s]), sign)
+    wait: Any  # steps until it ends
+    begun: Any  # 1; 0 before the first block
+    squares: Any  # sum of the raw second moment at its beginning
+    second: Any  # `MomentWeights.second` at its beginning
 
 
-def _positive_ratio(noise: Any, signal: Any) -> jax.Array:
-    return jnp.where(signal > 0, jnp.maximum(noise, 0) / jnp.where(signal > 0, signal, 1), jnp.inf)
+def no_blocks(dtype: Any) -> np.ndarray:
+    """Return the state before the first step."""
+    return np.zeros(len(MomentWeights._fields) + len(Block._fields) + 3 * 7, dtype)
 
 
-def _sampled(leaves: list[jax.Array]) -> jax.Array:
-    """Return every k-th element of all leaves, at most about `_SAMPLE`."""
-    stride = -(-sum(leaf.size for leaf in leaves) // _SAMPLE)
-    return jnp.concatenate([leaf.reshape(-1)[::stride] for leaf in leaves])
+def noise_of(state: jax.Array, confidence: float) -> MomentNoise:
+    """Return the noise scales that follow from the averages in the state."""
+    noise = jax.vmap(lambda row: summary(unpacked(row), confidence))(state[7:].reshape(3, 7))
+    return MomentNoise(*(NoiseScale(*(field[i] for field in noise)) for i in range(3)))
 
 
-def _shrinkage(means: jax.Array, noise: jax.Array) -> jax.Array:
-    """Return c between 0 and 1 with `mean E|N(c means, noise^2)| = mean(means)`, by bisection; `means` >= 0."""
-    target = jnp.mean(means)
-    safe = jnp.where(noise > 0, noise, 1)
+def after_step(
+    state: jax.Array, adam: AdamState, inverse: jax.Array, *, b1: float, b2: float, eps: float, decay: float
+) -> jax.Array:
+    """Return the state after one step: at the end of a block, with a further sample in the averages.
 
-    def expected(c: jax.Array) -> jax.Array:
-        x = c * means / safe
-        folded = noise * np.sqrt(2 / np.pi) * jnp.exp(-(x**2) / 2) + c * means * jax.lax.erf(x / np.sqrt(2))
-        return jnp.mean(jnp.where(noise > 0, folded, c * means))
+    Args:
+      adam: the moments before the step's update.
+      inverse: one over the batch of the update that follows.
+    """
+    length = block_length(b1)
+    weights, block, averages = MomentWeights(*state[:3]), Block(*state[3:7]), state[7:].reshape(3, 7)
+    due = block.wait <= 0
+    left = b2**length
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        middle = (low + high) / 2
-        above = expected(middle) > target
-        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+    def at_end() -> jax.Array:
+        squares = sum(jnp.sum(leaf.astype(state.dtype)) for leaf in jax.tree.leaves(adam.nu))
+        added = (squares - left * block.squares) / (1 - left)
+        inverse_batch = (weights.second - left * block.second) / (1 - left)
+        return jnp.append(_samples(adam, weights, added, inverse_batch, b1=b1, b2=b2, eps=eps).ravel(), squares)
 
-    low, high = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(target), jnp.ones_like(target)))
-    return (low + high) / 2
+    found = jax.lax.cond(due, at_end, lambda: jnp.append(jnp.full(6, jnp.nan, state.dtype), block.squares))
+    samples = jnp.where(block.begun > 0, found[:6].reshape(3, 2), jnp.nan)
+    averages = jax.vmap(lambda row, sample: packed(add_sample(unpacked(row), sample, decay)))(averages, samples)
+    begun = Block(jnp.asarray(length, state.dtype), jnp.ones_like(block.begun), found[6], weights.second)
+    block = jax.tree.map(lambda new, old: jnp.where(due, new, old), begun, block)
+    block = block._replace(wait=block.wait - 1)
+    return jnp.concatenate([jnp.stack([*weights.after_step(inverse, b1, b2), *block]), averages.ravel()])
+
+
+def block_length(b1: float) -> int:
+    """Return the number of steps after which the first moment has forgotten all but 4 % of what was before."""
+    return max(2, int(np.ceil(np.log(_RESIDUE) / np.log(b1)))) if b1 > 0 else 2
+
+
+def _samples(
+    adam: AdamState, weights: MomentWeights, added: jax.Array, h2: jax.Array, *, b1: float, b2: float, eps: float
+) -> jax.Array:
+    """Return trace and signal in each metric, from one block of steps; shape=(3, 2).
+
+    Args:
+      added: the weighted mean of the squared norms of the block's gradients.
+      h2: the weighted mean of 1/B over the block.
+    """
+    dtype, steps = added.dtype, jnp.asarray(adam.count).astype(added.dtype)
+    h1 = weights.first / weights.first_total**2
+    # Both moments have the weight of all steps, of which the operator may have seen the last ones only.
+    m = [leaf.astype(dtype) / (1 - b1**steps) for leaf in jax.tree.leaves(adam.mu)]
+    s = [leaf.astype(dtype) / (1 - b2**steps) for leaf in jax.tree.leaves(adam.nu)]
+    spread = [jnp.maximum(square - mean**2, 0) for mean, square in zip(m, s, strict=True)]
+
+    def total(function: Callable[..., jax.Array], *trees: list[jax.Array]) -> jax.Array:
+        return sum((jnp.sum(function(*leaves)) for leaves in zip(*trees, strict=True)), jnp.zeros((), dtype))
+
+    norm = total(jnp.square, m)
+    trace = (added - norm) / (h2 - h1)
+    share = trace / total(lambda v: v, spread)  # of an element's variance over all steps
+    of_adam = share * total(lambda v, square: v / (jnp.sqrt(square) + eps) ** 2, spread, s)
+    divided = total(lambda mean, square: (mean / (jnp.sqrt(square) + eps)) ** 2, m, s)
+    of_sign = share * total(jnp.sqrt, spread) ** 2
+    magnitude = total(jnp.abs, m) ** 2
+    rows = [
+        [trace, norm - h1 * trace],
+        [of_adam, divided - h1 * of_adam],
+        [of_sign, magnitude - 2 / np.pi * h1 * of_sign],
+    ]
+    return jnp.stack([jnp.stack(row) for row in rows])
 
 
 def adam_scale(opt_state: Any, *, b2: float = 0.999, eps: float = 1e-8) -> Any:

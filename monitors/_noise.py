@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive import CollectiveError, worker
+from adaptive import CollectiveError, step, worker
 from adaptive.extend import assert_scope, at, current_line, operator_state
 from collectives import all_reduce
 
 from ._anova import both_gradients, estimate, summed
-from ._averages import Averages, add_sample, no_samples, ratio_bounds
+from ._averages import Averages, add_sample, no_samples, packed, ratio_bounds, unpacked
 from ._layer_sets import By, layer_sets
-from ._squares import at_least_single, check_alike, check_norms, squared_norm
+from ._metrics import METRICS, Metric, Sets, noise_factor, only_matrices, squared_dual_norm
+from ._squares import at_least_single, check_alike, check_norms
 
 
 class NoiseScale(NamedTuple):
@@ -36,6 +38,8 @@ def noise_scale(
     *,
     per_example: Any = None,
     divide_by: Any = None,
+    metric: Metric = "euclidean",
+    every: int = 1,
     by: None = None,
     islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
@@ -51,6 +55,8 @@ def noise_scale(
     *,
     per_example: Any = None,
     divide_by: Any = None,
+    metric: Metric = "euclidean",
+    every: int = 1,
     by: By,
     islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
@@ -65,6 +71,8 @@ def noise_scale(
     *,
     per_example: Any = None,
     divide_by: Any = None,
+    metric: Metric = "euclidean",
+    every: int = 1,
     by: By | None = None,
     islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
@@ -102,10 +110,16 @@ def noise_scale(
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
       avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated; with `islands`, local.
       per_example: the norms that `mon.example_norms` returns beside `grads`: a pytree of the structure of `grads`, each
-        leaf of shape=(examples,), in gradient units squared. Local.
+        leaf of shape=(examples,), in gradient units squared; or of fewer examples (`sample=`). Local.
       divide_by: pytree of positive arrays of the shapes of `grads`, which the optimizer divides gradients by, such as
         `mon.adam_scale(opt_state)`: trace, signal and scale are then those of the divided gradients, `g / p`. It must
         not depend on this step's gradients. Replicated. Not with `per_example`.
+      metric: the norm in which noise and signal are compared, by the optimizer: "euclidean", "sign" for Lion and Signum
+        (`(sum_j sigma_j / sum_j |G_j|)^2`), "spectral" for Muon (`(tr E[N N']^(1/2) / |G|_*)^2`, over the leaves that
+        are matrices). `trace` and `signal` are then numerator and denominator of these squares. See `_metrics.py` for
+        what is assumed. Not with `per_example` or `divide_by`.
+      every: take a sample in every this many steps. Saves the cost of the norms in the others, which is high for
+        "spectral". Not with `per_example`.
       by: a function from a leaf's path, as a tuple of text, to the name of the set of leaves (the layer) that it is in,
         or None to leave the leaf out: `by=lambda path: path[0]`. The result is then a noise scale for each set.
       islands: the workers of each island, as `sync.islands` has them, if `avg_grads` is the mean over this worker's
@@ -125,9 +139,9 @@ def noise_scale(
 
     Raises:
       CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, norms that do not
-        belong to the gradients or to all examples, `divide_by` of another structure or beside norms, options out of
-        range, a function `by` that fails or cannot tell layers apart, or, when the program is built, `grads` that are
-        replicated or `avg_grads` that are not.
+        belong to the gradients or to the examples, `divide_by` of another structure, options out of range or that
+        exclude each other, no matrices for "spectral", a function `by` that fails or cannot tell layers apart, or,
+        when the program is built, `grads` that are replicated or `avg_grads` that are not.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -145,32 +159,38 @@ def noise_scale(
     if islands is None:
         avg_grads = assert_scope("reduced", avg_grads, "noise_scale", hint=both_gradients("noise_scale"))
     _check_options(decay, confidence, dataset_size, islands)
+    _check_metric(metric, every, per_example, divide_by)
     if per_example is not None:
         check_norms("noise_scale", grads, per_example)
     if divide_by is not None:
         grads, avg_grads = _divided(grads, avg_grads, divide_by, per_example)
     sets = None if by is None else layer_sets(grads, by, "noise_scale")
     grads = assert_scope("local", grads, "noise_scale", hint=both_gradients("noise_scale"))
+    if metric == "spectral":
+        grads, avg_grads, sets = _matrices(grads, avg_grads, sets)
+    due = step() % every == 0 if every > 1 else None
     if per_example is None:
-        sums = summed(_over(sets, grads, squared_norm), of_examples=False)
+        squares = _if_due(due, jnp.nan, lambda: _over(sets, grads, partial(squared_dual_norm, metric)))
+        sums = summed(squares, of_examples=False)
     else:
-        sums = summed(_over(sets, per_example, _sum), of_examples=True)
-    mean = _over(sets, avg_grads, lambda tree: squared_norm(tree, averaged=True))
+        sums = summed(_over(sets, per_example, _mean), of_examples=True)
+    mean = _if_due(due, 0, lambda: _over(sets, avg_grads, partial(squared_dual_norm, metric, averaged=True)))
     if islands is None:
-        found = estimate(sums, mean, dataset_size)
+        trace, signal = estimate(sums, mean, dataset_size)
     else:
-        found = estimate(sums, all_reduce(mean), None, islands=_number_of(islands).astype(mean.dtype))
-    sample = jnp.stack(found, axis=-1)
+        trace, signal = estimate(sums, all_reduce(mean), None, islands=_number_of(islands).astype(mean.dtype))
+    factors = _over(sets, grads, lambda tree: jnp.asarray(noise_factor(metric, jax.tree.leaves(tree)), mean.dtype))
+    sample = jnp.stack([trace / factors, signal], axis=-1)
 
-    def update(packed: jax.Array, sample: jax.Array = sample) -> tuple[jax.Array, NoiseScale]:
-        averages = add_sample(_averages_of(packed), sample, decay)
-        return _packed(averages), summary(averages, confidence)
+    def update(old: jax.Array, sample: jax.Array = sample) -> tuple[jax.Array, NoiseScale]:
+        averages = add_sample(unpacked(old), sample, decay)
+        return packed(averages), summary(averages, confidence)
 
     init = np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)])
     if sets is None:
         return operator_state("noise_scale", init, update)
     of_sets = np.tile(init, (len(sets), 1))
-    noise = operator_state("noise_scale", of_sets, lambda packed: jax.vmap(update)(packed, sample))
+    noise = operator_state("noise_scale", of_sets, lambda old: jax.vmap(update)(old, sample))
     return {name: NoiseScale(*(field[i] for field in noise)) for i, name in enumerate(sets)}
 
 
@@ -200,7 +220,28 @@ def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tu
     return divided(grads), divided(avg_grads)
 
 
-def _over(sets: dict[str, list[int]] | None, tree: Any, norm: Callable[[Any], jax.Array]) -> jax.Array:
+def _matrices(grads: Any, avg_grads: Any, sets: Sets | None) -> tuple[list[Any], list[Any], Sets | None]:
+    """Return both gradients' leaves that are matrices, and the sets of these."""
+    leaves, averages = jax.tree.leaves(grads), jax.tree.leaves(avg_grads)
+    kept, sets = only_matrices(leaves, sets)
+    if not kept or sets == {}:
+        raise CollectiveError(
+            f'noise_scale{at(current_line())}: metric="spectral" is for optimizers that orthogonalize the gradients of '
+            "matrices, such as Muon, but no leaf"
+            f'{" in a set of by=" if kept else ""} has two axes. Use metric="sign", or leave metric= out.'
+        )
+    return [leaves[i] for i in kept], [averages[i] for i in kept], sets
+
+
+def _if_due(due: jax.Array | None, otherwise: float, compute: Callable[[], jax.Array]) -> jax.Array:
+    """Return `compute()`, or an array filled with `otherwise` in steps that are not due."""
+    if due is None:
+        return compute()
+    result = jax.eval_shape(compute)
+    return jax.lax.cond(due, compute, lambda: jnp.full(result.shape, otherwise, result.dtype))
+
+
+def _over(sets: Sets | None, tree: Any, norm: Callable[[Any], jax.Array]) -> jax.Array:
     """Return the norm of a tree, a scalar; or the norms of its sets of leaves, shape=(sets,)."""
     if sets is None:
         return norm(tree)
@@ -209,20 +250,11 @@ def _over(sets: dict[str, list[int]] | None, tree: Any, norm: Callable[[Any], ja
     return jnp.stack([n.astype(at_least_single(*(n.dtype for n in norms))) for n in norms])
 
 
-def _sum(norms: Any) -> jax.Array:
-    """Return the sum of squared norms over examples and leaves."""
+def _mean(norms: Any) -> jax.Array:
+    """Return the mean over examples of squared norms, which are sums over leaves."""
     leaves = jax.tree.leaves(norms)
     dtype = at_least_single(*(leaf.dtype for leaf in leaves))
-    return sum((jnp.sum(leaf.astype(dtype)) for leaf in leaves), jnp.zeros((), dtype))
-
-
-def _packed(averages: Averages) -> jax.Array:
-    """Return averages as one array; shape=(7,). Each separate array of state costs microseconds per step."""
-    return jnp.concatenate([jnp.ravel(x) for x in averages])
-
-
-def _averages_of(packed: jax.Array) -> Averages:
-    return Averages(packed[0], packed[1], packed[2:4], packed[4:6], packed[6])
+    return jnp.mean(sum(leaf.astype(dtype) for leaf in leaves))
 
 
 def summary(averages: Averages, confidence: float) -> NoiseScale:
@@ -233,6 +265,22 @@ def summary(averages: Averages, confidence: float) -> NoiseScale:
     scale = jnp.where(positive, trace / jnp.where(positive, signal, 1), lower)
     noise = NoiseScale(scale, trace, signal, lower, upper)
     return jax.tree.map(lambda x: jnp.where(averages.weight > 0, x, jnp.nan), noise)
+
+
+def _check_metric(metric: str, every: int, per_example: Any, divide_by: Any) -> None:
+    wrong = ""
+    if metric not in METRICS:
+        wrong = f"metric={metric!r} must be one of {', '.join(map(repr, METRICS))}"
+    elif not (isinstance(every, int) and every > 0):
+        wrong = f"every={every!r} must be a positive integer"
+    elif metric != "euclidean" and per_example is not None:
+        wrong = f"metric={metric!r} and per_example exclude each other: the norms of single examples are Euclidean"
+    elif metric != "euclidean" and divide_by is not None:
+        wrong = f"metric={metric!r} and divide_by exclude each other: an optimizer has one metric"
+    elif every > 1 and per_example is not None:
+        wrong = "every= and per_example exclude each other: write example_norms(loss_fn, full_every=…)"
+    if wrong:
+        raise CollectiveError(f"noise_scale{at(current_line())}: {wrong}.")
 
 
 def _check_options(decay: float, confidence: float, dataset_size: int | None, islands: Any) -> None:

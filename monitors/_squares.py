@@ -22,6 +22,13 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
       tree: pytree of arrays.
       averaged: whether the leaves are results of messages, which the norm then reads where they arrived.
     """
+    leaves, dtype = prepared(tree, averaged=averaged)
+    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
+    return sum(squares, jnp.zeros((), dtype))
+
+
+def prepared(tree: Any, *, averaged: bool) -> tuple[list[jax.Array], Any]:
+    """Return the leaves of a gradient as a norm reads them at least cost, and the dtype to compute in."""
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
     if not averaged:
@@ -29,8 +36,7 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
         # would otherwise transpose it twice, for the message and for this norm. Results of messages get no barrier: it
         # would prevent the division by the weight from being fused into their consumers, the update included.
         leaves = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
-    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
-    return sum(squares, jnp.zeros((), dtype))
+    return leaves, dtype
 
 
 def at_least_single(*dtypes: Any) -> Any:
@@ -71,15 +77,15 @@ def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
 
 
 def check_norms(what: str, grads: Any, norms: Any) -> None:
-    """Check that norms are those of `example_norms`, for these gradients and for all examples.
+    """Check that norms are those of `example_norms`, for these gradients and for all examples or some of them.
 
     Raises:
       CollectiveError: the norms have another structure than the gradients, or are not one per example.
     """
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(norms)]
     trace = tracing()
-    examples = (trace.examples,) if trace is not None else (shapes or [()])[0]
-    if jax.tree.structure(norms) == jax.tree.structure(grads) and set(shapes) <= {examples} and len(examples) == 1:
+    same = jax.tree.structure(norms) == jax.tree.structure(grads) and len(set(shapes)) == 1 and len(shapes[0]) == 1
+    if same and (trace is None or 0 < shapes[0][0] <= trace.examples):
         return
     raise CollectiveError(
         f"{what}{at(current_line())}: per_example must hold the squared gradient norm of each example, for each leaf "

@@ -28,13 +28,14 @@ def usual_promotion():
 @pytest.mark.usefixtures("usual_promotion")
 def test_all_monitors_see_the_same_training_and_know_a_noise_scale():
     losses = {}
-    for name in cost.MONITORS:
-        with cost.program(timed.perceptron("perceptron", 8), name) as program:
+    model = timed.perceptron("perceptron", 8)
+    for name in cost.monitors_of(model):
+        with cost.program(model, name) as program:
             *_, last = program.run(steps=4)
         losses[name] = float(last.metrics["loss"])
         noise = last.metrics["noise"]
         if name == "moment_noise":
-            assert float(noise.euclidean) > 0
+            assert math.isnan(noise.euclidean.trace)  # no block of steps has ended
         elif name != cost.NOTHING:
             scales = noise.values() if isinstance(noise, dict) else [noise]
             assert all(float(one.trace) > 0 for one in scales)
@@ -55,8 +56,8 @@ def test_a_moment_has_a_critical_batch_and_all_noise_scales():
     assert len(row["losses"]) == 1 + len(critical.FACTORS)
     assert row["losses"][1] < row["losses"][0]
     assert row["critical"] > 0
-    assert all(row[name] >= 0 for name in critical.NAMES)
-    assert row["moments"] > 0
+    assert all(row[name] >= 0 for name in critical.NAMES if not name.startswith("moments"))
+    assert math.isnan(row["moments"])  # no block of steps has ended
 
 
 def test_tables_have_medians_and_ratios_over_seeds():
@@ -71,7 +72,7 @@ def test_tables_have_medians_and_ratios_over_seeds():
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([1.0, math.nan], "no progress"), ([4.0, 6.0, math.inf], "6 (4 – inf)"), ([1234.0], "1,234 (1,234 – 1,234)")],
+    [([1.0, math.nan], "–"), ([4.0, 6.0, math.inf], "6 (4 – inf)"), ([1234.0], "1,234 (1,234 – 1,234)")],
 )
 def test_what_could_not_be_measured_is_said(values, text):
     assert critical.middle(values) == text

@@ -275,3 +275,38 @@ def test_arguments_are_verified():
         mon.example_norms(recurrent)(jnp.ones(2), {"x": np.ones((6, 2)), "y": np.ones(3)})
     with pytest.raises(ad.CollectiveError, match="method='rows'"):
         mon.example_norms(recurrent, method="rows")  # type: ignore[arg-type]
+
+
+# --- norms of some examples, and of some layers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["plain", "linen convolutions", "attention with tied embeddings"])
+def test_a_sample_has_the_norms_of_the_first_examples(model):
+    make, data = MODELS[model]
+    (loss, params), batch = make(), data()
+
+    def both(params, batch):
+        return [mon.example_norms(loss, sample=sample)(params, batch) for sample in (None, 2, 99)]
+
+    (_, _, every), (_, grads, two), (_, _, all_there_are) = jax.jit(both)(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[:2], b, rtol=1e-5, atol=1e-9), every, two)
+    jax.tree.map(np.testing.assert_array_equal, every, all_there_are)
+    assert {n.shape for n in jax.tree.leaves(two)} == {(2,)}
+    expected = jax.jit(jax.grad(loss))(params, batch)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), grads, expected)
+
+
+def test_a_sample_of_gradients_by_vmap():
+    batch = {"x": rows()["x"]}
+    _, _, norms = mon.example_norms(recurrent, method="vmap", sample=2)(jnp.float32(0.5), batch)
+    np.testing.assert_allclose(norms, by_vmap(recurrent, jnp.float32(0.5), batch)[:2], rtol=1e-5)
+
+
+def test_options_are_verified():
+    for options, text in (
+        ({"sample": 0}, "sample=0 must be a positive integer"),
+        ({"full_every": 0}, "full_every=0 must be a positive integer"),
+        ({"full_every": 2, "method": "vmap"}, 'needs method="layers"'),
+    ):
+        with pytest.raises(ad.CollectiveError, match=rf"^example_norms \(test_example_norms.py:\d+\): .*{text}"):
+            mon.example_norms(recurrent, **options)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from monitors._example_squares import example_squares
+from monitors._example_squares import Chosen, example_squares
 from monitors._example_trace import differentiate
 
 RNG = np.random.default_rng(0)
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 def squares(function, leaf, batch):
     n = len(batch)
     traced = differentiate(lambda leaves, rows: (function(leaves[0], rows[0]), ()), [leaf], [batch], n)
-    (found,) = example_squares(traced, [leaf], ["w"], n)
+    (found,) = example_squares(traced, [leaf], ["w"], Chosen(n, n))
     return found
 
 

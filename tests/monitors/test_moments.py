@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,7 +12,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from monitors._moments import _shrinkage, noise_of_moments
+from monitors._moments import AdamState, after_step, block_length, no_blocks, noise_of
 
 SIZE = 400
 RNG = np.random.default_rng(4)
@@ -30,31 +31,58 @@ def truth(batch):
     )
 
 
+def simulated(steps, batch=16, b2=0.99, decay=0.97, drift=0.0, mean=MEAN, seed=0):
+    """Return the noise scales after some steps of an Adam whose gradients are normal, and turn by `drift` each step."""
+    rng = np.random.default_rng(seed)
+    other = np.roll(mean, 7)
+    shape = (mean.size // 4, 4)
+    state = jnp.asarray(no_blocks(np.float32))
+    mu, nu = np.zeros(mean.size), np.zeros(mean.size)
+    options = {"b1": 0.9, "b2": b2, "eps": EPS, "decay": decay}
+    advance = jax.jit(lambda state, adam: after_step(state, adam, jnp.float32(1 / batch), **options))
+    for step in range(steps):
+        tree = [{"w": x.astype(np.float32).reshape(shape)} for x in (mu, nu)]
+        state = advance(state, AdamState(np.int32(step), *tree))
+        true = mean * np.cos(drift * step) + other * np.sin(drift * step)
+        gradient = true + DEVIATION[: mean.size] * rng.standard_normal(mean.size) / batch**0.5
+        mu, nu = 0.9 * mu + 0.1 * gradient, b2 * nu + (1 - b2) * gradient**2
+    return noise_of(state, 0.95)
+
+
 def test_the_moments_of_a_stationary_gradient_give_its_noise_scales():
-    batch, h1, h2 = 16, 0.05 / 16, 1 / 16
-    rng, found = np.random.default_rng(0), []
-    for _ in range(40):
-        m = MEAN + np.sqrt(h1) * DEVIATION * rng.standard_normal(SIZE)
-        s = MEAN**2 + DEVIATION**2 * h2 * (1 + 0.03 * rng.standard_normal(SIZE))
-        arrays = [[jnp.asarray(x[:150], jnp.float32), jnp.asarray(x[150:], jnp.float32).reshape(50, 5)] for x in (m, s)]
-        found.append(noise_of_moments(*arrays, jnp.float32(h1), jnp.float32(h2), EPS))
-    euclidean, adam, sign = np.mean(found, 0)
-    np.testing.assert_allclose([euclidean, adam], truth(batch)[:2], rtol=0.03)
-    assert sign == pytest.approx(truth(batch)[2], rel=0.1)  # an approximation, and a root of noisy variances
+    noise = simulated(2000)
+    np.testing.assert_allclose([noise.euclidean.scale, noise.adam.scale], truth(16)[:2], rtol=0.05)
+    assert noise.sign.scale == pytest.approx(truth(16)[2], rel=0.1)  # of a signal whose distribution is not the noise's
+    for metric, true in zip(noise, truth(16), strict=True):
+        assert 0.8 * true < metric.lower < metric.scale < metric.upper < 1.3 * true
+    assert noise.euclidean.trace == pytest.approx(np.sum(DEVIATION**2), rel=0.05)
+    assert noise.euclidean.signal == pytest.approx(np.sum(MEAN**2), rel=0.05)
 
 
-def test_noise_in_the_mean_is_taken_out_of_its_magnitude():
-    """Of normal means, whose noise only makes them wider: (c w)^2 + t^2 = w^2."""
-    means = np.abs(np.random.default_rng(2).standard_normal(20000)).astype(np.float32)
-    c = float(_shrinkage(jnp.asarray(means), jnp.full(20000, 0.6, jnp.float32)))
-    assert c == pytest.approx(0.8, abs=0.01)
+def test_a_gradient_that_turns_within_the_memory_of_the_second_moment_is_not_noise():
+    """It is the first moment that lags: by 9 steps, in which the gradient turns by 0.1."""
+    turned = simulated(1500, b2=0.999, drift=0.01)
+    assert turned.euclidean.scale == pytest.approx(truth(16)[0], rel=0.1)
+    for metric, true in zip(turned[1:], truth(16)[1:], strict=True):
+        assert metric.scale == pytest.approx(true, rel=0.35)
 
 
-def test_without_noise_the_noise_scale_is_zero_and_without_signal_infinite():
-    m, h1, h2 = [jnp.asarray(MEAN)], jnp.float32(0.01), jnp.float32(0.1)
-    np.testing.assert_allclose(noise_of_moments(m, [m[0] ** 2], h1, h2, EPS), 0, atol=1e-6)
-    none = noise_of_moments([jnp.zeros(3)], [jnp.ones(3)], h1, h2, EPS)
-    assert np.isinf(none).all()
+def test_there_is_a_sample_at_the_end_of_each_block():
+    length = block_length(0.9)
+    assert 0.9**length < 0.04 < 0.9 ** (length - 1)
+    assert block_length(0.0) == 2
+    first, second, third = (simulated(steps) for steps in (length, length + 1, 2 * length))
+    assert np.isnan(first).all()
+    assert np.isfinite(second.euclidean.scale)
+    np.testing.assert_array_equal(second, third)
+    assert simulated(2 * length + 1).euclidean.trace != third.euclidean.trace
+
+
+def test_without_signal_the_lower_bound_is_above_the_batch():
+    noise = simulated(1500, mean=np.zeros(SIZE))
+    for metric in noise:
+        assert metric.upper == np.inf
+        assert metric.lower > 16
 
 
 def test_a_program_measures_it_while_its_batch_changes():
@@ -66,7 +94,7 @@ def test_a_program_measures_it_while_its_batch_changes():
         w, opt_state = state
         grads = batch.mean(0) + 0 * w
         average = comm.all_reduce(grads)
-        metrics = {"moments": mon.moment_noise(opt_state, b2=0.99)}
+        metrics = {"moments": mon.moment_noise(opt_state, b2=0.99, decay=0.99)}
         scale = mon.adam_scale(opt_state, b2=0.99)
         metrics["adam"] = mon.noise_scale(grads, average, divide_by=scale, decay=0.99)
         ctrl.hook(ctrl.schedule({0: 8, 100: 24}))
@@ -85,12 +113,12 @@ def test_a_program_measures_it_while_its_batch_changes():
         deterministic=True,
     ) as program:
         reports = [program.step() for _ in range(300)]
-    found = [np.array(report.metrics["moments"]) for report in reports]
-    assert np.isnan(found[1]).all()
+    moments = [report.metrics["moments"] for report in reports]
+    assert np.isnan(moments[20]).all()
     assert reports[-1].global_batch == 24
-    late = np.mean(found[200:], 0)
-    np.testing.assert_allclose(late[[0, 2]], np.array(truth(24))[[0, 2]], rtol=0.1)
-    assert truth(8)[1] * 0.8 < late[1] < truth(24)[1] * 1.2
+    late = moments[-1]
+    np.testing.assert_allclose([late.euclidean.scale, late.sign.scale], np.array(truth(24))[[0, 2]], rtol=0.15)
+    assert truth(8)[1] * 0.8 < late.adam.scale < truth(24)[1] * 1.2
     adam = reports[-1].metrics["adam"]
     assert adam.lower < truth(24)[1] * 1.1
     assert adam.upper > truth(24)[1] * 0.9
@@ -109,6 +137,8 @@ def test_options_out_of_range_are_refused():
     state = optax.adam(0.1).init(jnp.ones(3))
     with pytest.raises(ad.CollectiveError, match=r"moment_noise \(test_moments.py:\d+\): b1=0.9 and b2=0.5"):
         mon.moment_noise(state, b2=0.5)
+    with pytest.raises(ad.CollectiveError, match=r"moment_noise \(test_moments.py:\d+\): decay=1"):
+        mon.moment_noise(state, decay=1)
     with pytest.raises(ad.CollectiveError, match=r"adam_scale \(test_moments.py:\d+\): b2=1"):
         mon.adam_scale(state, b2=1)
 
