@@ -71,8 +71,10 @@ def estimated_squares(
     """
     others = [index for index in range(n_leaves) if index not in own]
     of_own = compute(own)
+    if not others:
+        return of_own
     dtype = at_least_single(*(squares.dtype for squares in of_own))
-    rows = sum(squares.astype(dtype) for squares in of_own)
+    rows = jnp.sum(jnp.stack([squares.astype(dtype) for squares in of_own]), 0)
 
     def update(state: jax.Array) -> tuple[jax.Array, jax.Array]:
         wait, interval, total, sums = state[0], state[1], state[2], state[3:]

@@ -17,7 +17,7 @@ from monitors._norm_layers import norm_layer_leaves
 from .lockstep import Lockstep, reading
 from .test_example_norms import MODELS, by_vmap, rows
 
-SIZES = (2, 4)
+SIZES = (3, 3)
 READINGS = [reading(worker=i, examples=b, batch_size=b, global_batch=6) for i, b in enumerate(SIZES)]
 
 
@@ -40,7 +40,7 @@ def on_two_workers(every):
     driver = Lockstep(lambda params, x: mon.example_norms(loss, full_every=every)(params, {"x": x})[2])
 
     def norms(params, x):
-        found = driver.step([(params, x[:2]), (params, x[2:])], READINGS)
+        found = driver.step([(params, x[:3]), (params, x[3:])], READINGS)
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
     return norms
@@ -81,14 +81,13 @@ def test_the_norm_layers_of_each_library_are_found(model, expected):
 
 
 def test_norms_are_exact_at_doubling_intervals_and_estimated_in_between():
-    norms, rng = on_two_workers(every=4), np.random.default_rng(3)
-    exact_after = [0, 1, 3, 7, 11]
-    for step in range(13):
+    norms, rng = on_two_workers(every=2), np.random.default_rng(3)
+    for step in range(6):
         params, x = parameters(), rng.standard_normal((6, 7)).astype(np.float32)
         found, truth = norms(params, x), by_vmap(loss, params, {"x": x})
         for name in ("scale", "bias"):
             np.testing.assert_allclose(found["norm"][name], truth["norm"][name], rtol=1e-4)
-        assert np.allclose(found["first"], truth["first"], rtol=1e-4) == (step in exact_after), step
+        assert np.allclose(found["first"], truth["first"], rtol=1e-4) == (step in [0, 1, 3, 5]), step
 
 
 def test_the_ratio_is_that_of_all_workers_examples_and_weighs_earlier_ones_less():
@@ -105,11 +104,12 @@ def test_the_ratio_is_that_of_all_workers_examples_and_weighs_earlier_ones_less(
         np.testing.assert_allclose(found[name], sums[0] / sums[1] * own[2], rtol=1e-4)
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_ratio_alone():
+def test_gradients_that_are_not_finite_leave_the_ratio_alone():
+    """Of one example of each worker, in a step that measures the ratio."""
     norms, rng = on_two_workers(every=100), np.random.default_rng(6)
     params, x = parameters(), rng.standard_normal((6, 7)).astype(np.float32)
     norms(params, x)
-    norms(params, np.where(np.arange(6)[:, None] == 5, np.inf, x).astype(np.float32))
+    norms(params, np.where(np.arange(6)[:, None] % 3 == 2, np.inf, x).astype(np.float32))
     found, truth = norms(params, x), by_vmap(loss, params, {"x": x})
     np.testing.assert_allclose(np.sum(found["first"]), np.sum(truth["first"]), rtol=1e-4)
 
@@ -137,5 +137,6 @@ def test_a_program_has_the_noise_scale_of_all_layers():
     options = {"global_batch": 12, "world": LocalWorld(2), "resizable": False, "deterministic": True}
     with ad.Program(driver, parameters(), data, **options) as program:
         metrics = [program.step().metrics for _ in range(100)][-1]
-    assert metrics["estimated"] == pytest.approx(metrics["whole"], rel=0.1)
-    assert metrics["estimated"] != metrics["whole"]
+    estimated, whole = float(metrics["estimated"]), float(metrics["whole"])
+    assert estimated == pytest.approx(whole, rel=0.1)
+    assert estimated != whole
