@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from adaptive.base.mailbox import OffersCopies
+from adaptive.base.world_members import TransferPayload
+
 from .parts import ProgramParts, RunLimit, RunProgress
 from .state_transfer import pack, receive_buffers, unpack
 from .tracing import Traced
@@ -54,17 +57,37 @@ class MembershipChanges:
           RunEnds: the run has no next step; `RunOver` on a process in reserve when the run has ended.
         """
         self._change(progress.step)
+        was_in_reserve = self._world.in_reserve
         while self._world.in_reserve:
             self._world.wait(self._parts.engine.kernels.can_join)
             if not self._world.in_reserve:
                 self._parts.clock.restart()
+        if was_in_reserve:
+            progress = self._take_over(progress)
         over = self._world.needs_state_transfer and not self._world.run_under_way
         progress = self.transfer_state(progress)
         if over:
             raise RunOver(progress)
         members = self._parts.members
         if members.changed:
-            self._parts.clock.forget(members.places(members.refresh()))
+            joined = members.refresh()
+            self._parts.clock.forget(members.places(joined))
+            if self._parts.copies.active:
+                for note in self._parts.copies.hand_over(joined, self._parts.name):
+                    members.note(note)
+        return progress
+
+    def _take_over(self, progress: RunProgress) -> RunProgress:
+        """Continue from the copy in this process's memory, if all members were lost and it is the newest. Local."""
+        world, parts = self._world, self._parts
+        known = world.known_before_take_over if isinstance(world, OffersCopies) else None
+        if known is None:
+            return progress
+        progress = self._unpack(parts.copies.load())
+        parts.members.count_losses(known)
+        copied = f"the copy in memory after step {progress.step}"
+        parts.members.note(f"all members were lost. The workers in reserve continue from {copied}.")
+        parts.run.restored = True
         return progress
 
     def _change(self, step: int) -> None:
@@ -77,6 +100,7 @@ class MembershipChanges:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
         if leavers:
+            self._parts.copies.gone(slot for leaver in leavers for slot in leaver.workers)
             self._parts.members.note(
                 f"left after step {step}, upon a termination signal: {', '.join(map(str, leavers))}."
             )
@@ -97,6 +121,9 @@ class MembershipChanges:
         )
         if received is None:
             return progress
+        return self._unpack(received)
+
+    def _unpack(self, received: TransferPayload) -> RunProgress:
         self._parts.update.reported = False
-        step, limit, stopped, run_id, traced = unpack(parts, received)
+        step, limit, stopped, run_id, traced = unpack(self._parts, received)
         return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))

@@ -333,6 +333,8 @@ class Program(Generic[State, Metrics]):
                     continue
                 if checkpointer is not None:
                     checkpointer.after(report)
+                if p.copies.active:
+                    p.copies.after_step(run.step)
                 yield report
             p.tracing.end()
             p.update.together(run.step, "the end of run()")
@@ -340,7 +342,9 @@ class Program(Generic[State, Metrics]):
             if checkpointer is not None:
                 checkpointer.end(in_any_case=all_leave is not None)
             if all_leave is not None:
-                more = "" if checkpointer else ", and saves no checkpoint, because run() has no checkpoint="
+                more = (
+                    "" if checkpointer else ", and saves no checkpoint, because run() has checkpoint= with a directory"
+                )
                 raise self._preempted(all_leave, more)
             self.world.end_run()
             p.progress = self._loop.membership_changes.transfer_state(p.progress)

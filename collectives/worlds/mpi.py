@@ -175,6 +175,20 @@ class MPIWorld(MultiProcessWorld):
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
 
+    def why_no_copies(self) -> str:
+        """Return why processes keep no copies of others' state: see `OffersCopies`."""
+        if not self.survives:
+            return "no process is survived: start the job by `adaptive run` with Open MPI 5"
+        return self.why_no_mailbox() if self.transport.group.comm.size > 1 or self.spawns else "there is one process"
+
+    def create_copies(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
+        """Create a mailbox for copies: see `OffersCopies`."""
+        return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, None, lazy=True)
+
+    def hold_copies(self, newest: Callable[[], int] | None) -> None:
+        """Let the processes in reserve continue when all members are lost: see `OffersCopies`."""
+        self.elastic.newest_copy = newest
+
     def checkpoint_saved(self, step: int) -> None:
         """Report a checkpoint to the launcher: see `ReportsCheckpoints`."""
         ending.checkpoint_saved(step)
@@ -194,6 +208,7 @@ class MPIWorld(MultiProcessWorld):
     in_reserve: bool = forward("elastic.in_reserve")
     run_under_way: bool = forward("elastic.run_under_way")
     needs_state_transfer: bool = forward("elastic.needs_state_transfer")
+    known_before_take_over: int | None = forward("elastic.known_before_take_over")
 
     @property
     def size(self) -> int:

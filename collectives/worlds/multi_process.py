@@ -57,10 +57,17 @@ class MultiProcessWorld(Channels, WorldBase):
         self.transport.report_failure(why)
 
     def _make_mailbox(
-        self, about: str, nbytes: Sequence[int], everyone: Callable[[], Sequence[Process]], replaces: Any, mpi: Any
+        self,
+        about: str,
+        nbytes: Sequence[int],
+        everyone: Callable[[], Sequence[Process]],
+        replaces: Any,
+        mpi: Any,
+        *,
+        lazy: bool = False,
     ) -> ProcessMailbox:
         """Create a mailbox on all processes, with MPI windows if `mpi` is given."""
-        creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi)
+        creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi, lazy=lazy)
         self.transport.run(creation)
         return self._mailboxes.keep(creation.result, replaces)
 

@@ -30,9 +30,21 @@ from collectives.worlds.transport.operations import RENDEZVOUS, FinalOperation, 
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers import ending
 
-from .rendezvous import CLOSE, END_RUN, JOIN, NO_RANK, TERMINATE, Attendee, RendezvousPlan, rendezvous
+from .rendezvous import (
+    CLOSE,
+    END_RUN,
+    JOIN,
+    NO_COPY,
+    NO_RANK,
+    TAKE_OVER,
+    TERMINATE,
+    Attendee,
+    RendezvousPlan,
+    rendezvous,
+    take_over_plan,
+)
 from .spawning import SpawnedProcess, Spawner, SpawnRequest, as_process
-from .standby import ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TERMINATED, ControlMessages, StandbyLoop
+from .standby import ALL_LOST, ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TERMINATED, ControlMessages, StandbyLoop
 
 MOST_WORKERS = 1 << 20
 TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
@@ -66,6 +78,8 @@ class ElasticProcesses:
       in_reserve: whether this process is on standby, or must go on standby. Local.
       run_under_way: whether a run is under way in which processes can be on standby. Replicated.
       needs_state_transfer: whether a process has joined that has not received the run's state. Replicated.
+      newest_copy: see `OffersCopies.hold_copies`.
+      known_before_take_over: see `OffersCopies`.
     """
 
     def __init__(
@@ -94,6 +108,8 @@ class ElasticProcesses:
         self._standby = [process for process in everyone.everyone if not self._works(process)]  # replicated
         self._working_ranks: Sequence[int] = ()  # in the job, as far as this process knows
         self._has_state = True  # of the run
+        self.newest_copy: Callable[[], int] | None = None
+        self.known_before_take_over: int | None = None
         self.spawner = Spawner(self._mpi)
         self._requested = len(self.members)
         self._asked: set[int] = set()  # ranks in the job that were asked to get ready; rank 0 knows
@@ -323,6 +339,8 @@ class ElasticProcesses:
         own = next(p for p in self._job.everyone if p.worker_slots == self.workers)
         rank, ready = NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready()
         role = Attendee(own, rank, ready, peer=transport.peers.get(own))
+        if was_on_standby and self._continues_without_workers:
+            role = role._replace(copy=self._newest_copy())
         spawned: list[SpawnedProcess] = []
         if not was_on_standby:
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
@@ -350,8 +368,11 @@ class ElasticProcesses:
         if outcome.plan is None:
             transport.lifetime.closed = True
             raise WorkerError("all workers are lost, and with them the run's state.")
+        known = len(self.losses)
         self._follow(outcome.plan, outcome.comm)
-        self._has_state = not (was_on_standby and not self.in_reserve)
+        takes_over = outcome.plan.purpose == TAKE_OVER and self._job.comm.rank == outcome.plan.ranks[0]
+        self.known_before_take_over = known if takes_over else None
+        self._has_state = takes_over or not (was_on_standby and not self.in_reserve)
         return outcome.plan.purpose
 
     def _follow(self, plan: RendezvousPlan, comm: Any) -> None:
@@ -363,10 +384,14 @@ class ElasticProcesses:
         if plan.purpose == END_RUN:
             self.in_reserve = self.run_under_way = False
             self._set_group(working)
-        self.needs_state_transfer = plan.purpose in (JOIN, END_RUN)
+        self.needs_state_transfer = plan.purpose in (JOIN, END_RUN, TAKE_OVER)
 
     def _plan(self, purpose: str, workers: int, job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
         """Return the members and tasks that follow from a rendezvous. Has no side effects."""
+        if all(role.rank == NO_RANK for role in roles):
+            lost = {rank: process for rank, process in self._job.lost_in(job).items() if self._works(process)}
+            left = _without(self.worker_slots, self.losses, lost, ("a rendezvous of all processes", 0.0))
+            return take_over_plan(job, roles, len(self.members), *left)
         unseen = {r: p for r, p in self._transport.group.lost_in(job).items() if self._works(p)}
         worker_slots, losses = _without(self.worker_slots, self.losses, unseen, ("a rendezvous of all processes", 0.0))
         ranks = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
@@ -388,7 +413,7 @@ class ElasticProcesses:
         """Transfer the run's state to joining processes: see `World.transfer_state`."""
         transfer = StateTransfer(about, make, room, has_state=self._has_state)
         self._transport.run(transfer)
-        self.needs_state_transfer, self._has_state = False, True
+        self.needs_state_transfer, self._has_state, self.known_before_take_over = False, True, None
         return transfer.result
 
     # --- on standby ---------------------------------------------------------------------------------------------------
@@ -411,7 +436,7 @@ class ElasticProcesses:
             if self._pair is not None and word != TERMINATED:
                 self._answer(word, content)
                 self._entry, self._pair = (self._pair, content), None
-            if word == FAILED:
+            if word == FAILED or (word == ALL_LOST and not self._continues_without_workers):
                 self._transport.lifetime.closed = True
                 raise WorkerError(f"this process was on standby, and the workers have stopped: {content}")
             if word == TERMINATED and self._transport.survives:
@@ -425,6 +450,14 @@ class ElasticProcesses:
                 self._transport.lifetime.closed = True
                 acknowledge_termination()
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
+
+    def _newest_copy(self) -> int:
+        return NO_COPY if self.newest_copy is None else self.newest_copy()
+
+    @property
+    def _continues_without_workers(self) -> bool:
+        """Whether processes on standby may have a copy of the run's state to continue from. Replicated."""
+        return self.newest_copy is not None and self._transport.survives
 
     def await_admission(self, pair: Any, members: Sequence[int]) -> None:
         """Start on standby as a spawned process. `pair`: the communicator with the process that spawned it."""

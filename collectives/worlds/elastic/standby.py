@@ -26,9 +26,10 @@ from typing import Any
 TAG = 7101
 IDLE_SECONDS = 0.01  # between two polls; a poll takes some microseconds
 ALERT_SECONDS = 0.0005  # when a rendezvous is near
-SECONDS_BETWEEN_CHECKS = 1.0  # between two checks that a worker is alive
+SECONDS_BETWEEN_CHECKS = 0.1  # between two checks that a worker is alive
 
 ASK, READY, MEMBERS, MEET, FAILED, TERMINATED = "ready?", "ready", "members", "meet", "failed", "terminated"
+ALL_LOST = "all lost"  # what a process on standby finds, instead of receiving it
 REFUSED, CLOSED = "refused", "closed"  # to spawned processes that are not admitted (`spawning.py`)
 
 
@@ -83,7 +84,7 @@ class StandbyLoop:
         self._alert_until = 0.0
 
     def next(self, is_ready: Callable[[], bool], has_to_terminate: Callable[[], bool]) -> tuple[str, Any]:
-        """Wait for a message that ends the wait, and return its word and content.
+        """Wait for a message that ends the wait, and return its word and content; `ALL_LOST` if no worker is left.
 
         Args:
           is_ready: returns whether this process could join.
@@ -108,7 +109,7 @@ class StandbyLoop:
                     return TERMINATED, None
                 time.sleep(ALERT_SECONDS if time.monotonic() < self._alert_until else IDLE_SECONDS)
                 if self._all_workers_dead():
-                    return FAILED, "all workers are lost, and with them the run's state"
+                    return ALL_LOST, "all workers are lost, and with them the run's state"
 
     def _all_workers_dead(self) -> bool:
         now = time.monotonic()

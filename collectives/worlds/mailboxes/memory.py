@@ -30,6 +30,14 @@ class Memory(Protocol):
 
     own: np.ndarray
 
+    def allocate(self) -> None:
+        """Allocate this process's memory, if that was left for later. Called before it is written.
+
+        Raises:
+          OSError: memory is short.
+        """
+        ...
+
     def has(self, rank: int) -> bool:
         """Return whether the memory of this rank can be copied from."""
         ...
@@ -66,6 +74,9 @@ class Windows:
         self._window.Sync()
         comm.Barrier()
 
+    def allocate(self) -> None:
+        """Do nothing: MPI has allocated the window."""
+
     def has(self, rank: int) -> bool:
         """Return whether this rank is on this host."""
         return rank in self._there
@@ -92,10 +103,15 @@ class Windows:
 
 
 class Files:
-    """Shared files: each process creates one, and opens those of the other processes of its host, if it can."""
+    """Shared files: each process creates one, and opens those of the other processes of its host, if it can.
 
-    def __init__(self, size: int):
-        self._file = SharedFile(size)
+    Args:
+      size: bytes of this process's file.
+      lazy: whether its pages are allocated by `allocate`.
+    """
+
+    def __init__(self, size: int, *, lazy: bool = False):
+        self._file = SharedFile(size, lazy=lazy)
         self.own, self.told = self._file.memory, self._file.told
         self._memory: dict[int, np.ndarray] = {}
 
@@ -110,6 +126,10 @@ class Files:
     def close(self) -> None:
         """Close this process's file once all others have opened it. Mappings stay valid."""
         self._file.close()
+
+    def allocate(self) -> None:
+        """Allocate the pages of this process's file, if that was left for later."""
+        self._file.allocate()
 
     def has(self, rank: int) -> bool:
         """Return whether the memory of this rank could be opened."""

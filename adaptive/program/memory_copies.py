@@ -1,0 +1,372 @@
+"""Copies of a run's state in the memory of other processes, so that it outlives the processes that computed it.
+
+Every `every` steps each worker publishes its per-worker leaves, and the process with rank 0 the replicated state if any
+process is in reserve: the members have it anyway. They are copied while the kernels of the next step run, which only
+read the state. Processes of the same host map the memory, which exists until the last of them has ended. Processes of
+other hosts fetch the copies (`copy_puller.py`): the partner on the next host, and every process in reserve.
+
+Copies have serial numbers, the same on all workers, and each worker's last two are kept. A copy is used only if its
+writer completed it, and a copy of the run only if the parts of all workers are there. If a process dies while it
+writes, the copy before is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from adaptive.base.mailbox import CopyMailbox, OffersCopies, Vectors
+from adaptive.base.roster import with_same_members
+from adaptive.base.world import World
+from adaptive.base.world_members import TransferPayload
+from adaptive.runtime.worker_state import WorkerState
+
+from .copy_puller import NO_SERIAL, CopyPuller
+
+if TYPE_CHECKING:
+    from .parts import ProgramParts
+
+_HEAD = 16  # bytes: the step, and the length of the small part
+_SMALL = 1 << 20  # most bytes of the small part
+_FULL, _LOCAL = "full", "local"
+_log = logging.getLogger("adaptive")
+
+
+class MemoryCopies:
+    """The copies of one program's runs. Every process has one; inactive until `open`.
+
+    Args:
+      one_data_set: whether all workers take their examples from one data set, so that a worker can continue another
+        one's per-worker state.
+
+    Attributes:
+      active: whether copies are taken. Replicated.
+      due: the copy that `take` completes: its serial number and step. `None` if there is none.
+    """
+
+    def __init__(self, world: World, workers: WorkerState, *, one_data_set: bool):
+        self._world, self._workers, self._one_data_set = world, workers, one_data_set
+        self.active = False
+        self._every = 1
+        self._mailboxes: dict[str, CopyMailbox] = {}
+        self._index: CopyMailbox | None = None
+        self._puller: CopyPuller | None = None
+        self._slots: tuple[int, ...] = ()  # the worker slots with a place in the mailboxes. Replicated
+        self._serial = 0  # of the last copy. Replicated
+        self._orphans: list[int] = []  # slots of workers that are gone, whose state nobody has continued. Replicated
+        self._n_losses = 0  # of the world, that `_orphans` accounts for. Replicated
+        self.due: tuple[int, int] | None = None
+        self._found: tuple[int, bytes, list[np.ndarray]] | None = None  # what `newest` has found
+        self._away: set[int] = set()  # slots whose workers are gone. Replicated
+        self._given_up = False  # whether this process publishes no more
+
+    # --- beginning and end --------------------------------------------------------------------------------------------
+
+    def open(self, every: int, name: str) -> str:
+        """Start to take copies, unless they are taken already. All processes call it before a run. Communicates.
+
+        Args:
+          every: steps between two copies.
+          name: of the program.
+
+        Returns:
+          Why no copies are taken; "" if they are. Replicated.
+        """
+        world = self._world
+        why = world.why_no_copies() if isinstance(world, OffersCopies) else "this world cannot lose a process"
+        if why:
+            return why
+        self._every, self.due, self.active, self._given_up = every, None, True, False
+        if not world.in_reserve:  # else this process was spawned: it has no place before it joins
+            self._create(name)
+            self._n_losses = len(world.losses)
+        if isinstance(world, OffersCopies):
+            world.hold_copies(self.newest)
+        return ""
+
+    def close(self) -> None:
+        """Stop taking copies. Those that were taken no longer count."""
+        if self.active:
+            self.active, self._found = False, None
+            if isinstance(self._world, OffersCopies):
+                self._world.hold_copies(None)
+            self._publish_index(NO_SERIAL)
+            self._close_puller()
+
+    def _close_puller(self) -> None:
+        puller, self._puller = self._puller, None
+        if puller is not None:
+            puller.close()
+
+    def _create(self, name: str) -> None:
+        """Create the mailboxes for the present processes. Communicates."""
+        world, about = self._world, f"memory for copies of {name}"
+        assert isinstance(world, OffersCopies)
+        self._close_puller()
+        self._publish_index(NO_SERIAL)  # to those that have no place in the new ones
+        replicated = [array.nbytes for array in self._workers.views()]
+        local = [array.nbytes for array in self._workers.local_views(0)]
+        sizes = {_FULL: [_HEAD, _SMALL, *replicated]}
+        if self._has_local:
+            sizes[_LOCAL] = [_HEAD, *local]
+        before = self._mailboxes
+        self._mailboxes = {key: world.create_copies(n, about, before.get(key)) for key, n in sizes.items()}
+        self._index = world.create_copies([8], about, self._index)
+        hosts = self._index.hosts
+        self._slots = tuple(hosts)
+        if len(set(hosts.values())) > 1:
+            self._puller = CopyPuller(self._index, self._mailboxes, world.workers[0], self._wanted)
+
+    def _wanted(self) -> dict[int, list[str]]:
+        """Return the worker slots of other hosts that this process fetches copies of, and which copies."""
+        world, index = self._world, self._index
+        if index is None:
+            return {}
+        others = [slot for slot in self._slots if not index.is_mapped(slot)]
+        if world.in_reserve:
+            return {slot: list(self._mailboxes) for slot in others}
+        if not self._has_local:
+            return {}
+        hosts, members = index.hosts, [slot for slot in world.members if slot in self._slots]
+        partner = partners({slot: hosts[slot] for slot in members})
+        return {slot: [_LOCAL] for slot in others if partner.get(slot) in world.workers}
+
+    # --- taking copies ------------------------------------------------------------------------------------------------
+
+    def after_step(self, step: int) -> None:
+        """Begin a copy if one is due after this step; `take` completes it. All members call it."""
+        if step % self._every == 0 and (self._has_reserve or self._has_local):
+            self._serial += 1
+            self.due = self._serial, step
+
+    def take(self, parts: ProgramParts) -> None:
+        """Take the copy that is due: publish this process's part. All members call it in the next step, while kernels
+        run, before anything is exchanged.
+        """
+        due, self.due = self.due, None
+        if due is None:
+            return
+        (serial, step), world, workers = due, self._world, self._workers
+        small = self._small(parts)
+        if self._given_up:
+            return
+        try:
+            if self._has_local:
+                for i in workers.present:
+                    vectors = [_head(step, 0), *map(_bytes, workers.local_views(i))]
+                    self._mailboxes[_LOCAL].publish(world.workers[i], serial, vectors)
+            if small:
+                vectors = [_head(step, len(small)), np.frombuffer(small, np.uint8), *map(_bytes, workers.views())]
+                self._mailboxes[_FULL].publish(world.workers[workers.some_present], serial, vectors)
+            self._publish_index(serial)
+        except OSError as error:
+            self._give_up(f"memory is short: {error.strerror or error}")
+
+    def _small(self, parts: ProgramParts) -> bytes:
+        """Return the small part of the run's state, on the process that publishes it; elsewhere b""."""
+        if not self._has_reserve:
+            return b""
+        parts.hooks.catch_up(parts.sizes)  # on all members alike
+        if parts.world.rank:
+            return b""
+        from .state_transfer import pack_small
+
+        small = pickle.dumps(pack_small(parts, tuple(parts.progress)))
+        if len(small) > _SMALL:
+            self._give_up(f"the state of hooks and data takes {len(small)} bytes, more than {_SMALL}")
+        return small
+
+    def _publish_index(self, serial: int) -> None:
+        if self._index is not None:
+            for i in self._workers.present:
+                if self._world.workers[i] in self._slots:
+                    self._index.publish(self._world.workers[i], 0, [np.array([serial]).view(np.uint8)])
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        _log.warning("this process copies no more of its state to memory: %s.", why)
+
+    @property
+    def _has_local(self) -> bool:
+        """Whether any state is per worker. Replicated."""
+        return self._workers.has_local
+
+    @property
+    def _has_reserve(self) -> bool:
+        """Whether any process with a place for copies is in reserve, as far as is known."""
+        return bool(set(self._slots) - set(self._world.members) - self._away)
+
+    # --- copies that are here -----------------------------------------------------------------------------------------
+
+    def _serials(self, name: str, slot: int) -> list[int]:
+        """Return the serial numbers of the complete copies of a worker that this process can read, newest first."""
+        mailbox = self._mailboxes.get(name)
+        if mailbox is None or slot not in self._slots:
+            return []
+        if mailbox.is_mapped(slot):
+            return [serial for serial in mailbox.rounds(slot) if serial > 0]
+        return [] if self._puller is None else self._puller.serials(name, slot)
+
+    def _copy_of(self, name: str, slot: int, serial: int) -> Vectors | None:
+        mailbox = self._mailboxes[name]
+        if mailbox.is_mapped(slot):
+            return mailbox.copy_of(slot, serial)
+        return None if self._puller is None else self._puller.copy_of(name, slot, serial)
+
+    def _has_ended(self, slot: int) -> bool:
+        """Return whether a worker has ended its copies, or takes them elsewhere."""
+        index = self._index
+        if index is None or not index.is_mapped(slot):
+            return self._puller is not None and self._puller.latest(slot) == NO_SERIAL
+        found = index.copy_of(slot, 0)
+        return found is not None and int(found[0].view(np.int64)[0]) == NO_SERIAL
+
+    def newest(self) -> int:
+        """Return the serial number of the newest copy of the run that is complete here; -1 if there is none. Local."""
+        self._found = None
+        if any(map(self._has_ended, self._slots)):
+            return NO_SERIAL
+        pairs = {(serial, slot) for slot in self._slots for serial in self._serials(_FULL, slot)}
+        for serial, slot in sorted(pairs, reverse=True):
+            vectors = self._copy_of(_FULL, slot, serial)
+            if vectors is None:
+                continue
+            small = vectors[1][: int(_numbers(vectors[0])[1])].tobytes()
+            if self._has_parts_of(_members_in(small), serial):
+                self._found = serial, small, list(vectors[2:])
+                return serial
+        return NO_SERIAL
+
+    def _has_parts_of(self, members: Iterable[int], serial: int) -> bool:
+        return not self._has_local or all(serial in self._serials(_LOCAL, slot) for slot in members)
+
+    def load(self) -> TransferPayload:
+        """Return the copy that `newest` found, in the form of `state_transfer.pack`.
+
+        Raises:
+          AssertionError: `newest` has found none.
+        """
+        assert self._found is not None
+        (_serial, small, vectors), self._found = self._found, None
+        like = self._workers.views()
+        arrays = [vector.view(array.dtype).reshape(array.shape) for vector, array in zip(vectors, like, strict=True)]
+        return pickle.loads(small), arrays
+
+    # --- per-worker state of workers that are gone --------------------------------------------------------------------
+
+    def gone(self, slots: Iterable[int]) -> None:
+        """Record that these workers have left for good; lost ones are known from the world. Replicated."""
+        slots = set(slots)
+        self._orphans += sorted(slots - set(self._orphans))
+        self._away |= slots
+
+    def hand_over(self, joined: Sequence[int], name: str) -> list[str]:
+        """Let workers that joined continue the per-worker state of workers that are gone. All members call it, after
+        each change of members. Communicates if any joined.
+
+        Returns:
+          Notes.
+        """
+        losses = self._world.losses
+        self.gone(slot for loss in losses[self._n_losses :] for slot in loss.workers)
+        self._n_losses, notes = len(losses), []
+        self._away -= set(self._world.members)
+        if joined and self._has_local and self._orphans:
+            notes = self._give_to(heirs(joined, self._orphans, same_slot=not self._one_data_set), name)
+        self._serial += 1  # lost workers may have begun the next copy
+        if not set(self._world.members) <= set(self._slots):  # a spawned process has joined
+            self._create(name)
+        return notes
+
+    def _give_to(self, heir_of: Mapping[int, int], name: str) -> list[str]:
+        about = f"per-worker state of {name} for workers that joined"
+        found = with_same_members(self._world, lambda: self._gather(sorted(heir_of), about))
+        notes = []
+        for orphan, heir in heir_of.items():
+            if orphan not in found:
+                continue
+            self._orphans.remove(orphan)
+            step, vectors = found[orphan]
+            if heir in self._world.workers:
+                self._workers.adopt_local(self._world.workers.index(heir), vectors)
+            notes.append(f"worker {heir} continues the per-worker state of worker {orphan} after step {step}.")
+        return notes
+
+    def _gather(self, orphans: Sequence[int], about: str) -> dict[int, tuple[int, Vectors]]:
+        """Return the newest copies of these workers: their steps and leaves. Communicates."""
+        mine = {orphan: (self._local_serials(orphan) or [NO_SERIAL])[0] for orphan in orphans}
+        everyone = [json.loads(said) for said in self._world.all_gather_bytes(json.dumps(mine).encode(), about)]
+        sent = {}
+        for orphan in orphans:
+            newest = max(range(len(everyone)), key=lambda rank: everyone[rank][str(orphan)])
+            if newest == self._world.rank and mine[orphan] != NO_SERIAL:
+                sent[orphan] = self._copy_of(_LOCAL, orphan, mine[orphan])
+        told = [pickle.loads(said) for said in self._world.all_gather_bytes(pickle.dumps(sent), about)]
+        copies = {slot: vectors for of_one in told for slot, vectors in of_one.items() if vectors is not None}
+        return {slot: (int(_numbers(vectors[0])[0]), vectors[1:]) for slot, vectors in copies.items()}
+
+    def _local_serials(self, slot: int) -> list[int]:
+        return [serial for serial in self._serials(_LOCAL, slot) if serial <= self._serial]
+
+    # --- for joining processes ----------------------------------------------------------------------------------------
+
+    def export(self) -> tuple[Any, ...]:
+        """Return the replicated part, for `adopt` on a joining process."""
+        return self._serial, self._orphans, self._n_losses, self._slots, self._away
+
+    def adopt(self, exported: tuple[Any, ...]) -> None:
+        """Replace the replicated part by what another process has exported."""
+        self._serial, self._orphans, self._n_losses, self._slots, self._away = exported
+
+
+def partners(hosts: Mapping[int, int]) -> dict[int, int]:
+    """Return for each worker slot the one whose process keeps its copy: the slot beside it on the next host.
+
+    Args:
+      hosts: the host of each worker slot.
+    """
+    on = {host: [slot for slot in hosts if hosts[slot] == host] for host in sorted(set(hosts.values()))}
+    names = list(on)
+    partner: dict[int, int] = {}
+    for number, host in enumerate(names):
+        following = on[names[(number + 1) % len(names)]]
+        partner |= {slot: following[i % len(following)] for i, slot in enumerate(on[host])}
+    return partner
+
+
+def heirs(joined: Sequence[int], orphans: Sequence[int], *, same_slot: bool) -> dict[int, int]:
+    """Return which joined worker continues the state of which orphan, by orphan: the worker in its own slot if one
+    joined there, else any other.
+
+    Args:
+      same_slot: whether only the worker in the same slot may.
+    """
+    found = {slot: slot for slot in joined if slot in orphans}
+    if not same_slot:
+        rest = (orphan for orphan in orphans if orphan not in found)
+        free = [slot for slot in joined if slot not in found]
+        found |= dict(zip(rest, free, strict=False))
+    return found
+
+
+def _members_in(small: bytes) -> list[int]:
+    from .state_transfer import members_in
+
+    return members_in(pickle.loads(small))
+
+
+def _head(step: int, length: int) -> np.ndarray:
+    return np.array([step, length], np.int64).view(np.uint8)
+
+
+def _numbers(head: np.ndarray) -> np.ndarray:
+    return np.array(head).view(np.int64)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,74 @@
+"""Copies of workers on other hosts, fetched while their owner goes on."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from adaptive.base.mailbox import LocalMailbox
+from adaptive.program.copy_puller import NO_SERIAL, CopyPuller
+from tests.speed import limit
+
+OWNER, OTHER, READER = 0, 1, 2
+
+
+class Job:
+    """Mailboxes of one owner, and what fetches from them."""
+
+    def __init__(self):
+        self.index, self.boxes = LocalMailbox(), {"full": LocalMailbox(), "local": LocalMailbox()}
+        names = list(self.boxes)
+        self.puller = CopyPuller(self.index, self.boxes, READER, lambda: {OWNER: names, OTHER: names})
+
+    def publish(self, serial: int, *names: str) -> None:
+        for name in names:
+            self.boxes[name].publish(OWNER, serial, [np.full(4, serial, np.uint8)])
+        self.index.publish(OWNER, 0, [np.array([serial]).view(np.uint8)])
+
+    def wait(self, serial: int) -> None:
+        until = time.monotonic() + limit(20)
+        while self.puller.latest(OWNER) != serial:
+            assert time.monotonic() < until, self.puller.latest(OWNER)
+            time.sleep(0.002)
+
+
+@pytest.fixture
+def job():
+    job = Job()
+    yield job
+    job.puller.close()
+
+
+def test_the_last_two_copies_are_kept(job):
+    for serial in (3, 4, 7):
+        job.publish(serial, "full", "local")
+        job.wait(serial)
+    assert job.puller.serials("full", OWNER) == job.puller.serials("local", OWNER) == [7, 4]
+    assert job.puller.copy_of("full", OWNER, 4)[0].tolist() == [4] * 4
+    assert job.puller.copy_of("full", OWNER, 3) is None
+
+
+def test_a_worker_need_not_publish_all(job):
+    job.publish(1, "local")
+    job.wait(1)
+    assert job.puller.serials("full", OWNER) == []
+    assert job.puller.serials("local", OWNER) == [1]
+    assert job.puller.latest(OTHER) is None
+
+
+def test_an_owner_that_ends_its_copies_is_noticed(job):
+    job.publish(1, "full")
+    job.wait(1)
+    job.publish(NO_SERIAL)
+    job.wait(NO_SERIAL)
+
+
+def test_what_the_owner_overwrites_is_kept_here(job):
+    content = np.full(4, 1, np.uint8)
+    job.boxes["full"].publish(OWNER, 1, [content])
+    job.publish(1)
+    job.wait(1)
+    content[:] = 9
+    assert job.puller.copy_of("full", OWNER, 1)[0].tolist() == [1] * 4

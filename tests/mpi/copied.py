@@ -1,0 +1,99 @@
+"""Jobs whose state is copied to other processes' memory: `copied.py CASE [HOSTS]`; see test_memory_copies.py.
+
+Two workers train, others are in reserve. Each example must be taken once per epoch, whatever is lost.
+Each worker counts its steps in its per-worker state. HOSTS are the ranks' hosts, which are made up: 0,0,1,1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+
+import adaptive as ad
+import collectives as comm
+from collectives.worlds import mpi
+from collectives.worlds.mailboxes.seqlock import SlotLayout
+
+CASE, HOSTS = sys.argv[1], sys.argv[2:]
+EXAMPLES, STEPS, DIES = 64, 40, 20
+data = {"number": np.arange(EXAMPLES)}
+logging.basicConfig(level=logging.WARNING)
+
+
+def driver(state, batch):
+    taken = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
+    new = {"taken": state["taken"] + taken, "steps": state["steps"] + comm.local_mean(jnp.float32(1))}
+    return new, {"examples": taken.sum()}
+
+
+def made_up(comm, host, n_devices):
+    hosts = map(int, HOSTS[0].split(","))
+    return tuple(p._replace(host=number) for p, number in zip(found(comm, host, n_devices), hosts, strict=True))
+
+
+if HOSTS:
+    found, mpi.all_processes = mpi.all_processes, made_up
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_copying() -> None:
+    """Die when the next publication of a large vector is half written."""
+    write = SlotLayout.write
+
+    def torn(self, place, round, vectors, fence):
+        if len(vectors) > 2:  # the replicated state
+            vectors[-1] = DeadlyVector(vectors[-1])
+        write(self, place, round, vectors, fence)
+
+    SlotLayout.write = torn
+
+
+class DeadlyVector:
+    """A vector whose bytes cannot be read without dying."""
+
+    def __init__(self, vector):
+        self.nbytes = vector.nbytes
+
+    def reshape(self, *shape):
+        die()
+
+
+def main() -> None:
+    with comm.world(workers=2, respawn=CASE == "one", hang_timeout=30) as world:
+        state = {"taken": jnp.zeros(EXAMPLES, jnp.int32), "steps": jnp.zeros(())}
+        program = ad.Program(
+            *(driver, state, data),
+            global_batch=8,
+            world=world,
+            per_worker_state=lambda state: state["steps"],
+        )
+        first = world.workers[0]
+        for report in program.run(steps=STEPS, checkpoint=ad.Checkpoints(memory=1)):
+            if world.rank == 0:
+                for note in report.notes:
+                    print(f"step {report.step}: {note}", flush=True)
+            if world.losses and len(world.members) < 2:
+                time.sleep(0.3)  # for the worker that gets ready to join
+            if report.step == DIES and (first == 1 or CASE != "one") and not world.losses:
+                time.sleep(1.0 if HOSTS else 0.0)  # for the processes of other hosts, which fetch the copies
+                if CASE == "torn" and first == 0:
+                    die_while_copying()
+                else:
+                    die()
+        counts = np.asarray(program.state["taken"])
+        assert program.steps == STEPS
+        assert (counts == STEPS * 8 // EXAMPLES).all(), counts
+        mine = float(program.state["steps"])
+        print(f"worker {first} of {world.members} ended well with {mine:.0f} steps", flush=True)
+
+
+main()
