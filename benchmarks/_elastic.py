@@ -134,11 +134,14 @@ class Job(NamedTuple):
 
 
 @contextmanager
-def job(n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None) -> Iterator[Job]:
+def job(
+    n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None, more: Sequence[str] = ()
+) -> Iterator[Job]:
     """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or alternating between two, by the launcher.
 
     Args:
       hosts: from `tests.hosts`.
+      more: options of `adaptive run`.
     """
     environ = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -150,7 +153,7 @@ def job(n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    options = ["-n", str(n)]
+    options = ["-n", str(n), *more]
     if hosts:
         environ |= hosts.environment()
         options += ["-H", f"h1:{n},h2:{n}"]

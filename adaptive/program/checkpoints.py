@@ -81,7 +81,7 @@ class Checkpoints:
     every: str | int = "1 epoch"
     keep: int = 3
     memory: int = 0
-    memory_every: int = 1
+    memory_every: int = 10
 
     def __post_init__(self) -> None:
         self.interval  # noqa: B018  # raises

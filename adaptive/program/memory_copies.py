@@ -275,11 +275,12 @@ class MemoryCopies:
         losses = self._world.losses
         self.gone(slot for loss in losses[self._n_losses :] for slot in loss.workers)
         self._n_losses, notes = len(losses), []
-        self._away -= set(self._world.members)
+        spawned = set(joined) & self._away or set(joined) - set(self._slots)
+        self._away -= set(joined)
         if joined and self._has_local and self._orphans:
             notes = self._give_to(heirs(joined, self._orphans, same_slot=not self._one_data_set), name)
         self._serial += 1  # lost workers may have begun the next copy
-        if not set(self._world.members) <= set(self._slots):  # a spawned process has joined
+        if spawned:  # they have no place in the mailboxes
             self._create(name)
         return notes
 

@@ -1,6 +1,6 @@
 """Jobs whose state is copied to other processes' memory: `copied.py CASE [HOSTS]`; see test_memory_copies.py.
 
-Two workers train, others are in reserve. Each example must be taken once per epoch, whatever is lost.
+Two workers train, others are in reserve or are spawned. Each example must be taken once per epoch, whatever is lost.
 Each worker counts its steps in its per-worker state. HOSTS are the ranks' hosts, which are made up: 0,0,1,1.
 """
 
@@ -68,7 +68,8 @@ class DeadlyVector:
 
 
 def main() -> None:
-    with comm.world(workers=2, respawn=CASE == "one", hang_timeout=30) as world:
+    options = {"max_workers": 2} if CASE == "spawned" else {"workers": 2}
+    with comm.world(**options, respawn=CASE in ("one", "spawned"), hang_timeout=60) as world:
         state = {"taken": jnp.zeros(EXAMPLES, jnp.int32), "steps": jnp.zeros(())}
         program = ad.Program(
             *(driver, state, data),
@@ -77,13 +78,13 @@ def main() -> None:
             per_worker_state=lambda state: state["steps"],
         )
         first = world.workers[0]
-        for report in program.run(steps=STEPS, checkpoint=ad.Checkpoints(memory=1)):
+        for report in program.run(steps=STEPS, checkpoint=ad.Checkpoints(memory=1, memory_every=1)):
             if world.rank == 0:
                 for note in report.notes:
                     print(f"step {report.step}: {note}", flush=True)
             if world.losses and len(world.members) < 2:
-                time.sleep(0.3)  # for the worker that gets ready to join
-            if report.step == DIES and (first == 1 or CASE != "one") and not world.losses:
+                time.sleep(1.5 if CASE == "spawned" else 0.3)  # for the worker that gets ready to join
+            if report.step == DIES and (first == 1 or CASE in ("all", "torn")) and not world.losses:
                 time.sleep(1.0 if HOSTS else 0.0)  # for the processes of other hosts, which fetch the copies
                 if CASE == "torn" and first == 0:
                     die_while_copying()

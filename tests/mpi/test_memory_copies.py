@@ -36,6 +36,13 @@ def test_a_worker_from_the_reserve_continues_the_state_of_a_lost_one(hosts):
     assert DIES < steps_of(2, result) <= STEPS, result  # as one that starts has taken fewer
 
 
+@pytest.mark.long
+def test_a_spawned_worker_continues_the_state_of_the_one_in_its_slot():
+    result = job("spawned", n=2)
+    assert "worker 1 continues the per-worker state of worker 1 after step" in result.stdout, result
+    assert DIES < steps_of(1, result) <= STEPS, result
+
+
 @pytest.mark.parametrize("hosts", [[], ["0,0,1,1"]])
 @pytest.mark.parametrize("case", ["all", pytest.param("torn", marks=pytest.mark.long)])
 def test_the_reserve_continues_when_all_members_are_lost(case, hosts):
@@ -50,6 +57,6 @@ def test_the_reserve_continues_when_all_members_are_lost(case, hosts):
 
 def test_without_copies_that_is_the_end(tmp_path):
     script = tmp_path / "without.py"
-    script.write_text(SCRIPT.read_text().replace(", checkpoint=ad.Checkpoints(memory=1)", ""))
+    script.write_text(SCRIPT.read_text().replace(", checkpoint=ad.Checkpoints(memory=1, memory_every=1)", ""))
     result = run([script, "all"], n=3, ours=True, expect_failure=True)
     assert "all workers are lost, and with them the run's state" in result.stderr, result
