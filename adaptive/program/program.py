@@ -342,10 +342,8 @@ class Program(Generic[State, Metrics]):
             if checkpointer is not None:
                 checkpointer.end(in_any_case=all_leave is not None)
             if all_leave is not None:
-                more = (
-                    "" if checkpointer else ", and saves no checkpoint, because run() has checkpoint= with a directory"
-                )
-                raise self._preempted(all_leave, more)
+                unsaved = ", and saves no checkpoint, because run() has no checkpoint= with a directory"
+                raise self._preempted(all_leave, "" if checkpointer else unsaved)
             self.world.end_run()
             p.progress = self._loop.membership_changes.transfer_state(p.progress)
 
