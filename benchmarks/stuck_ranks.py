@@ -1,5 +1,6 @@
-"""Claim: by default, a stopped rank is reported after max(2 s, 10 times the 99th percentile of a step) and killed after
-twice that; and in 100,000 noisy steps no rank is past that limit.
+"""By default, a stopped rank is reported after max(2 s, 10 times the 99th percentile of a step).
+
+It is killed after twice that. In 100,000 noisy steps no rank is past that limit.
 
     python benchmarks/stuck_ranks.py [--stops 6]
 
@@ -10,7 +11,7 @@ until the next step.
 Noise: 100,000 steps are drawn from distributions with tails, with a pause now and then. `HangLimits`, the code that a
 watchdog runs, sets the limit from the steps before each. A step counts as past the limit if it is longer, as if all
 other ranks had waited for it from its beginning. Pauses for compiling, evaluation, checkpoints and input are phases of
-their own: they are held against a minute. `--rank` is what each rank runs.
+their own, with a limit of a minute. `--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
