@@ -34,9 +34,11 @@ def start(tmp_path):
     mpirun.chmod(0o755)
     folder.mkdir()
 
-    def begin(*words: str, n: int = 3, after: float = 0.3, script: str | None = None, **environ: str):
+    def begin(
+        *words: str, n: int = 3, after: float = 0.3, script: str | None = None, grace: float = 30, **environ: str
+    ):
         program = [str(HERE / "rank_without_mpi.py"), str(folder), *words] if script is None else ["--", script, *words]
-        options = ["--mpirun", str(mpirun), "-n", str(n)]
+        options = ["--mpirun", str(mpirun), "-n", str(n), "--grace", str(grace)]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "SLURM_"))}
         return subprocess.Popen(
             [sys.executable, "-c", WITH_SHORT_DEADLINES.format(after=after), *options, "--begin", *program],
@@ -235,3 +237,16 @@ def test_a_signal_before_there_is_a_rank(number, start):
         finally:
             job.kill()
     assert job.returncode == 128 + number
+
+
+def test_a_second_signal_ends_the_job_at_once(start):
+    """Although a rank ignores both, and has hours to end."""
+    with start("-c", "trap '' TERM INT; echo there; sleep 1000", script="sh", n=1, grace=10_000) as job:
+        try:
+            assert job.stdout.readline() == "there\n"
+            job.send_signal(signal.SIGTERM)
+            job.send_signal(signal.SIGINT)  # two of one kind might arrive as one
+            job.communicate(timeout=limit(60))
+        finally:
+            job.kill()
+    assert job.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
