@@ -12,25 +12,25 @@ import optax
 CONTEXT, WIDTH, HEADS, BLOCKS = 64, 96, 4, 2
 
 
-def text() -> tuple[dict, dict, int]:
+def text(context: int = CONTEXT) -> tuple[dict, dict, int]:
     """Return windows of text to train on, windows to test on, and the number of different characters."""
     characters = np.array(list("\n\n".join(topics[name] for name in sorted(topics))))
     alphabet, codes = np.unique(characters, return_inverse=True)
-    windows = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int32), CONTEXT + 1)[:: CONTEXT // 2]
+    windows = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int32), context + 1)[:: context // 2]
     last = len(windows) // 10
     return {"codes": windows[: -last - 2]}, {"codes": windows[-last:]}, len(alphabet)
 
 
-def init(seed: int, n_characters: int) -> dict:
+def init(seed: int, n_characters: int, *, width: int = WIDTH, blocks: int = BLOCKS, context: int = CONTEXT) -> dict:
     """Return random weights."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> jax.Array:
         return jnp.asarray(rng.normal(0, 0.02, shape), jnp.float32)
 
-    shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-    blocks = [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(BLOCKS)]
-    return {"characters": normal(n_characters, WIDTH), "positions": normal(CONTEXT, WIDTH), "blocks": blocks}
+    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    layers = [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(blocks)]
+    return {"characters": normal(n_characters, width), "positions": normal(context, width), "blocks": layers}
 
 
 def loss_fn(params: dict, batch: dict) -> jax.Array:
