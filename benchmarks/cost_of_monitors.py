@@ -65,9 +65,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def monitors_of(model: Model) -> list[str]:
-    """Return the monitors that a model has: the one from norm layers needs some."""
-    return [name for name in MONITORS if "full_every" not in name or model.name == "attention"]
+def monitors_of(model: Model, parts: str = "") -> list[str]:
+    """Return the monitors to time: those whose names contain one of the comma-separated parts, and none.
+
+    The one from norm layers is left out for models without them.
+    """
+    named = [name for name in MONITORS if name == NOTHING or any(part in name for part in parts.split(","))]
+    return [name for name in named if "full_every" not in name or model.name == "attention"]
 
 
 def program(model: Model, name: str) -> ad.Program:
@@ -93,9 +97,9 @@ def program(model: Model, name: str) -> ad.Program:
     return made
 
 
-def measured(model: Model, rounds: int, block: int) -> list[dict[str, object]]:
+def measured(model: Model, rounds: int, block: int, parts: str = "") -> list[dict[str, object]]:
     """Return a row for each monitor: the seconds of a step, and their ratio to those without a monitor."""
-    programs = {name: program(model, name) for name in monitors_of(model)}
+    programs = {name: program(model, name) for name in monitors_of(model, parts)}
     calls = {name: lambda p=p: list(p.run(steps=block))[-1].metrics["loss"] for name, p in programs.items()}
     seconds = {name: s / block for name, s in alternate(calls, rounds, clock=time.process_time).items()}
     for p in programs.values():
@@ -123,10 +127,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--block", type=int, default=10, help="steps that are timed together")
     parser.add_argument("--only", default="", help="models whose names contain this")
+    parser.add_argument("--monitors", default="", help="monitors whose names contain one of these, separated by commas")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     pin(max(os.sched_getaffinity(0)))
-    rows = [row for m in models() if args.only in m.name for row in measured(m, args.rounds, args.block)]
+    rows = [row for m in models() if args.only in m.name for row in measured(m, args.rounds, args.block, args.monitors)]
     notes = [
         f"One worker, two microbatches a step, one core and one thread; {args.rounds} rounds of {args.block} steps, "
         "Adam. Processor time. Ratios are to the same step without a monitor; more: the median of the differences "

@@ -47,9 +47,10 @@ def example_norms(
     a text cost up to a fourth of a step. Two options lower this cost:
 
     `full_every=100` computes the norms of norm layers in each step, and those of all layers in every hundredth step and
-    at shorter intervals before. In between, a leaf's norms are estimated as those of the norm layers times a ratio that
-    was measured in these steps (`_norm_layers.py`). Norm layers are recognized by their scale, a parameter that
-    multiplies the values of examples elementwise. The ratio is operator state; it adds 4 bytes per leaf to the message.
+    at shorter intervals before, with a second evaluation of the loss. In between, a leaf's norms are estimated as those
+    of the norm layers times a ratio that was measured in these steps (`_norm_layers.py`). Norm layers are recognized by
+    their scale, a parameter that multiplies the values of examples elementwise. The ratio is operator state; it adds 4
+    bytes per leaf to the message.
 
     `sample=4` computes the norms of four examples of each microbatch. `noise_scale` remains unbiased, and its bounds
     become wider. Works for models without norm layers, too.
@@ -130,13 +131,16 @@ def _by_layers(
     def squares_of(indices: Sequence[int]) -> list[jax.Array]:
         return example_squares(traced, leaves, names, chosen, indices)
 
+    def squares_afresh(indices: Sequence[int]) -> list[jax.Array]:
+        return example_squares(differentiate(flat, leaves, rows, chosen.examples), leaves, names, chosen, indices)
+
     if full_every == 1:
         squares = squares_of(range(len(leaves)))
     else:
         own = norm_layer_leaves(traced.uses, paths, leaves)
         if not own:
             raise no_norm_layers(start)
-        squares = estimated_squares(squares_of, own, len(leaves), full_every)
+        squares = estimated_squares(squares_of, squares_afresh, own, len(leaves), full_every)
     return traced.outputs, jax.tree.unflatten(tree, traced.grads), jax.tree.unflatten(tree, squares)
 
 

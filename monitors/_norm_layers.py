@@ -61,12 +61,18 @@ def norm_layer_leaves(uses: Sequence[Use], paths: Sequence[tuple[Any, ...]], lea
 
 
 def estimated_squares(
-    compute: Callable[[Sequence[int]], list[jax.Array]], own: Sequence[int], n_leaves: int, every: int
+    compute: Callable[[Sequence[int]], list[jax.Array]],
+    compute_afresh: Callable[[Sequence[int]], list[jax.Array]],
+    own: Sequence[int],
+    n_leaves: int,
+    every: int,
 ) -> list[jax.Array]:
     """Return each leaf's squared norms, shape=(examples,): computed in every `every`-th step, estimated in between.
 
     Args:
       compute: returns the squared norms of the leaves with these indices.
+      compute_afresh: does the same by another evaluation of the loss, which then takes parameters and batch as operands
+        of the conditional. Values within the first one as operands cost a fourth of a step in each step.
       own: the norm layers' leaves, whose norms are computed in each step.
     """
     others = [index for index in range(n_leaves) if index not in own]
@@ -81,7 +87,7 @@ def estimated_squares(
         due = wait <= 0
 
         def whole() -> jax.Array:
-            return jnp.stack([squares.astype(dtype) for squares in compute(others)])
+            return jnp.stack([squares.astype(dtype) for squares in compute_afresh(others)])
 
         def ratios() -> jax.Array:
             return (sums / jnp.where(total > 0, total, jnp.nan))[:, None] * rows[None]
