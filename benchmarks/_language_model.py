@@ -33,16 +33,20 @@ def init(seed: int, n_characters: int, *, width: int = WIDTH, blocks: int = BLOC
     return {"characters": normal(n_characters, width), "positions": normal(context, width), "blocks": layers}
 
 
-def loss_fn(params: dict, batch: dict) -> jax.Array:
-    """Return the mean cross entropy per character, in nats."""
-    codes = batch["codes"]
-    x = params["characters"][codes[:, :-1]] + params["positions"]
+def logits_of(params: dict, batch: dict) -> jax.Array:
+    """Return what is predicted of each next character; shape=(windows, CONTEXT, characters)."""
+    x = params["characters"][batch["codes"][:, :-1]] + params["positions"]
     for block in params["blocks"]:
         q, k, v = jnp.moveaxis((_normalized(x) @ block["qkv"]).reshape(*x.shape[:2], 3, HEADS, -1), 2, 0)
         x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ block["out"]
         x = x + jax.nn.relu(_normalized(x) @ block["up"]) @ block["down"]
-    logits = _normalized(x) @ params["characters"].T
-    return optax.softmax_cross_entropy_with_integer_labels(logits, codes[:, 1:]).mean()
+    return _normalized(x) @ params["characters"].T
+
+
+def loss_fn(params: dict, batch: dict) -> jax.Array:
+    """Return the mean cross entropy per character, in nats."""
+    logits = logits_of(params, batch)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["codes"][:, 1:]).mean()
 
 
 def _normalized(x: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, get_args
 
 import jax
@@ -12,7 +13,8 @@ from adaptive.extend import EXAMPLES, read
 
 from ._coded import check_coded, in_codes
 from ._codes import Codec, codec_of
-from ._leaves import combine, error, leaves_of
+from ._island_sum import checked_islands
+from ._leaves import combine, error, known_capacity, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
 from ._robust import Robust, robust_of, robustly
 from ._wire import Rounding, Wire, narrow, with_feedback
@@ -29,6 +31,7 @@ def all_reduce(
     nonfinite: Literal["drop"] | None = None,
     wire: Wire | None = None,
     rounding: Rounding = "nearest",
+    hosts: Iterable[Iterable[int]] | None = None,
 ) -> T:
     """Combine values over all workers.
 
@@ -70,6 +73,9 @@ def all_reduce(
       rounding: how to round to `wire`: "nearest"; "stochastic", unbiased, for bfloat16 and bits; or "error_feedback":
         each worker adds its rounding error to the value that it sends next. The error is kept per worker: zero on a
         joining worker, lost with a lost one, unaffected by changes of batch size, and part of checkpoints.
+      hosts: for compressed formats: the workers of each host, such as [[0, 1], [2, 3]] or `comm.by_host(world)`. Values
+        are then combined exactly within a host, and one worker of each host rounds and sends. Other formats need no
+        `hosts=`.
 
     Returns:
       `tree` with each leaf reduced, of its shape and dtype. Replicated; with `when`, local, because workers differ in
@@ -105,7 +111,10 @@ def all_reduce(
     codec = codec_of(wire)
     if codec is not None:
         check_coded(codec, rounding, [leaf.dtype for leaf in leaves.values()], op)
-        return in_codes(codec, rounding, tree, leaves, scale, go)
+        groups = None if hosts is None else checked_islands("all_reduce", hosts, known_capacity(), "hosts")
+        return in_codes(codec, rounding, tree, leaves, scale, go, groups)
+    if hosts is not None:
+        raise error("all_reduce", 'hosts= is for compressed formats, such as  wire="4bit"; leave it out.')
     assert not isinstance(wire, Codec)
     how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
     if how is not None and scale is not None and weight is None:

@@ -17,6 +17,7 @@ from adaptive.extend import Collective, Gathered, Sliced, collective, operator_s
 
 from ._all_gather import Gather
 from ._codes import Codec, Coded
+from ._island_sum import Islands, island_sum
 from ._leaves import combine, error
 from ._local_mean import LocalMean, local_sum
 from ._reduce import Reduce
@@ -116,6 +117,8 @@ def in_codes(
     leaves: dict[str, jax.Array],
     weight: jax.Array | None,
     when: jax.Array | None,
+    hosts: Islands | None = None,
+    fragment: tuple[int, jax.Array] | None = None,
 ) -> Any:
     """Reduce a tree, as one vector, to the compressed sum or weighted mean over all workers.
 
@@ -128,14 +131,26 @@ def in_codes(
     Args:
       weight: scalar, this worker's weight; `None` for a sum. Local.
       when: see `all_reduce`; e_i does not change in steps without sending. Replicated.
+      hosts: the workers of each host. If given, i is a host, and the first of its workers that has examples sends.
+      fragment: `(n, number)` if calls in different steps reduce n different things, this one thing `number`: e_i is
+        kept for each of them. The number is replicated.
     """
     own = local_sum(leaves) if weight is None else combine(LocalMean(), leaves, leaves, weight=weight)
     share = None if weight is None else local_sum({"": weight})[""]
     dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in leaves.values()) else jnp.float32
     vector = jnp.concatenate([x.astype(dtype).reshape(-1) for x in own.values()])
     # Codes cannot represent infinities and NaNs, so they are reported to all workers by one number per leaf.
-    sound = {name: jnp.where(_finite(x).all(), 0, jnp.nan).astype(np.float32) for name, x in own.items()}
-    vector, size = jnp.where(_finite(vector), vector, 0), vector.size
+    finite = _finite(vector)
+    vector, sends = jnp.where(finite, vector, 0), None if share is None else share > 0
+    if hosts is not None:
+        vector, share, sends = _of_host(hosts, vector, share, when)
+        finite, vector = finite & _finite(vector), jnp.where(_finite(vector), vector, 0)
+    places = list(pairwise(accumulate((leaf.size for leaf in leaves.values()), initial=0)))
+    sound = {
+        name: jnp.where(finite[start:stop].all(), 0, jnp.nan).astype(np.float32)
+        for (start, stop), name in zip(places, leaves, strict=True)
+    }
+    size = vector.size
     codec = codec.fitted(size)
 
     def coded(x: jax.Array) -> tuple[Coded, jax.Array]:
@@ -143,33 +158,59 @@ def in_codes(
         found = codec.encode(codec.blocks(x), key)
         return found, codec.decode(found, dtype).reshape(-1)[:size]
 
-    def update(left: jax.Array) -> tuple[jax.Array, Coded]:
+    def update(all_left: jax.Array) -> tuple[jax.Array, Coded]:
+        left = all_left if fragment is None else all_left[fragment[1]]
         found, sent = coded(vector + left)
         new = vector + left - sent
         if when is not None:
             new = jnp.where(when, new, left)
-        if share is not None:
-            new = jnp.where(share > 0, new, left)
-        return new, found
+        if sends is not None:
+            new = jnp.where(sends, new, left)
+        return new if fragment is None else all_left.at[fragment[1]].set(new), found
 
     if rounding == "error_feedback":
-        found = operator_state(LABEL, np.zeros(size, dtype), update)
+        shape = (size,) if fragment is None else (fragment[0], size)
+        found = operator_state(LABEL, np.zeros(shape, dtype), update)
     else:
         found, _ = coded(vector)
     rows = codec.to_rows(found, share)
-    if share is not None:
-        rows = jnp.where(share > 0, rows, 0)  # which need not be sent
+    if sends is not None:
+        rows = jnp.where(sends, rows, 0)  # which need not be sent
     blocks = _summed(codec, rounding, rows, leaves, when, dtype)
     counts = combine(Reduce("sum", checked=True), sound, sound, when=when)
     total = blocks.reshape(-1)[:size]
     if share is not None:
         total = total / combine(Reduce("sum", checked=True), {"": share}, {"": share}, when=when)[""].astype(dtype)
-    ends = list(accumulate((leaf.size for leaf in leaves.values()), initial=0))
     results = [
         (total[start:stop].reshape(leaf.shape) + counts[name].astype(dtype)).astype(leaf.dtype)
-        for (start, stop), (name, leaf) in zip(pairwise(ends), leaves.items(), strict=True)
+        for (start, stop), (name, leaf) in zip(places, leaves.items(), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(tree), results)
+
+
+def _of_host(
+    hosts: Islands, vector: jax.Array, share: jax.Array | None, when: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+    """Combine the vectors of a host's workers, exactly, for the one that sends.
+
+    Args:
+      vector: this worker's mean or sum; shape=(size,).
+      share: this worker's weight; `None` for a sum.
+      when: see `all_reduce`.
+
+    Returns:
+      The host's mean or sum, its weight (zero on the workers that do not send; `None` for a sum), and whether this
+      worker sends. On workers that do not send, the vector is zero. Local.
+    """
+    weight = jnp.ones((), vector.dtype) if share is None else share.astype(vector.dtype)
+    numbers = jnp.arange(sum(map(len, hosts)), dtype=np.int32)
+    takes_part = (numbers == ad.worker()) & (weight > 0)
+    total, weight, takes_part = island_sum((vector * weight, weight, takes_part.astype(np.float32)), hosts, when=when)
+    sends = (takes_part.sum() > 0) & (jnp.argmax(takes_part > 0).astype(np.int32) == ad.worker())
+    total = jnp.where(sends, total, 0)
+    if share is None:
+        return total, None, sends
+    return total / jnp.where(weight > 0, weight, 1), jnp.where(sends, weight, 0).astype(share.dtype), sends
 
 
 def _summed(

@@ -67,26 +67,27 @@ def island_sum(tree: T, islands: Islands, *, when: jax.Array | None = None) -> T
     return combine(IslandSum(islands), tree, leaves_of("islands", tree), when=when)
 
 
-def checked_islands(what: str, islands: Any, capacity: int | None) -> Islands:
-    """Return islands as tuples of worker numbers.
+def checked_islands(what: str, islands: Any, capacity: int | None, name: str = "islands") -> Islands:
+    """Return groups of workers as tuples of worker numbers.
 
     Args:
+      what: name of the function, for errors.
+      islands: iterables of workers; each worker is in one of them.
       capacity: the number of worker slots; `None` if it is unknown.
+      name: name of the argument, for errors.
 
     Raises:
       CollectiveError: `islands` are not lists of workers, or a worker is in none of them, or in two.
     """
+    example = f"Write\n    {name}=[[0, 1], [2, 3]]        or  {name}=comm.by_host(world)"
     try:
         found = tuple(tuple(sorted(whole(worker) for worker in island)) for island in islands)  # type: ignore[type-var]
     except TypeError:
-        raise error(what, f"islands={islands!r} are not lists of workers. {_EXAMPLE}") from None
+        raise error(what, f"{name}={islands!r} are not lists of workers. {example}") from None
     workers = sorted(worker for island in found for worker in island if worker is not None)
     if not workers or not all(found) or len(set(workers)) < len(workers):
-        raise error(what, f"islands={islands!r}: each worker must be in one of them, and none empty. {_EXAMPLE}")
+        raise error(what, f"{name}={islands!r}: each worker must be in one of them, and none empty. {example}")
     if workers != list(range(len(workers))) or (capacity is not None and len(workers) != capacity):
         wanted = len(workers) if capacity is None else capacity
-        raise error(what, f"islands={islands!r} must hold each of the {wanted} workers, from 0 on, once. {_EXAMPLE}")
+        raise error(what, f"{name}={islands!r} must hold each of the {wanted} workers, from 0 on, once. {example}")
     return found  # type: ignore[return-value]
-
-
-_EXAMPLE = "Write\n    islands=[[0, 1], [2, 3]]        or  islands=comm.by_host(world)"

@@ -96,7 +96,8 @@ def step_cost(
     h hosts of m workers, and b bytes from each worker, a host sends
 
         2 (h - 1) / h * b        of a sum of numbers, which its workers reduce among themselves first
-        2 m (h - 1) / h * b      of codes of a few bits, and of values for a robust reduction; between islands m = 1
+        2 m (h - 1) / h * b      of codes of a few bits, and of values for a robust reduction; from islands and with
+                                 `hosts=` m = 1
         m (h - 1) * b            of `top_k`, whose values are gathered
         b for each worker of another host that averages a worker's values, in pairs and within islands
 
@@ -205,8 +206,9 @@ class _Sent(NamedTuple):
         elif isinstance(op, Gathered):
             own = cls(senders * others * nbytes, 2 * depth)
         elif isinstance(op, Sliced) and not op.is_sum:
-            out = senders * others / len(hosts) * nbytes  # slices to those who reduce them, and the results to all
-            own = cls(out + workers * others / len(hosts) * nbytes if senders else 0, 3 * depth)
+            # Slices to those who reduce them, and the results to all: once to each host if only one worker of it sends.
+            passes = senders + (workers if message.islands is None else 1)
+            own = cls(passes * others / len(hosts) * nbytes if senders else 0, 3 * depth)
         else:
             own = cls(2 * others / len(hosts) * nbytes, 2 * depth)
         return cls((before.nbytes + own.nbytes) / message.every, (before.latencies + own.latencies) / message.every)

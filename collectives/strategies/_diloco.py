@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from collectives._leaves import error
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._traffic import Traffic, all_reduce_message
+from ._traffic import Traffic, compressed_messages
 from ._trees import arrays, check_optimizer, minus, rounding_of
 
 
@@ -35,6 +35,7 @@ def diloco(
     *,
     wire: Wire | None = None,
     rounding: Rounding | None = None,
+    hosts: Iterable[Iterable[int]] | None = None,
 ) -> Strategy:
     """Return the DiLoCo strategy: local steps by an inner optimizer, then one common step by an outer optimizer.
 
@@ -53,13 +54,15 @@ def diloco(
         with 0.5, and `top_k` without momentum (`optax.sgd(1.0)`).
       rounding: how to round to `wire`; see `collectives.all_reduce`. By default "error_feedback" for compressed
         formats, and "nearest" for others.
+      hosts: the workers of each host, for compressed formats: `comm.by_host(world)`. The changes of a host's workers
+        are then averaged exactly, and one of them sends. See `collectives.all_reduce`.
 
     Returns:
       A `Strategy`; its loss is the mean over the round's steps.
 
     Raises:
       CollectiveError: an argument is not an optimizer, `steps` is not a positive integer, or `wire` or `rounding` is
-        not supported.
+        not supported. An invalid `hosts` raises when the driver is traced.
 
     Example:
       >>> outer = optax.sgd(0.7, momentum=0.9, nesterov=True)                         # doctest: +SKIP
@@ -70,7 +73,7 @@ def diloco(
     """
     check_optimizer("diloco", inner, "inner")
     check_optimizer("diloco", outer, "outer")
-    return rounds("diloco", inner, outer, steps, wire, rounding)
+    return rounds("diloco", inner, outer, steps, wire, rounding, hosts)
 
 
 def rounds(
@@ -80,6 +83,7 @@ def rounds(
     steps: int,
     wire: Wire | None,
     rounding: Rounding | None,
+    hosts: Iterable[Iterable[int]] | None,
 ) -> Strategy:
     """Return a strategy of rounds: local steps by `inner`, then a common step by `outer`. `name` is for errors.
 
@@ -88,7 +92,7 @@ def rounds(
     """
     if whole(steps) is None or steps < 1:
         raise error(name, f"steps={steps!r} must be a positive integer: the number of local steps.")
-    how: dict[str, Any] = {"wire": wire, "rounding": rounding_of(name, wire, rounding)}
+    how: dict[str, Any] = {"wire": wire, "rounding": rounding_of(name, wire, rounding), "hosts": hosts}
 
     def init(params: Any) -> Rounds:
         params = arrays(params)
@@ -108,7 +112,7 @@ def rounds(
         per_worker_state=lambda state: state.inner,
         model=lambda state: state.params,
         kind=Rounds,
-        traffic=lambda: Traffic((all_reduce_message(**how),), local_steps=steps),
+        traffic=lambda: Traffic(compressed_messages(**how), local_steps=steps),
     )
 
 

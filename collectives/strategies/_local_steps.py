@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import optax
 
 from collectives._wire import Rounding, Wire
@@ -17,6 +19,7 @@ def local_steps(
     *,
     wire: Wire | None = None,
     rounding: Rounding | None = None,
+    hosts: Iterable[Iterable[int]] | None = None,
 ) -> Strategy:
     """Return the local SGD strategy: each worker takes `steps` local steps, then models are averaged.
 
@@ -29,13 +32,14 @@ def local_steps(
       steps: local steps in a round.
       wire: a number format for the change of the model in a round: `jnp.bfloat16`, "4bit". See `diloco`.
       rounding: how to round to `wire`. See `diloco`.
+      hosts: the workers of each host, for compressed formats. See `diloco`.
 
     Returns:
       A `Strategy`; its loss is the mean over the round's steps.
 
     Raises:
       CollectiveError: `optimizer` is not an optimizer, `steps` is not a positive integer, or `wire` or `rounding`
-        is not supported.
+        is not supported. An invalid `hosts` raises when the driver is traced.
 
     Example:
       >>> strategy = sync.local_steps(optax.sgd(0.1), steps=8)            # doctest: +SKIP
@@ -45,4 +49,4 @@ def local_steps(
       McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", algorithm 1.
     """
     check_optimizer("local_steps", optimizer)
-    return rounds("local_steps", optimizer, optax.sgd(1.0), steps, wire, rounding)
+    return rounds("local_steps", optimizer, optax.sgd(1.0), steps, wire, rounding, hosts)

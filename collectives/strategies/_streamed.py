@@ -12,13 +12,15 @@ import optax
 import adaptive as ad
 from adaptive.extend import EXAMPLES, read, real, whole
 from collectives._all_reduce import all_reduce
+from collectives._coded import in_codes
+from collectives._codes import codec_of
 from collectives._leaves import error
 from collectives._wire import Rounding, Wire
 
 from ._diloco import inner_steps
 from ._strategy import Stepped, Strategy, ValueAndGrad
 from ._traffic import Traffic, all_reduce_message
-from ._trees import arrays, check_optimizer, rounding_without_feedback, select
+from ._trees import arrays, check_optimizer, rounding_of, select
 
 
 class Streamed(NamedTuple):
@@ -41,7 +43,7 @@ def streamed(
     overlap: bool = True,
     mixing: float = 0.5,
     wire: Wire | None = None,
-    rounding: Rounding = "nearest",
+    rounding: Rounding | None = None,
 ) -> Strategy:
     """Return the Streaming DiLoCo strategy: rounds whose exchange is cut into fragments, and hidden behind local steps.
 
@@ -68,8 +70,9 @@ def streamed(
       overlap: whether to exchange beside the local steps. What is hidden depends on the program's `overlap=`, which by
         default measures the link; the driver must also reduce something of the batch, such as the loss.
       mixing: the share of a replica's own parameters that it keeps in an exchange; at least 0 and below 1.
-      wire: a format for D: `jnp.bfloat16`, "8bit", "4bit" or "2bit"; not `comm.top_k`. See `collectives.all_reduce`.
-      rounding: to that format: "nearest" or "stochastic".
+      wire: a format for D: `jnp.bfloat16`, "8bit", "4bit", "2bit" or `comm.top_k(64)`. See `collectives.all_reduce`.
+      rounding: to that format; see `collectives.all_reduce`. By default "error_feedback" for compressed formats, which
+        keeps the rounding error of each fragment until its next exchange, and "nearest" for others.
 
     Returns:
       A `Strategy`; its loss is the mean over the local steps. Its model is z.
@@ -91,7 +94,15 @@ def streamed(
     keep = real(mixing)
     if keep is None or not 0 <= keep < 1:
         raise error("streamed", f"mixing={mixing!r} must be at least 0 and below 1.")
-    how = rounding_without_feedback("streamed", wire, rounding)
+    how: dict[str, Any] = {"wire": wire, "rounding": _rounding(wire, rounding)}
+    codec = codec_of(wire)
+
+    def reduced(x: jax.Array, number: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        """Return the mean over workers of fragment `number`."""
+        if codec is None or how["rounding"] != "error_feedback":
+            return all_reduce(x, weight=weight, **how)
+        weight = read(EXAMPLES) if weight is None else weight
+        return in_codes(codec, "error_feedback", x, {"": x}, weight, None, fragment=(fragments, number))
 
     def init(params: Any) -> Streamed:
         params, none = arrays(params), jnp.zeros((), jnp.int32)
@@ -105,11 +116,11 @@ def streamed(
         if overlap:
             # A replica that begins with z has nothing to tell; where all do, the mean is to be 0 and not 0 / 0.
             weight = jnp.where(is_current, read(EXAMPLES), 1e-20)
-            change = all_reduce(old[number] - _rows(before, fragments)[number], weight=weight, **how)
+            change = reduced(old[number] - _rows(before, fragments)[number], number, weight)
         (replica, opt_state), losses = inner_steps(inner, each, before, state.inner, value_and_grad, batch)
         new = _rows(replica, fragments)
         if not overlap:
-            change = all_reduce(old[number] - new[number], **how)
+            change = reduced(old[number] - new[number], number)
         updates, outer_state = outer.update(change, jax.tree.map(lambda x: x[number], state.outer), old[number])
         agreed = optax.apply_updates(old[number], updates)
         mixed = agreed if not keep else keep * new[number] + (1 - keep) * agreed
@@ -139,6 +150,12 @@ def _steps_of_a_fragment(steps: Any, fragments: Any) -> int:
     if steps % fragments:
         raise error("streamed", f"steps={steps} must be a multiple of fragments={fragments}.")
     return steps // fragments
+
+
+def _rounding(wire: Any, rounding: Any) -> Rounding:
+    if rounding == "error_feedback" and codec_of(wire) is None:
+        raise error("streamed", 'rounding="error_feedback" is for compressed formats, such as  wire="4bit"')
+    return rounding_of("streamed", wire, rounding)
 
 
 def _rows(tree: Any, fragments: int) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from collectives._robust import Robust
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Strategy, one_step
-from ._traffic import Traffic, all_reduce_message
+from ._traffic import Traffic, compressed_messages
 from ._trees import all_reduced, arrays, check_optimizer
 
 
@@ -29,6 +30,7 @@ def synchronous(
     nonfinite: Literal["drop"] | None = None,
     wire: Wire | None = None,
     rounding: Rounding = "nearest",
+    hosts: Iterable[Iterable[int]] | None = None,
 ) -> Strategy:
     """Return the synchronous SGD strategy: one replicated model, updated with the mean gradient over all examples.
 
@@ -42,6 +44,7 @@ def synchronous(
       nonfinite: see `collectives.all_reduce`.
       wire: see `collectives.all_reduce`.
       rounding: see `collectives.all_reduce`.
+      hosts: see `collectives.all_reduce`.
 
     Returns:
       A `Strategy`. Its whole state is replicated.
@@ -53,7 +56,7 @@ def synchronous(
       >>> strategy = sync.synchronous(optax.adam(1e-3), wire=jnp.bfloat16)            # doctest: +SKIP
     """
     check_optimizer("synchronous", optimizer)
-    options: dict[str, Any] = {"op": op, "nonfinite": nonfinite, "wire": wire, "rounding": rounding}
+    options: dict[str, Any] = {"op": op, "nonfinite": nonfinite, "wire": wire, "rounding": rounding, "hosts": hosts}
 
     def init(params: Any) -> Synchronous:
         return Synchronous(arrays(params), optimizer.init(params))
@@ -71,5 +74,5 @@ def synchronous(
         per_worker_state=lambda state: (),
         model=lambda state: state.params,
         kind=Synchronous,
-        traffic=lambda: Traffic((all_reduce_message(wire, rounding, op),)),
+        traffic=lambda: Traffic(compressed_messages(wire, rounding, hosts, op)),
     )

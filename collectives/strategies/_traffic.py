@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from adaptive.extend import Gathered, Reduction
 from collectives._coded import CodedSlices
 from collectives._codes import codec_of
+from collectives._island_sum import WithinIslands, checked_islands
 from collectives._robust import Robust, robust_of
 from collectives._wire import narrow
 
@@ -80,6 +81,21 @@ def all_reduce_message(
         return ModelMessage("sum", lambda parameters: NUMBER * part(parameters), **more)
     how, width = narrow(wire, rounding, (), op), jnp.dtype(wire).itemsize
     return ModelMessage(how, lambda parameters: width * part(parameters), **more)
+
+
+def compressed_messages(
+    wire: Any, rounding: Any, hosts: Iterable[Iterable[int]] | None, op: Any = "mean"
+) -> tuple[ModelMessage, ...]:
+    """Return the messages of an `all_reduce` of a model with `hosts=`, which may be None.
+
+    Raises:
+      CollectiveError: an argument is not supported; see `all_reduce_message`.
+    """
+    if hosts is None:
+        return (all_reduce_message(wire, rounding, op),)
+    groups = checked_islands("all_reduce", hosts, None, "hosts")
+    within = ModelMessage(WithinIslands(groups), lambda parameters: NUMBER * parameters)
+    return within, all_reduce_message(wire, rounding, op, islands=groups)
 
 
 def state_bytes(optimizer: Any) -> Callable[[int], int]:

@@ -100,6 +100,55 @@ def test_the_update_is_that_of_a_plain_loop_given_the_codes(wire):
         np.testing.assert_allclose(total + waiting, exact, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("wire", ["2bit", "top_k"])
+def test_with_hosts_one_worker_of_each_sends_the_exact_mean_of_its_host(wire):
+    """Its feedback is the host's; where it leaves, the next worker of the host sends, without any."""
+    world, hosts = LocalWorld(3), [[0, 2], [1]]
+    options = {"wire": WIRES[wire], "rounding": FEEDBACK, "hosts": hosts}
+    program = built(driver_of(**options), world, resizable=True, shares=None, microbatch=2)
+    codec, seen = codec_of(WIRES[wire]).fitted(N), means_of(program)
+    errors, total = np.zeros((3, N)), np.zeros(N)
+    for step in range(1, 9):
+        if step == 5:
+            world.leave(0)
+        report = program.step()
+        sizes, rows = np.array(report.batch_sizes), {}
+        for host in hosts:
+            (first, *_), there = [i for i in host if sizes[i]], [i for i in host if sizes[i]]
+            mean = np.average([seen[-1][i] for i in there], axis=0, weights=sizes[there])
+            sent, codes = rounded(codec, mean + errors[first])
+            errors[first] += mean - sent
+            rows[first] = codec.of_rows(codec.to_rows(codes, np.float32(sizes[there].sum())))
+        dtype = jnp.float64 if codec.is_sparse else jnp.float32
+        of_all = sum(codec.decode(rows[i], dtype) for i in sorted(rows))
+        if not codec.is_sparse:
+            of_all = codec.decode(codec.encode(of_all, second_key(step)))
+        total += np.asarray(of_all, np.float64).reshape(-1)[:N] / sizes.sum()
+        digits = 1e-6 if codec.is_sparse else 1e-5
+        np.testing.assert_allclose(program.state, total, rtol=0, atol=digits)
+        assert np.count_nonzero(sizes) == (3 if step < 5 else 2)
+        there = sizes > 0
+        np.testing.assert_allclose(np.array(left(program))[there], errors[there], atol=1e-12)
+
+
+def test_hosts_send_sums_too_and_keep_what_is_left_in_steps_without_sending():
+    def driver(total, batch):
+        own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker()).astype(np.float32) + 0 * batch["x"].sum()
+        even = ad.step() % 2 == 0
+        found = comm.all_reduce(own, op="sum", wire="8bit", rounding=FEEDBACK, hosts=[[0, 1], [2]], when=even)
+        return ad.replicated(jnp.where(even, found, total)), {}
+
+    program = built(driver)
+    program.step()
+    kept = left(program)
+    np.testing.assert_allclose(program.state, 6 * np.arange(N), atol=1.2 * 6 * N / 127)
+    assert np.abs(kept[0]).max() > 0.01
+    assert not kept[1].any()
+    program.step()
+    np.testing.assert_array_equal(left(program), kept)
+
+
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", FEEDBACK])
 @pytest.mark.parametrize(("wire", "bound"), [("8bit", 1 / 127), ("4bit", 1 / 7)])
 def test_one_message_is_within_the_bound_of_its_format(wire, bound, rounding):
@@ -291,6 +340,8 @@ def test_dropped_contributions_are_in_no_code():
         ({"wire": "4bit", "rounding": "up"}, "rounding='up' is none of"),
         ({"wire": "4bit", "op": "max"}, "wire= is for means and sums"),
         ({"wire": comm.top_k(3)}, "loses what comm.top_k does not send"),
+        ({"wire": "4bit", "hosts": [[0], [1]]}, r"hosts=\[\[0\], \[1\]\] must hold each of the 3 workers"),
+        ({"wire": jnp.bfloat16, "hosts": [[0, 1], [2]]}, "hosts= is for compressed formats"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, text):

@@ -30,6 +30,7 @@ def driver(state, batch):
     means = [
         comm.all_reduce(own, wire="4bit"),  # to the nearest: the random numbers of a slice go by who sums it
         comm.all_reduce(own, wire="2bit"),
+        comm.all_reduce(own, wire="2bit", hosts=[[0, 1], [2]]),
         comm.all_reduce(own, wire=comm.top_k(20, of=200), rounding="error_feedback"),
     ]
     islands, _ = ISLANDS.step(state["islands"], lambda p, b: (b["x"].sum(), p - b["x"].mean(0)), batch)
@@ -37,7 +38,7 @@ def driver(state, batch):
 
 
 def built(world):
-    state = {"sums": [jnp.zeros(N)] * 3, "islands": ISLANDS.init(jnp.zeros(N))}
+    state = {"sums": [jnp.zeros(N)] * 4, "islands": ISLANDS.init(jnp.zeros(N))}
     options = {"global_batch": 12, "microbatch": 2, "world": world, "seed": 3}
     return ad.Program(
         driver, state, DATA, per_worker_state=lambda state: ISLANDS.per_worker_state(state["islands"]), **options

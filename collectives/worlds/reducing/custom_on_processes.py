@@ -3,14 +3,15 @@
 A `Sliced` part is sent twice: each process receives one slice of all workers' values, reduces it, and sends the result
 to all. A process sends and receives as many bytes as in an all-reduce, in the reduction's wire format. A `Mixed` part
 is sent only to the workers that average it. Of a `Gathered` part each process sends its workers' rows to all others.
-Values of zeros are not sent where they change no result.
+Values of zeros are not sent where they change no result, and then only processes that send receive slices: where one
+process of each host sends, slices travel between hosts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -26,18 +27,30 @@ _TAG = 7103
 RowsByWorker = Mapping[int, np.ndarray]  # one part's values, for each worker of this process
 
 
-def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
-    """Reduce a part by a `Sliced` reduction into `received`, with the same result on all processes."""
+def by_slices(
+    comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int, order: Sequence[int] = ()
+) -> None:
+    """Reduce a part by a `Sliced` reduction into `received`, with the same result on all processes.
+
+    Args:
+      comm: the communicator.
+      op: the reduction.
+      rows: the values of this process's workers.
+      received: receives the result.
+      step: number of the step.
+      order: all ranks, those of a host one after another; see `_all_gather`.
+    """
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
-    bounds = [len(flat) // op.granule * rank // comm.size * op.granule for rank in range(comm.size + 1)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         sent = [np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))) for worker, x in rows.items()]
-        found = _slice_of_all(comm, sent, bounds, skips_zeros=op.skips_zeros)
+        senders = _senders(comm, sent, skips_zeros=op.skips_zeros)
+        bounds = _bounds(len(flat) // op.granule, op.granule, [any(of_process) for of_process in senders])
+        found = _slice_of_all(comm, sent, senders, bounds)
         has_first = bounds[comm.rank] == 0 < bounds[comm.rank + 1]
         statistics = summed_statistics(functions, found, has_first, partial(_total, comm))
         own = np.asarray(functions.reduced(found, statistics, number, np.int32(comm.rank)))
     whole = np.empty(len(flat), own.dtype)
-    comm.Allgatherv(_words(own), _placed(whole, np.diff(bounds)))
+    _all_gather(comm, own, whole, np.diff(bounds), order)
     flat[:] = whole.astype(flat.dtype)
 
 
@@ -56,20 +69,21 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
     flat[:] = own.astype(flat.dtype)
 
 
-def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray) -> None:
+def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray, order: Sequence[int] = ()) -> None:
     """Gather all workers' rows into `received`, with the same result on all processes. Rows of zeros are not sent.
 
     Args:
       comm: the communicator.
       rows: this process's rows.
       received: receives one row for each worker slot.
+      order: all ranks, those of a host one after another.
     """
     senders = [worker for worker, part in rows.items() if part[worker].any()]
     by_process = comm.allgather(senders)
     own = np.stack([rows[worker][worker] for worker in senders]) if senders else received[:0]
     sizes = np.array([len(workers) for workers in by_process]) * received[0].size
     arrived = np.empty((sum(map(len, by_process)), *received.shape[1:]), received.dtype)
-    comm.Allgatherv(_words(own), _placed(arrived, sizes))
+    _all_gather(comm, own, arrived, sizes, order)
     received[...] = 0
     received[[worker for workers in by_process for worker in workers]] = arrived
 
@@ -132,17 +146,28 @@ def _functions(op: Sliced) -> _CompiledReduction:
     return _CompiledReduction(*(jax.jit(f) for f in (op.sent, op.statistics, op.further_statistics, op.reduced)))
 
 
-def _slice_of_all(comm: Any, values: Sequence[np.ndarray], bounds: Sequence[int], *, skips_zeros: bool) -> np.ndarray:
-    """Return this process's slice of the workers' values; shape=(workers, elements of the slice).
+def _senders(comm: Any, values: Sequence[np.ndarray], *, skips_zeros: bool) -> list[list[bool]]:
+    """Return which workers of each process send their values.
 
     Args:
-      skips_zeros: whether to leave out workers whose values are zeros, unless all are.
+      skips_zeros: whether workers whose values are zeros do not send, unless all are.
     """
-    told = comm.allgather([not skips_zeros or bool(row.any()) for row in values])
-    if not any(map(any, told)):
-        told = [[True] * len(of_process) for of_process in told]
-    sent = [row for row, is_sent in zip(values, told[comm.rank], strict=True) if is_sent]
-    workers = np.array(list(map(sum, told)))
+    senders = comm.allgather([not skips_zeros or bool(row.any()) for row in values])
+    return senders if any(map(any, senders)) else [[True] * len(of_process) for of_process in senders]
+
+
+def _bounds(granules: int, granule: int, takes_slice: Sequence[bool]) -> list[int]:
+    """Return where the processes' slices begin, and the end of the last: equal slices for those that take one."""
+    before = accumulate(takes_slice, initial=0)
+    return [granules * number // sum(takes_slice) * granule for number in before]
+
+
+def _slice_of_all(
+    comm: Any, values: Sequence[np.ndarray], senders: Sequence[Sequence[bool]], bounds: Sequence[int]
+) -> np.ndarray:
+    """Return this process's slice of the values of the workers that send; shape=(workers, elements of the slice)."""
+    sent = [row for row, is_sent in zip(values, senders[comm.rank], strict=True) if is_sent]
+    workers = np.array(list(map(sum, senders)))
     sizes, own = np.diff(bounds), int(np.diff(bounds)[comm.rank])
     if len(sent) == 1:
         (outgoing,) = sent
@@ -152,6 +177,39 @@ def _slice_of_all(comm: Any, values: Sequence[np.ndarray], bounds: Sequence[int]
     incoming = np.empty((int(workers.sum()), own), outgoing.dtype)
     comm.Alltoallv(_placed(outgoing, sizes * len(sent)), _placed(incoming, workers * own))
     return incoming
+
+
+def _all_gather(comm: Any, own: np.ndarray, whole: np.ndarray, sizes: np.ndarray, order: Sequence[int]) -> None:
+    """Gather arrays of several sizes from all processes.
+
+    MPI's own algorithms may send an array to a host several times. So where some processes have nothing to send, as
+    where one of each host speaks for the others, arrays pass once around a ring, in which a host's processes are
+    neighbors.
+
+    Args:
+      comm: the communicator.
+      own: this process's array.
+      whole: receives all arrays, by rank.
+      sizes: elements of each process's array.
+      order: all ranks, those of a host one after another. If empty, MPI's algorithm is used.
+    """
+    if sizes.all() or not order:
+        comm.Allgatherv(_words(own), _placed(whole, sizes))
+        return
+    words, (counts, starts) = _placed(whole, sizes)
+    arrays = [words[start : start + count] for start, count in zip(starts, counts, strict=True)]
+    arrays[comm.rank][:] = _words(own)
+    place = order.index(comm.rank)
+    source, target = order[place - 1], order[(place + 1) % len(order)]
+    for distance in range(len(order) - 1):
+        outgoing, incoming = (pieces(arrays[order[place - distance - i]]) for i in (0, 1))
+        for i in range(max(len(outgoing), len(incoming))):
+            if i < len(outgoing) and i < len(incoming):
+                comm.Sendrecv(outgoing[i], target, _TAG, incoming[i], source, _TAG)
+            elif i < len(outgoing):
+                comm.Send(outgoing[i], target, _TAG)
+            else:
+                comm.Recv(incoming[i], source, _TAG)
 
 
 def _placed(array: np.ndarray, sizes: np.ndarray) -> list[Any]:
@@ -199,6 +257,7 @@ class CustomReductions:
         comm: Any,
         members: Sequence[int],
         slots: Sequence[Sequence[int]],
+        order: Sequence[int],
         hosts: HierarchicalSum | None = None,
     ) -> None:
         """Reduce the parts over all processes.
@@ -207,6 +266,7 @@ class CustomReductions:
           comm: the communicator.
           members: the workers that take part.
           slots: the worker slots of each process, by rank.
+          order: all ranks, those of a host one after another.
           hosts: the hierarchical sum, for reductions that can use it; or None.
         """
         carrier = {worker: rank for rank, own in enumerate(slots) for worker in own}
@@ -219,9 +279,9 @@ class CustomReductions:
             elif isinstance(op, Sliced) and hosts is not None and op.is_sum:
                 sum_by_hosts(hosts, op, rows, self._buffers[j], self._step)
             elif isinstance(op, Sliced):
-                by_slices(comm, op, rows, self._buffers[j], self._step)
+                by_slices(comm, op, rows, self._buffers[j], self._step, order)
             elif isinstance(op, Gathered):
-                gathered(comm, rows, self._buffers[j])
+                gathered(comm, rows, self._buffers[j], order)
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Replace results that differ between workers: `results` holds the first worker's for all of them."""

@@ -322,8 +322,10 @@ class MPIChannel:
         if algorithms is not None and large:
             algorithms.sum((part(j) for j in large), look)
         if custom.numbers:
-            slots = [process.worker_slots for process in transport.group.everyone]
-            reduce = partial(custom.reduce, transport.comm, self._world.members, slots)
+            everyone = transport.group.everyone
+            slots = [process.worker_slots for process in everyone]
+            order = sorted(range(len(everyone)), key=lambda rank: (everyone[rank].host, rank))
+            reduce = partial(custom.reduce, transport.comm, self._world.members, slots, order)
             reduce() if algorithms is None else algorithms.reduce_timed(reduce)
         return buffers.free.astype(first.dtype)
 

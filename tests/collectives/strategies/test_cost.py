@@ -132,10 +132,7 @@ def test_islands_that_are_hosts_send_by_one_worker_once_in_a_round():
     coded = sync.islands(SGD, OUTER, steps, [[0, 1], [2, 3]], wire="4bit")
     (_, message, _) = coded.traffic().messages
     nbytes = message.nbytes(parameters)
-    # Slices of one worker, and results of two.
-    assert sent(coded, 2) == pytest.approx((nbytes / 2 + 2 * nbytes / 2) / steps, abs=1), (
-        "slices of one, results of two"
-    )
+    assert sent(coded, 2) == pytest.approx((nbytes / 2 + nbytes / 2) / steps, abs=1), "slices and results, once each"
 
 
 def test_seconds_are_latencies_and_bytes():

@@ -12,6 +12,7 @@ import collectives as comm
 import collectives.strategies as sync
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
+from collectives._codes import codec_of
 
 from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, data, gradient, run, states
 
@@ -26,10 +27,14 @@ def vector(params):
 
 
 class Loop:
-    """The published update in numpy, with momentum as inner and Nesterov's as outer optimizer."""
+    """The published update in numpy, with momentum as inner and Nesterov's as outer optimizer.
 
-    def __init__(self, overlap, mixing, workers):
-        self.overlap, self.mixing = overlap, mixing
+    With a codec changes are sent in codes, and each worker keeps the rounding error of each fragment.
+    """
+
+    def __init__(self, overlap, mixing, workers, codec=None):
+        self.overlap, self.mixing, self.codec = overlap, mixing, codec
+        self.left = np.zeros((workers, PARTS, 3))
         self.z, self.outer, self.taken = FIRST, np.zeros(5), 0
         self.own = [(FIRST, np.zeros(5))] * workers  # replica and momentum; a replica is None where it is to begin anew
 
@@ -54,6 +59,8 @@ class Loop:
         if counted:
             sizes = [len(batches[i]["y"]) for i in counted]
             change = self.z - sum(b * those[i] for b, i in zip(sizes, counted, strict=True)) / sum(sizes)
+            if self.codec is not None:
+                change[place] = self.coded({i: (self.z - those[i])[place] for i in counted}, sizes)
         z = self.z.copy()
         self.outer[place] = change[place] + 0.9 * self.outer[place]
         z[place] -= 0.7 * (change + 0.9 * self.outer)[place]
@@ -65,6 +72,17 @@ class Loop:
                 x[place] = self.mixing * x[place] + (1 - self.mixing) * z[place]
             self.own[i] = x, momentum
         self.z, self.taken = z, self.taken + 1
+
+    def coded(self, changes, sizes):
+        """Return the mean of the workers' codes, without the last fragment's padding."""
+        number, rows = self.taken % PARTS, []
+        for (worker, change), size in zip(changes.items(), sizes, strict=True):
+            wanted = np.pad(change, (0, 3 - len(change))) + self.left[worker, number]
+            coded = self.codec.encode(self.codec.blocks(jnp.asarray(wanted)))
+            self.left[worker, number] = wanted - np.asarray(self.codec.decode(coded, jnp.float64)).reshape(-1)[:3]
+            rows.append(self.codec.of_rows(self.codec.to_rows(coded, np.float32(size))))
+        total = sum(np.asarray(self.codec.decode(row, jnp.float64)) for row in rows)
+        return total.reshape(-1)[: len(change)] / sum(sizes)
 
 
 def check(program, strategy, loop, batches):
@@ -82,6 +100,18 @@ def test_the_update_is_that_of_a_plain_loop(overlap, mixing):
     program = built(strategy, shares=(4, 6, 2))
     for batches in run(program, 12):
         check(program, strategy, loop, batches)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_each_fragment_has_its_own_error_feedback(overlap):
+    wire = comm.top_k(1, of=4)  # whose codes are gathered, and so not rounded again
+    strategy = sync.streamed(INNER, OUTER, ROUND, PARTS, overlap=overlap, wire=wire)
+    loop, program = Loop(overlap, 0.5, 3, codec_of(wire).fitted(3)), built(strategy, shares=(4, 6, 2))
+    for batches in run(program, 12):
+        check(program, strategy, loop, batches)
+    (number,) = [i for i, x in enumerate(program._parts.engine.op_states[0]) if x[0].shape == (PARTS, 3)]
+    close([np.asarray(of_worker[number][0]) for of_worker in program._parts.engine.op_states], loop.left)
+    assert (np.abs(loop.left).max(axis=(0, 2)) > 1e-3).all()
 
 
 def test_who_leaves_and_who_joins():
@@ -164,8 +194,8 @@ def test_a_checkpoint_between_two_fragments():
         ((INNER, OUTER, 4, 1.5), {}, "fragments=1.5 must be a positive integer"),
         ((INNER, OUTER, 5, 2), {}, "steps=5 must be a multiple of fragments=2"),
         ((INNER, OUTER, 4, 2), {"mixing": 1}, "mixing=1 must be at least 0 and below 1"),
-        ((INNER, OUTER, 4, 2), {"wire": "4bit", "rounding": "error_feedback"}, "would mix"),
-        ((INNER, OUTER, 4, 2), {"wire": comm.top_k(3)}, "needs error feedback"),
+        ((INNER, OUTER, 4, 2), {"wire": jnp.bfloat16, "rounding": "error_feedback"}, "is for compressed formats"),
+        ((INNER, OUTER, 4, 2), {"wire": comm.top_k(3), "rounding": "nearest"}, "loses what comm.top_k does not send"),
         ((INNER, OUTER, 4, 2), {"rounding": "stochastic"}, "needs a format to round to"),
     ],
 )

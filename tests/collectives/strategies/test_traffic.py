@@ -29,6 +29,7 @@ STRATEGIES = [
     sync.local_steps(INNER, 3),
     sync.diloco(INNER, SGD, 3, wire="2bit"),
     sync.diloco(INNER, SGD, 3, wire=comm.top_k(64)),
+    sync.diloco(INNER, SGD, 3, wire="4bit", hosts=ISLANDS),
     sync.streamed(INNER, SGD, 6, 3),
     sync.streamed(INNER, SGD, 6, 2, overlap=False, wire="4bit"),
     sync.quorum(INNER, SGD, 3),
