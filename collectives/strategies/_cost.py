@@ -98,8 +98,6 @@ def step_cost(
         2 (h - 1) / h * b        of a sum of numbers, which its workers reduce among themselves first
         2 m (h - 1) / h * b      of codes of a few bits, and of values for a robust reduction; from islands and with
                                  `hosts=` m = 1
-        m (h - 1) * b            of `top_k`, whose values are gathered
-        2 m (h - 1) / h * b      of codes of a few bits, and of values for a robust reduction; between islands m = 1
         m (h - 1) * b            of `top_k`, whose values are gathered; MPI may send up to m times as much
         b for each worker of another host that averages a worker's values, in pairs and within islands
 
