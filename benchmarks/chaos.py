@@ -1,11 +1,16 @@
 """After any faults of its processes, a job ends as specified, and its result equals a plain loop's.
 
     python benchmarks/chaos.py --events 1000
+    python benchmarks/chaos.py --events 100 --strategies
 
 Runs jobs of 2 to 4 processes one after another until this number of events has happened. Processes are killed, stopped,
 slowed down, or receive SIGTERM, at any moment: during an exchange, a rendezvous, a repair, or in reserve. Workers join
 from the reserve and return to it; batches and shares change. The seed of a job determines its events
 (`tests/mpi/chaos.py`). The checks are in `tests/mpi/chaotic.py`.
+
+With `--strategies`, jobs also train by rounds (4-bit diloco, streamed, islands and quorum, in turn), beside the model
+that is compared with the plain loop. In the end all processes must have the same model and outer optimizer state of the
+strategy, and the model must have learned.
 
 The targets: no hang; no wrong exit code; the final state within 1e-10 of a plain loop over the same stream and the same
 global batches; every example used exactly as often as in that loop.
@@ -27,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from _measure import report
 
-from tests.mpi.chaos import STEPS
+from tests.mpi.chaos import STEPS, STRATEGIES
 from tests.mpi.chaotic import LIMIT, Verdict, run
 
 ENDS = {"well": "well", "raise": "by an error", "too few": "because all were killed"}
@@ -37,6 +42,7 @@ def digest(verdict: Verdict) -> dict[str, object]:
     """Return the part of a job's result that is kept."""
     return {
         "seed": verdict.plan.seed,
+        "strategy": verdict.plan.strategy,
         "ends": verdict.plan.ends,
         "code": verdict.code,
         "seconds": round(verdict.seconds, 1),
@@ -75,6 +81,9 @@ def tables(jobs: Sequence[dict]) -> tuple[list[dict], list[str]]:
         f"{np.quantile(repairs, 0.95):.1f} ms, from when a survivor noticed to when all could go on. A job took "
         f"{np.median([job['seconds'] for job in jobs]):.0f} s (median).",
     ]
+    beside = Counter(job.get("strategy", "") for job in jobs)
+    if set(beside) != {""}:
+        text.append(f"Jobs by what they also train: {', '.join(f'{n} {name}' for name, n in sorted(beside.items()))}.")
     if wrong:
         text.append("What went wrong:\n\n" + "\n".join(f"* {line}" for line in wrong))
     return rows, text
@@ -93,13 +102,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1000, help="the seed of the first job")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a job")
     parser.add_argument("--jobs", type=Path, help="a file to add what came of each job to, and to go on from")
+    parser.add_argument("--strategies", action="store_true", help="also train by rounds, of each kind in turn")
     options = parser.parse_args()
     jobs: list[dict] = []
     if options.jobs and options.jobs.exists():
         jobs = [json.loads(line) for line in options.jobs.read_text().splitlines()]
     seed = jobs[-1]["seed"] + 1 if jobs else options.first
     while sum(len(job["events"]) for job in jobs) < options.events:
-        verdict = run(seed, limit=options.limit)
+        strategy = STRATEGIES[seed % len(STRATEGIES)] if options.strategies else ""
+        verdict = run(seed, strategy, limit=options.limit)
         print(verdict, flush=True)
         if verdict.wrong:
             print(verdict.output, flush=True)
@@ -109,7 +120,8 @@ def main() -> None:
                 file.write(json.dumps(jobs[-1]) + "\n")
         seed += 1
     rows, notes = tables(jobs)
-    report("After any faults of its processes, a job ends as specified", rows, "chaos.md", notes)
+    name = "chaos_of_strategies.md" if options.strategies else "chaos.md"
+    report("After any faults of its processes, a job ends as specified", rows, name, notes)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ EACH_STEP = ("between", "a hook", "a frame", "an exchange", "a commit")
 AT_CHANGES = ("a change", "a meeting", "a regroup", "an agreement", "a hand-over", "a repair", "a wait")
 GATHERS = ("building 1", "building 2", "building 3", "restoring 1", "restoring 2")  # one of those of a stage
 BESIDE = ("evaluate", "a checkpoint", "a compile", "any time")
+STRATEGIES = ("diloco", "streamed", "islands", "quorum")
 
 
 class Event(NamedTuple):
@@ -56,10 +57,11 @@ class Schedule(NamedTuple):
     batch: int
     ends: str  # "well", or how
     events: tuple[Event, ...]
+    strategy: str  # trained beside the plain loop's model; "" for none
 
 
-def schedule(seed: int) -> Schedule:
-    """The job of a seed."""
+def schedule(seed: int, strategy: str = "") -> Schedule:
+    """The job of a seed, to which the same happens with any strategy."""
     r = random.Random(seed)
     n = r.choice((2, 3, 3, 4, 4, 4))
     keeps = r.choice((0, 0, 1, n - 1)) if n > 2 else r.choice((0, 1))
@@ -120,6 +122,7 @@ def schedule(seed: int) -> Schedule:
         r.choice(BATCHES),
         ends,
         tuple(sorted(events, key=lambda e: e.step)),
+        strategy,
     )
 
 
@@ -263,8 +266,8 @@ class Chaos:
         setattr(kind, method, wrapped)
 
 
-def main(seed: int, folder: str) -> None:
-    plan, log, hand = schedule(seed), Log(folder), Hand()
+def main(seed: int, folder: str, strategy: str = "") -> None:
+    plan, log, hand = schedule(seed, strategy), Log(folder), Hand()
     log.write("begun")
     import faulthandler
 
@@ -286,7 +289,7 @@ def main(seed: int, folder: str) -> None:
     from collectives.worlds import mpi
     from collectives.worlds.elastic import elastic_processes, rendezvous, standby
     from collectives.worlds.transport import mpi_channel, mpi_transport, operations, preamble, repair
-    from tests.mpi.chaos_reference import begun, data, gradient, made_step
+    from tests.mpi.chaos_reference import begun, data, gradient, made_step, strategy_of, value_and_grad
 
     chaos = Chaos(plan, log, hand)
     for name, kind, method in (
@@ -350,7 +353,9 @@ def main(seed: int, folder: str) -> None:
         ctrl.hook(adapt)
         if plan.balanced:
             ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=5)
+        rounds = strategy.step(state["rounds"], value_and_grad, batch)[0] if strategy else ()
         new = {
+            "rounds": rounds,
             "model": made_step(state["model"], grads),
             "taken": state["taken"] + count,
             "batches": state["batches"].at[state["step"]].set(count.sum()),
@@ -362,14 +367,17 @@ def main(seed: int, folder: str) -> None:
     with comm.world(workers=plan.workers) as world:
         chaos.worker_slot = world.workers[0]
         chaos.in_reserve = lambda: world.in_reserve
+        strategy = strategy_of(plan.strategy, plan.processes)
+        options = {"per_worker_state": lambda state: strategy.per_worker_state(state["rounds"])} if strategy else {}
         nothing_yet = {
+            "rounds": strategy.init(begun()["w"]) if strategy else (),
             "model": begun(),
             "taken": jnp.zeros(EXAMPLES, jnp.int32),
             "batches": jnp.zeros(STEPS, jnp.int32),
             "step": jnp.zeros((), jnp.int32),
         }
         with chaos.stage("building"):
-            program = ad.Program(driver, nothing_yet, examples, global_batch=plan.batch, seed=plan.seed)
+            program = ad.Program(driver, nothing_yet, examples, global_batch=plan.batch, seed=plan.seed, **options)
         kept = ad.Checkpoints(os.path.join(folder, "kept"), every="100 steps")
         if plan.warm:
             program.warm_up()
@@ -412,9 +420,11 @@ def main(seed: int, folder: str) -> None:
             "batches": np.asarray(state["batches"]).tolist(),
             "taken": np.asarray(state["taken"]).tolist(),
             "model": {name: np.asarray(leaf).tolist() for name, leaf in state["model"].items()},
+            "rounds": np.asarray(strategy.model(state["rounds"])).tolist() if strategy else [],
+            "outer": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(state["rounds"].outer)] if strategy else [],
         }
     log.write("ended", **result)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+import collectives.strategies as sync
 from tests.program.problems import stream
 
 EXAMPLES, FEATURES = 160, 6
@@ -40,6 +42,30 @@ def made_step(model: dict[str, Any], grads: dict[str, Any]) -> dict[str, Any]:
         "momentum": momentum,
         "memory": 1.001 * model["memory"] + grads["w"],
     }
+
+
+def value_and_grad(w: Any, batch: dict[str, Any]) -> Any:
+    """Return the mean loss over a batch, and its gradient; for strategies."""
+    return jax.value_and_grad(lambda w: _losses(w, batch).mean())(w)
+
+
+def strategy_of(name: str, capacity: int) -> sync.Strategy | None:
+    """Return the strategy that is trained beside the plain loop's model."""
+    inner, outer = optax.sgd(0.01, momentum=0.5), optax.sgd(0.7, momentum=0.5, nesterov=True)
+    if name == "diloco":
+        return sync.diloco(inner, outer, 2, wire="4bit")
+    if name == "streamed":
+        return sync.streamed(inner, outer, 4, 2)
+    if name == "islands":
+        middle = (capacity + 1) // 2
+        return sync.islands(inner, outer, 3, [range(middle), range(middle, capacity)])
+    return sync.quorum(inner, outer, 2) if name == "quorum" else None
+
+
+def mean_loss(w: Any, count: int = EXAMPLES) -> float:
+    """Return the mean loss over all examples."""
+    with jax.enable_x64(True):
+        return float(_losses(jnp.asarray(w), data(count)).mean())
 
 
 def _losses(w: Any, batch: dict[str, Any]) -> Any:

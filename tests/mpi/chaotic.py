@@ -20,7 +20,7 @@ import psutil
 from tests import mpirun, speed
 
 from .chaos import STEPS, Schedule, schedule
-from .chaos_reference import plain_loop, taken
+from .chaos_reference import begun, mean_loss, plain_loop, taken
 
 SCRIPT = Path(__file__).with_name("chaos.py")
 LIMIT = 120.0  # seconds for a job
@@ -67,15 +67,16 @@ class Verdict:
         kinds = ",".join(
             f"{e['kind']}@{e['at']}:{e['worker_slot']}/{e['step']}" for e in self.events if e["kind"] != "batch"
         )
+        beside = plan.strategy and f" with {plan.strategy}"
         return (
-            f"seed {plan.seed}: {plan.workers}/{plan.processes} keeps {plan.keeps}, ends {plan.ends}: {wrong}; "
+            f"seed {plan.seed}{beside}: {plan.workers}/{plan.processes} keeps {plan.keeps}, ends {plan.ends}: {wrong}; "
             f"code {self.code}, {self.seconds:.1f} s, {len(self.events)} events: {kinds}"
         )
 
 
-def run(seed: int, *, limit: float = LIMIT) -> Verdict:
-    """Run the job of a seed; nothing of it survives this call."""
-    plan = schedule(seed)
+def run(seed: int, strategy: str = "", *, limit: float = LIMIT) -> Verdict:
+    """Run the job of a seed; nothing of it survives this call. A strategy is trained beside the plain loop's model."""
+    plan = schedule(seed, strategy)
     verdict, deadline = Verdict(plan), speed.Deadline(limit)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "launchers.run", "-n", str(plan.processes)]
@@ -83,7 +84,7 @@ def run(seed: int, *, limit: float = LIMIT) -> Verdict:
         began = time.monotonic()
         with open(Path(folder) / "output", "w+") as output:
             process = subprocess.Popen(
-                [*command, str(SCRIPT), str(seed), folder],
+                [*command, str(SCRIPT), str(seed), folder, strategy],
                 env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
@@ -167,7 +168,7 @@ def _judge(verdict: Verdict) -> None:
     first = ended[0]
     batches = first["batches"]
     for line in ended[1:]:
-        if any(line[name] != first[name] for name in ("batches", "taken", "model", "members")):
+        if any(line[name] != first[name] for name in ("batches", "taken", "model", "members", "rounds", "outer")):
             wrong.append(f"worker slots {first['worker_slot']} and {line['worker_slot']} differ")
     if len(batches) != STEPS or min(batches) < 1:
         wrong.append(f"batches {batches}")
@@ -181,3 +182,5 @@ def _judge(verdict: Verdict) -> None:
     )
     if not verdict.difference < 1e-10:
         wrong.append(f"state is off by {verdict.difference:.1e}")
+    if plan.strategy and not mean_loss(first["rounds"]) < 0.9 * mean_loss(begun()["w"]):
+        wrong.append(f"{plan.strategy} has not learned: {mean_loss(first['rounds'])}")

@@ -27,3 +27,14 @@ def test_whatever_happens_the_result_is_that_of_a_plain_loop(seed):
     print(verdict)
     assert not verdict.wrong, f"{verdict}\n{verdict.output}"
     assert verdict.events
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("seed", "strategy"), [(1012, "diloco"), (1017, "streamed"), (1014, "islands"), (1015, "quorum")]
+)
+def test_strategies_of_rounds_beside_it(seed, strategy):
+    verdict = run(seed, strategy)
+    print(verdict)
+    assert not verdict.wrong, f"{verdict}\n{verdict.output}"
+    assert verdict.events
