@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from collectives.worlds.transport.process_group import Process
@@ -78,6 +79,7 @@ class Spawner:
 
     def __init__(self, mpi: Any):
         self._mpi = mpi
+        self._new: SimpleQueue[SpawnedProcess] = SimpleQueue()  # filled by threads, which change nothing else here
         self._spawned: list[SpawnedProcess] = []
         self._threads: list[threading.Thread] = []
         self._taken: set[int] = set()  # worker slots of processes that are being spawned
@@ -101,7 +103,7 @@ class Spawner:
             pair = both.Merge(high=False)
             pair.Set_errhandler(mpi.ERRORS_RETURN)
             pair.send(request, 1, _REQUEST_TAG)
-            self._spawned.append(SpawnedProcess(mpi, pair, request.worker_slots))
+            self._new.put(SpawnedProcess(mpi, pair, request.worker_slots))
         except mpi.Exception as error:
             self.failed = True
             _log.error(
@@ -112,6 +114,7 @@ class Spawner:
 
     def ready(self, build_digests: Mapping[str, str]) -> list[SpawnedProcess]:
         """Return the processes that can be admitted. Receives their messages."""
+        self._take_new()
         for spawned in self._spawned:
             if not spawned.ready and not spawned.over:
                 spawned.receive(build_digests)
@@ -121,10 +124,15 @@ class Spawner:
         self._spawned = [spawned for spawned in self._spawned if not spawned.over]
         return [spawned for spawned in self._spawned if spawned.ready]
 
+    def _take_new(self) -> None:
+        while not self._new.empty():
+            self._spawned.append(self._new.get())
+
     def _give_up(self, spawned: SpawnedProcess) -> None:
         """Forget a process that will not join; if it has died, another one may be spawned in its place."""
         self._deaths += spawned.dead
-        self.failed |= spawned.refused or self._deaths == _MOST_DEATHS
+        if spawned.refused or self._deaths == _MOST_DEATHS:
+            self.failed = True
         if spawned.dead:
             self._taken -= set(spawned.worker_slots)
             text = "no more are spawned" if self.failed else "another one is spawned in its place"
@@ -143,6 +151,7 @@ class Spawner:
 
     def dismiss(self) -> None:
         """Release all processes that are not admitted yet: the job is over."""
+        self._take_new()
         for spawned in self._spawned:
             spawned.messages.send([1], CLOSED)
 
