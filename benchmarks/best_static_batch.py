@@ -318,19 +318,19 @@ def main() -> None:
         return
     if args.write:
         draw(found, FOUND.with_suffix(".png"))
+    measured = "; ".join(
+        f"{name} {1e3 * line.fixed:.2g} ms + {1e6 * line.each:.3g} µs an example ({kind})"
+        for name in found
+        for kind, line in lines(store, task(name)).items()
+    )
     notes = [
         "All ways, to the target:",
         table(details),
         "Medians of three seeds (least – most). The best static batch is the one with the least median, known only "
         "afterwards. Learning rates are constant: for each way the best power of two on a fourth seed. Test losses to "
         "reach: " + ", ".join(f"{name} {task(name).target}" for name in found) + ". Seconds on eight GPUs are of a "
-        "model, those on one core are measured per step: "
-        + "; ".join(
-            f"{name} {1e3 * line.fixed:.2g} ms + {1e6 * line.each:.3g} µs an example ({kind})"
-            for name in found
-            for kind, line in lines(store, task(name)).items()
-        )
-        + ".",
+        "model. "
+        + (f"Those on one core are measured per step: {measured}." if measured else "One core: not measured."),
     ]
     report(
         "A policy's batch against the best static batch", claims, "best_static_batch.md" if args.write else None, notes
