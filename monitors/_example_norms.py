@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line
+from adaptive.extend import at, current_line, tracing
 
 from ._example_axes import SAME, Interacting
 from ._example_squares import Chosen, example_squares
@@ -93,6 +93,8 @@ def example_norms(
         _check_parameters(params, start)
         examples = _number_of_examples(batch, start)
         chosen = Chosen(examples, examples if sample is None else min(sample, examples))
+        if (trace := tracing()) is not None and examples == trace.examples:
+            trace.sampled.add(chosen.sampled)  # so that `check_norms` tells a sample from norms of another batch
 
         def whole(params: Any, batch: Any) -> tuple[jax.Array, Any]:
             returned = loss_fn(params, batch, *others)

@@ -85,7 +85,7 @@ def check_norms(what: str, grads: Any, norms: Any) -> None:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(norms)]
     trace = tracing()
     same = jax.tree.structure(norms) == jax.tree.structure(grads) and len(set(shapes)) == 1 and len(shapes[0]) == 1
-    if same and (trace is None or 0 < shapes[0][0] <= trace.examples):
+    if same and (trace is None or shapes[0][0] in {trace.examples, *trace.sampled}):
         return
     raise CollectiveError(
         f"{what}{at(current_line())}: per_example must hold the squared gradient norm of each example, for each leaf "

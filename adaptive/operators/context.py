@@ -32,6 +32,8 @@ class DriverTrace(NamedTuple):
       numbers: a traced vector of worker, step and seed, for operators in loops (`peer_read.py`). Empty unless an
         operator asks for it by `wants_numbers`; then the driver is traced again with it.
       hints: advice to add to a TypeError that the driver raises.
+      sampled: the numbers of examples of the batch for which an operator has computed values of single examples, where
+        it leaves out others.
     """
 
     capacity: int
@@ -42,6 +44,7 @@ class DriverTrace(NamedTuple):
     numbers: list[Any]
     wants_numbers: list[str]
     hints: list[str]
+    sampled: set[int]
 
 
 class Minibatches(NamedTuple):
@@ -83,7 +86,7 @@ def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[Dr
     Args:
       mailboxes: the program's mailboxes, on which the driver may publish.
     """
-    trace = DriverTrace(capacity, examples, [], [], mailboxes, [], [], [])
+    trace = DriverTrace(capacity, examples, [], [], mailboxes, [], [], [], set())
     token = _tracing.set(trace)
     try:
         with traced_anew():
