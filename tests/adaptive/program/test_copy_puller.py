@@ -27,7 +27,7 @@ class Job:
             self.boxes[name].publish(OWNER, serial, [np.full(4, serial, np.uint8)])
         self.index.publish(OWNER, 0, [np.array([serial]).view(np.uint8)])
 
-    def wait(self, serial: int) -> None:
+    def until_copied(self, serial: int) -> None:
         until = time.monotonic() + limit(20)
         while self.puller.latest(OWNER) != serial:
             assert time.monotonic() < until, self.puller.latest(OWNER)
@@ -44,7 +44,7 @@ def job():
 def test_the_last_two_copies_are_kept(job):
     for serial in (3, 4, 7):
         job.publish(serial, "full", "local")
-        job.wait(serial)
+        job.until_copied(serial)
     assert job.puller.serials("full", OWNER) == job.puller.serials("local", OWNER) == [7, 4]
     assert job.puller.copy_of("full", OWNER, 4)[0].tolist() == [4] * 4
     assert job.puller.copy_of("full", OWNER, 3) is None
@@ -52,7 +52,7 @@ def test_the_last_two_copies_are_kept(job):
 
 def test_a_worker_need_not_publish_all(job):
     job.publish(1, "local")
-    job.wait(1)
+    job.until_copied(1)
     assert job.puller.serials("full", OWNER) == []
     assert job.puller.serials("local", OWNER) == [1]
     assert job.puller.latest(OTHER) is None
@@ -60,15 +60,15 @@ def test_a_worker_need_not_publish_all(job):
 
 def test_an_owner_that_ends_its_copies_is_noticed(job):
     job.publish(1, "full")
-    job.wait(1)
+    job.until_copied(1)
     job.publish(NO_SERIAL)
-    job.wait(NO_SERIAL)
+    job.until_copied(NO_SERIAL)
 
 
 def test_what_the_owner_overwrites_is_kept_here(job):
     content = np.full(4, 1, np.uint8)
     job.boxes["full"].publish(OWNER, 1, [content])
     job.publish(1)
-    job.wait(1)
+    job.until_copied(1)
     content[:] = 9
     assert job.puller.copy_of("full", OWNER, 1)[0].tolist() == [1] * 4

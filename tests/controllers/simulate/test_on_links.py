@@ -95,7 +95,7 @@ def test_names_of_strategies(name):
         (["equal", "--link", "1Mbit/s", "--strategy", "diloco,steps"], "'steps' is not an option of diloco"),
         (["equal", "--link", "1Mbit/s", "--strategy", "diloco,steps=a"], "'a' is not a whole number"),
         (["equal", "--link", "1Mbit/s", "--strategy", "diloco,wire=3bit"], "wire='3bit'"),
-        (["equal", "--link", "1Mbit/s", "--strategy", "streamed,wire=top_k"], "top_k"),
+        (["equal", "--link", "1Mbit/s", "--strategy", "quorum,wire=top_k"], "top_k"),
         (["equal", "--link", "1Mbit/s", "--parameters", "1.5"], "parameters=1.5 must be"),
     ],
 )
