@@ -22,7 +22,7 @@ from collectives.strategies._diloco import inner_steps
 
 HEADERS = 14 + 20 + 32  # bytes of a packet's headers: Ethernet, IP, and TCP with time stamps
 ROUND, ISLAND_ROUND = 8, 32  # local steps of a round
-FRAGMENTS, BESIDE = 4, 8  # of streamed rounds: fragments, and local steps beside the exchange of one
+FRAGMENTS, BESIDE = 8, 20  # of streamed rounds: fragments, and local steps beside the exchange of one
 ALONE, OVERLAPPED, IN_TURN = "local steps alone", "streamed", "streamed, overlap=False"
 SYNCHRONOUS, ISLANDS, NARROW_ISLANDS = "synchronous", "islands", 'islands, wire="4bit"'
 SYNCHRONOUS_8, SYNCHRONOUS_4 = 'synchronous, wire="8bit"', 'synchronous, wire="4bit"'
