@@ -200,7 +200,7 @@ def main() -> None:
         table,
         "many_workers.md" if args.write else None,
         [
-            "Medians of processor time, of one process on a busy machine. `sizes requested` has the split in it, and a "
+            "Medians of processor time, of one process. `sizes requested` has the split in it, and a "
             "decision without its policy is the sum of that, the digest and the membership.",
             f"Simulated: a message with the status takes as many hops up and down as a tree has levels whose processes "
             f"have {BELOW} children, and an agreement twice as many as a binary tree. One hop of {PREAMBLE} bytes "

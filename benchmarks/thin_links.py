@@ -261,8 +261,9 @@ EXPLAINED = {
     "order of data for all. Each format, with the outer optimizer named there, is compared with float32 and the outer "
     "optimizer that is best for it. Of the digits, 360 are for testing: one is 0.28 points.",
     "Accuracy by outer optimizer, in percent": "Means, and each seed's accuracy; SGD with Nesterov's momentum.",
-    "Streamed rounds": f"A step has {BESIDE} local steps, which take longer than the exchange, and exchanges one of {FRAGMENTS} fragments in float32, after "
-    "them (`overlap=False`) or beside them. Hidden is the share of what the exchange adds to a step in turn.",
+    "Streamed rounds": f"A step has {BESIDE} local steps, which take longer than the exchange, and exchanges one of "
+    f"{FRAGMENTS} fragments in float32, after them (`overlap=False`) or beside them. Hidden is the share of what the "
+    "exchange adds to a step in turn.",
     "Islands and synchronous SGD": f"An update is a local step of each worker. Rounds of islands have {ISLAND_ROUND} "
     "updates. Narrow wires of synchronous SGD have error feedback and `hosts=`. Bytes include what ranks agree on in "
     "each step.",
