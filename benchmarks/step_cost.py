@@ -178,8 +178,7 @@ def main() -> None:
         [
             f"{WORKERS} ranks share {os.cpu_count()} cores with all hosts' TCP. Links: {args.rate}/s; rounds "
             f"have {LOCAL_STEPS} local steps; about {args.seconds:g} s of steps of each strategy. Counted bytes have "
-            "TCP's headers and acknowledgements. The machine was busy otherwise, which prolongs seconds and changes no "
-            "bytes.",
+            "TCP's headers and acknowledgements.",
         ],
     )
 
