@@ -39,8 +39,8 @@ STEPS, SLOWER_AT = 160, 100
 PREAMBLE = 1024  # bytes
 
 
-def best(call: Callable[[], Any], times: int = 15) -> float:
-    """The median seconds of a call, of the processor."""
+def median_seconds(call: Callable[[], Any], times: int = 15) -> float:
+    """Return the median processor time of a call, in seconds."""
     took = []
     for _ in range(times):
         start = time.process_time()
@@ -78,12 +78,12 @@ def parts(n: int) -> dict[str, float]:
         sizes.change_members(range(n), [0])
 
     return {
-        "split": best(lambda: split(EACH * n, next_decision().shares or (), sizes.limits)),
-        "sizes requested": best(requested),
-        "limits": best(lambda: sizes.bounds((*sizes.shares,)).nearest(EACH * n + 5)),
-        "digest": best(compared),
-        "membership": best(lambda: (membership.due, membership.leaving)),
-        "a worker leaves and joins": best(left) / 2,
+        "split": median_seconds(lambda: split(EACH * n, next_decision().shares or (), sizes.limits)),
+        "sizes requested": median_seconds(requested),
+        "limits": median_seconds(lambda: sizes.bounds((*sizes.shares,)).nearest(EACH * n + 5)),
+        "digest": median_seconds(compared),
+        "membership": median_seconds(lambda: (membership.due, membership.leaving)),
+        "a worker leaves and joins": median_seconds(left) / 2,
     }
 
 
@@ -147,7 +147,7 @@ def hop(nbytes: int, rounds: int = 2000) -> float:
 def handling(nbytes: int) -> float:
     """Seconds that a process takes to add one child's numbers to its own."""
     own, data = np.zeros(nbytes // 8), np.ones(nbytes // 8).tobytes()
-    return best(lambda: [np.add(own, np.frombuffer(data), out=own) for _ in range(1000)]) / 1000
+    return median_seconds(lambda: [np.add(own, np.frombuffer(data), out=own) for _ in range(1000)]) / 1000
 
 
 def tree(n: int, one_hop: float, one_child: float) -> float:

@@ -145,7 +145,7 @@ def judged(found: Mapping[str, float], task: str) -> list[dict[str, str]]:
                     "": f"{task}, {name}",
                     "outer optimizer": format.outer,
                     "accuracy": f"{np.mean(seeds):.2f} %",
-                    "float32, best of its three": f"{np.mean(reference):.2f} %",
+                    "float32, best outer optimizer": f"{np.mean(reference):.2f} %",
                     "points lost, mean (least to most)": f"{lost.mean():.2f} ({lost.min():.2f} to {lost.max():.2f})",
                     "bar": f"{format.points:g}",
                     "verdict": verdict(lost.mean() <= format.points),
@@ -255,11 +255,11 @@ EXPLAINED = {
     "Exchange": "Two ranks on each of two hosts. Medians of rounds with an exchange, less those of local steps alone, "
     "in turn. Bytes are what the busier host puts on its interface, headers of Ethernet, IP and TCP included. "
     "*Payload* is without headers, relative to theory: each host sends the vector once, in its format; by `top_k` its "
-    "own codes. The rest, 2 kB, is MPI's. Seconds include encoding, decoding and the outer optimizer, for which four "
-    "ranks have two cores. Formats have `hosts=comm.by_host(world)` unless the row says otherwise.",
+    "own codes. The rest, 2 kB, is probably MPI's. Seconds include encoding, decoding and the outer optimizer, for "
+    "which four ranks have two cores. Formats have `hosts=comm.by_host(world)` unless the row says otherwise.",
     "Accuracy": f"`sync.diloco`, {ROUNDS} rounds of {ROUND} local steps of Adam, {WORKERS} workers; the same seeds and "
     "order of data for all. Each format, with the outer optimizer named there, is compared with float32 and the outer "
-    "optimizer that is best for it. Of the digits, 360 are for testing: one is 0.28 points.",
+    "optimizer that is best for it, of those that were run. Of the digits, 360 are for testing: one is 0.28 points.",
     "Accuracy by outer optimizer, in percent": "Means, and each seed's accuracy; SGD with Nesterov's momentum.",
     "Streamed rounds": f"A step has {BESIDE} local steps, which take longer than the exchange, and exchanges one of "
     f"{FRAGMENTS} fragments in float32, after them (`overlap=False`) or beside them. Hidden is the share of what the "
