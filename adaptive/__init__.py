@@ -45,13 +45,13 @@ from .operators.values import workers as workers
 from .program.program import Program as Program
 
 if TYPE_CHECKING:
-    from .check.invariance import Invariance as Invariance
+    from .check.verdict import Invariance as Invariance
     from .program.checkpoints import Checkpoints as Checkpoints
 
 __getattr__, __dir__ = on_use(
     __name__,
     {
-        "Invariance": ".check.invariance",
+        "Invariance": ".check.verdict",
         "Checkpoints": ".program.checkpoints",
     },
 )

@@ -30,8 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -40,104 +39,25 @@ import numpy as np
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.reductions import Mixed
 from adaptive.base.source_lines import at
-from adaptive.graph.plan import Contribution, Plan
+from adaptive.graph.plan import Plan
 from adaptive.operators.batch_key import drawn_for_a_microbatch
-from adaptive.operators.sources import MICROBATCHES, STEP
+from adaptive.operators.sources import STEP
 from adaptive.runtime.engine import Engine
 
 from .influence import Influence, Place, steps_named
-from .trials import Bench, Output, Result, Split, Start, even_split, fine_split, outputs_of, uneven_splits
-from .widen import SINGLE, CannotWidenError, Width, widened, widths_for
+from .relevance import Relevance
+from .rounding import Precisions, RoundingErrors, apart, beyond, differences, in_double, is_finite, is_noisy, norm, rms
+from .trials import Bench, Result, Split, Start, even_split, fine_split, uneven_splits
+from .verdict import Invariance
+from .widen import CannotWidenError, Width, widened, widths_for
 
 _SPLITS = 3
 _STEPS_IN_A_ROW = 3
 _LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _MOST_NAMED = 8
 _ROUNDING = 100  # tolerance of a sum over a batch, in units in the last place
-_MULTIPLE = 16  # tolerance, as a multiple of the effect of perturbed inputs
-_NUDGES = 2
-_NOISY = 0.03  # a value with a larger relative rounding error cannot be compared
+_NUDGES = 2  # trials with perturbed inputs, of each kind
 _NEGLIGIBLE = 1e-4  # relative to other reduced values; smaller values count as 0 with rounding errors
-_OF_ELEMENT = 100  # the same for a single element
-_OF_LARGEST = 4  # smaller differences are ignored; in units in the last place of a leaf's largest element
-_SINGLE_EPS = float(np.finfo(SINGLE).eps)
-
-
-@dataclass(frozen=True)
-class Invariance:
-    """Result of `Program.check`: "yes", "no" or "not known". True only for "yes", so it can be asserted.
-
-    Attributes:
-      differences: state leaves that depend on the split, by name, with the largest difference relative to the step's
-        change of that leaf. Includes operator states that the state is computed from.
-      reports: metrics and hook values that depend on the split, with the largest difference relative to the value.
-      reductions: reductions that cause the differences, such as "grads['kernel'] (driver.py:15)", with the largest
-        difference relative to the value.
-      hidden: reductions that differ without a difference in the outputs that depend on them, for instance because the
-        learning rate was zero in these steps.
-      splits: the splits that were tried: for each, every worker's microbatches.
-      steps: the numbers of the steps that were tried.
-      note: the reason for "not known"; else "".
-      drawn: lines of the driver where one key draws random numbers for all examples of a microbatch.
-      on_purpose: the collective by which workers differ by design, so that nothing was compared; else "".
-    """
-
-    differences: dict[str, float]
-    reductions: dict[str, float]
-    splits: tuple[Split, ...]
-    reports: dict[str, float] = field(default_factory=dict)
-    hidden: dict[str, float] = field(default_factory=dict)
-    steps: tuple[int, ...] = ()
-    note: str = ""
-    drawn: tuple[str, ...] = ()
-    on_purpose: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
-        if self.differences or self.reports or self.hidden or self.on_purpose:
-            return "no"
-        return "not known" if self.note else "yes"
-
-    def __bool__(self) -> bool:
-        return self.verdict == "yes"
-
-    def __str__(self) -> str:
-        if self.verdict == "not known":
-            return f"not known whether the step is split-invariant: {self.note}"
-        if self.on_purpose:
-            return (
-                f"not split-invariant, on purpose: {self.on_purpose}.\n"
-                "The step uses local values that differ between workers, so it depends on how its batch is split.\n"
-                "Nothing was compared. To check the model itself, use synchronous SGD:\n"
-                "    strategy = sync.synchronous(optimizer)"
-            )
-        tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
-        steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
-        if self:
-            return f"split-invariant: {tried} gave the same as equal shares, in {steps}."
-        lines = [f"not split-invariant: with {tried}, in {steps},"]
-        lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
-        lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
-        lines += _listed("through these reductions:", self.reductions, "its value")
-        same = "these reductions do, and what follows them does not show it in these steps (a learning rate of zero?):"
-        lines += _listed(same, self.hidden, "its value")
-        if self.drawn:
-            lines += [
-                f"Random numbers are drawn for a whole microbatch from one key ({', '.join(self.drawn)}),",
-                "so those of an example depend on its index in the call. Draw them by example:",
-                '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
-            ]
-        lines += [
-            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
-            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,",
-            "what wire= rounds away. See docs/sharp_bits.md.",
-        ]
-        return "\n".join(lines)
-
-
-def _listed(title: str, found: dict[str, float], of: str) -> list[str]:
-    return [title, *(f"  {name}   by {value:.2g} of {of}" for name, value in found.items())] if found else []
 
 
 def check_invariance(
@@ -238,14 +158,15 @@ class _Comparison:
         self.bench, self.even, self.splits, self.fine = bench, even, splits, fine
         self.rng, self.tolerance = rng, tolerance
         self.plan, self.influence, self.outputs = bench.plan, Influence(bench.plan), bench.outputs
-        self.precisions = _Precisions(self.plan, self.influence, self.outputs, driver)
+        self.relevance = Relevance(self.plan, self.influence, self.outputs)
+        self.precisions = Precisions(self.plan, self.influence, self.outputs, driver)
         self.states: dict[str, float] = {}
         self.reports: dict[str, float] = {}
         self.reductions: dict[str, float] = {}
         self.differing: dict[Place, _Difference] = {}
         self.noisy: dict[str, float] = {}
         self.not_finite: dict[str, None] = {}
-        self.floors = _Floors({}, {})
+        self.rounding = RoundingErrors()
 
     def of_steps(self, first: int) -> Invariance:
         start, tried = self.bench.start, []
@@ -261,7 +182,7 @@ class _Comparison:
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
         if self._undecided():  # a maximum differs most between small microbatches
             self._of_step(self.bench.start, first, [self.fine])
-        hidden = {} if self.states else {self._name(p): self.differing[p].value for p in self._hidden()}
+        hidden = {} if self.states else {self.relevance.label(p): self.differing[p].value for p in self._hidden()}
         return Invariance(
             self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn()
         )
@@ -287,7 +208,7 @@ class _Comparison:
                 f"{_some(undecided)} depends on the split, but is only used in comparisons or an argmax. These gave "
                 "the same in all trials; they may not for another batch or a later state."
             )
-        if not any(self._facts(p).of_data for p in self._relevant):
+        if not any(self.relevance.facts(p).of_data for p in self.relevance.places):
             return "nothing to compare: the state, metrics and hook values do not depend on examples."
         return ""
 
@@ -311,43 +232,43 @@ class _Comparison:
         return whole.after
 
     def _look_for_what_is_not_finite(self, result: Result) -> None:
-        for place in self._relevant:
-            c = self._contribution(place)
-            if c.how.reduces and self._facts(place).of_data and not _is_finite(result.contributions[place]):
-                self.not_finite[self._name(place)] = None
+        for place in self.relevance.places:
+            c = self.relevance.contribution(place)
+            if c.how.reduces and self.relevance.facts(place).of_data and not is_finite(result.contributions[place]):
+                self.not_finite[self.relevance.label(place)] = None
         for output, value in zip(self.outputs, result.outputs, strict=True):
-            if output.kind == "state" and not _is_finite(value) and self.influence.of(output.atom).through:
+            if output.kind == "state" and not is_finite(value) and self.influence.of(output.atom).through:
                 self.not_finite[output.name] = None
 
     def _differing(self, whole: Result, other: Result) -> dict[Place, float]:
         """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
         found = {}
-        for place in self._relevant:
+        for place in self.relevance.places:
             a, b = whole.contributions[place], other.contributions[place]
-            gaps = _gaps(a, b)
+            gaps = differences(a, b)
             if not gaps.any():
                 continue
             own, computed = self.precisions.of_place(place)
             value, allowed = np.maximum(np.abs(a), np.abs(b)), self._relative(own)
-            floor = self.floors.contributions.get(place)
-            ratio = _beyond(gaps, value, allowed * value, (own, computed), floor, by_element=self.tolerance is None)
+            floor = self.rounding.contributions.get(place)
+            ratio = beyond(gaps, value, allowed * value, (own, computed), floor, by_element=self.tolerance is None)
             if ratio is not None:
                 found[place] = ratio
-            elif floor is not None and _is_noisy(gaps, value, allowed, floor) and not self._is_negligible(place, whole):
-                self.noisy[self._name(place)] = _norm(floor) / (_norm(value) or 1.0)
+            elif floor is not None and is_noisy(gaps, value, allowed, floor) and not self._is_negligible(place, whole):
+                self.noisy[self.relevance.label(place)] = norm(floor) / (norm(value) or 1.0)
         return found
 
     def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
         """Record the outputs that differ because of these contributions."""
         for k, output in enumerate(self.outputs):
-            through = [p for p in found if self._counts(p, output)]
-            ratio = self._difference(k, whole, other, self.floors.outputs.get(k)) if through else None
+            through = [p for p in found if self.relevance.counts(p, output)]
+            ratio = self._difference(k, whole, other, self.rounding.outputs.get(k)) if through else None
             if ratio is None:
                 continue
-            noted = self.states if self._is_state(output) else self.reports
+            noted = self.states if self.relevance.is_state(output) else self.reports
             _raise_to(noted, output.name, ratio)
             for place in through:
-                _raise_to(self.reductions, self._name(place), found[place])
+                _raise_to(self.reductions, self.relevance.label(place), found[place])
 
     def _difference(self, k: int, whole: Result, other: Result, floor: np.ndarray | None = None) -> float | None:
         """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
@@ -355,8 +276,8 @@ class _Comparison:
         own, _ = self.precisions.outputs[k]
         change = _changes(whole, k)
         allowed = self._relative(own) * change + 4 * own * np.abs(a)
-        return _beyond(
-            _gaps(a, b), change, allowed, self.precisions.outputs[k], floor, by_element=self.tolerance is None
+        return beyond(
+            differences(a, b), change, allowed, self.precisions.outputs[k], floor, by_element=self.tolerance is None
         )
 
     def _relative(self, eps: float) -> float:
@@ -369,20 +290,20 @@ class _Comparison:
         for split, result in trials.items():
             for whole in (False, True) * _NUDGES:
                 nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
-                self.floors.add(result, self.bench.run(nudged, split, step, batch=batch), outputs=not whole)
+                self.rounding.add(result, self.bench.run(nudged, split, step, batch=batch), outputs=not whole)
         even = trials[self.even]
         for _ in range(_NUDGES):
             again = self.bench.run(start, self.even, step, batch=self.bench.reordered(self.even, self.rng))
             if self._has_place(even, again):
                 break  # results depend on an example's position in the microbatch, which is not a rounding error
-            self.floors.add(even, again)
+            self.rounding.add(even, again)
 
     def _has_place(self, a: Result, b: Result) -> bool:
         """Return whether a value that is not negligible differs by much more than rounding errors."""
         return any(
-            _apart(a.contributions[p], b.contributions[p]) > 1e-3 * _norm(a.contributions[p])
-            for p in self._relevant
-            if self._contribution(p).how.reduces and not self._is_negligible(p, a)
+            apart(a.contributions[p], b.contributions[p]) > 1e-3 * norm(a.contributions[p])
+            for p in self.relevance.places
+            if self.relevance.contribution(p).how.reduces and not self._is_negligible(p, a)
         )
 
     def _is_negligible(self, place: Place, result: Result) -> bool:
@@ -390,51 +311,12 @@ class _Comparison:
 
         They are compared with other contributions to the same kind of output: the state, or metrics.
         """
-        of_state = bool(self._state_behind(place))
-        peers = [p for p in self._relevant if bool(self._state_behind(p)) == of_state]
-        largest = max(_rms(result.contributions[p]) for p in peers)
-        return _rms(result.contributions[place]) <= _NEGLIGIBLE * largest
+        of_state = self.relevance.reaches_state(place)
+        peers = [p for p in self.relevance.places if self.relevance.reaches_state(p) == of_state]
+        largest = max(rms(result.contributions[p]) for p in peers)
+        return rms(result.contributions[place]) <= _NEGLIGIBLE * largest
 
-    # --- what counts --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _relevant(self) -> list[Place]:
-        """Return the contributions whose differences would count in some output."""
-        return [p for p in self.influence.places if any(self._counts(p, output) for output in self.outputs)]
-
-    def _counts(self, place: Place, output: Output) -> bool:
-        """Return whether an output must not depend on a contribution that depends on the split."""
-        of = self.influence.of(output.atom)
-        unread = output.kind == "op_state" and not self._op_state_is_read(output)
-        if unread or not of.through & self.influence.bit[place]:
-            return False
-        sent, c = self._facts(place), self._contribution(place)
-        as_it_is = c.how.shows_workers and output.atom is c.result
-        over_calls = bool(sent.sources) and MICROBATCHES.name in of.sources
-        return self._is_state(output) or (sent.of_data and not as_it_is and not over_calls)
-
-    def _is_state(self, output: Output) -> bool:
-        of_state = output.kind == "op_state" and bool(self._op_states_of_state & 1 << output.number)
-        return output.kind == "state" or of_state
-
-    def _op_state_is_read(self, output: Output) -> bool:
-        bit = 1 << output.number
-        return any(self.influence.of(o.atom).op_states & bit for o in self.outputs if o != output)
-
-    @cached_property
-    def _op_states_of_state(self) -> int:
-        """Return the operator states that the state of a later step is computed from; bit mask."""
-        read = 0
-        for o in self.outputs:
-            read |= self.influence.of(o.atom).op_states if o.kind == "state" else 0
-        while True:
-            more = read
-            for o in self.outputs:
-                if o.kind == "op_state" and read & 1 << o.number:
-                    more |= self.influence.of(o.atom).op_states
-            if more == read:
-                return read
-            read = more
+    # --- differences that the outputs hide ----------------------------------------------------------------------------
 
     def _hidden(self) -> list[Place]:
         """Return the contributions that differ without a difference in the outputs that depend on them.
@@ -443,143 +325,38 @@ class _Comparison:
         the difference, for instance because of a learning rate of zero. If they change for each one, but not for all
         together, the differences cancel by the driver's arithmetic, and nothing is hidden.
         """
-        followed = {p: outputs for p in self.differing if self._facts(p).of_data and (outputs := self._unshown(p))}
-        for place, outputs in followed.items():
+        outputs_of = {p: self._unchanged(p) for p in self.differing if self.relevance.facts(p).of_data}
+        hidden = [place for place, outputs in outputs_of.items() if outputs]
+        for place in hidden:
             difference = self.differing[place]
             instead = self.bench.taking(difference.other, place)
             alone = self.bench.run(difference.start, self.even, difference.step, instead=instead)
-            if all(self._difference(k, difference.even, alone) is None for k in outputs):
-                return list(followed)
+            if all(self._difference(k, difference.even, alone) is None for k in outputs_of[place]):
+                return hidden
         return []
 
-    def _unshown(self, place: Place) -> list[int]:
+    def _unchanged(self, place: Place) -> list[int]:
         """Return the outputs that depend on a contribution by more than decisions, and did not differ."""
-        bit, shown = self.influence.bit[place], {**self.states, **self.reports}
-        followers = enumerate(self.outputs)
-        return [k for k, o in followers if o.name not in shown and self._counts(place, o) and self._steadily(o) & bit]
+        shown, rel = {**self.states, **self.reports}, self.relevance
+        return [
+            k
+            for k, o in enumerate(self.outputs)
+            if o.name not in shown and rel.counts(place, o) and rel.is_steady(place, o)
+        ]
 
     def _undecided(self) -> dict[str, None]:
         """Return the names of differing contributions on which unchanged outputs depend by decisions alone."""
-        shown = {**self.states, **self.reports}
-        found: dict[str, None] = {}
-        for place in self.differing:
-            bit = self.influence.bit[place]
-            if any(
-                o.name not in shown and self._counts(place, o) and self._decided(o) & ~self._steadily(o) & bit
-                for o in self.outputs
-            ):
-                found[self._name(place)] = None
-        return found
-
-    def _steadily(self, output: Output) -> int:
-        return self.influence.of(output.atom).steadily
-
-    def _decided(self, output: Output) -> int:
-        return self.influence.of(output.atom).decided
-
-    def _state_behind(self, place: Place) -> list[int]:
-        """Return the outputs of kind "state" that depend on a contribution by more than decisions."""
-        bit = self.influence.bit[place]
-        return [
-            k
-            for k, output in enumerate(self.outputs)
-            if self._is_state(output) and self.influence.of(output.atom).steadily & bit and self._counts(place, output)
-        ]
-
-    def _contribution(self, place: Place) -> Contribution:
-        return self.plan.messages[place[0]][place[1]]
-
-    def _facts(self, place: Place) -> Any:
-        return self.influence.carried(self._contribution(place))
-
-    def _name(self, place: Place) -> str:
-        c = self._contribution(place)
-        how = "" if c.how.reduces else f", by {c.how.name}"
-        return f"{c.name or 'a value'}{how}{at(c.line)}"
-
-
-class _Precisions:
-    """Machine epsilon for every contribution and output: of the driver's lowest precision on the path to it (at most
-    single), and of the precision of the trials.
-    """
-
-    def __init__(self, plan: Plan, influence: Influence, outputs: Sequence[Output], driver: Plan):
-        given = influence if driver is plan else Influence(driver)
-        self._same = given.places == influence.places
-        self._driver, self._plan, self._given, self._influence = driver, plan, given, influence
-        atoms = [o.atom for o in outputs]
-        theirs = [o.atom for o in outputs_of(driver)]
-        self.outputs = [self._both(given.of(t).eps, influence.of(a).eps) for a, t in zip(atoms, theirs, strict=True)]
-
-    def of_place(self, place: Place) -> tuple[float, float]:
-        level, i = place
-        computed = self._influence.carried(self._plan.messages[level][i]).eps
-        own = self._given.carried(self._driver.messages[level][i]).eps if self._same else _SINGLE_EPS
-        return self._both(own, computed)
-
-    def _both(self, own: float, computed: float) -> tuple[float, float]:
-        return max(computed, min(own, _SINGLE_EPS)), computed
-
-
-@dataclass
-class _Floors:
-    """The largest change of each element by rounding."""
-
-    contributions: dict[Place, np.ndarray]
-    outputs: dict[int, np.ndarray]
-
-    def add(self, a: Result, b: Result, *, outputs: bool = True) -> None:
-        for place, value in a.contributions.items():
-            _raise_each(self.contributions, place, _gaps(value, b.contributions[place]))
-        for k, value in enumerate(a.outputs if outputs else ()):
-            _raise_each(self.outputs, k, _gaps(value, b.outputs[k]))
+        shown, rel = {**self.states, **self.reports}, self.relevance
+        unchanged = [o for o in self.outputs if o.name not in shown]
+        return {
+            rel.label(p): None
+            for p in self.differing
+            if any(rel.counts(p, o) and rel.is_decided(p, o) for o in unchanged)
+        }
 
 
 def _raise_to(found: dict, key: Any, value: float) -> None:
     found[key] = max(value, found.get(key, 0.0))
-
-
-def _raise_each(found: dict, key: Any, values: np.ndarray) -> None:
-    found[key] = np.maximum(values, found[key]) if key in found else values
-
-
-def _beyond(
-    gaps: np.ndarray,
-    value: np.ndarray,
-    allowed: np.ndarray,
-    precisions: tuple[float, float],
-    floor: np.ndarray | None,
-    *,
-    by_element: bool,
-) -> float | None:
-    """Return the difference of two arrays relative to their value; `None` if it may be rounding.
-
-    Args:
-      gaps, value: absolute differences of elements, and their magnitudes.
-      allowed: tolerance of each element in the driver's own precision.
-      precisions: machine epsilon of the driver's own precision, and of the precision of the trials.
-      floor: measured rounding error of each element; `None` if not measured.
-      by_element: whether single elements are compared, or only the norm.
-    """
-    own, computed = precisions
-    noise = 0.0 if floor is None else _MULTIPLE * _norm(floor)
-    if np.isinf(gaps).any() and np.isfinite(noise):
-        return np.inf
-    if _norm(gaps) > max(_norm(allowed), noise):
-        return _norm(gaps) / (_norm(value) or 1.0)
-    if not by_element or not gaps.size:
-        return None
-    least: Any = _OF_LARGEST * computed * float(value.max())
-    if floor is not None:
-        # In a higher precision than the driver's, each element has its own tolerance.
-        least = least + (_OF_ELEMENT * floor if computed < own else _MULTIPLE * float(floor.max()))
-    off = gaps > allowed + least
-    return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max()) if off.any() else None
-
-
-def _is_noisy(gaps: np.ndarray, value: np.ndarray, allowed: float, floor: np.ndarray) -> bool:
-    """Return whether rounding errors are too large to recognize a difference."""
-    return _norm(gaps) > allowed * _norm(value) and _norm(floor) > _NOISY * _norm(value)
 
 
 def _some(names: dict[str, Any]) -> str:
@@ -587,36 +364,7 @@ def _some(names: dict[str, Any]) -> str:
     return f"{first} (and {len(others)} more)" if others else first
 
 
-def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the absolute differences of elements; infinite where only one of the two is finite."""
-    with np.errstate(all="ignore"):
-        gaps = np.abs(_in_double(a) - _in_double(b))
-    gaps = np.where((a == b) | ((a != a) & (b != b)), 0.0, gaps)
-    return np.where(np.isfinite(gaps), gaps, np.inf)
-
-
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    return _norm(_gaps(a, b))
-
-
 def _changes(result: Result, k: int) -> np.ndarray:
     """Return an output's change by the step, in double precision; for metrics and hook values, their value."""
-    before, after = result.before[k], _in_double(result.outputs[k])
-    return np.abs(after if before is None else after - _in_double(before))
-
-
-def _in_double(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
-
-
-def _is_finite(x: np.ndarray) -> bool:
-    return not np.issubdtype(x.dtype, np.inexact) or bool(np.isfinite(x).all())
-
-
-def _norm(x: np.ndarray) -> float:
-    with np.errstate(all="ignore"):
-        return float(np.linalg.norm(_in_double(x).reshape(-1)))
-
-
-def _rms(x: np.ndarray) -> float:
-    return _norm(x) / max(1, x.size) ** 0.5
+    before, after = result.before[k], in_double(result.outputs[k])
+    return np.abs(after if before is None else after - in_double(before))

@@ -10,14 +10,32 @@ from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.graph.stages import work
 from adaptive.runtime.message import Layout
 
+from .memory_needed import in_words, memory_needed
+from .parts import ProgramParts
 
-def explain(
+
+def explain(parts: ProgramParts) -> str:
+    """Return a description of a program's plan, input, kernels and memory, one line each."""
+    p, layouts = parts, parts.engine.layouts
+    plan = explain_plan(
+        *(p.plan, layouts, p.sizes.current, [s.length for s in p.shards.shard_ranges] if p.shards else []),
+        p.sizes.resizable,
+        algorithms=[p.world.algorithm((p.name, number)) for number in range(len(layouts))],
+        overlap=p.overlap.in_words,
+    )
+    bound = p.engine.kernels.memory
+    kernels = [] if bound is None else [f"kernels  {bound.in_words}"]
+    memory = in_words(memory_needed(p.engine, p.data, p.sizes.current))
+    return "\n".join([plan, *(f"input    {line}" for line in p.stream.in_words()), *kernels, *memory])
+
+
+def explain_plan(
     plan: Plan,
     layouts: Sequence[Layout],
     batch_sizes: Sequence[int],
     shards: Sequence[int] = (),
     resizable: bool = True,
-    ways: Sequence[str] = (),
+    algorithms: Sequence[str] = (),
     overlap: str = "",
 ) -> str:
     """Return lines on segments, messages and their bytes, hooks and operator states, in the order of a step.
@@ -25,7 +43,7 @@ def explain(
     Args:
       shards: number of examples in each worker's own data; empty if all share one data set.
       resizable: whether batch sizes change while the program runs.
-      ways: the algorithm of each message, if there are several; else empty.
+      algorithms: of each message, if there are several; else empty.
       overlap: whether messages travel while later stages are computed, and why; "" to omit that line.
     """
     graph = plan.graph
@@ -50,8 +68,8 @@ def explain(
             lines += _stages(plan, level)
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
-            if number < len(ways) and ways[number]:
-                lines.append(f"    goes {ways[number]}")
+            if number < len(algorithms) and algorithms[number]:
+                lines.append(f"    goes {algorithms[number]}")
     lines.append(f"segment  once, after the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [

@@ -1,14 +1,12 @@
 """`Program`: a driver and its data, trained step by step. The public class of this package.
 
-Most of the file is the documentation of its methods, which the API pages are built from.
+The file is long because of the methods' documentation, which the API pages are built from; the work is done elsewhere.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -17,10 +15,9 @@ import jax.numpy as jnp
 
 from adaptive.base.activity import EVALUATING, RESTORING, SAVING
 from adaptive.base.ambient import AmbientContext, with_build_settings, without_debug_checks
-from adaptive.base.errors import DataError, Preempted
+from adaptive.base.errors import DataError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
-from adaptive.base.signals import SignalHandlers, acknowledge_termination
 from adaptive.base.versions import warn_if_untested
 from adaptive.base.world import World
 from adaptive.data.one_example import taken
@@ -32,22 +29,21 @@ from adaptive.observe.sinks import Sink
 
 from .arguments import count, next_name, world_of
 from .build import build
-from .membership_changes import AllLeave, RunOver
+from .membership_changes import AllLeave
 from .parts import RunLimit
 from .run_loop import RunLoop
-from .run_outputs import checkpointed, logged, shown
+from .runs import preempted, steps_of_run
 from .tracing import Traced, check_writable
 
 # Modules that most runs do not need, or not before the first step, are imported on use.
 if TYPE_CHECKING:
-    from adaptive.check.invariance import Invariance
     from adaptive.check.means import MeanCheck
+    from adaptive.check.verdict import Invariance
 
     from .branch import Branch
     from .checkpoints import Checkpoints
 
 State = TypeVar("State")
-_log = logging.getLogger("adaptive")
 
 
 class Program(Generic[State, Metrics]):
@@ -249,20 +245,8 @@ class Program(Generic[State, Metrics]):
         far.
         """
         from .explain import explain
-        from .memory_needed import in_words, memory_needed
 
-        p = self._parts
-        layouts = p.engine.layouts
-        text = explain(
-            *(p.plan, layouts, p.sizes.current, [s.length for s in p.shards.shard_ranges] if p.shards else []),
-            p.sizes.resizable,
-            ways=[self.world.algorithm((self._name, number)) for number in range(len(layouts))],
-            overlap=p.overlap.in_words,
-        )
-        bound = p.engine.kernels.memory
-        by_memory = [] if bound is None else [f"kernels  {bound.in_words}"]
-        memory = in_words(memory_needed(p.engine, p.data, p.sizes.current))
-        return "\n".join([text, *(f"input    {line}" for line in p.stream.in_words()), *by_memory, *memory])
+        return explain(self._parts)
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -308,44 +292,7 @@ class Program(Generic[State, Metrics]):
             None if epochs is None else self.epoch + count("epochs", epochs),
             None if steps is None else run.step + count("steps", steps),
         )
-        p.decisions.stopped = False
-        p.run_warnings.begin()
-        with ExitStack() as stack:
-            if checkpoint is not None:
-                stack.enter_context(SignalHandlers())
-            if progress:
-                stack.enter_context(shown(p))
-            stack.enter_context(logged(p, log, record))
-            checkpointer = None if checkpoint is None else stack.enter_context(checkpointed(p, checkpoint))
-            all_leave: AllLeave | None = None
-            while not (all_leave or p.decisions.stopped):
-                limit = run.limit
-                if limit.step is not None and run.step >= limit.step:
-                    break
-                if limit.epoch is not None and p.stream.epoch >= limit.epoch:
-                    break
-                try:
-                    report = self._loop.step()
-                except RunOver:  # this process was in reserve until the run ended
-                    return
-                except AllLeave as why:
-                    all_leave = why
-                    continue
-                if checkpointer is not None:
-                    checkpointer.after(report)
-                if p.copies.active:
-                    p.copies.after_step(run.step)
-                yield report
-            p.tracing.end()
-            p.update.together(run.step, "the end of run()")
-            self._compare_last_decision()
-            if checkpointer is not None:
-                checkpointer.end(in_any_case=all_leave is not None)
-            if all_leave is not None:
-                unsaved = ", and saves no checkpoint, because run() has no checkpoint= with a directory"
-                raise self._preempted(all_leave, "" if checkpointer else unsaved)
-            self.world.end_run()
-            p.progress = self._loop.membership_changes.transfer_state(p.progress)
+        yield from steps_of_run(p, self._loop, progress=progress, log=log, record=record, checkpoint=checkpoint)
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Call `listener(event)` with a `StepEvent` after every step of this process.
@@ -401,23 +348,7 @@ class Program(Generic[State, Metrics]):
         try:
             return self._loop.step()
         except AllLeave as why:
-            raise self._preempted(why) from None
-
-    def _preempted(self, cause: AllLeave, more: str = "") -> Preempted:
-        """Return the error that ends all processes, after all have written their logs and checkpoints. Communicates."""
-        self.world.barrier()
-        acknowledge_termination()
-        why = f"{cause}: {self._name} ends after step {self._parts.run.step}{more}."
-        if not self.world.rank:
-            _log.warning("%s", why)
-        return Preempted(why)
-
-    def _compare_last_decision(self) -> None:
-        """Compare the last decision between processes in a separate message, because no step follows."""
-        p = self._parts
-        if self.world.processes > 1 and p.engine.has_status and p.plan.hooks:
-            about = f"the end of run() after step {p.run.step} of {self._name}"
-            p.engine.exchange_status(about, p.decisions.last)
+            raise preempted(self._parts, why) from None
 
     # --- between steps ------------------------------------------------------------------------------------------------
 

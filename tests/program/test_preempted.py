@@ -20,7 +20,7 @@ from adaptive.base import signals
 from tests.program.problems import build, descend, make_data
 from tests.speed import limit
 
-COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py")
+COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py", "adaptive/program/runs.py")
 
 WORLDS = {
     "none": None,

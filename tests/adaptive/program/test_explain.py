@@ -13,7 +13,7 @@ import collectives as comm
 import monitors as mon
 from adaptive import operators
 from adaptive.control.status import status_length
-from adaptive.program.explain import explain
+from adaptive.program.explain import explain_plan
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import lay_out_all
 from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
@@ -35,11 +35,11 @@ def driver(state, batch):
     return jax.tree.map(lambda w, g: w - 0.1 * g, state, average), {}
 
 
-def text_of(driver, state=W, batch_sizes=(4, 4), shards=(), ways=()):
+def text_of(driver, state=W, batch_sizes=(4, 4), shards=(), algorithms=()):
     workers = len(batch_sizes)
     plan = planned(driver, state, workers=workers)
     layouts = lay_out_all(plan.messages, capacity=workers, status=status_length(workers))
-    return explain(plan, layouts, batch_sizes, shards, ways=ways), layouts
+    return explain_plan(plan, layouts, batch_sizes, shards, algorithms=algorithms), layouts
 
 
 def row(text, start):
@@ -143,9 +143,9 @@ def test_shards_are_told():
 
 
 def test_which_way_a_message_goes_is_said_where_there_are_several():
-    text, _ = text_of(driver, ways=["by hosts: 41 ms, flat 80 ms; as measured up to message 6", ""])
+    text, _ = text_of(driver, algorithms=["by hosts: 41 ms, flat 80 ms; as measured up to message 6", ""])
     assert row(text, " +goes") == "    goes by hosts: 41 ms, flat 80 ms; as measured up to message 6"
-    assert "goes" not in text_of(driver, ways=[""])[0]
+    assert "goes" not in text_of(driver, algorithms=[""])[0]
 
 
 def test_a_program_asks_its_world_for_its_messages():

@@ -1,0 +1,84 @@
+"""`Invariance`: what `Program.check` found, and how it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .trials import Split
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """Result of `Program.check`: "yes", "no" or "not known". True only for "yes", so it can be asserted.
+
+    Attributes:
+      differences: state leaves that depend on the split, by name, with the largest difference relative to the step's
+        change of that leaf. Includes operator states that the state is computed from.
+      reports: metrics and hook values that depend on the split, with the largest difference relative to the value.
+      reductions: reductions that cause the differences, such as "grads['kernel'] (driver.py:15)", with the largest
+        difference relative to the value.
+      hidden: reductions that differ without a difference in the outputs that depend on them, for instance because the
+        learning rate was zero in these steps.
+      splits: the splits that were tried: for each, every worker's microbatches.
+      steps: the numbers of the steps that were tried.
+      note: the reason for "not known"; else "".
+      drawn: lines of the driver where one key draws random numbers for all examples of a microbatch.
+      on_purpose: the collective by which workers differ by design, so that nothing was compared; else "".
+    """
+
+    differences: dict[str, float]
+    reductions: dict[str, float]
+    splits: tuple[Split, ...]
+    reports: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, float] = field(default_factory=dict)
+    steps: tuple[int, ...] = ()
+    note: str = ""
+    drawn: tuple[str, ...] = ()
+    on_purpose: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
+        if self.differences or self.reports or self.hidden or self.on_purpose:
+            return "no"
+        return "not known" if self.note else "yes"
+
+    def __bool__(self) -> bool:
+        return self.verdict == "yes"
+
+    def __str__(self) -> str:
+        if self.verdict == "not known":
+            return f"not known whether the step is split-invariant: {self.note}"
+        if self.on_purpose:
+            return (
+                f"not split-invariant, on purpose: {self.on_purpose}.\n"
+                "The step uses local values that differ between workers, so it depends on how its batch is split.\n"
+                "Nothing was compared. To check the model itself, use synchronous SGD:\n"
+                "    strategy = sync.synchronous(optimizer)"
+            )
+        tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
+        steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
+        if self:
+            return f"split-invariant: {tried} gave the same as equal shares, in {steps}."
+        lines = [f"not split-invariant: with {tried}, in {steps},"]
+        lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
+        lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
+        lines += _listed("through these reductions:", self.reductions, "its value")
+        same = "these reductions do, and what follows them does not show it in these steps (a learning rate of zero?):"
+        lines += _listed(same, self.hidden, "its value")
+        if self.drawn:
+            lines += [
+                f"Random numbers are drawn for a whole microbatch from one key ({', '.join(self.drawn)}),",
+                "so those of an example depend on its index in the call. Draw them by example:",
+                '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
+            ]
+        lines += [
+            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
+            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,",
+            "what wire= rounds away. See docs/sharp_bits.md.",
+        ]
+        return "\n".join(lines)
+
+
+def _listed(title: str, found: dict[str, float], of: str) -> list[str]:
+    return [title, *(f"  {name}   by {value:.2g} of {of}" for name, value in found.items())] if found else []

@@ -1,0 +1,96 @@
+"""One call of `Program.run`: its steps, its outputs, and how it ends on all processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adaptive.base.errors import Preempted
+from adaptive.base.signals import SignalHandlers, acknowledge_termination
+from adaptive.observe.report import Report
+from adaptive.observe.sinks import Sink
+
+from .membership_changes import AllLeave, RunOver
+from .parts import ProgramParts
+from .run_loop import RunLoop
+from .run_outputs import checkpointed, logged, shown
+
+if TYPE_CHECKING:
+    from .checkpoints import Checkpoints
+
+_log = logging.getLogger("adaptive")
+
+
+def steps_of_run(
+    parts: ProgramParts,
+    loop: RunLoop,
+    *,
+    progress: bool,
+    log: Sequence[Sink],
+    record: str | Path | None,
+    checkpoint: Checkpoints | None,
+) -> Iterator[Report]:
+    """Run steps up to the run's limit, and yield a report of each. The arguments are those of `Program.run`.
+
+    Raises:
+      Preempted: this process has left, or all processes have received a signal to end.
+    """
+    p, run = parts, parts.run
+    p.decisions.stopped = False
+    p.run_warnings.begin()
+    with ExitStack() as stack:
+        if checkpoint is not None:
+            stack.enter_context(SignalHandlers())
+        if progress:
+            stack.enter_context(shown(p))
+        stack.enter_context(logged(p, log, record))
+        checkpointer = None if checkpoint is None else stack.enter_context(checkpointed(p, checkpoint))
+        all_leave: AllLeave | None = None
+        while not (all_leave or p.decisions.stopped or _is_at_limit(p)):
+            try:
+                report = loop.step()
+            except RunOver:  # this process was in reserve until the run ended
+                return
+            except AllLeave as why:
+                all_leave = why
+                continue
+            if checkpointer is not None:
+                checkpointer.after(report)
+            if p.copies.active:
+                p.copies.after_step(run.step)
+            yield report
+        p.tracing.end()
+        p.update.together(run.step, "the end of run()")
+        _compare_last_decision(p)
+        if checkpointer is not None:
+            checkpointer.end(in_any_case=all_leave is not None)
+        if all_leave is not None:
+            unsaved = ", and saves no checkpoint, because run() has no checkpoint= with a directory"
+            raise preempted(p, all_leave, "" if checkpointer else unsaved)
+        p.world.end_run()
+        p.progress = loop.membership_changes.transfer_state(p.progress)
+
+
+def preempted(parts: ProgramParts, cause: AllLeave, more: str = "") -> Preempted:
+    """Return the error that ends all processes, after all have written their logs and checkpoints. Communicates."""
+    parts.world.barrier()
+    acknowledge_termination()
+    why = f"{cause}: {parts.name} ends after step {parts.run.step}{more}."
+    if not parts.world.rank:
+        _log.warning("%s", why)
+    return Preempted(why)
+
+
+def _is_at_limit(parts: ProgramParts) -> bool:
+    limit, step, epoch = parts.run.limit, parts.run.step, parts.stream.epoch
+    return (limit.step is not None and step >= limit.step) or (limit.epoch is not None and epoch >= limit.epoch)
+
+
+def _compare_last_decision(parts: ProgramParts) -> None:
+    """Compare the last decision between processes in a separate message, because no step follows. Communicates."""
+    p = parts
+    if p.world.processes > 1 and p.engine.has_status and p.plan.hooks:
+        p.engine.exchange_status(f"the end of run() after step {p.run.step} of {p.name}", p.decisions.last)
