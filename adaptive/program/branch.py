@@ -14,7 +14,7 @@ from adaptive.base.source_lines import at, current_line
 from adaptive.control.hyperparameters import checked_hyperparameters
 from adaptive.control.split import split
 
-from .checkpoint import parse, placed
+from .parse_checkpoint import parse, placed
 from .parts import ProgramParts
 from .restore import adopt
 from .run_checkpointer import snapshot

@@ -9,8 +9,8 @@ from adaptive.base.roster import Roster
 from adaptive.control.build_agreement import compare_across_processes
 from adaptive.runtime.worker_state import OpStates, States
 
-from .checkpoint import Parsed, parse, placed
 from .checkpoints import Checkpoints
+from .parse_checkpoint import Parsed, parse, placed
 from .parts import ProgramParts
 from .run_loop import RunLoop
 from .select_checkpoint import select_checkpoint

@@ -21,8 +21,8 @@ from adaptive.base.roster import with_same_members
 from adaptive.base.world_members import ReportsCheckpoints
 from adaptive.observe.report import Report
 
-from .checkpoint import has_local
 from .checkpoint import save as _save
+from .checkpoint_form import has_local
 from .checkpoint_interval import BestInterval
 from .checkpoints import Checkpoints
 from .parts import ProgramParts

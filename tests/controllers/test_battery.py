@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from adaptive.program.checkpoint import hooks_to_keep, restored_hooks
+from adaptive.program.checkpoint import hooks_to_keep
+from adaptive.program.parse_checkpoint import restored_hooks
 from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from tests.stored import stored
 

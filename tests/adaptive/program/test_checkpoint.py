@@ -1,4 +1,4 @@
-"""A checkpoint is all that a program is: what goes on from it takes the course that it would have taken."""
+"""A program that is restored from a checkpoint continues as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -7,92 +7,34 @@ from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import adaptive as ad
 import collectives as comm
-import monitors as mon
 from adaptive import operators
-from adaptive.base.decision import Decision
-from adaptive.operators.sources import Source, read
-from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import Recorder, make_data, mean_loss
+from tests.adaptive.drivers import Recorder, mean_loss
+from tests.adaptive.program.resumable import Growing, W, build, counting, course, driver_of, local, plain, state
 from tests.stored import stored
 
-W = np.array([0.3, -0.2, 0.1], np.float32)
-PLACE = Source("place", lambda r: 1.0 + r.worker)
+COVERS = ("adaptive/program/checkpoint_form.py",)
 
 
-class Growing(Recorder):
-    """A policy with a state: after every third step it asks for as many examples more as it has seen steps."""
-
-    def __init__(self):
-        super().__init__(every_step=True)
-
-    def init(self, n_workers):
-        return {"steps": 0, "losses": np.zeros(n_workers), "on device": jnp.zeros(())}
-
-    def __call__(self, observation, state):
-        self.seen.append(observation)
-        new = {
-            "steps": state["steps"] + 1,
-            "losses": state["losses"] + observation.values[0],
-            "on device": state["on device"] + 1,
-        }
-        decision = Decision(global_batch=observation.global_batch + new["steps"]) if observation.due else None
-        return decision, new
-
-
-def driver_of(handler):
-    def driver(state, batch):
-        loss, grads = jax.value_and_grad(mean_loss)(state["w"], batch)
-        loss = mon.ema(comm.all_reduce(loss))
-        operators.hook("grow", handler, (loss,), every=3)
-        key, _ = jax.random.split(state["key"])
-        w = state["w"] - 0.1 * comm.all_reduce(grads)
-        return {"key": key, "n": state["n"] + 1, "w": w}, {"loss": loss}
-
-    return driver
-
-
-def state():
-    return {"key": jax.random.key(3), "n": 0, "w": W}
-
-
-def build(driver, state, workers=2, **options):
-    options = {"global_batch": 5, "world": LocalWorld(workers), "deterministic": True, **options}
-    return ad.Program(driver, state, make_data(24), **options)
-
-
-def plain(tree):
-    return jax.tree.map(
-        lambda a: np.asarray(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a), tree
-    )
-
-
-def course(program, steps):
-    program.warm_up()
-    reports = list(program.run(steps=steps))
-    return [(r.step, r.epoch, r.examples, r.batch_sizes, float(r.metrics["loss"])) for r in reports]
-
-
-def test_what_goes_on_from_a_checkpoint_takes_the_same_course_to_the_last_bit():
+def test_a_resumed_run_is_bitwise_equal_to_the_original():
     with build(driver_of(Growing()), state()) as program:
         course(program, 5)
         kept = pickle.loads(pickle.dumps(program.checkpoint()))
-        course_of_one = course(program, 6)
-        end_of_one = plain(program.state)
+        expected = course(program, 6)
+        end = plain(program.state)
     with build(driver_of(Growing()), state(), global_batch=7, shares=(5, 2)) as other:
         course(other, 2)
         other.restore(kept)
         assert other.steps == 5
-        assert course(other, 6) == course_of_one
-        assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end_of_one))
+        assert course(other, 6) == expected
+        assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end))
 
 
-def test_a_checkpoint_is_plain_and_is_left_alone():
+def test_a_checkpoint_has_only_arrays_and_numbers_of_its_own():
     with build(driver_of(Growing()), state()) as program:
         course(program, 2)
         kept = program.checkpoint()
@@ -109,18 +51,18 @@ def test_a_checkpoint_is_plain_and_is_left_alone():
         assert np.array_equal(plain(program.state)["w"], copy["state"]["w"])
 
 
-def test_taking_a_checkpoint_changes_nothing():
-    courses = []
+def test_saving_a_checkpoint_does_not_change_the_run():
+    runs = []
     for taken in (False, True):
         with build(driver_of(Growing()), state()) as program:
             first = course(program, 4)
             if taken:
                 program.checkpoint()
-            courses.append(first + course(program, 4))
-    assert courses[0] == courses[1]
+            runs.append(first + course(program, 4))
+    assert runs[0] == runs[1]
 
 
-def test_a_policy_is_not_shown_steps_of_before_the_checkpoint_twice():
+def test_a_restored_policy_does_not_see_earlier_steps_again():
     handler = Growing()
     with build(driver_of(handler), state()) as program:
         course(program, 4)
@@ -132,7 +74,7 @@ def test_a_policy_is_not_shown_steps_of_before_the_checkpoint_twice():
     assert [o.step for o in handler.seen] == [5, 6]
 
 
-def test_shares_hold_on_behind_a_checkpoint():
+def test_shares_stay_in_force_after_a_restore():
     sizes = []
     for restored in (False, True):
         with build(driver_of(Recorder()), state(), workers=3, global_batch=10) as program:
@@ -145,7 +87,7 @@ def test_shares_hold_on_behind_a_checkpoint():
     assert sizes[0] == sizes[1] == (7, 7, 7)
 
 
-def test_another_number_of_workers_may_go_on():
+def test_a_checkpoint_can_be_restored_on_another_number_of_workers():
     with build(driver_of(Recorder()), state()) as program:
         course(program, 3)
         kept = program.checkpoint()
@@ -159,16 +101,7 @@ def test_another_number_of_workers_may_go_on():
     np.testing.assert_allclose(plain(other.state)["w"], end["w"], rtol=1e-5)
 
 
-def local(state, batch):
-    smooth = mon.ema(read(PLACE))
-    own = state["own"] + read(PLACE)
-    return {"own": own, "all": comm.all_reduce(own, op="sum")}, {
-        "smooth": comm.all_gather(smooth),
-        "y": comm.all_reduce(batch["y"].mean()),
-    }
-
-
-def test_what_is_local_is_kept_for_each_worker():
+def test_local_state_is_saved_for_each_worker():
     options = {"per_worker_state": lambda s: s["own"]}
     start = {"own": 0.0, "all": 0.0}
     with build(local, start, workers=3, **options) as program:
@@ -197,9 +130,7 @@ def test_what_is_local_is_kept_for_each_worker():
         ([1, 2], 4, [0, 4, 6, 0]),
     ],
 )
-def test_on_another_number_of_workers_who_is_missing_counts_as_lost_and_who_is_further_as_joining(
-    members, workers, own
-):
+def test_on_another_number_of_workers_missing_ones_count_as_lost_and_further_ones_as_joining(members, workers, own):
     options = {"per_worker_state": lambda s: s["own"]}
     start = {"own": 0.0, "all": 0.0}
     with build(local, start, workers=3, **options) as program:
@@ -217,36 +148,6 @@ def test_on_another_number_of_workers_who_is_missing_counts_as_lost_and_who_is_f
             assert (smooth == now) == (before == now)
 
 
-def counting(label, shape=()):
-    def driver(state, batch):
-        operators.operator_state(label, np.zeros(shape), lambda n: (n + 1, None))
-        return jax.tree.map(lambda s: s + comm.all_reduce(batch["y"].mean()), state), {}
-
-    return driver
-
-
-@pytest.mark.parametrize(
-    ("driver", "start", "wrong"),
-    [
-        (counting("count"), {"a": 0.0}, r"no state\['a'\], and it has state\[0\], state\[1\] besides"),
-        (counting("other"), [0.0, 0.0], r"no slots\['other/0'\]\[0\], and it has slots\['count/0'\]\[0\] besides"),
-        (counting("count"), [0.0], r"of another program: it has state\[1\] besides"),
-        (counting("count"), [0.0, np.zeros(2, np.float32)], r"state\[1\] has shape \(\) for one of shape \(2,\)"),
-        (counting("count", (2,)), [0.0, 0.0], r"shape \(\) for one of shape \(2,\)"),
-    ],
-    ids=["names", "slots", "leaves", "shapes", "shapes of slots"],
-)
-def test_a_checkpoint_of_another_driver_is_refused_and_changes_nothing(driver, start, wrong):
-    with build(counting("count"), [5.0, 6.0]) as program:
-        program.step()
-        kept = program.checkpoint()
-    with build(driver, start) as other:
-        with pytest.raises(ad.CheckpointError, match=wrong):
-            other.restore(kept)
-        assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), other.state, start))
-        assert (other.steps, other._parts.stream.consumed) == (0, 0)
-
-
 # --- through libraries that keep names, and nothing else of the containers --------------------------------------------
 
 
@@ -262,7 +163,7 @@ def averaging(state, batch):
     return Averaged(params, 0.5 * (state.ema + params)), {"loss": comm.all_reduce(mean_loss(params, batch))}
 
 
-def test_leaves_are_found_by_their_names_and_not_by_their_order():
+def test_leaves_are_matched_by_name_and_not_by_order():
     with build(averaging, Averaged(W, 0 * W)) as program:
         course(program, 2)
         kept, state = stored(program.checkpoint()), program.state
@@ -275,7 +176,7 @@ def test_leaves_are_found_by_their_names_and_not_by_their_order():
 
 
 @pytest.mark.parametrize("through", [stored, lambda kept: jax.tree.map(np.asarray, kept)], ids=["names", "arrays"])
-def test_all_of_a_program_comes_back_by_name(through):
+def test_a_checkpoint_that_a_library_has_stored_restores_the_whole_program(through):
     with build(driver_of(Growing()), state()) as program:
         course(program, 5)
         kept = through(program.checkpoint())
@@ -289,7 +190,7 @@ def test_all_of_a_program_comes_back_by_name(through):
         assert isinstance(hook_state["on device"], jax.Array)
 
 
-def test_what_is_local_comes_back_by_name():
+def test_local_state_that_a_library_has_stored_is_restored():
     options = {"per_worker_state": lambda s: s["own"], "workers": 3}
     with build(local, {"own": 0.0, "all": 0.0}, **options) as program:
         program.step()
@@ -299,7 +200,7 @@ def test_what_is_local_comes_back_by_name():
         assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [1, 2, 3]
 
 
-def test_leaves_that_cannot_be_told_apart_are_not_kept():
+def test_a_state_with_two_leaves_of_one_name_cannot_be_saved():
     start = OrderedDict([(1, 0.0), ("1", 1.0)])
     with (
         build(counting("count"), start) as program,
@@ -332,7 +233,7 @@ class Handles(Recorder):
         (({"a": 1.0}, {"b": 1.0}), r"no state\['a'\], and it has state\['b'\] besides"),
     ],
 )
-def test_a_hook_whose_state_could_not_be_recognised_is_told_so_when_it_is_kept(states, wrong):
+def test_a_hook_state_that_differs_in_form_from_the_initial_one_cannot_be_saved(states, wrong):
     with build(driver_of(Handles(*states)), state()) as program:
         program.checkpoint()
         course(program, 3)
@@ -340,7 +241,7 @@ def test_a_hook_whose_state_could_not_be_recognised_is_told_so_when_it_is_kept(s
             program.checkpoint()
 
 
-def test_each_hook_gets_its_own_state_back_however_many_there_are():
+def test_each_of_many_hooks_gets_its_own_state_back():
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
         for k in range(12):  # the tenth comes before the second, as text
@@ -352,7 +253,7 @@ def test_each_hook_gets_its_own_state_back_however_many_there_are():
         assert [int(s[0]) for s in program._parts.hooks.states] == list(range(12))
 
 
-def test_arrays_of_size_zero_need_no_room():
+def test_empty_arrays_are_restored_though_they_are_not_stored():
     empty = {"a": np.zeros((2, 0)), "b": np.arange(2)}
     with build(driver_of(Handles(empty)), state()) as program:
         program.step()
@@ -360,153 +261,3 @@ def test_arrays_of_size_zero_need_no_room():
         (found,) = program._parts.hooks.states
         assert jax.tree.all(jax.tree.map(np.array_equal, found, empty))
         assert found["a"].dtype == float
-
-
-# --- what is damaged, or of another program ---------------------------------------------------------------------------
-
-
-def edited(*path, to):
-    """A checkpoint with another value somewhere; with none, for `to=None`."""
-
-    def edit(kept):
-        *way, last = path
-        place = kept
-        for part in way:
-            place = place[part]
-        if to is None:
-            del place[last]
-        else:
-            place[last] = to(place[last]) if callable(to) else to
-
-    return edit
-
-
-DAMAGED = {
-    "no step": (edited("step", to=None), "has no 'step'"),
-    "no hooks": (edited("hooks", to=None), "has no 'hooks'"),
-    "no seed": (edited("seed", to=None), "has no 'seed'"),
-    "another version": (edited("version", to=7), "of version 7; this library reads version 1"),
-    "a negative step": (edited("step", to=-1), "step cannot be -1"),
-    "half a step": (edited("step", to=2.5), "step is not a whole number: 2.5"),
-    "a step that no driver reads": (edited("step", to=2**31), "step cannot be 2147483648"),
-    "a negative cursor": (edited("cursor", to=np.int64(-4)), "cursor cannot be -4"),
-    "a cursor that is text": (edited("cursor", to="12"), "cursor is not a whole number: '12'"),
-    "a cursor for each worker": (edited("cursor", to=[1, 2]), "made on 2 shards"),
-    "another seed": (edited("seed", to=3), r"made with seed=3; this program has seed=0.*seed=3\)"),
-    "other data": (
-        edited("examples", to=[25]),
-        "made on 25 examples; this program has 24.*build a program with its state",
-    ),
-    "NaN shares": (edited("shares", 0, to=float("nan")), "shares must be finite"),
-    "negative shares": (edited("shares", 0, to=-1.0), "not negative"),
-    "no shares": (edited("shares", to=[0.0, 0.0]), "shares are all zero"),
-    "too few shares": (edited("shares", to=[1.0]), "one number per worker, 2"),
-    "shares that are none": (edited("shares", to={"a": 1.0}), "shares is not a list of numbers"),
-    "an empty batch": (edited("batch_sizes", 0, to=0), "0 examples for worker 0, .* limits are 1 to 9"),
-    "a negative batch": (edited("batch_sizes", 0, to=-1), "batch_sizes cannot be -1"),
-    "a worker slot that is none": (edited("members", to=[0, 2]), "members cannot be 2"),
-    "members that are none": (edited("members", to=[0, 0]), "members are no worker slots"),
-    "a batch that does not fit": (edited("batch_sizes", to=[12, 1]), "12 examples for worker 0, .* limits are 1 to 9"),
-    "batches beyond the data": (edited("batch_sizes", to=[20, 5]), "larger than the data set"),
-    "a complex leaf": (edited("state", "w", to=lambda w: w + 1j), r"state\['w'\] is complex\d+ for float32\.$"),
-    "a wider leaf": (edited("state", "w", to=np.float64), r"state\['w'\] is float64 for float32.*astype\('float32'\)"),
-    "a leaf that is text": (edited("state", "w", to="x"), r"state\['w'\] has shape \(\) for one of shape \(3,\)"),
-    "a leaf of another shape": (edited("state", "w", to=lambda w: w[:2]), r"state\['w'\] has shape \(2,\)"),
-    "a missing leaf": (edited("state", "w", to=None), r"it has no state\['w'\]"),
-    "half a key": (edited("state", "key", to=lambda k: k[:1]), r"state\['key'\] has shape \(1,\)"),
-    "a missing slot": (edited("slots", to={}), r"it has no slots\["),
-    "local state": (edited("local", "state", to=[2]), r"state\['w'\] is local, and not in this program"),
-    "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and not in this program"),
-    "no word on what is local": (edited("local", to={}), "does not say"),
-    "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
-    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To reset the hooks"),
-    "a hook of other workers": (edited("hooks", "0/grow", "losses", to=np.zeros(3)), r"\['losses'\] has shape \(3,\)"),
-    "a hook that counts in halves": (edited("hooks", "0/grow", "steps", to=0.5), r"\['steps'\] is float64 for int64"),
-}
-
-
-@pytest.fixture(scope="module")
-def kept():
-    with build(driver_of(Growing()), state()) as program:
-        course(program, 4)
-        yield pickle.dumps(program.checkpoint())
-
-
-@pytest.fixture(scope="module")
-def standing():
-    """A program that has run some steps of its own."""
-    with build(driver_of(Growing()), state(), max_local_batch=9) as program:
-        course(program, 1)
-        yield program
-
-
-def all_of(program):
-    sizes = program._parts.sizes
-    kept = (sizes.current, sizes.previous, sizes.target, sizes.shares, sizes.limits)
-    return pickle.dumps(
-        (plain(program.state), program.steps, program._parts.stream.cursors, kept, program._parts.hooks.states)
-    )
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_what_is_damaged_is_refused_by_name_and_changes_nothing(name, kept, standing):
-    edit, wrong = DAMAGED[name]
-    damaged, before = pickle.loads(kept), all_of(standing)
-    edit(damaged)
-    with pytest.raises(ad.CheckpointError, match=f"(?s){wrong}"):
-        standing.restore(damaged)
-    assert all_of(standing) == before
-
-
-@pytest.mark.parametrize("what", [None, [], 3, b"run"])
-def test_what_is_no_checkpoint_is_refused(what, standing):
-    with pytest.raises(ad.CheckpointError, match=r"restore takes what program\.checkpoint"):
-        standing.restore(what)
-
-
-def test_nothing_is_replaced_where_a_size_cannot_be_compiled():
-    def driver(state, batch):
-        if len(batch["y"]) == 7:
-            raise MemoryError("no room for 7")
-        return state + comm.all_reduce(batch["y"].mean()), {}
-
-    options = {
-        "global_batch": 4,
-        "world": LocalWorld(),
-        "per_worker_state": lambda s: s,
-        "resizable": False,
-    }  # of 7 in one call
-    with ad.Program(driver, 0.0, make_data(24), **options) as program:
-        program.step()
-        kept = program.checkpoint()
-        kept["batch_sizes"] = [7]
-        program.step()
-        before = all_of(program)
-        with pytest.raises(MemoryError):
-            program.restore(kept)
-        assert all_of(program) == before
-
-
-def test_what_was_replicated_is_not_taken_for_what_is_local():
-    """Of the same shape: a value for each worker, and one value with as many elements."""
-
-    def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()), {}
-
-    with build(driver, np.zeros(3, np.float32), workers=3) as program:
-        kept = program.checkpoint()
-    with (
-        build(driver, np.float32(0), workers=3, per_worker_state=lambda s: s) as other,
-        pytest.raises(ad.CheckpointError, match="state is not local, and it is in this program"),
-    ):
-        other.restore(kept)
-
-
-def test_on_another_number_of_workers_hooks_begin_anew(kept):
-    handler = Growing()
-    with build(driver_of(handler), state(), workers=3) as program:
-        course(program, 2)
-        program.restore(pickle.loads(kept))
-        (begun,) = program._parts.hooks.states
-    assert begun["steps"] == 0
-    assert begun["losses"].tolist() == [0, 0, 0]

@@ -1,0 +1,185 @@
+"""A checkpoint that is damaged, or of another program, is refused, and the program is unchanged."""
+
+from __future__ import annotations
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import make_data
+from tests.adaptive.program.resumable import Growing, build, counting, course, driver_of, plain, state
+
+
+@pytest.mark.parametrize(
+    ("driver", "start", "wrong"),
+    [
+        (counting("count"), {"a": 0.0}, r"no state\['a'\], and it has state\[0\], state\[1\] besides"),
+        (counting("other"), [0.0, 0.0], r"no slots\['other/0'\]\[0\], and it has slots\['count/0'\]\[0\] besides"),
+        (counting("count"), [0.0], r"of another program: it has state\[1\] besides"),
+        (counting("count"), [0.0, np.zeros(2, np.float32)], r"state\[1\] has shape \(\) for one of shape \(2,\)"),
+        (counting("count", (2,)), [0.0, 0.0], r"shape \(\) for one of shape \(2,\)"),
+    ],
+    ids=["names", "slots", "leaves", "shapes", "shapes of slots"],
+)
+def test_a_checkpoint_of_another_driver_is_refused_and_changes_nothing(driver, start, wrong):
+    with build(counting("count"), [5.0, 6.0]) as program:
+        program.step()
+        kept = program.checkpoint()
+    with build(driver, start) as other:
+        with pytest.raises(ad.CheckpointError, match=wrong):
+            other.restore(kept)
+        assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), other.state, start))
+        assert (other.steps, other._parts.stream.consumed) == (0, 0)
+
+
+def edited(*path, to):
+    """A checkpoint with another value somewhere; with none, for `to=None`."""
+
+    def edit(kept):
+        *way, last = path
+        place = kept
+        for part in way:
+            place = place[part]
+        if to is None:
+            del place[last]
+        else:
+            place[last] = to(place[last]) if callable(to) else to
+
+    return edit
+
+
+DAMAGED = {
+    "no step": (edited("step", to=None), "has no 'step'"),
+    "no hooks": (edited("hooks", to=None), "has no 'hooks'"),
+    "no seed": (edited("seed", to=None), "has no 'seed'"),
+    "another version": (edited("version", to=7), "of version 7; this library reads version 1"),
+    "a negative step": (edited("step", to=-1), "step cannot be -1"),
+    "half a step": (edited("step", to=2.5), "step is not a whole number: 2.5"),
+    "a step that no driver reads": (edited("step", to=2**31), "step cannot be 2147483648"),
+    "a negative cursor": (edited("cursor", to=np.int64(-4)), "cursor cannot be -4"),
+    "a cursor that is text": (edited("cursor", to="12"), "cursor is not a whole number: '12'"),
+    "a cursor for each worker": (edited("cursor", to=[1, 2]), "made on 2 shards"),
+    "another seed": (edited("seed", to=3), r"made with seed=3; this program has seed=0.*seed=3\)"),
+    "other data": (
+        edited("examples", to=[25]),
+        "made on 25 examples; this program has 24.*build a program with its state",
+    ),
+    "NaN shares": (edited("shares", 0, to=float("nan")), "shares must be finite"),
+    "negative shares": (edited("shares", 0, to=-1.0), "not negative"),
+    "no shares": (edited("shares", to=[0.0, 0.0]), "shares are all zero"),
+    "too few shares": (edited("shares", to=[1.0]), "one number per worker, 2"),
+    "shares that are none": (edited("shares", to={"a": 1.0}), "shares is not a list of numbers"),
+    "an empty batch": (edited("batch_sizes", 0, to=0), "0 examples for worker 0, .* limits are 1 to 9"),
+    "a negative batch": (edited("batch_sizes", 0, to=-1), "batch_sizes cannot be -1"),
+    "a worker slot that is none": (edited("members", to=[0, 2]), "members cannot be 2"),
+    "members that are none": (edited("members", to=[0, 0]), "members are no worker slots"),
+    "a batch that does not fit": (edited("batch_sizes", to=[12, 1]), "12 examples for worker 0, .* limits are 1 to 9"),
+    "batches beyond the data": (edited("batch_sizes", to=[20, 5]), "larger than the data set"),
+    "a complex leaf": (edited("state", "w", to=lambda w: w + 1j), r"state\['w'\] is complex\d+ for float32\.$"),
+    "a wider leaf": (edited("state", "w", to=np.float64), r"state\['w'\] is float64 for float32.*astype\('float32'\)"),
+    "a leaf that is text": (edited("state", "w", to="x"), r"state\['w'\] has shape \(\) for one of shape \(3,\)"),
+    "a leaf of another shape": (edited("state", "w", to=lambda w: w[:2]), r"state\['w'\] has shape \(2,\)"),
+    "a missing leaf": (edited("state", "w", to=None), r"it has no state\['w'\]"),
+    "half a key": (edited("state", "key", to=lambda k: k[:1]), r"state\['key'\] has shape \(1,\)"),
+    "a missing slot": (edited("slots", to={}), r"it has no slots\["),
+    "local state": (edited("local", "state", to=[2]), r"state\['w'\] is local, and not in this program"),
+    "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and not in this program"),
+    "no word on what is local": (edited("local", to={}), "does not say"),
+    "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
+    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To reset the hooks"),
+    "a hook of other workers": (edited("hooks", "0/grow", "losses", to=np.zeros(3)), r"\['losses'\] has shape \(3,\)"),
+    "a hook that counts in halves": (edited("hooks", "0/grow", "steps", to=0.5), r"\['steps'\] is float64 for int64"),
+}
+
+
+@pytest.fixture(scope="module")
+def kept():
+    with build(driver_of(Growing()), state()) as program:
+        course(program, 4)
+        yield pickle.dumps(program.checkpoint())
+
+
+@pytest.fixture(scope="module")
+def standing():
+    """A program that has run some steps of its own."""
+    with build(driver_of(Growing()), state(), max_local_batch=9) as program:
+        course(program, 1)
+        yield program
+
+
+def all_of(program):
+    sizes = program._parts.sizes
+    kept = (sizes.current, sizes.previous, sizes.target, sizes.shares, sizes.limits)
+    return pickle.dumps(
+        (plain(program.state), program.steps, program._parts.stream.cursors, kept, program._parts.hooks.states)
+    )
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_checkpoint_is_refused_by_the_name_of_its_field_and_changes_nothing(name, kept, standing):
+    edit, wrong = DAMAGED[name]
+    damaged, before = pickle.loads(kept), all_of(standing)
+    edit(damaged)
+    with pytest.raises(ad.CheckpointError, match=f"(?s){wrong}"):
+        standing.restore(damaged)
+    assert all_of(standing) == before
+
+
+@pytest.mark.parametrize("what", [None, [], 3, b"run"])
+def test_an_object_that_is_no_checkpoint_is_refused(what, standing):
+    with pytest.raises(ad.CheckpointError, match=r"restore takes what program\.checkpoint"):
+        standing.restore(what)
+
+
+def test_a_restore_changes_nothing_if_a_kernel_cannot_be_compiled():
+    def driver(state, batch):
+        if len(batch["y"]) == 7:
+            raise MemoryError("no room for 7")
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    options = {
+        "global_batch": 4,
+        "world": LocalWorld(),
+        "per_worker_state": lambda s: s,
+        "resizable": False,
+    }  # of 7 in one call
+    with ad.Program(driver, 0.0, make_data(24), **options) as program:
+        program.step()
+        kept = program.checkpoint()
+        kept["batch_sizes"] = [7]
+        program.step()
+        before = all_of(program)
+        with pytest.raises(MemoryError):
+            program.restore(kept)
+        assert all_of(program) == before
+
+
+def test_a_replicated_array_is_not_read_as_local_values_of_the_same_shape():
+    """Of the same shape: a value for each worker, and one value with as many elements."""
+
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    with build(driver, np.zeros(3, np.float32), workers=3) as program:
+        kept = program.checkpoint()
+    with (
+        build(driver, np.float32(0), workers=3, per_worker_state=lambda s: s) as other,
+        pytest.raises(ad.CheckpointError, match="state is not local, and it is in this program"),
+    ):
+        other.restore(kept)
+
+
+def test_hooks_start_with_initial_states_on_another_number_of_workers(kept):
+    handler = Growing()
+    with build(driver_of(handler), state(), workers=3) as program:
+        course(program, 2)
+        program.restore(pickle.loads(kept))
+        (begun,) = program._parts.hooks.states
+    assert begun["steps"] == 0
+    assert begun["losses"].tolist() == [0, 0, 0]
