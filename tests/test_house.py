@@ -56,7 +56,7 @@ OPTIONAL = {  # imported where they are used, so that all runs without
     "orjson": "adaptive/observe/recorded.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
-    "bokeh": "adaptive/html_report/charts.py",
+    "bokeh": "adaptive/html_report/canvas.py",
     "jinja2": "adaptive/html_report/render.py",
     "markupsafe": "adaptive/html_report/render.py",
 }

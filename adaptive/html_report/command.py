@@ -91,7 +91,7 @@ def one_line_errors(path: Path) -> Iterator[None]:
     Raises:
       Refused: the file is not a record, or cannot be read or written; or bokeh or jinja2 is not installed.
     """
-    from .charts import Missing
+    from .canvas import Missing
 
     try:
         yield

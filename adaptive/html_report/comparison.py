@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .about import about, differences
-from .charts import Chart, Key, bokeh_modules
+from .canvas import Chart, Key, bokeh_modules
 from .columns import Columns
 from .downsample import Bins
 from .formatting import counted, duration, number

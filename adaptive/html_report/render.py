@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .about import about
-from .charts import Chart, Missing, charts, embedded, library, worker_shares
+from .canvas import Chart, Missing, embedded, library
+from .charts import charts
 from .columns import Columns
 from .comparison import RunDifference, chart
 from .events import hook_summary, run_events
 from .findings import findings, medians, speed, where_it_went
 from .formatting import counted, duration, listed, number, percent
+from .worker_charts import worker_shares
 
 _FINDINGS = 8  # further findings are folded
 _CHANGES = 15

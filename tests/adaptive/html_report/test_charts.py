@@ -7,12 +7,18 @@ import re
 import numpy as np
 import pytest
 
-from adaptive.html_report.charts import charts, log_ticks
+from adaptive.html_report.canvas import log_ticks
+from adaptive.html_report.charts import charts
 from adaptive.html_report.columns import read_columns
 
 from .made_up import record
 
-COVERS = ("adaptive/html_report/columns.py",)
+COVERS = (
+    "adaptive/html_report/batch_charts.py",
+    "adaptive/html_report/canvas.py",
+    "adaptive/html_report/columns.py",
+    "adaptive/html_report/worker_charts.py",
+)
 
 
 def drawn(path, steps=40, n=2, **options):
