@@ -44,7 +44,7 @@ def test_it_has_a_version_for_all_that_make_installs(python):
     assert [r for r in wanted if not r.specifier.contains(found.get(canonicalize_name(r.name), "0"))] == []
 
 
-def test_the_newest_jax_in_it_is_what_users_are_not_warned_of():
+def test_users_are_not_warned_of_the_newest_pinned_jax():
     """After `make lock` has found a newer JAX: run all tests with it, then raise NEWEST_TESTED."""
     series = [tuple(map(int, versions(python)["jax"].split(".")[:2])) for python in PYTHONS]
     assert max(series) == NEWEST_TESTED

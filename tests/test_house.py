@@ -228,7 +228,7 @@ def test_one_file_knows_the_corners_of_jax():
     assert complaints(jax_corners, [f for f in FILES if f != THE_JAX_FILE]) == []
 
 
-def test_every_room_stands_on_those_below():
+def test_every_layer_imports_only_lower_ones():
     assert complaints(from_above, [f for f in FILES if f.startswith("adaptive/")]) == []
 
 
@@ -243,7 +243,7 @@ def test_one_file_imports_mpi4py():
     assert [file for file in FILES if any(name.startswith("mpi4py") for name in names[file])] == [THE_MPI_FILE]
 
 
-def test_what_starts_jobs_is_there_at_once():
+def test_the_launcher_imports_quickly():
     """JAX takes most of a second to import, for a process that only starts others."""
     program = "import sys, launchers.command, launchers.run; sys.exit('jax' in sys.modules or 'mpi4py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=limit(100)).returncode == 0
@@ -261,7 +261,7 @@ def test_one_file_imports_orbax():
     assert [file for file in FILES if any(name.startswith("orbax") for name in names[file])] == [THE_ORBAX_FILE]
 
 
-def test_all_packages_can_be_imported_without_what_is_optional():
+def test_all_packages_can_be_imported_without_optional_libraries():
     """Without all of it at once: each process that imports them costs seconds."""
     modules = ", ".join([*MAY_IMPORT, "controllers.simulate"])
     names = f"[getattr(m, name) for m in ({modules}) for name in dir(m)]"  # some are imported on use
@@ -271,7 +271,7 @@ def test_all_packages_can_be_imported_without_what_is_optional():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_most_runs_do_not_need_is_imported_on_use():
+def test_modules_that_most_runs_do_not_need_are_imported_on_use():
     """A start is mostly imports, where everything is in the compilation cache."""
     heavy = {"psutil", "orbax", "rich", "click", "matplotlib", "loky", "mpi4py"}
     heavy |= {"torch", "datasets", "pandas", "bokeh", "jinja2", "tensorboardX", "wandb", "orjson", "optax"}
@@ -288,7 +288,7 @@ def test_doors_only_re_export():
     assert complaints(not_a_door, [f for f in FILES if f.endswith("__init__.py")]) == []
 
 
-def test_every_file_says_what_it_is_for():
+def test_every_file_has_a_docstring():
     assert [file for file in FILES if not ast.get_docstring(parsed((ROOT / file).read_text()))] == []
 
 
@@ -299,7 +299,7 @@ def test_every_file_says_what_it_is_for():
         *("adaptive.data", "adaptive.extend", "adaptive.log", "collectives.strategies", "controllers.simulate"),
     ],
 )
-def test_what_is_public_is_documented_and_typed(package):
+def test_public_names_are_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names
     assert [complaint for name, thing in names.items() for complaint in undocumented(name, thing)] == []
@@ -381,11 +381,11 @@ def test_names_that_are_typed_otherwise_than_imported_are_seen():
     "source",
     ["from ._x import y as y", '"""Door."""\nfrom ._x import y', '"""D."""\ndef f(): ...', '"""D."""\nimport jax', ""],
 )
-def test_what_is_no_door_is_seen(source):
+def test_an_init_file_with_code_is_found(source):
     assert not_a_door(source, "x/__init__.py")
 
 
-def test_what_is_undocumented_is_seen():
+def test_undocumented_names_are_found():
     def bare(x, *, y: int):
         return x
 

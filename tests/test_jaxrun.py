@@ -9,7 +9,7 @@ import pytest
 from tests.jaxrun import reserved_address, run
 
 
-def test_nobody_else_gets_a_reserved_address():
+def test_a_reserved_address_is_given_once():
     with reserved_address() as address, reserved_address() as another, socket.socket() as other:
         host, port = address.split(":")
         assert address != another

@@ -70,7 +70,7 @@ def test_all_pods_see_the_checkpoints(documents, replicas):
         assert directory.startswith(mounts["checkpoints"])
 
 
-def test_an_evicted_pod_tells_its_ranks(replicas):
+def test_an_evicted_pod_signals_its_ranks(replicas):
     command = container(replicas["Worker"])["lifecycle"]["preStop"]["exec"]["command"]
     assert command[:2] == ["/bin/sh", "-c"]
     subprocess.run(["/bin/sh", "-n", "-c", command[2]], check=True)

@@ -29,7 +29,7 @@ def repository(tmp_path):
     return found
 
 
-def test_a_module_is_tested_at_its_place_or_by_name(repository):
+def test_a_module_is_tested_by_its_mirror_or_by_covers(repository):
     without, wrong = repository("tests/test_house.py", "")
     assert (len(without), wrong) == (1, [])
     assert without[0].startswith("monitors/_ema.py: there is no tests/monitors/test_ema.py")
@@ -62,7 +62,7 @@ def test_a_test_file_of_nothing_is_found(repository, test, text, says):
 
 
 @pytest.mark.parametrize("value", ["['monitors/_ema.py']", "'monitors/_ema.py'", "(NAME,)", "tuple('ab')", "(1,)"])
-def test_what_cannot_be_read_without_an_import_is_refused(tmp_path, value):
+def test_covers_must_be_literal(tmp_path, value):
     (tmp_path / "test_x.py").write_text(f"NAME = 'a'\nCOVERS = {value}\n")
     with pytest.raises(ValueError, match=r"test_x.py:2: COVERS must be a tuple of paths"):
         covers("test_x.py", tmp_path)

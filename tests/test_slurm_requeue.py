@@ -60,13 +60,13 @@ def test_out_of_time(environment):
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_one_that_was_done_by_then_or_fails_then_is_not_queued_again(environment, code):
+def test_a_job_that_is_complete_or_fails_is_not_requeued(environment, code):
     batch = start({**environment, "TOLD": str(code)})
     batch.send_signal(signal.SIGUSR1)
     assert end(batch) == (code, "told\n")
 
 
-def test_one_that_is_cancelled_ends_for_good(environment):
+def test_a_canceled_job_is_not_requeued(environment):
     batch = start(environment)
     batch.send_signal(signal.SIGTERM)
     assert end(batch) == (143, "told\n")
@@ -85,6 +85,6 @@ def test_signals_that_follow_do_not_reach_the_job_while_it_keeps_its_state(envir
     assert end(batch) == (143, "scontrol requeue 4711\n")
 
 
-def test_what_it_asks_of_slurm():
+def test_the_batch_files_slurm_options():
     asked = [line.removeprefix("#SBATCH ") for line in BATCH.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(asked)

@@ -71,7 +71,7 @@ def test_pytest_has_the_limit_of_a_whole_test(pytestconfig):
     assert float(pytestconfig._env_timeout) >= speed.last_resort() - 1 or pytestconfig.getoption("timeout")
 
 
-def test_what_is_measured_is_inherited():
+def test_children_inherit_the_measured_speed():
     program = "from tests import speed; speed.slowness = None; print(speed.at_start())"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     assert float(done.stdout) == speed.at_start()

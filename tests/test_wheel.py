@@ -21,7 +21,7 @@ def test_every_room_is_a_package():
     assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-def test_extras_do_not_ask_for_what_everyone_has():
+def test_extras_do_not_repeat_base_dependencies():
     named = [name.partition("[")[0].partition(">")[0] for name in PROJECT["project"]["dependencies"]]
     extras = PROJECT["project"]["optional-dependencies"]
     again = {extra: [x for x in wanted if x.partition(">")[0] in named] for extra, wanted in extras.items()}

@@ -33,7 +33,7 @@ def sgd(state, batch):
     return state - 0.1 * comm.all_reduce(jax.grad(mean_loss)(state, batch))
 
 
-def test_loggers_run_once_a_step_and_worker_or_once_a_call():
+def test_loggers_run_once_per_step_and_worker_or_per_microbatch():
     log = []
 
     def driver(state, batch):
@@ -52,7 +52,7 @@ def test_loggers_run_once_a_step_and_worker_or_once_a_call():
     assert len(log) == 2 * (1 + 2 + 1) * per_step
 
 
-def test_debug_prints_are_kept(capfd):
+def test_debug_prints_run(capfd):
     def driver(state, batch):
         new = sgd(state, batch)
         jax.debug.print("before {}", ad.step())
@@ -92,7 +92,7 @@ def test_an_effect_makes_its_operands_travel():
     assert len(set(seen)) == 1
 
 
-def test_an_effect_in_a_loop_is_kept():
+def test_effects_in_a_loop_run():
     seen = []
 
     def driver(state, batch):
@@ -143,7 +143,7 @@ def test_the_host_is_asked_once_a_step_and_worker():
     assert len(asked) == 4
 
 
-def test_a_host_value_behind_a_message_waits_for_it():
+def test_a_callback_after_a_message_waits_for_it():
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
         doubled = ad.replicated(jax.pure_callback(lambda m: 2 * m, ONE, mean))

@@ -30,7 +30,7 @@ def build(driver=sgd, *, workers=2, global_batch=12, resizable=False, **options)
     return ad.Program(driver, W, make_data(), global_batch=global_batch, world=world, resizable=resizable, **options)
 
 
-def test_nothing_is_compiled_but_what_the_first_step_needs():
+def test_only_the_kernels_of_the_first_step_are_compiled():
     kernels = {}
     for resizable in (True, False):
         with build(resizable=resizable) as program:
@@ -57,7 +57,7 @@ def test_it_takes_the_steps_that_a_resizable_program_takes():
     ("workers", "global_batch", "microbatch", "microbatches"),
     [(2, 14, None, [(7,), (7,)]), (2, 14, 3, [(3, 3, 1)] * 2), (1, 7, None, [(4, 3)])],
 )
-def test_a_batch_is_as_few_calls_as_can_be(workers, global_batch, microbatch, microbatches, options):
+def test_a_batch_runs_as_few_microbatches_as_possible(workers, global_batch, microbatch, microbatches, options):
     """A noise scale needs two calls of a lone worker."""
 
     def driver(state, batch):
@@ -70,7 +70,7 @@ def test_a_batch_is_as_few_calls_as_can_be(workers, global_batch, microbatch, mi
     assert [list(r.microbatches) for r in reports] == [microbatches] * 4
 
 
-def test_other_sizes_are_refused_and_the_program_goes_on():
+def test_other_sizes_are_refused_and_the_program_continues():
     with build() as program:
         program.step()
         for asked, sizes in (({"global_batch": 20}, "(10, 10)"), ({"shares": (2, 1)}, "(8, 4)")):
@@ -122,7 +122,7 @@ def test_it_explains_itself():
     assert "bucket" not in text
 
 
-def test_numbers_of_the_batchs_shape_are_the_calls_all_the_same():
+def test_literals_of_the_batch_size_are_those_of_the_microbatch():
     """Workers' sizes differ, however long they last."""
 
     def driver(state, batch):

@@ -77,7 +77,7 @@ def test_where_one_is_lost_the_others_hear_of_it_and_end(tmp_path, how, heard):
 
 
 @pytest.mark.long
-def test_one_that_is_stopped_within_a_step_is_named_and_ended(tmp_path):
+def test_a_process_stopped_within_a_step_is_named_and_ended(tmp_path):
     script = tmp_path / "lost.py"
     script.write_text(LOST)
     results = run([script, "stopped"], timeout=60, expect_failure=True)

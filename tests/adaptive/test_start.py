@@ -75,7 +75,7 @@ def started(*, monitored: bool = False, **options: object) -> list:
         ({"monitored": True}, 3),  # a noise scale on one worker compares two calls
     ],
 )
-def test_what_a_first_step_compiles(options, programs):
+def test_a_first_step_compiles_few_programs(options, programs):
     """And no operation runs by itself, which would be a program of its own."""
     found, traced = started(**options)
     assert found == programs

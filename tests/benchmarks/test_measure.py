@@ -37,7 +37,7 @@ def test_paired_ratios_do_not_see_drift_that_both_share():
     assert summary({"base": drift, "half": 0.5 * drift}, baseline="half")[0].ratio_of_medians == 2
 
 
-def test_a_report_says_what_it_was_measured_on_and_not_where(tmp_path):
+def test_a_result_names_the_hardware_and_not_the_host(tmp_path):
     rows = summary({"ours": [1e-3, 2e-3, 3e-3], "theirs": [4e-3, 4e-3, 4e-3]}, baseline="theirs")
     text = report("Ours is faster", rows, tmp_path / "results" / "speed.md", notes=["Three rounds."])
     assert (tmp_path / "results" / "speed.md").read_text() == text

@@ -42,7 +42,7 @@ def test_all_monitors_see_the_same_training_and_know_a_noise_scale():
     np.testing.assert_allclose(list(losses.values()), losses[cost.NOTHING], rtol=1e-5)
 
 
-def test_a_layer_is_named_by_its_place():
+def test_a_layer_is_named_by_its_path():
     assert cost.layer(("params", "Dense_0", "kernel")) == "params/Dense_0"
 
 
@@ -74,5 +74,5 @@ def test_tables_have_medians_and_ratios_over_seeds():
     ("values", "text"),
     [([1.0, math.nan], "–"), ([4.0, 6.0, math.inf], "6 (4 – inf)"), ([1234.0], "1,234 (1,234 – 1,234)")],
 )
-def test_what_could_not_be_measured_is_said(values, text):
+def test_missing_measurements_are_listed(values, text):
     assert critical.middle(values) == text

@@ -101,7 +101,7 @@ def test_a_flat_worker_collapses_under_proportional_control_only():
 # --- OmniLearn --------------------------------------------------------------------------------------------------------
 
 
-def test_omnilearns_rule_by_hand():
+def test_omnilearns_rule_equals_a_calculation_by_hand():
     """HL8 from 32 each: 29.5 is within the dead-band of 32, 19.7 is not, 157 is cut to 96 and 16 handed to each; then
     the sum of 244 is brought back by 29 each, which breaks the lower bound."""
     cores = np.array(HL_CORES["HL8"], float)

@@ -88,7 +88,7 @@ def test_it_is_the_published_update(peer):
             assert program.batch_sizes == ((20, 4, 12) if peer == "random" else (4, 12, 20))
 
 
-def test_a_tree_of_several_types_comes_back_as_it_was():
+def test_a_tree_of_several_dtypes_round_trips():
     def driver(state, batch):
         mean = comm.asynchronous_mean({"a": state["a"] + ad.worker().astype(jnp.float32), **state["rest"]})
         return state, {name: comm.all_gather(leaf) for name, leaf in mean.items()}
@@ -135,7 +135,7 @@ def test_devices_side_by_side_stay_among_the_replicas():
             assert (np.asarray(metrics["last"]) <= 2).all()
 
 
-def test_what_another_has_published_is_a_constant_to_derivatives():
+def test_derivatives_treat_published_values_as_constants():
     def driver(w, batch):
         slope = jax.grad(lambda w: (comm.asynchronous_mean(w) ** 2).sum())(w)
         return w, {"slope": comm.all_gather(slope)}
@@ -144,7 +144,7 @@ def test_what_another_has_published_is_a_constant_to_derivatives():
         np.testing.assert_allclose(program.step().metrics["slope"], np.full((3, 1), 3.0))
 
 
-def test_rounds_begin_anew():
+def test_rounds_restart():
     """What was published in another round, or before a checkpoint was restored, is not there."""
     mailbox = LocalMailbox()
     mailbox.publish(0, 7, [np.ones(2)])
@@ -196,7 +196,7 @@ def test_neighbors_take_turns():
 # --- what the plan says -----------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_publishes_has_whole_batches():
+def test_a_driver_that_publishes_runs_whole_batches():
     def driver(w, batch):
         return comm.all_reduce(comm.asynchronous_mean(w) - RATE * gradient(w, batch)), {}
 
@@ -227,7 +227,7 @@ def refused(driver, *texts, world=None, **options):
         ("text", "['n'] is 'text': neither an array nor a number"),
     ],
 )
-def test_what_has_no_mean(leaf, text):
+def test_trees_without_a_mean_are_refused(leaf, text):
     def driver(w, batch):
         comm.asynchronous_mean({"w": w, "n": leaf})
         return comm.all_reduce(w), {}
@@ -301,7 +301,7 @@ def test_on_one_host_nothing_is_asked_of_networks():
 # --- mailboxes of one process -----------------------------------------------------------------------------------------
 
 
-def test_a_copy_is_whole_whoever_writes_meanwhile():
+def test_a_copy_is_consistent_during_writes():
     mailbox, over, failed = LocalMailbox(), threading.Event(), []
 
     def write():

@@ -132,7 +132,7 @@ def test_with_hosts_one_worker_of_each_sends_the_exact_mean_of_its_host(wire):
         np.testing.assert_allclose(np.array(left(program))[there], errors[there], atol=1e-12)
 
 
-def test_hosts_send_sums_too_and_keep_what_is_left_in_steps_without_sending():
+def test_hosts_send_sums_and_keep_the_residual_in_steps_without_messages():
     def driver(total, batch):
         own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker()).astype(np.float32) + 0 * batch["x"].sum()
         even = ad.step() % 2 == 0
@@ -164,7 +164,7 @@ def test_one_message_is_within_the_bound_of_its_format(wire, bound, rounding):
 
 
 @pytest.mark.parametrize("wire", ["8bit", "4bit", "top_k"])
-def test_what_rounding_takes_away_is_sent_later(wire):
+def test_rounding_errors_are_sent_later(wire):
     """Of a value that stays the same the mean over steps comes near, where single messages do not."""
 
     def driver(total, batch):
@@ -189,7 +189,7 @@ def test_microbatches_count_as_their_batch(wire):
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_over_devices_as_in_one_place(wire):
+def test_devices_give_the_results_of_one_device(wire):
     """The second rounding of slices may differ by its random numbers."""
     options = {"wire": WIRES[wire], "rounding": "nearest" if wire != "top_k" else FEEDBACK}
     with comm.DeviceWorld(jax.devices()[:3]) as world:
@@ -223,7 +223,7 @@ def test_sums_and_weights_and_replicated_values():
     np.testing.assert_allclose(metrics["same, gathered"].mean(), 3 * (np.arange(N) - 3).mean(), rtol=0.1)
 
 
-def test_a_gate_keeps_what_is_left():
+def test_a_closed_gate_keeps_the_residual():
     program = built(_gated)
     program.step()
     kept = left(program)
@@ -240,7 +240,7 @@ def _gated(total, batch):
     return ad.replicated(jnp.where(ad.step() % 2 == 0, total + found, total)), {}
 
 
-def test_who_rests_keeps_what_is_left():
+def test_a_worker_without_examples_keeps_its_residual():
     program = built(driver_of(wire="2bit", rounding=FEEDBACK), resizable=True, microbatch=2)
     program.step()
     kept = left(program)
@@ -251,7 +251,7 @@ def test_who_rests_keeps_what_is_left():
     assert (left(program)[0] != kept[0]).any()
 
 
-def test_a_checkpoint_holds_what_is_left():
+def test_a_checkpoint_has_the_residual():
     """Restored, the program goes on to the bit; on another number of workers it is refused, by name."""
     program = built(driver_of(wire="2bit", rounding=FEEDBACK))
     for _ in range(3):
@@ -270,7 +270,7 @@ def test_a_checkpoint_holds_what_is_left():
 
 
 @pytest.mark.usefixtures("double_precision")
-def test_a_lost_worker_takes_what_it_has_left_and_a_joining_one_begins_with_nothing():
+def test_a_lost_workers_residual_is_lost_and_a_joining_one_has_none():
     world = LocalWorld(3)
     options = {"resizable": True, "shares": None, "microbatch": 2}
     program = built(driver_of(wire="2bit", rounding=FEEDBACK), world, **options)
@@ -306,7 +306,7 @@ def test_bytes_are_those_of_the_codes():
         assert 0 <= sizes[wire] - rest - codec_of(wire).bytes_of(64 * 512) <= 8
 
 
-def test_what_is_not_finite_is_named_and_leaves_no_trace():
+def test_values_that_are_not_finite_are_named_and_leave_no_residual():
     def driver(total, batch):
         own = jnp.where((ad.step() == 1) & (ad.worker() == 1), jnp.nan, batch["x"].mean(0))
         return total + comm.all_reduce({"leaf": own}, wire="4bit", rounding=FEEDBACK)["leaf"], {}
@@ -344,7 +344,7 @@ def test_dropped_contributions_are_in_no_code():
         ({"wire": jnp.bfloat16, "hosts": [[0, 1], [2]]}, "hosts= is for compressed formats"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options, text):
+def test_meaningless_arguments_are_refused(options, text):
     with pytest.raises(CollectiveError, match=text):
         built(driver_of(**options))
 

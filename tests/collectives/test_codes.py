@@ -75,7 +75,7 @@ def numbers(codec, rows=5, seed=0):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 12])
-def test_packed_integers_come_back(bits):
+def test_packed_integers_round_trip(bits):
     given = np.random.default_rng(bits).integers(0, 2**bits, (3, 37))
     packed = pack(jnp.asarray(given), bits)
     assert packed.dtype == jnp.uint8

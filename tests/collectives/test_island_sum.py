@@ -24,7 +24,7 @@ def test_each_worker_has_the_sum_of_its_island_over_microbatches():
     np.testing.assert_array_equal(metrics["numbers"], [2, 1, 2])
 
 
-def test_who_is_lost_counts_in_no_sum():
+def test_a_lost_worker_is_in_no_sum():
     assert WithinIslands(((0, 3), (1, 2))).weights(5, (0, 2, 3)) == {0: {0: 1, 3: 1}, 3: {0: 1, 3: 1}, 2: {2: 1}}
 
 

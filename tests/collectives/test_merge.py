@@ -91,12 +91,12 @@ def test_they_are_those_of_all_examples():
         (lambda x: x.mean(), r"an array cannot be merged.*\n.*comm.all_reduce\(x, op=\"sum\"\)"),
     ],
 )
-def test_what_cannot_be_merged_in_a_message_is_refused(metric, says):
+def test_values_that_cannot_be_merged_are_refused(metric, says):
     with pytest.raises(ad.CollectiveError, match=rf"merge \(test_merge.py:\d+\): .*{says}"):
         ad.Program(lambda s, b: (s, {"m": comm.merge(metric(b["x"]))}), 0, make_data(), global_batch=EXAMPLES)
 
 
-def test_a_value_that_is_kept_is_not_taken_from_whoever_comes_first():
+def test_a_kept_value_is_not_that_of_the_first_worker():
     @flax.struct.dataclass
     class First(clu.Metric):
         value: jax.Array

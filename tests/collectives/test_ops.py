@@ -94,7 +94,7 @@ def test_a_weight_that_is_none_is_refused(weight, message):
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
-def test_a_weight_is_for_means_only(op):
+def test_weights_are_for_means_only(op):
     with pytest.raises(CollectiveError, match=rf"op='{op}' takes no weight="):
         comm.all_reduce(1.0, op=op, weight=2)
 

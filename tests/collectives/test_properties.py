@@ -59,7 +59,7 @@ suite = settings(max_examples=15, deadline=None, derandomize=True, database=None
 
 @suite
 @given(tree=trees(arrays(FLOATS)), weight=st.sampled_from([1, 4.0, 16]))
-def test_means_of_any_tree(world, tree, weight):
+def test_means_of_any_tree_are_exact(world, tree, weight):
     check(comm.all_reduce(tree, weight=weight), tree, lambda x: x)
 
 

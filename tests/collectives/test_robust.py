@@ -109,7 +109,7 @@ def test_equal_vectors_are_their_own_geometric_median_beside_a_huge_one(dtype):
 
 
 @pytest.mark.parametrize("op", [comm.geometric_median(), Median(), comm.trimmed_mean(1)], ids=lambda op: op.name)
-def test_slices_come_to_what_one_place_does(op, dtype):
+def test_sliced_reduction_equals_reduction_in_one_place(op, dtype):
     for by in (1.0, 1e6, 1e20, np.inf):  # in one test: they share what is compiled
         rows, weights = vectors(1, by, 37, dtype)[:4], WEIGHTS[:4]
         found, wanted = (reduced(op, rows, weights, dtype, how) for how in (on_four_devices, in_one_place))

@@ -132,7 +132,7 @@ def rows_of(values, world, part):
     return np.stack([values(worker)[part] for worker in range(world.size)])
 
 
-def test_slices_are_reduced_as_the_whole_would_be(world):
+def test_sliced_reduction_equals_whole_reduction(world):
     def values(worker):
         rng = np.random.default_rng(worker)
         weighed = np.concatenate([[1 + worker], rng.normal(size=1000)]).astype(np.float32)
@@ -228,14 +228,14 @@ def test_results_are_valid_until_the_next_message_of_their_layout(world):
         np.testing.assert_array_equal(others[0][0], np.full(8 + step, -world.size, np.float32))
 
 
-def test_statuses_and_results_of_one_call_are_not_those_of_the_next(world):
+def test_statuses_and_results_of_two_exchanges_are_separate(world):
     _, first = exchange(world, lambda worker: [], [], np.ones(2, np.float32))
     exchange(world, lambda worker: [], [], np.full(2, 5, np.float32))
     exchange(world, lambda worker: [], [], np.full(2, 6, np.float32))
     np.testing.assert_array_equal(first, np.full(2, world.processes))
 
 
-def test_messages_of_many_layouts_do_not_disturb_each_other(make_world, monkeypatch):
+def test_messages_of_many_layouts_are_independent(make_world, monkeypatch):
     monkeypatch.setattr("adaptive.base.channel.KEPT_CHANNELS", 3)
 
     def values(n):
@@ -248,7 +248,7 @@ def test_messages_of_many_layouts_do_not_disturb_each_other(make_world, monkeypa
                 np.testing.assert_array_equal(row[0], reduced(world, values(n), ["sum"])[0])
 
 
-def test_messages_of_one_shape_on_several_channels_do_not_disturb_each_other(world):
+def test_channels_of_equal_shape_are_independent(world):
     def send(number, channel):
         parts = [[jax.device_put(np.full(9, number, np.float32), device)] for device in world.devices]
         return world.exchange(parts, ["sum"], NO_STATUS, channel)[0]
@@ -269,7 +269,7 @@ def test_copies_of_results_can_be_sent_again(world):
         np.testing.assert_array_equal(big[0], np.full((3, 100, 701), world.size**power))
 
 
-def test_donating_a_result_does_no_harm_to_the_next_call(world):
+def test_a_donated_result_does_not_affect_the_next_exchange(world):
     double = jax.jit(lambda x: 2 * x, donate_argnums=0)
     for step in range(5):
         rows, _ = exchange(world, lambda worker, step=step: [np.full((30, 7), step, np.float32)], ["sum"])
@@ -283,7 +283,7 @@ def test_share_lists_every_process_by_rank(world):
     assert lengths == [rank * 100_000 for rank in range(world.processes)]
 
 
-def test_nobody_leaves_a_barrier_before_all_have_come(world):
+def test_a_barrier_waits_for_all_processes(world):
     came = time.monotonic()  # of the machine, not of the process
     world.barrier()
     left = time.monotonic()
@@ -375,7 +375,7 @@ def test_an_error_leaves_the_block_and_the_outer_world_is_back(world, make_world
     assert len(comm.all_gather(0)) == world.size
 
 
-def test_a_closed_world_says_so(make_world):
+def test_a_closed_world_raises(make_world):
     with make_world() as closed:
         pass
     closed.close()
@@ -436,7 +436,7 @@ def test_a_program_sends_any_dtype(world):
         np.testing.assert_allclose(program.state, data["x"].mean(), rtol=1e-6)
 
 
-def test_complex_values_that_are_not_finite_are_told(world):
+def test_complex_values_that_are_not_finite_raise(world):
     def driver(state, batch):
         return state, {"z": comm.all_reduce(jax.lax.complex(batch["x"].mean(), 1 / batch["x"].max()))}
 
@@ -448,7 +448,7 @@ def test_complex_values_that_are_not_finite_are_told(world):
         program.step()
 
 
-def test_outside_a_program_complex_means_and_empty_leaves(world):
+def test_complex_means_and_empty_leaves_work_outside_a_program(world):
     z = np.complex64(2 - 3j) * np.ones(3, np.complex64)
     mean, empty = comm.all_reduce((z, np.zeros((0, 2))), weight=1.0 + world.rank)
     np.testing.assert_allclose(mean, z, rtol=1e-6)

@@ -48,7 +48,7 @@ def test_equal_workers_lose_nothing_by_being_free_to_move(call):
     assert np.median([ours / equal for ours, equal in pairs]) <= 1.02
 
 
-def test_a_split_that_gains_less_than_its_calls_cost_is_not_made():
+def test_a_split_that_gains_less_than_its_microbatches_cost_is_not_made():
     """A tenth slower: 244 + 268 would gain 5 %, in 4 + 3 calls. Where calls are free it is made."""
 
     def times(call):
@@ -60,7 +60,7 @@ def test_a_split_that_gains_less_than_its_calls_cost_is_not_made():
     assert ours < 0.97 * equal
 
 
-def test_a_worker_of_half_the_speed_gets_a_size_of_few_calls():
+def test_a_worker_of_half_the_speed_gets_a_size_of_few_microbatches():
     """341 + 171 would take 6 calls more than 352 + 160, which is little off."""
 
     def times():
@@ -121,7 +121,7 @@ def test_a_busy_neighbor_is_followed_where_there_is_something_to_follow(millisec
 
 
 @pytest.mark.parametrize("sizes", [[N, N], [N, N, 0]])
-def test_it_goes_back_where_a_promise_was_not_kept_and_promises_are_then_tried_first(sizes):
+def test_a_wrong_forecast_is_reverted_and_later_ones_are_tried_first(sizes):
     """Worker 0 is slow by a half for the ten steps before every decision, and never behind one. A third one takes no
     examples, and is not given any.
     """

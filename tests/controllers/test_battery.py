@@ -147,7 +147,7 @@ def test_in_double_precision_it_works_as_in_single(name):
 
 
 @every_policy
-def test_states_survive_a_checkpoint_behind_every_step(name):
+def test_states_survive_a_checkpoint_after_every_step(name):
     """By way of a library that keeps names and arrays, and no containers."""
     factory = POLICIES[name].make
 
@@ -220,7 +220,7 @@ def test_one_worker_alone_is_no_special_case(name):
 
 
 @every_policy
-def test_empty_worker_slots_get_nothing_and_newcomers_their_part(name):
+def test_empty_worker_slots_get_nothing_and_joining_workers_get_a_share(name):
     """A worker leaves, comes back as another one, and another one leaves for good."""
 
     def present(step: int) -> np.ndarray:
@@ -292,7 +292,7 @@ def test_workers_may_be_lost_leave_and_join_at_any_time(name, seed):
 
 
 @every_policy
-def test_a_worker_that_is_left_out_is_no_hindrance_and_comes_back(name):
+def test_an_absent_worker_is_ignored_and_can_return(name):
     """By another hook's word, which stands before the policy in the driver."""
     script = {40: (1.0, 0.0, 1.0, 1.0), 80: (1.0, 1.0, 1.0, 1.0), 120: (0.0, 1.0, 0.0, 1.0)}
 

@@ -56,7 +56,7 @@ def test_any_scalar_is_a_global_batch(number):
 
 
 @pytest.mark.parametrize(("asked", "got"), [(0, 4), (3.4, 4), (1e30, 400), (401, 400), (4, 4), (400.4, 400)])
-def test_what_is_asked_for_is_passed_on_and_what_can_be_is_shown(asked, got):
+def test_requests_are_passed_on_and_their_feasible_part_is_shown(asked, got):
     c = control(batch_sizes=(8, 8, 8, 8), upper=100)
     c.rescale(global_batch=asked)
     assert c.global_batch == got
@@ -152,7 +152,7 @@ def test_rescale_to_nothing_is_refused():
         control().rescale()
 
 
-def test_a_control_kept_after_its_hook_is_refused():
+def test_a_control_used_after_its_hook_is_refused():
     c = control()
     c.close()
     for request in (c.barrier, c.stop, lambda: c.rescale(global_batch=8)):
@@ -205,14 +205,14 @@ def test_a_function_gets_its_values_as_they_were_given():
     assert state == ()
 
 
-def test_names_come_from_the_function_the_policy_or_the_user():
+def test_hooks_are_named_by_the_function_the_policy_or_the_user():
     policy = ctrl.Policy(lambda n: (), lambda o, s: (None, s), "quiet")
     assert handler_of(policy).name == "quiet"
     assert handler_of(policy, name="loud").name == "loud"
     assert handler_of(lambda c: None).name == "<lambda>"
 
 
-def test_an_error_in_a_hook_says_where():
+def test_an_error_in_a_hook_names_its_line():
     def adapt(control):
         raise KeyError("mine")
 
@@ -270,7 +270,7 @@ def test_outside_a_program_a_hook_is_passed_by():
     assert not called
 
 
-def test_hook_as_a_decorator_says_what_to_write():
+def test_the_error_about_hook_as_a_decorator_says_what_to_write():
     with pytest.raises(CollectiveError, match=r"hook\(\) is not a decorator.*every=10"):
 
         @ctrl.hook(every=10)

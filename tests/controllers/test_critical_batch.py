@@ -74,7 +74,7 @@ def test_the_fit_recovers_its_model():
     assert _fit([1.0, 1.0], (1, 2)) == inf
 
 
-def test_a_loss_is_worth_what_the_base_branch_needed_for_it():
+def test_a_loss_is_valued_by_the_base_branchs_examples():
     course = [4.0, 3.0, 3.2, 1.0]
     assert _worth(3.5, course) == pytest.approx(1 / 6)
     assert _worth(2.0, course) == pytest.approx(2 / 3 + 1 / 6)
@@ -111,7 +111,7 @@ def test_a_branch_that_diverges_is_worth_nothing():
         ({"factors": (1, 4096), "examples": 4 * 4096}, ad.BatchSizeError, "larger than the data set"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options, error, message):
+def test_meaningless_arguments_are_refused(options, error, message):
     with build() as program:
         with pytest.raises(error, match=message):
             ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, **{"examples": 512, **options})

@@ -93,14 +93,14 @@ def test_outside_a_program_updates_are_left_as_they_are():
         np.testing.assert_array_equal(updates["w"], 1.0)
 
 
-def test_dtypes_of_updates_are_kept():
+def test_dtypes_of_updates_are_preserved():
     tx = ctrl.scale_by_batch("sqrt", base=256)
     updates, _ = tx.update({"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, tx.init(None))
     assert updates["a"].dtype == jnp.bfloat16
     assert updates["b"].dtype == jnp.float32
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_arguments_are_refused():
     with pytest.raises(ValueError, match="'sqrt'"):
         ctrl.scale_by_batch("cubic", base=256)
     with pytest.raises(ValueError, match="base"):

@@ -36,12 +36,12 @@ def told() -> list[str]:
 
 
 @pytest.mark.parametrize("door", PUBLIC)
-def test_every_public_name_has_a_place(door):
+def test_every_public_name_is_documented(door):
     names = [name for name in places().values() if name.rpartition(".")[0] == door]
     missing = [f"::: {name}" for name in names if name not in told()]
     assert missing == [], "to be added to a page of docs/api"
 
 
-def test_no_name_has_two_places_and_what_is_not_public_has_none():
+def test_names_are_documented_once_and_private_ones_not():
     assert [name for name in set(told()) if told().count(name) > 1] == []
     assert set(told()) - set(places().values()) == set()

@@ -78,7 +78,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     assert run(page) >= len(list(fences(page, "python")))
 
 
-def test_every_block_says_what_it_is():
+def test_every_block_has_a_language():
     """So that none goes untested because nobody said that it is code."""
     fenced = [(page, token) for page in PAGES for token in tokens(page) if token.type == "fence" and token.map]
     assert [f"{name(page)}:{t.map[0] + 1}" for page, t in fenced if t.info.strip() not in LANGUAGES] == []

@@ -102,7 +102,7 @@ def check_script(rest: list[str]) -> str | None:
     return f"{rest[0]} has no option {unknown[0]}" if unknown and not passed_on else None
 
 
-def test_commands_name_what_there_is():
+def test_commands_name_existing_files():
     complaints = [(page, line, command, wrong(command)) for page in PAGES for line, command in commands(page)]
     assert [f"{name(page)}:{line}: {what}: {command}" for page, line, command, what in complaints if what] == []
 

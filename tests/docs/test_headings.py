@@ -38,7 +38,7 @@ def empty(page: Path) -> list[str]:
             if not filled and after <= level]  # fmt: skip
 
 
-def test_no_heading_stands_twice_or_over_nothing():
+def test_headings_are_unique_and_have_content():
     assert [complaint for page in PAGES for complaint in doubled(page) + empty(page)] == []
 
 

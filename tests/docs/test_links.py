@@ -49,7 +49,7 @@ def test_a_broken_link_is_seen(tmp_path, monkeypatch):
     ]
 
 
-def test_make_docs_copies_what_links_may_lead_to():
+def test_make_docs_copies_all_link_targets():
     recipe = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "cp -R" in line)
     assert recipe.split()[2:-1] == list(COPIED)
 

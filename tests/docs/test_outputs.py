@@ -29,7 +29,7 @@ def file_of(page: Path, path: Path) -> Path:
     return path
 
 
-def test_the_readmes_program_prints_once_what_is_shown(tmp_path, monkeypatch):
+def test_the_readmes_program_prints_the_shown_output_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = file_of(README, tmp_path / "train.py")
     shown, varies = session(README, "adaptive run -n 2 train.py")
@@ -59,7 +59,7 @@ def test_the_costs_of_strategies_on_links_are_the_models():
         assert (done.exit_code, done.stdout) == (0, session(STRATEGIES, command)[0])
 
 
-def test_balance_follows_as_fast_as_the_readme_says():
+def test_balance_adapts_as_fast_as_the_readme_claims():
     made = scenario("step_change")
     sizes = simulated(balance(), made.cluster, made.global_batch, 600).sizes
     others = [step + 1 for step in range(1, 600) if (sizes[step] != sizes[step - 1]).any()]
@@ -71,7 +71,7 @@ def test_balance_follows_as_fast_as_the_readme_says():
 
 
 @pytest.mark.long
-def test_the_tutorial_can_be_pasted_and_prints_what_is_shown(tmp_path):
+def test_the_tutorial_can_be_pasted_and_prints_the_shown_output(tmp_path):
     command = [sys.executable, "-m", "tests.docs.pasted", str(TUTORIAL), str(tmp_path / "out.json")]
     env = plain_environment({"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
     subprocess.run(command, cwd=tmp_path, env=env, check=True, stdin=subprocess.DEVNULL)
@@ -136,7 +136,7 @@ def test_blocks_that_cannot_be_pasted_are_seen():
     assert "ZeroDivisionError" in pasted(["1 / 0\n"])[0]["errors"]
 
 
-def test_what_a_page_shows_is_found(tmp_path):
+def test_outputs_on_a_page_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "```python\na\n```\n\n```text\nb\n```\n\n```python\nc\n```\n\ntext\n\n```text\nd\n```\n\n"

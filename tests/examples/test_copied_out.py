@@ -45,7 +45,7 @@ def test_they_import_packages_alone(script):
 
 
 @pytest.mark.long
-def test_training_goes_on_where_it_was(tmp_path):
+def test_training_resumes_at_its_step(tmp_path):
     first = started("resume", tmp_path, "--epochs", "2")
     assert "begins in epoch 0, behind step 0, on 1 workers" in first.stdout, first.stderr
     steps = int(re.findall(r"epoch +2 +step +(\d+)", first.stdout)[0])

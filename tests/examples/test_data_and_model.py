@@ -46,7 +46,7 @@ def test_fashion_mnist_is_read_from_idx_files(tmp_path, monkeypatch):
         np.testing.assert_array_equal(part["label"], labels)
 
 
-def test_a_missing_data_set_names_the_package_that_has_it(tmp_path, monkeypatch):
+def test_the_error_about_a_missing_data_set_names_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(_data, "FASHION_MNIST", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
         _data.load("fashion-mnist")
@@ -80,6 +80,6 @@ def test_the_model_learns_the_digits_in_five_epochs():
 
 
 @pytest.mark.parametrize(("pixels", "n_params"), [(8, 78_058), (28, 121_258)])
-def test_the_model_is_as_large_as_it_says(pixels, n_params):
+def test_the_model_has_the_stated_size(pixels, n_params):
     shapes = jax.eval_shape(ConvNet(10).init, jax.random.key(0), np.zeros((1, pixels, pixels, 1), np.float32))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == n_params

@@ -95,7 +95,7 @@ def test_it_is_named_by_check(workers, case):
 
 
 @pytest.mark.parametrize("case", of_verdict(NotKnown))
-def test_check_says_that_it_is_not_known(workers, case):
+def test_check_answers_not_known(workers, case):
     with build(case, workers) as program:
         found = program.check()
     assert not found
@@ -105,7 +105,7 @@ def test_check_says_that_it_is_not_known(workers, case):
 
 
 @pytest.mark.parametrize("case", of_verdict(Right))
-def test_check_does_not_accuse_what_is_right(case):
+def test_check_accepts_correct_drivers(case):
     with build(case, LocalWorld(2)) as program:
         found = program.check()
     assert found.verdict != "no", found

@@ -31,7 +31,7 @@ def registered(monkeypatch):
     return register
 
 
-def test_what_is_listed_is_not_imported():
+def test_listed_commands_are_not_imported():
     program = (
         "import sys\nfrom click.testing import CliRunner\nfrom launchers.command import adaptive\n"
         "print(CliRunner().invoke(adaptive, ['--help']).output)\nsys.exit('jax' in sys.modules)"
@@ -74,7 +74,7 @@ def test_others_are_listed_and_called(registered, tmp_path, monkeypatch):
     assert (adaptive("nothing").exit_code, "No such command 'nothing'" in adaptive("nothing").output) == (2, True)
 
 
-def test_metadata_that_is_older_than_the_code_is_told(registered):
+def test_the_error_about_outdated_metadata_names_the_remedy(registered):
     registered()
     done = adaptive("doctor")
     assert done.exit_code == 1
@@ -84,7 +84,7 @@ def test_metadata_that_is_older_than_the_code_is_told(registered):
     assert "pip install -e ." in done.output
 
 
-def test_a_command_that_is_missing_is_told(registered, monkeypatch):
+def test_the_error_about_an_unknown_command_lists_the_known_ones(registered, monkeypatch):
     registered(report="no_such_package.command:report")
     assert "cannot be loaded: No module named 'no_such_package'" in adaptive("report").output
     assert "pip uninstall" not in adaptive("report").output

@@ -87,12 +87,12 @@ def reset(line: socket.socket) -> None:
     os.close(line.detach())
 
 
-def test_who_asks_is_answered(talk):
+def test_a_rank_that_asks_gets_an_answer(talk):
     code, out, err = talk(lambda line: line.sendall(b"here 1\n"), b"")
     assert (code, out, err) == (0, "goes on\n", "")
 
 
-def test_who_was_given_up_ends(talk):
+def test_an_excluded_rank_ends(talk):
     code, out, err = talk(reset, b"given up\n")
     assert (code, out) == (-signal.SIGKILL, "")
     assert "was given up" in err
@@ -100,12 +100,12 @@ def test_who_was_given_up_ends(talk):
 
 
 @pytest.mark.parametrize("then", [b"unknown\n", None])
-def test_who_was_not_given_up_goes_on(talk, then):
+def test_a_rank_that_was_not_excluded_continues(talk, then):
     code, out, _ = talk(reset, then)
     assert (code, out) == (0, "goes on\n")
 
 
-def test_the_launcher_knows_whom_it_has_given_up(capsys):
+def test_the_launcher_knows_the_excluded_ranks(capsys):
     async def answers() -> list[bytes]:
         job = Job([], {}, 1.0, 30.0, [])
         job._token = "secret"

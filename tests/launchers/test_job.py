@@ -202,7 +202,7 @@ def test_a_spawned_process_that_never_ends_is_not_waited_for(end):
         ("test $OMPI_COMM_WORLD_RANK = 0 || sleep 1000; kill -9 $$", 137, "rank 0 .* was killed by SIGKILL before"),
     ],
 )
-def test_what_becomes_of_a_command(command, code, said, end):
+def test_how_a_command_ends(command, code, said, end):
     found = end("-c", command, script="sh", n=2)
     assert found[0] == code, found
     assert re.search(said, found[2]), found

@@ -43,7 +43,7 @@ def ended(*ends: tuple[int, int | None], most: int = 3, told: signal.Signals | N
 
 
 @pytest.mark.parametrize("end", [JobEnd(0, None, None), JobEnd(2, None, None), JobEnd(143, signal.SIGTERM, 5)])
-def test_a_job_that_is_done_or_told_to_end_is_not_started_again(end):
+def test_a_job_that_is_complete_or_was_signaled_is_not_restarted(end):
     assert Restarts(3).after(end) == (False, "")
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_is_killed_at_once_is_started_so_many_times():
     assert ended(*[(137, None)] * 4) == [True, True, True, False]
 
 
-def test_a_program_that_fails_twice_in_the_same_way_is_at_fault():
+def test_a_program_that_fails_twice_in_the_same_way_is_not_restarted():
     assert ended((1, 5), (1, 7), (1, None)) == [True, True, False]
     assert ended((1, None), (1, None)) == [True, False]
     assert ended((1, None), (3, None), (137, None), (3, None)) == [True, True, True, False]

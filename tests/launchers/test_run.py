@@ -65,11 +65,11 @@ def test_where_the_program_begins(words, options, rest):
         ("./start.sh train.py", f"{sys.executable} {RANK} -- ./start.sh train.py"),
     ],
 )
-def test_what_ranks_run(words, command):
+def test_commands_that_ranks_run(words, command):
     assert program(words.split()) == command.split()
 
 
-def test_what_each_launcher_is_told(monkeypatch):
+def test_arguments_of_each_launcher(monkeypatch):
     tail = program(["a.py"])
     assert line(OPEN_MPI, ["-n", "2"], tail, ["V"]) == ["mpirun", "--with-ft", "ulfm", "-x", "V", "-n", "2", *tail]
     assert line(OPEN_MPI, ["--with-ft", "no"], tail, ["V"]) == ["mpirun", "-x", "V", "--with-ft", "no", *tail]
@@ -154,7 +154,7 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(mpi, n, hosts, give
         ([], {"environ": SLURM, "gpus": 4}, 8, "one per GPU"),
     ],
 )
-def test_without_n_there_are_as_many_as_there_is_a_place_for(hosts, given, n, said):
+def test_without_n_the_launcher_fills_all_places(hosts, given, n, said):
     chosen = places(OPEN_MPI, None, hosts, **{"cores": FOUR, "environ": {}, **given})
     assert chosen.ranks == n
     assert said in chosen.said[0]
@@ -168,12 +168,12 @@ def test_without_n_there_are_as_many_as_there_is_a_place_for(hosts, given, n, sa
         (4, [], {"gpus": 2}, "(?s)4 ranks on a host with 2 GPUs.*MEM_FRACTION=0.2"),
     ],
 )
-def test_too_few_places(n, hosts, given, complaint):
+def test_more_ranks_than_places_are_refused(n, hosts, given, complaint):
     with pytest.raises(UsageError, match=complaint):
         places(OPEN_MPI, n, hosts, **{"cores": FOUR, "environ": {}, **given})
 
 
-def test_what_is_chosen_is_said():
+def test_the_chosen_settings_are_printed():
     assert "oversubscribed" in places(OPEN_MPI, 5, [], FOUR, environ={}).said[0]
     assert "3 of 4 GPUs of a host are unused" in places(OPEN_MPI, 1, [], FOUR, gpus=4, environ={}).said[0]
     assert "default binding is used" in places(OPEN_MPI, 1, [], FOUR, environ={"PBS_NODEFILE": "x"}).said[0]
@@ -208,9 +208,7 @@ def test_a_containers_share_of_the_cores(tmp_path):
         (["0", "1"], {"CUDA_VISIBLE_DEVICES": ""}, 1, 2, "", None),
     ],
 )
-def test_where_nobody_says_so_each_of_several_ranks_sees_one_of_those_there(
-    there, given, local, ranks, seen, memory, monkeypatch
-):
+def test_by_default_each_of_several_ranks_sees_one_gpu(there, given, local, ranks, seen, memory, monkeypatch):
     monkeypatch.setattr("launchers.rank._gpus", lambda: there)
     environ = {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **given}
     see_one_gpu(environ)
@@ -291,7 +289,7 @@ def test_the_line_for_each_mpi_is_shown_and_not_run(launcher, name, said):
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_hosts_are_told_in_each_ones_words(launcher, tmp_path):
+def test_hosts_are_given_in_each_launchers_syntax(launcher, tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     where = ("--hostfile", str(tmp_path / "hosts"))
     assert "-n 4 --host a:2,b:2 --map" in adaptive_run("--show", "--mpirun", launcher("five"), *where, "x.py").stdout
@@ -303,7 +301,7 @@ def test_hosts_are_told_in_each_ones_words(launcher, tmp_path):
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_what_is_not_ours_is_the_launchers(launcher, monkeypatch):
+def test_unknown_options_are_passed_to_the_launcher(launcher, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     words = shlex.split("--np=2 --mca btl tcp,self -x A -H a,b -genv B 1 --bind-to none --grace 3 x.py --show")
     said = shlex.split(adaptive_run("--mpirun", launcher("five"), "--show", *words).stdout)

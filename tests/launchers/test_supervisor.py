@@ -71,7 +71,7 @@ WAITS = "print('there', flush=True)\nimport signal\nsignal.pause()"
 HOLDS_THE_LOCK = "print('there', flush=True)\nimport ctypes\nctypes.PyDLL(None).pause()"
 
 
-def test_it_says_who_the_rank_is(start):
+def test_the_supervisor_announces_its_rank(start):
     rank = start("import os; print(os.getpid(), flush=True)")
     pid = int(rank.said())
     assert pid == rank.who["pid"] != rank.process.pid
@@ -95,7 +95,7 @@ def test_it_reports_how_the_rank_has_ended_and_ends_alike(code, reports, status,
 
 
 @pytest.mark.parametrize("code", [WAITS, HOLDS_THE_LOCK])
-def test_signals_of_the_launcher_reach_a_rank_whatever_it_does(code, start):
+def test_signals_of_the_launcher_reach_a_busy_rank(code, start):
     rank = start(code)
     assert rank.said() == "there"
     rank.line.sendall(b"signal 15\n")
@@ -129,7 +129,7 @@ def test_a_rank_does_not_outlive_it(start):
     assert rank.end() == ([], -9)
 
 
-def test_what_a_rank_has_forked_may_go_on(start):
+def test_children_of_a_rank_may_continue(start):
     """The end of the rank is reported, although others have its connection open."""
     rank = start("import os, signal\nif os.fork():\n    os._exit(3)\nsignal.pause()")
     assert rank.heard() == {"exited": 3}

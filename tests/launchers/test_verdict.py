@@ -85,5 +85,5 @@ def test_whether_a_job_has_to_be_ended(processes, reason):
         (process(0, spawned=True, left=True), ""),
     ],
 )
-def test_what_is_said_of_a_process_while_the_job_goes_on(one, said):
+def test_how_a_lost_process_is_described_while_the_job_continues(one, said):
     assert said in remark(one) if said else not remark(one)

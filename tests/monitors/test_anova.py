@@ -39,7 +39,7 @@ def gaussian(sizes, signal, dimensions=50, seed=0):
     return norms_of(sizes, grads)
 
 
-def test_three_gradients_by_hand():
+def test_three_gradients_equal_a_calculation_by_hand():
     g, b = np.array([[1.0, 2.0], [3.0, -1.0], [0.0, 1.0]]), np.array([1, 2, 3])
     norms, mean_norm = norms_of(b, g[None])
     assert mean_norm[0] == pytest.approx(29 / 18, rel=1e-15)
@@ -149,7 +149,7 @@ def test_the_whole_data_set_has_no_sampling_noise():
 # --- edges ------------------------------------------------------------------------------------------------------------
 
 
-def test_one_group_says_nothing_and_an_empty_one_is_none():
+def test_one_group_gives_no_estimate_and_empty_groups_do_not_count():
     assert np.isnan(mon.noise_estimate([8], [3.0], 3.0)).all()
     assert np.isnan(mon.noise_estimate([8, 0], [3.0, np.nan], 3.0)).all()
     with_empty = mon.noise_estimate([1, 0, 2, 3], [5.0, np.nan, 10.0, 1.0], 29 / 18)

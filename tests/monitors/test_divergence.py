@@ -119,7 +119,7 @@ def test_of_strategies():
         assert min(found[1:]) > 0
 
 
-def test_what_cannot_be_apart_is_refused():
+def test_values_without_a_divergence_are_refused():
     with pytest.raises(CollectiveError, match=r"divergence.*equal on all workers(?s:.*)strategy.replica"):
         program_of(lambda own, average: {"d": mon.divergence(average)})
     with pytest.raises(
@@ -132,7 +132,7 @@ def test_what_cannot_be_apart_is_refused():
 
 
 @pytest.mark.parametrize("microbatch", [None, 2])
-def test_the_share_of_what_is_not_finite(microbatch):
+def test_the_share_of_values_that_are_not_finite(microbatch):
     def driver(w, batch):
         grads = {"w": jnp.where(ad.worker() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
         share = mon.nonfinite(grads)

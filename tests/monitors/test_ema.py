@@ -27,11 +27,11 @@ def test_it_is_the_weighted_mean_of_all_that_was_seen(decay):
         np.testing.assert_allclose(mean, np.average(x[: t + 1], axis=0, weights=weights), rtol=1e-4, atol=1e-6)
 
 
-def test_a_constant_has_itself_for_an_average_from_the_first_step():
+def test_the_average_of_a_constant_is_the_constant_from_the_first_step():
     assert {float(mean) for mean in averaged([np.float32(0.1)] * 50)} == {float(np.float32(0.1))}
 
 
-def test_what_is_not_finite_is_passed_over_each_element_by_itself():
+def test_elements_that_are_not_finite_are_skipped_individually():
     nan, inf = np.nan, np.inf
     seen = averaged(np.float32([[nan, 1], [2, nan], [4, -inf], [inf, nan], [nan, 3]]), 0.5)
     np.testing.assert_allclose(seen[0], [nan, 1])

@@ -48,7 +48,7 @@ def test_it_is_where_the_operation_puts_it(function, shape, axis, expected):
         (lambda x: x - x.sum(0, keepdims=True), (N, 3)),
     ],
 )
-def test_what_may_mix_examples_is_not_followed(function, shape):
+def test_operations_that_may_mix_examples_end_the_trail(function, shape):
     assert isinstance(layout(function, shape, axes=[0]), Interacting)
 
 

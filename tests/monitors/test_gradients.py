@@ -31,7 +31,7 @@ def variance(grads):
     return mon.gradient_variance(grads, comm.all_reduce(grads))
 
 
-def test_the_variance_is_that_of_examples_whatever_the_batches():
+def test_the_variance_is_that_of_examples_for_any_batches():
     rng, sizes, dimensions = np.random.default_rng(0), (1, 3, 12), 2000
     sd = 0.7
     rows = [((0.2 + sd * rng.standard_normal(dimensions) / np.sqrt(b)).astype(np.float32),) for b in sizes]
@@ -40,7 +40,7 @@ def test_the_variance_is_that_of_examples_whatever_the_batches():
     assert float(found[0]) == pytest.approx(dimensions * sd**2, rel=5 * np.sqrt(2 / (2 * dimensions)))
 
 
-def test_the_variance_by_hand():
+def test_the_variance_equals_a_calculation_by_hand():
     rows = [(jnp.array([1.0, 2.0]),), (jnp.array([3.0, -1.0]),), (jnp.array([0.0, 1.0]),)]
     found = Lockstep(variance).step(rows, [reading(examples=b) for b in (1, 2, 3)])
     assert float(found[0]) == pytest.approx(55 / 6, rel=1e-6)
@@ -55,7 +55,7 @@ def test_one_worker_has_no_variance():
     assert np.isnan(Lockstep(variance).step([(jnp.ones(3),)], [reading(examples=8)])[0])
 
 
-def test_one_gradient_in_both_places_is_refused_where_there_are_others():
+def test_one_gradient_as_both_arguments_is_refused():
     own = jnp.ones(3)
     assert np.isnan(mon.gradient_variance(own, own))  # alone, a gradient is its own mean
     world = LocalWorld(2)

@@ -37,7 +37,7 @@ def test_a_leaf_without_a_name_is_left_out():
         (lambda path: 3, "returned 3"),
     ],
 )
-def test_functions_that_do_not_tell_layers_apart_are_refused(by, text):
+def test_functions_that_do_not_separate_layers_are_refused(by, text):
     with pytest.raises(ad.CollectiveError, match=rf"^noise_scale \(test_layer_sets.py:\d+\): (?s:.)*{text}"):
         layer_sets(GRADS, by, "noise_scale")
 

@@ -27,7 +27,7 @@ def share(*readings):
 # --- processor --------------------------------------------------------------------------------------------------------
 
 
-def test_what_others_take_is_not_available():
+def test_cores_used_by_others_are_not_available():
     start = CpuTimes(TWO, total=100, idle=50, own=10)
     assert share(start, CpuTimes(TWO, 102, 52, 10)) == [1.0]  # idle
     assert share(start, CpuTimes(TWO, 102, 50, 12)) == [1.0]  # all ours

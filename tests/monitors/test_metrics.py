@@ -113,7 +113,7 @@ def test_every_leaves_steps_out():
     assert (np.diff(traces[:, 1]) != 0).all()
 
 
-def test_what_has_no_meaning_is_refused():
+def test_meaningless_metrics_are_refused():
     grads, other = {"w": jnp.ones((3, 2))}, {"w": 2 * jnp.ones((3, 2))}
     refused = [
         ({"metric": "adam"}, "metric='adam' must be one of 'euclidean', 'sign', 'spectral'"),

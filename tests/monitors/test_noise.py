@@ -66,7 +66,7 @@ def test_it_adds_three_numbers_to_the_message_and_one_slot():
     ]
 
 
-def test_what_it_sends_is_known_before_the_gradients_leave():
+def test_its_message_does_not_wait_for_the_reduced_gradients():
     grads = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
     closed = graph(lambda g, a: mon.noise_scale(g, a), grads, grads)
     (message,) = [e for e in closed.jaxpr.eqns if e.primitive.name == "collective"]
@@ -135,7 +135,7 @@ def test_half_precision_gradients_lose_nothing_of_their_own():
     np.testing.assert_allclose(noise.trace, expected([exact], sizes).trace, rtol=1e-5)
 
 
-def test_undefined_steps_leave_what_was_known():
+def test_undefined_steps_keep_the_last_estimate():
     sizes = (4, 4)
     steps = random_steps(sizes)
     program = Lockstep(both)
@@ -224,7 +224,7 @@ def test_layers_have_noise_scales_of_their_own():
     assert list(noise) == ["b", "w"]
 
 
-def test_a_layer_that_is_left_out_and_one_that_is_not_finite():
+def test_layers_that_are_left_out_or_not_finite():
     sizes = (3, 9)
     steps = random_steps(sizes, steps=3)
     program = Lockstep(lambda g: both({**g, "c": g["w"][0]}, by=lambda path: None if path == ("c",) else path[0]))
@@ -293,7 +293,7 @@ def test_micro_batches_are_workers():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e25])
-def test_a_gradient_whose_square_is_not_finite_is_passed_over(bad):
+def test_a_gradient_whose_square_overflows_is_skipped(bad):
     """The driver leaves it out, or it is finite itself: the monitor does not end the step, and keeps its averages."""
 
     def driver(w, batch):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks
 SCRIPT = Path(__file__).parent / "beside.py"
 
 
-def test_sums_are_the_same_whoever_computes_beside_them():
+def test_sums_do_not_depend_on_concurrent_computation():
     assert run([SCRIPT], n=2).stdout.count("2 ended well") == 2
 
 

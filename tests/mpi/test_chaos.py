@@ -22,7 +22,7 @@ SEEDS = (1006, *(pytest.param(seed, marks=pytest.mark.long) for seed in LONG))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_happens_the_result_is_that_of_a_plain_loop(seed):
+def test_under_any_faults_the_result_is_that_of_a_plain_loop(seed):
     verdict = run(seed)
     print(verdict)
     assert not verdict.wrong, f"{verdict}\n{verdict.output}"

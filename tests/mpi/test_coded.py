@@ -13,6 +13,6 @@ COVERS = ("collectives/_coded.py",)
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 
-def test_ranks_compute_what_one_process_does_and_go_on_behind_a_loss_and_a_join():
+def test_ranks_equal_one_process_and_continue_after_a_loss_and_a_join():
     result = run(Path(__file__).with_name("coded.py"), n=3, ours=True)
     assert result.stdout.count("ended well") == 2, result

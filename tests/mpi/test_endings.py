@@ -55,7 +55,7 @@ def test_the_code_of_one_rank_is_the_jobs():
     end("sys.exit 3:1", code=3)
 
 
-def test_others_are_ended_though_they_wait_for_what_never_comes():
+def test_ranks_that_wait_for_ever_are_ended():
     """The rank reports nothing: its parent sees how it ends."""
     result = end("os._exit 3:1", n=2, code=3)
     assert re.search(r"adaptive run: rank 1 \(pid .*\) ended with exit code 3\.", result.stderr), result
@@ -75,7 +75,7 @@ def test_a_rank_that_ends_before_its_world():
 
 
 @pytest.mark.long
-def test_codes_behind_the_world():
+def test_exit_codes_after_the_world_is_closed():
     """Nobody does what a rank does there, so it cannot be lost."""
     assert end("exit 4 in the end:2", code=4).stdout.count("ended well") == 3
     result = end("killed behind its world:1", code=137)
@@ -136,7 +136,7 @@ def test_a_host_that_is_cut_off(here):
         assert made.wait_until_gone("h2", SCRIPT.name, timeout=limit(60))
 
 
-def test_plain_mpirun_does_not_wait_for_those_who_finalize_later():
+def test_plain_mpirun_does_not_wait_for_late_finalizers():
     """Rank 1 finalizes when rank 0 is gone, so rank 0 must not wait for it in MPI_Finalize for more than its time."""
     result = run([SCRIPT, "waits until rank 0 is gone:1"], n=2, options=["--with-ft", "ulfm"])
     assert result.stdout.count("ended well") == 2, result

@@ -60,7 +60,7 @@ def test_killed_before_the_first_checkpoint_and_between_two_and_again(tmp_path):
 
 @pytest.mark.ranks
 @pytest.mark.long
-def test_all_ranks_are_killed_and_the_job_goes_on_with_more_of_them(tmp_path):
+def test_a_killed_job_resumes_with_more_ranks(tmp_path):
     run([SCRIPT, tmp_path, "17"], n=2, expect_failure=True)
     run([SCRIPT, tmp_path, "0"], n=3)
     check(tmp_path, {1: 1, 11: 2})
@@ -75,7 +75,7 @@ def test_all_ranks_are_killed_and_the_job_goes_on_with_more_of_them(tmp_path):
 @pytest.mark.ranks
 @pytest.mark.long
 @survives_losses
-def test_the_rank_that_writes_is_killed_and_another_goes_on_in_the_same_logs(tmp_path):
+def test_another_rank_continues_the_logs_of_a_killed_writer(tmp_path):
     """The other writes what the first one had not written yet, and nothing twice."""
     result = run([SCRIPT, tmp_path, "17", "0"], n=3, ours=True)
     assert result.stdout.count("ended after step 40, epoch 10") == 2, result

@@ -35,7 +35,7 @@ def test_one_after_another_from_the_start_on():
 
 
 @pytest.mark.long
-def test_while_it_is_built_and_behind_the_steps():
+def test_losses_during_the_build_and_between_steps():
     lose("tracing:0", "the background:3", "evaluate:1")
 
 
@@ -56,7 +56,7 @@ def test_too_few_are_left():
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["the end of a run", "a join", "a hand-over"])
-def test_what_only_some_have_completed_keeps_nobody_waiting_elsewhere(where):
+def test_an_operation_that_only_some_completed_blocks_nobody(where):
     result = run([SCRIPT.with_name("half_completed.py"), where], n=4, ours=True)
     assert result.stdout.count("has what a plain loop brings") == 3, result
     assert result.stdout.count("ended well") == 3, result
@@ -76,7 +76,7 @@ def test_a_message_that_was_lost_for_some_is_not_overwritten_by_the_next(case, w
     assert result.stdout.count("ended well") == 2, result
 
 
-def test_workers_leave_and_come_back_behind_a_loss():
+def test_workers_leave_and_return_after_a_loss():
     result = run(SCRIPT.with_name("fewer_after_a_loss.py"), n=3, ours=True)
     assert result.stdout.count("ended well") == 2, result
 

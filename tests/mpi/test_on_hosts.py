@@ -37,7 +37,7 @@ def test_both_ways_bring_the_same_and_one_is_chosen(where):
 
 
 @pytest.mark.long
-def test_a_deterministic_program_goes_one_way():
+def test_a_deterministic_program_uses_one_algorithm():
     ended(run([SCRIPT, "0,1,0"], n=3, env={"TESTS_WAY": "fixed"}), 3, "hierarchical, not measured: .*")
 
 
@@ -61,7 +61,7 @@ def test_where_there_is_one_way_nothing_is_measured(where):
     ],
 )
 @pytest.mark.parametrize("where", ["0,0,1,1", "0,1,0,1"])
-def test_a_rank_that_dies_leaves_nobody_waiting(where, death):
+def test_a_dying_rank_blocks_nobody(where, death):
     if where == "0,1,0,1":
         death = death.replace(":2", ":1")  # the other host's leader
     ended(run([SCRIPT, where, death], n=4, ours=True), 3, "(flat|hierarchical).* ms.*|.*in turn.*")

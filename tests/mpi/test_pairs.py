@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ranks
 SCRIPT = Path(__file__).parent / "pairs.py"
 
 
-def test_copies_are_whole_and_nobody_waits(tmp_path):
+def test_copies_are_consistent_and_reads_do_not_block(tmp_path):
     result = run([SCRIPT, tmp_path, "whole_copies", "overtaken", "a_stopped_rank", "programs"], n=3)
     for text in ("all copies were whole", "a stopped rank was in nobody's way", "nobody has waited", "ended well"):
         assert result.stdout.count(text) == 3, result
@@ -31,7 +31,7 @@ def test_copies_are_whole_and_nobody_waits(tmp_path):
 
 @pytest.mark.long
 @survives_losses
-def test_a_board_is_made_anew_without_who_is_lost(tmp_path):
+def test_mailboxes_are_rebuilt_without_a_lost_rank(tmp_path):
     result = run([SCRIPT, tmp_path, "a_lost_rank"], n=3, ours=True)
     assert result.stdout.count("went on without it") == 2, result
     assert result.stdout.count("ended well") == 2, result
@@ -40,14 +40,14 @@ def test_a_board_is_made_anew_without_who_is_lost(tmp_path):
 @pytest.mark.long
 @survives_losses
 @pytest.mark.parametrize("seed", ["0", "1"])
-def test_who_dies_while_a_board_is_made_takes_nobody_with_it(tmp_path, seed):
+def test_a_rank_that_dies_while_mailboxes_are_built_blocks_nobody(tmp_path, seed):
     result = run([SCRIPT, tmp_path, "dying_while_mailboxes_are_made"], n=4, ours=True, env={"TESTS_SEED": seed})
     assert result.stdout.count("the last one has a mailbox") == 1, result
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
-def test_and_with_who_comes_and_without_who_leaves(tmp_path, ours):
+def test_mailboxes_are_rebuilt_with_joining_and_without_leaving_ranks(tmp_path, ours):
     result = run([SCRIPT, tmp_path, "comes_and_goes"], n=3, ours=ours)
     assert result.stdout.count("one has come and gone") == 2, result
     assert result.stdout.count("ended well") == 2, result
@@ -55,7 +55,7 @@ def test_and_with_who_comes_and_without_who_leaves(tmp_path, ours):
 
 @pytest.mark.long
 @survives_losses
-def test_who_is_spawned_is_looked_at_and_looks(tmp_path):
+def test_spawned_ranks_read_and_are_read(tmp_path):
     result = run([SCRIPT, tmp_path, "joins"], n=1, ours=True)
     assert result.stdout.count("seen by each other") == 2, result
 
@@ -85,7 +85,7 @@ OURS = [sys.executable, "-m", "launchers.run", "-H", "h1:1,h2:2"]
 
 
 @survives_losses
-def test_who_is_stopped_or_dies_in_a_round_is_in_nobodys_way(tmp_path):
+def test_a_rank_that_stops_or_dies_in_a_round_blocks_nobody(tmp_path):
     with hosts(2) as made:
         said = said_by(job_on(made, OURS, SCRIPT, tmp_path, "stopped", "killed"))
     assert said.count("went on as (0, 1, 2)") == 3, said
@@ -104,7 +104,7 @@ def test_nor_is_a_host_that_dies(tmp_path):
 
 @pytest.mark.long
 @survives_losses
-def test_nor_one_that_is_cut_off(tmp_path):
+def test_a_rank_that_is_cut_off_blocks_nobody(tmp_path):
     with hosts(2) as made:
         job = job_on(made, [*OURS, "--host-timeout", f"{limit(2):.0f}"], SCRIPT, tmp_path, "a_host_that_is_cut_off")
         while job.poll() is None and not all((tmp_path / f"{rank}-is-there").exists() for rank in range(3)):
@@ -118,7 +118,7 @@ def test_nor_one_that_is_cut_off(tmp_path):
 
 @pytest.mark.long
 @survives_losses
-def test_who_comes_is_seen_between_hosts(tmp_path):
+def test_a_joining_rank_is_read_between_hosts(tmp_path):
     with hosts(2) as made:
         said = said_by(job_on(made, [*OURS, "-n", "2"], SCRIPT, tmp_path, "joins"))
     assert said.count("seen by each other") == 3, said

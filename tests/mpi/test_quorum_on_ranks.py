@@ -13,6 +13,6 @@ COVERS = ("collectives/strategies/_quorum.py", "adaptive/operators/round_clock.p
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 
-def test_who_is_slow_is_counted_in_later_rounds_and_a_loss_changes_the_quorum():
+def test_a_slow_rank_counts_in_later_rounds_and_a_loss_changes_the_quorum():
     result = run(Path(__file__).with_name("quorum_on_ranks.py"), n=3, ours=True)
     assert result.stdout.count("ended well") == 2, result

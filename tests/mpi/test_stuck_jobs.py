@@ -66,7 +66,7 @@ def check_said(result: Result, *texts: str, errors: int | None, warnings: int | 
         assert re.search(text, result.stderr), f"{text} is not in {result}"
 
 
-def test_ranks_that_do_not_come():
+def test_missing_ranks_are_reported():
     """Those that loop are past a deadline later than the one that is stopped, where they share their core."""
     result = start("loops", "is stopped", "holds the lock", n=4)
     check_said(
@@ -103,7 +103,7 @@ def test_a_stuck_rank_is_killed_where_its_loss_is_survived():
 
 
 @survives_losses
-def test_a_stopped_rank_is_found_early_by_default_and_one_that_rests_is_let_alone():
+def test_by_default_a_stopped_rank_is_found_early_and_an_idle_one_is_not_reported():
     result = start("rests", "is stopped", n=3, block=True, fails=False, ours=True, hang_timeout=None)
     told = (
         r"Unless rank 2 comes, rank 2 will be killed when that is \S+ s\. By default that is \S+ s for a rank that is "
@@ -132,7 +132,7 @@ def test_a_rank_that_waits_for_a_core_is_let_alone():
 
 
 @pytest.mark.long
-def test_who_is_slow_or_comes_after_all_is_let_alone():
+def test_a_slow_or_late_rank_is_not_ended():
     """Stopped for less than twice the hang_timeout; compiling, and then at the end of the world, for more."""
     check_said(
         start("is slow", block=True, fails=False, hang_timeout=1.5),

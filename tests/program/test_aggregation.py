@@ -160,7 +160,7 @@ def test_the_model_learns_beside_two_bad_workers_however_large_their_gradients(o
 
 
 @pytest.mark.parametrize("op", ["median", comm.trimmed_mean(2), comm.geometric_median()], ids=str)
-def test_what_most_workers_have_wrong_is_a_fault(op):
+def test_nans_on_most_workers_raise(op):
     def spoil(grads):
         return jax.tree.map(lambda g: jnp.where(ad.worker() < 3, jnp.nan, g), grads)
 
@@ -172,7 +172,7 @@ def test_what_most_workers_have_wrong_is_a_fault(op):
 
 
 @pytest.mark.parametrize("microbatch", [None, 2])
-def test_what_is_not_finite_is_left_out_with_its_examples(microbatch):
+def test_contributions_that_are_not_finite_are_dropped_with_their_examples(microbatch):
     def spoil(grads):
         return {"w": grads["w"], "b": jnp.where(ad.worker() == 2, jnp.nan, grads["b"])}
 
@@ -183,7 +183,7 @@ def test_what_is_not_finite_is_left_out_with_its_examples(microbatch):
         np.testing.assert_allclose(after, before - RATE * mean, rtol=1e-12)
 
 
-def test_where_nothing_is_finite_nothing_is_left_to_go_by():
+def test_if_no_contribution_is_finite_the_step_raises():
     program = built(driver_of(lambda g: comm.all_reduce(g, nonfinite="drop"), lambda g: jax.tree.map(jnp.log, g)))
     with pytest.raises(ad.NonFiniteError, match="mean over no examples"):
         list(program.run(steps=3))
@@ -198,7 +198,7 @@ def test_half_the_bytes_bring_nearly_the_mean(rounding):
         np.testing.assert_allclose((before - after) / RATE, mean, rtol=0.01, atol=(0.01 * largest).max())
 
 
-def test_what_rounding_takes_away_is_sent_later():
+def test_rounding_errors_are_sent_later():
     """Of a gradient that stays the same, sums over steps: with feedback the error does not grow."""
     constant = np.array([1 + 2**-10, -3 - 2**-9, 0.1, 7e-4])  # none is a bfloat16
 
@@ -223,7 +223,7 @@ def test_what_rounding_takes_away_is_sent_later():
     ("dtype", "values"),
     [("float16", [1 + 2**-10, -0.3046875, 30_000.0]), ("bfloat16", [1 + 2**-7, -0.3046875, 30_080.0])],
 )
-def test_what_rounding_takes_from_half_precisions_is_known_exactly(dtype, values):
+def test_rounding_errors_of_half_precisions_are_exact(dtype, values):
     """A worker's mean, times its examples, has more digits than a half precision, and may be beyond float16."""
 
     def driver(params, batch):
@@ -257,7 +257,7 @@ def test_a_mean_in_float16_reaches_as_far_as_its_values(value, microbatch):
 
 
 @pytest.mark.parametrize("options", [{"op": "sum"}, {"weight": 40.0}], ids=str)
-def test_what_is_too_large_for_the_wire_is_told_of_the_wire(options):
+def test_overflow_of_the_wire_dtype_is_named(options):
     def driver(params, batch):
         return params, {"s": comm.all_reduce(30_000 + 0 * batch["x"].sum(), wire=jnp.float16, **options)}
 
@@ -299,7 +299,7 @@ def test_half_the_bytes_are_counted_as_such():
         ({"op": "sum", "weight": 2.0}, "op='sum' takes no weight="),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options, text):
+def test_meaningless_arguments_are_refused(options, text):
     with pytest.raises(CollectiveError, match=text):
         built(driver_of(lambda g: comm.all_reduce(g, **options)))
 

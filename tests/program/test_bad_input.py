@@ -103,7 +103,7 @@ def test_a_value_that_is_sharded_outside_a_program(workers):
         comm.all_reduce(over_devices(jnp.arange(4), "model"), op="sum")
 
 
-def test_what_is_whole_on_every_device_is_taken(world):
+def test_fully_replicated_arrays_are_accepted(world):
     table, state = over_devices(jnp.arange(4.0)), {"w": over_devices(jnp.zeros(4))}
 
     def driver(state, batch):
@@ -510,7 +510,7 @@ def test_numbers_of_any_kind_and_size_are_taken_alike(world):
         (lambda control: control.rescale(shares=[10**400] * control.capacity), "is infinite"),
     ],
 )
-def test_a_hook_that_asks_for_what_is_no_number(world, request_, says):
+def test_a_hook_that_requests_a_value_that_is_no_number(world, request_, says):
     def driver(state, batch):
         ctrl.hook(lambda control: request_(control), name="adapt")
         return total(state, batch)
@@ -575,7 +575,7 @@ def test_a_noise_scale_not_yet_defined(world):
     assert "A noise scale is NaN until" in str(e.value)
 
 
-def test_the_whole_noise_scale_for_a_number(world):
+def test_a_noise_scale_object_in_place_of_its_number(world):
     def adapt(control, noise):
         control.rescale(global_batch=noise)
 
@@ -654,7 +654,7 @@ def test_hooks_that_cannot_be_called(world):
 # --- after an error ---------------------------------------------------------------------------------------------------
 
 
-def test_a_program_goes_on_after_an_error_between_steps(world):
+def test_a_program_continues_after_an_error_between_steps(world):
     """Errors of requests leave the program as it was."""
     with build(total, 0.0, X, 12, world=world) as program, build(total, 0.0, X, 12, world=world) as other:
         for step in range(3):

@@ -37,7 +37,7 @@ def halve(control):
     control.set(lr=control.hyperparameters["lr"] / 2)
 
 
-def test_what_a_hook_sets_is_in_force_from_the_next_step_on(world):
+def test_a_hyperparameter_set_by_a_hook_is_in_force_in_the_next_step(world):
     with built(world, halve) as program:
         reports = []
         for report in program.run(steps=7):
@@ -74,7 +74,7 @@ def test_the_state_follows_the_values(world):
     np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_they_are_set_from_outside_and_kept_in_checkpoints(world):
+def test_hyperparameters_can_be_set_between_steps_and_are_saved(world):
     with built(world, lambda control: None) as program:
         program.step()
         program.set(lr=0.125)

@@ -113,7 +113,7 @@ def test_it_trains_and_adapts(world):
     assert {r.message_bytes for r in reports} == {first.message_bytes}
 
 
-def test_the_plan_says_what_happens(world):
+def test_explain_describes_listing_1(world):
     with build(driver, make_state(), make_data(), 12, world=world) as program:
         text = program.explain()
         plan = program.plan

@@ -104,7 +104,7 @@ class Compilations(list):
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
 
-def test_the_program_says_who_is_there_and_keeps_the_global_batch_where_it_can():
+def test_the_program_lists_members_and_keeps_the_global_batch_if_possible():
     world = LocalWorld(3)
     with build(descend, jnp.zeros(()), data_of(), 20, world=world, max_local_batch=8) as program:
         assert program.step().members == (0, 1, 2)
@@ -122,7 +122,7 @@ def test_the_program_says_who_is_there_and_keeps_the_global_batch_where_it_can()
         assert program.step().joined == ()
 
 
-def test_the_state_is_that_of_those_who_are_there(worker_slots):
+def test_the_state_is_that_of_the_members(worker_slots):
     """The first worker slot is empty: whatever took the first worker's state would be off."""
     data = data_of()
     with build(descend, jnp.zeros(()), data, 16, world=worker_slots) as program:
@@ -143,7 +143,7 @@ def test_the_state_is_that_of_those_who_are_there(worker_slots):
         assert len({np.asarray(leaves[0]).tobytes() for leaves in states}) == 1
 
 
-def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_examples(worker_slots):
+def test_local_state_is_initial_for_a_joining_worker_and_unchanged_without_examples(worker_slots):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         own = state["own"] * 0.5 + batch["x"].mean() / ad.batch_size().astype(jnp.float32)  # nothing over nothing
@@ -174,7 +174,7 @@ def test_local_state_begins_anew_with_a_newcomer_and_stays_where_there_are_no_ex
         assert np.isfinite(own()).all()
 
 
-def test_slots_of_a_newcomer_are_those_of_the_others(worker_slots):
+def test_operator_states_of_a_joining_worker_are_those_of_the_others(worker_slots):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         return state + mean, {"ema": mon.ema(mean, decay=0.5)}
@@ -222,7 +222,7 @@ def test_policies_forget_the_worker_that_has_left(worker_slots):
     assert shown[8][3] == [9, 5, 9, 9]
 
 
-def test_functions_are_told_of_all_who_joined_since_they_were_asked(worker_slots):
+def test_hooks_get_all_workers_that_joined_since_their_last_call(worker_slots):
     told = []
 
     def look(control):
@@ -240,7 +240,7 @@ def test_functions_are_told_of_all_who_joined_since_they_were_asked(worker_slots
     assert told == [(4, (0, 1, 2, 3)), (8, (0, 1, 2))]
 
 
-def test_a_checkpoint_taken_while_a_worker_slot_is_empty_goes_on_anywhere(worker_slots):
+def test_a_checkpoint_with_an_empty_worker_slot_can_be_restored_anywhere(worker_slots):
     data = data_of()
 
     def program_in(world):
@@ -267,7 +267,7 @@ def test_a_checkpoint_taken_while_a_worker_slot_is_empty_goes_on_anywhere(worker
             assert report.joined == ((2,) if world.size == 4 else ())
 
 
-def test_an_absent_clients_data_are_not_used_and_the_report_says_so(worker_slots):
+def test_an_absent_clients_data_is_not_used_and_the_report_notes_it(worker_slots):
     shards = ad.Shards([{"x": np.full((12, 2), float(n + 1), np.float32)} for n in range(4)])
 
     def driver(state, batch):
@@ -289,7 +289,7 @@ def test_an_absent_clients_data_are_not_used_and_the_report_says_so(worker_slots
         assert program._parts.stream.cursors[0] == 6
 
 
-def test_who_broadcasts_must_be_there(worker_slots):
+def test_the_broadcasting_worker_must_be_a_member(worker_slots):
     def driver(state, batch):
         return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=2)}
 
@@ -320,7 +320,7 @@ def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(w
             assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
 
 
-def test_worker_slots_are_what_they_are(worker_slots):
+def test_worker_slots_are_fixed_numbers(worker_slots):
     assert (worker_slots.size, worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation) == (
         4,
         (0, 1, 2, 3),
@@ -372,7 +372,7 @@ def test_worker_slots_come_to_a_number_of_members(worker_slots):
     assert worker_slots.most == 4
 
 
-def test_another_worker_on_the_same_worker_slot_is_noticed_though_nobody_is_missing(worker_slots):
+def test_a_replaced_worker_of_a_slot_is_noticed(worker_slots):
     with build(descend, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
         program.step()
         worker_slots.leave(0)
@@ -391,7 +391,7 @@ def test_a_program_begins_in_a_world_with_an_empty_worker_slot(worker_slots):
         build(descend, jnp.zeros(()), data_of(), 3, world=worker_slots, shares=[0, 0, 0, 1])
 
 
-def test_where_all_who_took_examples_have_left_the_others_take_them(worker_slots):
+def test_if_all_workers_with_examples_left_the_others_get_them(worker_slots):
     with build(descend, jnp.zeros(()), data_of(), 16, world=worker_slots, shares=[1, 0, 0, 0]) as program:
         program.step()
         worker_slots.leave(0)
@@ -411,7 +411,7 @@ def test_collectives_outside_a_program_leave_out_empty_worker_slots():
             comm.broadcast(jnp.float32(1), root=2)
 
 
-def test_the_stream_goes_on_where_it_was(worker_slots):
+def test_the_stream_continues_at_its_position(worker_slots):
     """No example is lost or taken twice when workers come and go."""
 
     def driver(state, batch):

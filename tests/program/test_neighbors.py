@@ -48,7 +48,7 @@ def values(program):
 
 
 @pytest.mark.parametrize("schedule", ["random", "ring", "exponential", PAIRS])
-def test_each_has_the_mean_that_its_schedule_says(schedule):
+def test_each_worker_gets_the_mean_of_its_schedule(schedule):
     program, expected = program_of(schedule), np.arange(4.0)
     weights_of = schedule_of("neighbor_mean", schedule, 4)
     for step in range(1, 6):
@@ -61,7 +61,7 @@ def test_each_has_the_mean_that_its_schedule_says(schedule):
     assert abs(expected.mean() - 1.5) < 1e-9  # doubly stochastic
 
 
-def test_who_has_no_examples_is_in_no_mean():
+def test_a_worker_without_examples_is_in_no_mean():
     program = program_of([[(0, 1), (2, 3)]], shares=(1, 1, 1, 0))
     program.step()
     np.testing.assert_allclose(values(program), [0.5, 0.5, 2.0, 0.0])

@@ -130,7 +130,7 @@ def test_a_mean_of_nothing_is_skipped_or_allowed(world):
         assert np.isnan(list(program.run(steps=2))[-1].metrics["mean"])
 
 
-def test_finite_contributions_whose_sum_is_not(world):
+def test_finite_contributions_with_an_overflowing_sum(world):
     def driver(state, batch):
         share = jnp.float16(60000) * (1 + 0 * batch["x"].mean().astype(jnp.float16))
         total = comm.all_reduce(share, op="sum")
@@ -147,7 +147,7 @@ def test_finite_contributions_whose_sum_is_not(world):
         assert program.steps == 0
 
 
-def test_an_update_that_makes_nans_is_told_in_the_next_step(world):
+def test_an_update_that_makes_nans_raises_in_the_next_step(world):
     def driver(state, batch):
         state, metrics = total(state, batch)
         return jnp.where(ad.step() == 1, jnp.log(-state), state), metrics

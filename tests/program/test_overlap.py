@@ -159,7 +159,7 @@ def test_squares_of_gradients_are_summed_where_the_gradients_are():
     assert {v for v in sent if v.aval.size > 1}.isdisjoint(first.segment.outputs)
 
 
-def test_explain_tells_the_stages():
+def test_explain_lists_the_stages():
     with built(overlap=2) as program:
         text = program.explain()
     assert "stage 1 of 2, then message 1:" in text
@@ -185,7 +185,7 @@ def stacked():
 
 
 @pytest.mark.parametrize(("loss", "params"), [(in_a_loop, stacked), (with_an_order, mlp)])
-def test_where_there_is_no_place_to_cut(loss, params, capsys):
+def test_drivers_without_a_place_to_cut(loss, params, capsys):
     def driver(params, batch):
         grads = comm.all_reduce(jax.grad(loss)(params, batch))
         return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), {}
@@ -290,7 +290,7 @@ class TellingWorld(LocalWorld):
         self.told.append((began, beside()))
 
 
-def test_worlds_are_told_what_is_computed_beside_a_message(monkeypatch):
+def test_worlds_learn_which_computation_overlaps_a_message(monkeypatch):
     """The end of the second stage is noted after the world has asked, whenever XLA has computed it."""
     world = TellingWorld()
     waiting = _step.GeneralStep._start_waiting
@@ -417,7 +417,7 @@ def test_a_bad_value(value):
         built(overlap=value)
 
 
-def test_what_stays_and_what_is_sent_sometimes_goes_with_the_last():
+def test_local_and_conditional_messages_go_with_the_last_stage():
     def driver(state, batch):
         loss, grads = jax.value_and_grad(mlp_loss)(state["params"], batch)
         own = state["own"] + comm.local_mean(loss)

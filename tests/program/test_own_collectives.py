@@ -82,7 +82,7 @@ def test_in_a_program(world):
             np.testing.assert_allclose(found["median"], np.median(rows, axis=0))
 
 
-def test_of_what_all_have_already_nothing_is_sent(world):
+def test_values_that_all_workers_have_are_not_sent(world):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         return state, {"mean": mean, "median": median(mean), "next": shifted(mean)}
@@ -93,7 +93,7 @@ def test_of_what_all_have_already_nothing_is_sent(world):
     assert report.metrics["mean"] == report.metrics["median"] == report.metrics["next"]
 
 
-def test_of_a_value_of_the_batch_it_wants_the_whole_batch():
+def test_a_value_of_the_batch_needs_the_whole_local_batch():
     def driver(state, batch):
         return state, {"median": median(batch["x"].mean())}
 
@@ -102,7 +102,7 @@ def test_of_a_value_of_the_batch_it_wants_the_whole_batch():
         assert "median (test_own_collectives.py" in program.explain()
 
 
-def test_what_differs_between_workers_is_kept_out_of_the_state():
+def test_results_that_differ_between_workers_are_refused_in_the_state():
     with pytest.raises(ad.ReplicationError, match=r"comes from shifted, whose result differs between workers"):
         build(
             lambda state, batch: (shifted(state + ad.worker().astype(float)), {}),

@@ -28,7 +28,7 @@ def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
     return 1e-3 * (2.0 + mine * previous)
 
 
-def test_balance_gives_each_worker_what_it_can_do(workers, free_calls):
+def test_balance_gives_each_worker_examples_by_its_speed(workers, free_calls):
     """Of known speeds, so that the ideal split is known; real ones are measured in the benchmarks."""
     n = workers.size
     milliseconds = np.array([0.1, 0.4, 0.2, 0.1, 0.3])[:n]
@@ -114,7 +114,7 @@ def test_noise_batch_grows_the_batch_to_the_noise_scale(world):
 
 @pytest.mark.parametrize("kind", ["local", "devices"])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_noise_workers_calls_in_as_many_as_the_noise_scale_has_use_for(kind, deterministic):
+def test_noise_workers_requests_workers_by_the_noise_scale(kind, deterministic):
     """Listing 1 as printed, from one worker on: peers are the noise over the batch of each."""
     data, truth = linear_problem(4096, scale=100.0)
     world = LocalWorld(4, workers=1) if kind == "local" else comm.DeviceWorld(workers=1)
@@ -139,7 +139,7 @@ def test_noise_workers_calls_in_as_many_as_the_noise_scale_has_use_for(kind, det
 
 
 @pytest.mark.parametrize("kind", ["local", "devices"])
-def test_goodput_workers_lives_with_workers_who_come_and_go(kind):
+def test_goodput_workers_handles_joining_and_leaving_workers(kind):
     """By seconds that are measured, of which no more is known than that they are positive."""
     world = LocalWorld(4, workers=2) if kind == "local" else comm.DeviceWorld(workers=2)
 
@@ -204,7 +204,7 @@ def test_stop_ends_the_run_after_this_step(world):
         assert [r.step for r in program.run(steps=2)] == [4, 5]  # one may go on
 
 
-def test_what_a_hook_is_given_is_plain(world):
+def test_hooks_get_numpy_arrays_and_numbers(world):
     """Pytrees of numpy arrays and scalars, as they left the driver."""
     given = []
 

@@ -47,7 +47,7 @@ def program_of(driver=descend, **options):
 
 @pytest.mark.parametrize("kind", WORLDS)
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_the_last_state_is_kept_and_gone_on_from(kind, number, tmp_path, caplog):
+def test_the_last_state_is_saved_and_resumed(kind, number, tmp_path, caplog):
     """Also without a world's block: a run that keeps checkpoints listens."""
     make, kept, steps = WORLDS[kind], ad.Checkpoints(tmp_path / "run", every=100), []
 

@@ -133,7 +133,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
     assert "hook 'adapt': workers 12 clipped to 4, the most available." in reports[3].notes
 
 
-def test_what_workers_cannot_hold_yet_is_taken_when_the_others_are_there():
+def test_a_batch_beyond_the_present_workers_is_used_when_others_have_joined():
     class Slow(LocalWorld):
         come = False
 
@@ -155,7 +155,7 @@ def test_what_workers_cannot_hold_yet_is_taken_when_the_others_are_there():
         assert program.step().batch_sizes == (3, 0, 0, 0)
 
 
-def test_a_later_number_takes_the_place_of_one_that_is_not_reached(kind):
+def test_a_later_number_of_workers_replaces_an_earlier_one(kind):
     with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
         program.rescale(workers=4)
         program.rescale(workers=1)
@@ -175,7 +175,7 @@ def test_a_later_number_takes_the_place_of_one_that_is_not_reached(kind):
         ("2", "whole"),
     ],
 )
-def test_from_outside_what_cannot_be_raises_and_changes_nothing(workers, says):
+def test_between_steps_an_impossible_request_raises_and_changes_nothing(workers, says):
     with build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(4, workers=2)) as program:
         with pytest.raises(ad.WorkerCountError, match=says):
             program.rescale(workers=workers, global_batch=24)
@@ -183,7 +183,7 @@ def test_from_outside_what_cannot_be_raises_and_changes_nothing(workers, says):
         assert (report.members, report.global_batch, program.target_workers) == ((0, 1), 12, 2)
 
 
-def test_from_outside_a_batch_must_fit_those_who_will_be_there():
+def test_between_steps_a_batch_must_fit_the_future_workers():
     with build(descend, jnp.zeros(()), data_of(96), 12, world=LocalWorld(4, workers=2), max_local_batch=8) as program:
         with pytest.raises(ad.BatchSizeError, match="more than the maximum of the 3 workers"):
             program.rescale(workers=3, global_batch=32)
@@ -202,7 +202,7 @@ def test_where_sizes_stay_workers_do_too():
 
 
 @pytest.mark.parametrize("asked", [2, 1])
-def test_in_a_fixed_world_nobody_comes_and_a_hook_is_told_so(asked):
+def test_in_a_fixed_world_a_request_for_workers_is_noted(asked):
     def driver(state, batch):
         ctrl.hook(lambda control: control.rescale(workers=asked))
         return descend(state, batch)
@@ -215,7 +215,7 @@ def test_in_a_fixed_world_nobody_comes_and_a_hook_is_told_so(asked):
             program.rescale(workers=2)
 
 
-def test_who_broadcasts_stays(kind):
+def test_a_broadcasting_worker_does_not_leave(kind):
     def driver(state, batch):
         return state + comm.all_reduce(batch["x"].mean()), {"first": comm.broadcast(batch["x"].mean(), root=1)}
 
@@ -236,7 +236,7 @@ def test_a_driver_without_messages_has_workers_too(kind):
         assert program.step().members == (0, 1, 2)
 
 
-def test_local_state_of_who_leaves_is_gone_and_who_joins_begins_as_the_program_began(kind):
+def test_a_leaving_workers_local_state_is_lost_and_a_joining_one_starts_with_the_initial(kind):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         return {"all": state["all"] + mean, "own": state["own"] + 1}, {}
@@ -257,7 +257,7 @@ def test_local_state_of_who_leaves_is_gone_and_who_joins_begins_as_the_program_b
         assert own()[:3] == [11, 8, 8]
 
 
-def test_the_target_is_kept_and_restored(kind):
+def test_the_target_number_of_workers_is_saved_and_restored(kind):
     with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
         assert program.checkpoint()["workers"] == 0
         program.rescale(workers=3)
@@ -286,7 +286,7 @@ def test_a_checkpoint_with_no_number_of_workers_is_refused(wrong):
             program.restore({**kept, "workers": wrong})
 
 
-def test_a_record_holds_what_was_asked_for(tmp_path):
+def test_a_record_has_the_requests(tmp_path):
     def driver(state, batch):
         ctrl.hook(lambda control: control.rescale(workers=4 - control.step))
         return descend(state, batch)

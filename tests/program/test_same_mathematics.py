@@ -154,7 +154,7 @@ def trajectory(world) -> tuple[list[float], list[int], dict]:
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
-def test_a_driver_takes_the_same_course_over_every_world(world, precision):
+def test_a_driver_gives_the_same_results_on_every_world(world, precision):
     losses, batches, state = trajectory(world)
 
     def alone():

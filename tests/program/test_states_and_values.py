@@ -309,7 +309,7 @@ def _step_key(seed, step):
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def test_what_a_driver_may_ask(world):
+def test_operators_that_a_driver_may_use(world):
     """Sizes and numbers reach the graph as values, so that a change of them compiles nothing."""
 
     def driver(state, batch):
@@ -438,7 +438,7 @@ def normalised(params, batch):
     ],
     ids=["mean", "sum", "coupled", "batch norm"],
 )
-def test_check_tells_which_drivers_depend_on_the_split(workers, loss_fn, differs):
+def test_check_finds_drivers_that_depend_on_the_split(workers, loss_fn, differs):
     """A lone worker's are in tests/adaptive/check/test_invariance.py."""
     params = make_params()
     if loss_fn is normalised:

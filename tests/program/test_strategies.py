@@ -147,7 +147,7 @@ def test_model_averaging_is_crossbows_algorithm(options, microbatch, sizes):
 
 
 @pytest.mark.parametrize("schedule", ["ring", [[(0, 1)], [(1, 2)]]])
-def test_pair_averaging_is_the_mean_of_old_neighbors_less_the_update_at_the_old_place(schedule):
+def test_pair_averaging_is_the_mean_of_old_neighbors_minus_the_update_at_the_old_parameters(schedule):
     strategy = sync.pair_averaging(optax.sgd(RATE), schedule)
     program = built(strategy, microbatch=2)
     xs = [FIRST] * 3
@@ -167,7 +167,7 @@ def local_round(x, batch, steps):
     return x
 
 
-def test_local_steps_average_what_came_out_by_examples():
+def test_local_steps_average_parameters_weighted_by_examples():
     strategy = sync.local_steps(optax.sgd(RATE), 2)
     program = built(strategy)
     z = FIRST
@@ -176,7 +176,7 @@ def test_local_steps_average_what_came_out_by_examples():
         close(vector(strategy.model(program.state)), z)
 
 
-def test_diloco_takes_outer_steps_by_what_a_round_has_changed():
+def test_diloco_takes_outer_steps_along_the_change_of_a_round():
     strategy = sync.diloco(optax.sgd(RATE), optax.sgd(0.7, momentum=0.9, nesterov=True), 2)
     program = built(strategy)
     z, trace = FIRST, np.zeros(5)
@@ -187,7 +187,7 @@ def test_diloco_takes_outer_steps_by_what_a_round_has_changed():
         close(vector(strategy.model(program.state)), z)
 
 
-def test_inner_state_is_kept_from_round_to_round_and_is_each_workers_own():
+def test_inner_state_persists_over_rounds_and_is_local():
     strategy = sync.local_steps(ADAM, 2)
     program = built(strategy)
     z, own = PARAMS, [ADAM.init(PARAMS)] * 3
@@ -300,7 +300,7 @@ def loss_of(v):
 
 
 @pytest.mark.parametrize("strategy", briefly(1, 2, 5))
-def test_a_newcomer_spoils_nothing(strategy):
+def test_a_joining_worker_does_not_disturb_training(strategy):
     world = LocalWorld(3)
     world.leave(2)
     program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
@@ -316,7 +316,7 @@ def test_a_newcomer_spoils_nothing(strategy):
     assert program.batch_sizes[2] > 0
 
 
-def test_until_it_has_met_somebody_a_newcomer_does_not_count():
+def test_a_joining_worker_does_not_count_before_its_first_exchange():
     strategy = sync.pair_averaging(optax.sgd(RATE), [[(0, 1)], [(0, 1)], [(1, 2)]])
     world = LocalWorld(3)
     world.leave(2)
@@ -346,7 +346,7 @@ def test_a_worker_without_examples_is_in_no_mean():
         close(vector(strategy.model(states(program)[1])), x)
 
 
-def test_a_replica_that_rests_stays_as_far_from_the_center_as_it_was():
+def test_an_idle_replica_keeps_its_distance_from_the_center():
     strategy = sync.model_averaging(optax.sgd(RATE))
     program = built(strategy, shares=(6, 6, 0))
     z, ws = FIRST, [FIRST] * 2
@@ -406,7 +406,7 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
     assert text.count("in steps in which its when= is true") == 2
 
 
-def test_who_joins_behind_the_switch_begins_with_the_model_of_all():
+def test_a_worker_that_joins_after_the_switch_starts_with_the_common_model():
     strategy = BY_ONE[5]
     world = LocalWorld(3)
     world.leave(2)
@@ -478,7 +478,7 @@ def test_hooks_monitors_and_members_as_in_any_program(strategy):
 
 
 @pytest.mark.parametrize("strategy", BY_ONE, ids=name)
-def test_check_says_that_replicas_differ_on_purpose(strategy):
+def test_check_reports_that_replicas_differ_on_purpose(strategy):
     found = built(strategy).check()
     if strategy is BY_ONE[0]:
         assert found
@@ -500,7 +500,7 @@ def test_check_says_that_replicas_differ_on_purpose(strategy):
         (lambda g: comm.all_reduce(g, when=ad.step() % 2 == 0), r"all_reduce.* is sent in some steps only"),
     ],
 )
-def test_check_says_what_it_is(reduce, text):
+def test_check_names_the_strategy(reduce, text):
     def driver(state, batch):
         _, grads = value_and_grad(state, batch)
         return jax.tree.map(lambda p, g: p - RATE * g, state, reduce(grads)), {}
@@ -525,7 +525,7 @@ def test_checkpoints_hold_every_replica(strategy):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_is_evaluated():
+def test_evaluate_uses_the_strategys_model():
     """Of model averaging the central model; of pair averaging each worker's replica on its part of the data."""
     whole = data()
     for strategy in BY_ONE[1:3]:
@@ -541,7 +541,7 @@ def test_what_is_evaluated():
 
 
 @pytest.mark.parametrize("strategy", briefly(2))
-def test_over_devices_as_in_one_place(strategy):
+def test_devices_give_the_results_of_one_device(strategy):
     programs = [
         built(strategy, shares=(4, 8), world=w) for w in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:2]))
     ]
@@ -571,12 +571,12 @@ def test_over_devices_as_in_one_place(strategy):
         (lambda: sync.hybrid(BY_ONE[1], BY_ONE[0], name="no name"), r"'no name' must be an identifier"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make, text):
+def test_meaningless_arguments_are_refused(make, text):
     with pytest.raises(CollectiveError, match=text):
         make()
 
 
-def test_without_local_the_error_says_what_to_mark():
+def test_the_error_about_a_missing_per_worker_state_says_what_to_select():
     strategy = BY_ONE[1]
     with pytest.raises(ad.ReplicationError, match="with per_worker_state="):
         built(strategy, per_worker_state=None)
@@ -618,7 +618,7 @@ ELASTIC = {
 
 @pytest.mark.parametrize("name", ELASTIC)
 @pytest.mark.parametrize(("before", "after"), [(4, 3), pytest.param(3, 4, marks=pytest.mark.long)])
-def test_a_checkpoint_on_another_number_of_workers_goes_on_as_if_one_left_or_joined(name, before, after):
+def test_a_restore_on_another_number_of_workers_equals_a_leave_or_join(name, before, after):
     """The run has four slots. Also in the middle of a round, and where something is left by rounding."""
     options = {"shares": None, "global_batch": 24, "resizable": True, "max_local_batch": 24}
     world, there = LocalWorld(4, workers=before), LocalWorld(before)

@@ -77,7 +77,7 @@ def test_all_workers_are_in_it(world, folder):
         assert sum(sum(map(int, e["name"].split()[:-1:2])) for e in examples) == 6 * workers * STEPS_TRACED
 
 
-def test_what_a_span_consists_of_lies_within_it(world, folder):
+def test_nested_spans_lie_within_their_parent(world, folder):
     path = folder / "trace.json"
     with built(world) as program:
         program.trace(path)
@@ -97,7 +97,7 @@ def test_what_a_span_consists_of_lies_within_it(world, folder):
             under_way.append(ended)
 
 
-def test_a_file_that_cannot_be_written_is_said_at_once(world, folder):
+def test_a_file_that_cannot_be_written_raises_at_once(world, folder):
     with built(world) as program:
         if world.processes == 1:
             with pytest.raises(FileNotFoundError):
@@ -121,7 +121,7 @@ def test_a_trace_after_the_run_is_not_an_empty_file(world, folder, caplog):
     assert all("no step ran after program.trace(), which traces the next 3 steps" in line for line in said)
 
 
-def test_what_is_traced_when_a_program_is_closed_is_written_or_missed_aloud(world, folder, caplog):
+def test_closing_a_program_writes_its_trace_or_warns(world, folder, caplog):
     path = folder / "trace.json"
     with caplog.at_level(logging.WARNING, "adaptive"), built(world) as program:
         program.trace(path)
@@ -135,7 +135,7 @@ def test_what_is_traced_when_a_program_is_closed_is_written_or_missed_aloud(worl
         assert [("only 1 of the 20 steps" in line) for line in said] == [True] * (world.rank == 0)
 
 
-def test_a_file_that_was_there_is_kept_until_it_is_written(world, folder):
+def test_an_existing_file_is_replaced_only_when_the_trace_is_written(world, folder):
     path = folder / "trace.json"
     path.write_text("before")
     with built(world) as program:
@@ -143,7 +143,7 @@ def test_a_file_that_was_there_is_kept_until_it_is_written(world, folder):
     assert path.read_text() == "before"
 
 
-def test_clocks_of_other_hosts_are_compared_by_what_arrived(folder):
+def test_clocks_of_hosts_are_compared_by_arrivals_of_messages(folder):
     def process(rank, ahead, arrivals):
         spans = [Span(STEPS, "computing", ahead + 1.0, ahead + 2.0, {})]
         return OfProcess(f"rank {rank}", [rank], spans, [ahead + t for t in arrivals])

@@ -23,7 +23,7 @@ def slowest(sizes, milliseconds) -> float:
     return float((2.0 + milliseconds * np.array(sizes)).max())
 
 
-def test_the_split_is_of_the_new_batch_and_both_loops_come_to_rest(workers, free_calls):
+def test_both_loops_converge_and_the_split_is_of_the_new_batch(workers, free_calls):
     n = workers.size
     milliseconds = MILLISECONDS[:n]
 

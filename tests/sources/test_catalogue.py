@@ -14,7 +14,7 @@ STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in 
 
 
 @pytest.mark.parametrize(("group", "row"), cases(lambda row: row.taken))
-def test_each_example_comes_once_per_epoch_and_a_restored_program_repeats_the_steps(group, row):
+def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_steps(group, row):
     with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
         seen = [check(row, program, program.step()) for _ in range(KEPT)]
         kept = program.checkpoint()
@@ -26,7 +26,7 @@ def test_each_example_comes_once_per_epoch_and_a_restored_program_repeats_the_st
 
 
 @pytest.mark.parametrize(("group", "row"), cases(lambda row: not row.taken))
-def test_what_cannot_be_taken_is_refused_when_the_program_is_built(group, row):
+def test_unsupported_data_is_refused_when_the_program_is_built(group, row):
     assert row.refused in refusal(group, row)
 
 

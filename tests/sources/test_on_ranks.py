@@ -35,7 +35,7 @@ def jobs(size: int) -> list[pytest.ParameterSet]:
 
 
 @pytest.mark.parametrize("sources", jobs(WALKS))
-def test_a_worker_leaves_and_comes_back_and_a_restored_program_repeats_the_steps(sources):
+def test_a_worker_leaves_and_returns_and_a_restored_program_repeats_the_steps(sources):
     result = run([SCRIPT, "walk", *sources], n=3, ours=True)
     assert result.stdout.count("ended well") == 3, result
     assert result.stdout.count("walk ") == 3 * len(sources), result

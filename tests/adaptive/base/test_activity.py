@@ -41,7 +41,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_what_is_nested_is_taken_out_of_what_it_is_nested_in(clock):
+def test_nested_activities_do_not_count_twice(clock):
     activity = Activity(clock)
     activity.begin()
     clock.pass_(1)
@@ -66,7 +66,7 @@ def test_waiting_for_others_is_waiting_wherever_it_happens(clock):
     assert (found.exchanging, found.waiting, found.other) == (2, 4, 3)
 
 
-def test_a_step_has_nothing_of_the_one_before_nor_of_what_lies_between(clock):
+def test_a_step_counts_neither_the_previous_step_nor_the_time_between(clock):
     activity = Activity(clock)
     for seconds in (1, 2):
         activity.begin()
@@ -76,7 +76,7 @@ def test_a_step_has_nothing_of_the_one_before_nor_of_what_lies_between(clock):
         clock.pass_(100)
 
 
-def test_whoever_is_between_two_messages_is_busy(clock):
+def test_time_between_two_messages_counts_as_busy(clock):
     """The script's own code between two steps keeps the others waiting as any other."""
     activity = Activity(clock)
     for between in (0, 50):
@@ -94,7 +94,7 @@ def test_whoever_is_between_two_messages_is_busy(clock):
         clock.pass_(50)
 
 
-def test_an_activity_is_told_when_it_ends(clock):
+def test_a_listener_is_called_when_an_activity_ends(clock):
     activity, told = Activity(clock), []
     activity.turned = lambda *what: told.append(what)
     activity.begin()
@@ -164,7 +164,7 @@ def test_a_step_that_waits_for_its_input_says_so(monkeypatch):
         assert (event.workers.busy >= event.workers.computing).all()
 
 
-def test_what_is_waited_for_between_steps_is_not_taken_from_their_messages(monkeypatch):
+def test_waiting_between_steps_is_not_subtracted_from_messages(monkeypatch):
     world = SimpleNamespace(waited=0.0)
     activity = Activity(world)
     activity.begin()

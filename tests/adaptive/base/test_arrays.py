@@ -170,7 +170,7 @@ def test_big_endian_numbers_are_read_in_this_machines_order(dtype, tmp_path):
         assert row.tolist() == [[3, 4, 5]]
 
 
-def test_sparse_matrices_are_refused_with_what_to_write():
+def test_the_error_about_a_sparse_matrix_says_what_to_write():
     sparse = pytest.importorskip("scipy.sparse")
     for make in (sparse.csr_matrix, sparse.csr_array, sparse.coo_array, sparse.lil_matrix):
         refused({"x": make(X)}, f"data['x'] is a sparse matrix ({make.__name__}). Give x.toarray().")
@@ -196,7 +196,7 @@ def test_images_of_pillow_are_arrays_of_uint8():
     assert np.array_equal(rows["x"], pixels[[2, 0]])
 
 
-def test_what_has_array_and_raises_says_what_its_library_says():
+def test_an_error_of_a_librarys_array_method_is_passed_on():
     class Mine:
         def __array__(self, dtype=None, copy=None):
             raise RuntimeError("copy it from the device first")
@@ -229,7 +229,7 @@ def test_a_number_that_does_not_fit_is_named_by_leaf_row_and_value(dtype, value,
     assert f"data[4]['x']{says.replace('4, ', '')}" in str(error.value)
 
 
-def test_what_is_infinite_already_stays_so():
+def test_infinite_numbers_stay_infinite():
     given = np.array([np.inf, -np.inf, np.nan, 1e-300, 3e38])
     assert np.array_equal(on_host(given), given.astype(np.float32), equal_nan=True)
     both = np.array([complex(np.inf, 1), complex(np.nan, np.inf)])

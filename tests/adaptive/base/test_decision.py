@@ -34,7 +34,7 @@ def test_changed_limits_keep_nothing_of_the_old_ones():
     assert not any(part.flags.writeable for part in limits.arrays)
 
 
-def test_what_was_computed_does_not_travel():
+def test_cached_values_are_not_pickled():
     limits = Limits((1,) * 100, (9,) * 100)
     before = len(pickle.dumps(limits))
     assert limits.arrays.upper.sum() == limits.most == 900

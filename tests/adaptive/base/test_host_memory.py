@@ -58,7 +58,7 @@ def test_version_1_and_a_container_whose_path_is_the_host_s(tmp_path):
     assert left(tmp_path, "9:name=systemd:/docker/ab\n4:cpu,memory:/docker/ab\n") == 300
 
 
-def test_usage_is_read_anew_and_the_limit_is_not_looked_for_again(tmp_path, machine):
+def test_usage_is_read_each_time_and_the_limit_once(tmp_path, machine):
     group(tmp_path / "fs/job", 300, 100, 0)
     (tmp_path / "cgroup").write_text("0::/job\n")
     meter = MemoryLeft(tmp_path / "cgroup", tmp_path / "fs")

@@ -36,7 +36,7 @@ def test_parameters_may_be_others():
     assert result.tolist() == [3.0, 3.0]
 
 
-def test_what_is_nested_is_found_however_deep():
+def test_nested_equations_are_found_at_any_depth():
     @jax.jit
     def inner(x):
         return jnp.sin(x)
@@ -53,7 +53,7 @@ def test_axes_that_nested_equations_have_of_their_own_are_known():
     assert not jaxprs.axes_of(the("scan", equations(lambda x: jax.lax.map(jnp.sin, x), jnp.ones(3))))
 
 
-def test_what_nested_functions_close_over_is_found():
+def test_constants_of_nested_functions_are_found():
     table = np.arange(3.0)
     eqn = the(
         "scan",
@@ -88,7 +88,7 @@ with_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (g,))
     ],
     ids=["jit", "jvp", "vjp", "checkpoint"],
 )
-def test_what_is_only_called_is_known_as_such(function, options):
+def test_a_jaxpr_that_is_only_called_is_recognized(function, options):
     (eqn,) = equations(function, 1.0)
     found = jaxprs.called(eqn, **options)
     assert found is not None
@@ -111,7 +111,7 @@ def test_users_know_them_by_these_names(function, name):
     assert jaxprs.is_checkpoint(held[0]) == (name == "jax.checkpoint")
 
 
-def test_what_comes_from_outside():
+def test_variables_from_outside_are_listed():
     shape = jax.ShapeDtypeStruct((), np.float32)
 
     def asks(x):
@@ -143,13 +143,13 @@ def test_mutable_arrays_are_seen():
     assert not any(map(jaxprs.has_references, equations(jnp.sin, 1.0)))
 
 
-def test_equations_know_where_they_come_from():
+def test_equations_have_source_lines():
     (eqn,) = equations(lambda x: jax.lax.sin(x), 1.0)
     assert any("test_jaxprs.py:" in frame for frame in jaxprs.frames_of(eqn.source_info))
     assert any("test_jaxprs.py:" in frame for frame in jaxprs.frames_of(jaxprs.current_source()))
 
 
-def test_traces_that_jax_has_kept_can_be_passed_by():
+def test_cached_traces_of_jax_can_be_bypassed():
     traced = []
 
     @jax.jit

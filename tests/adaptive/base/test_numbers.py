@@ -41,7 +41,7 @@ def test_numbers_of_any_kind_are_taken(value):
 
 
 @pytest.mark.parametrize("value", NONE, ids=repr)
-def test_what_looks_like_a_number_is_none(value):
+def test_booleans_and_text_are_not_numbers(value):
     assert whole(value) is None
     assert real(value) is None
 

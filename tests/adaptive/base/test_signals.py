@@ -25,7 +25,7 @@ def undisturbed():
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
-def test_the_first_signal_is_kept_until_it_is_acknowledged():
+def test_the_first_signal_is_pending_until_it_is_acknowledged():
     with SignalHandlers():
         assert signals.pending_termination() is None
         signal.raise_signal(signal.SIGUSR1)
@@ -67,7 +67,7 @@ def test_a_handler_that_somebody_puts_there_meanwhile_stays():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_what_is_ignored_stays_ignored():
+def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with SignalHandlers():
@@ -99,7 +99,7 @@ def test_another_thread_cannot_listen_and_does_no_harm():
     assert found == [before]
 
 
-def test_one_that_is_closed_in_another_thread_does_no_harm():
+def test_handlers_may_be_closed_in_another_thread():
     listening = SignalHandlers()
     thread = threading.Thread(target=listening.close)
     thread.start()
@@ -115,7 +115,7 @@ def wait_for_ever(ready):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # JAX and Python warn of forks
-def test_a_forked_child_ends_as_it_always_did():
+def test_a_forked_child_has_the_default_handlers():
     here, there = multiprocessing.Pipe()
     with SignalHandlers():
         child = multiprocessing.get_context("fork").Process(target=wait_for_ever, args=(there,))
@@ -127,6 +127,6 @@ def test_a_forked_child_ends_as_it_always_did():
         assert signals.pending_termination() is None
 
 
-def test_where_nobody_listens_a_signal_does_what_it_always_does():
+def test_without_handlers_a_signal_has_its_default_effect():
     code = "import adaptive, signal; signal.raise_signal(signal.SIGTERM); print('still there')"
     assert subprocess.run([sys.executable, "-c", code], timeout=limit(60)).returncode == -signal.SIGTERM

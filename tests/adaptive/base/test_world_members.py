@@ -15,5 +15,5 @@ from adaptive.base.world_members import Loss
         ((2,), 0.00321, "worker 2 lost: rank 2 disconnected in message 1; 3.2 ms to repair."),
     ],
 )
-def test_a_loss_names_workers_process_and_place(workers, seconds, text):
+def test_a_loss_names_workers_process_and_host(workers, seconds, text):
     assert str(Loss(workers, "rank 2", "message 1", seconds)) == text

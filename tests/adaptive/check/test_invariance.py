@@ -78,7 +78,7 @@ def test_dropout_with_a_key_for_each_example_is_invariant():
     assert check(*dropout(lambda batch: ad.example_keys(batch)))
 
 
-def test_dropout_with_keys_by_place_in_the_call_is_not():
+def test_dropout_with_keys_by_index_in_the_microbatch_is_not():
     driver, state = dropout(lambda batch: jax.random.split(ad.step_key(), batch["y"].shape[0]))
     found = check(driver, state)
     assert not found
@@ -91,7 +91,7 @@ def descend(w, batch, **metrics):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_operators_that_look_at_the_split_do_not_count_unless_the_state_follows_them(workers):
+def test_operators_of_the_split_count_only_if_the_state_depends_on_them(workers):
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         average = comm.all_reduce(grads)
@@ -113,7 +113,7 @@ def test_operators_that_look_at_the_split_do_not_count_unless_the_state_follows_
     assert found, found
 
 
-def test_gathered_rows_may_differ_as_they_are_but_not_what_is_made_of_them():
+def test_gathered_rows_may_differ_but_values_computed_from_them_may_not():
     def driver(state, batch):
         rows = comm.all_gather(mean_loss(state, batch))
         state = jnp.where(jnp.isnan(rows).any(), state, descend(state, batch)[0])
@@ -151,7 +151,7 @@ def test_metrics_and_hook_values_are_compared():
     assert all(name in str(found) for name in (*found.reports, *found.reductions))
 
 
-def test_a_metric_beside_the_noise_scale_has_no_licence():
+def test_other_metrics_may_not_differ_where_the_noise_scale_may():
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         noise = mon.noise_scale(grads, comm.all_reduce(grads))
@@ -184,7 +184,7 @@ def test_a_state_that_follows_such_an_operator_depends_on_the_split():
     assert "square = comm.all_reduce" in pointed_at(RuntimeError(reduction))[0]
 
 
-def test_keys_and_integers_in_the_state_are_no_differences():
+def test_keys_and_integers_in_the_state_do_not_differ():
     def driver(state, batch):
         key, _ = jax.random.split(state["key"])
         step = state["step"] + 1
@@ -193,7 +193,7 @@ def test_keys_and_integers_in_the_state_are_no_differences():
     assert check(driver, {"key": jax.random.key(0), "step": 0, "w": W})
 
 
-def test_metrics_that_belong_to_the_examples_give_no_false_alarm():
+def test_metrics_of_single_examples_give_no_false_alarm():
     def driver(state, batch):
         error = jnp.abs(batch["x"] @ state - batch["y"])
         tokens = jnp.sum(error > 0.5).astype(jnp.float32)
@@ -215,7 +215,7 @@ def test_metrics_that_belong_to_the_examples_give_no_false_alarm():
     assert found, found
 
 
-def test_what_differs_and_is_the_same_together_is_no_difference():
+def test_differences_that_cancel_do_not_count():
     """The variance within calls and that between them are not invariant; their sum is."""
 
     def driver(state, batch):
@@ -236,7 +236,7 @@ def test_adam_with_tiny_gradients_gives_no_false_alarm():
     assert check(driver, init(W))
 
 
-def test_adam_with_gradients_that_are_zero_but_for_rounding_gives_no_false_alarm():
+def test_adam_with_gradients_of_rounding_errors_gives_no_false_alarm():
     """What softmax does not see, such as a shift of all logits, has a gradient of rounding errors."""
 
     def loss(params, batch):
@@ -248,7 +248,7 @@ def test_adam_with_gradients_that_are_zero_but_for_rounding_gives_no_false_alarm
     assert found, found
 
 
-def test_gradients_of_rounding_give_no_false_alarm_where_all_inputs_are_whole_numbers():
+def test_gradients_of_rounding_errors_give_no_false_alarm_for_integer_inputs():
     """Then moving the inputs by their last place moves nothing, unless that is done to whole numbers too."""
 
     def loss(params, batch):
@@ -303,7 +303,7 @@ def test_a_few_percent_are_found_in_any_precision(dtype):
     assert list(found.differences) == ["state[0]"]
 
 
-def test_all_that_is_written_in_half_precision_can_be_compared():
+def test_any_half_precision_driver_can_be_compared():
     """Random bits, loops, custom derivatives, checkpoints, embeddings: all are computed in single precision instead."""
 
     def loss(params, batch, keys):
@@ -325,7 +325,7 @@ def test_all_that_is_written_in_half_precision_can_be_compared():
     assert found, found
 
 
-def test_double_precision_is_compared_to_its_own():
+def test_double_precision_is_compared_in_double_precision():
     with jax.enable_x64(True):
         data = {k: v.astype(np.float64) for k, v in DATA.items()}
         state = jnp.asarray(np.asarray(W, np.float64))
@@ -391,7 +391,7 @@ def contrastive(w, batch):
         (lambda w, b: jnp.sqrt(mean_loss(w, b)), 2),
     ],
 )
-def test_losses_that_are_no_means_over_examples_are_found(loss, workers):
+def test_losses_that_are_not_means_over_examples_are_found(loss, workers):
     driver, init = train(loss)
     found = check(driver, init(W), workers=workers)
     assert not found
@@ -436,7 +436,7 @@ def test_one_element_counts_beside_another_that_is_much_larger(tx, scale):
     assert found, found
 
 
-def test_what_can_be_computed_in_its_own_precision_only_is_compared_in_that():
+def test_a_driver_that_cannot_run_in_double_precision_is_compared_in_its_own():
     """Bits of a number, taken as they are, are others in double precision."""
 
     def bits(x):
@@ -449,7 +449,7 @@ def test_what_can_be_computed_in_its_own_precision_only_is_compared_in_that():
     assert widths_for(plans, jax.devices()[0]) == [Width(DOUBLE), None]
 
 
-def test_numbers_of_python_are_of_the_dtype_that_they_had():
+def test_python_numbers_keep_their_dtype():
     """In double precision JAX would take them for 64 bits wide."""
 
     def driver(state, batch):
@@ -508,7 +508,7 @@ def deciding(decide):
         (lambda mean, most: 0.1 + 0 * jnp.sort(jnp.stack([mean, most]))[0], "no"),
     ],
 )
-def test_a_difference_that_is_only_compared_is_not_known(decide, verdict):
+def test_a_difference_behind_a_comparison_is_not_known(decide, verdict):
     found = check(deciding(decide), W, global_batch=8)
     assert found.verdict == verdict, found
     assert bool(found) == (verdict == "yes")
@@ -539,7 +539,7 @@ def test_a_learning_rate_of_zero_hides_nothing(rate):
 
 
 @pytest.mark.parametrize("first", [3, 12345])
-def test_what_begins_in_a_later_step_is_found(first):
+def test_a_dependence_that_begins_in_a_later_step_is_found(first):
     def driver(state, batch):
         late = jax.grad(contrastive)(state, batch)
         grads = jnp.where(ad.step() >= first, late, jax.grad(mean_loss)(state, batch))
@@ -607,7 +607,7 @@ def test_nothing_is_known_where_no_example_counts():
     assert "do not depend on examples" in str(found)
 
 
-def test_what_is_not_finite_is_not_known():
+def test_values_that_are_not_finite_are_not_known():
     driver, init = train(lambda w, b: mean_loss(w, b) / 0.0 * 0.0)
     found = check(driver, init(W))
     assert not found
@@ -615,7 +615,7 @@ def test_what_is_not_finite_is_not_known():
     assert "is not finite" in str(found)
 
 
-def test_what_is_finite_in_some_splits_only_depends_on_the_split():
+def test_a_value_that_is_finite_in_some_splits_only_depends_on_the_split():
     driver, init = train(lambda w, b: mean_loss(w, b) * (1 if len(b["y"]) > 1 else jnp.nan))
     assert check(driver, init(W)).verdict == "no"
 
@@ -651,14 +651,14 @@ def test_every_split_differs_from_the_others(workers, examples, most):
     assert {call for calls in fine for call in calls} == {1}
 
 
-def test_calls_are_no_longer_than_the_program_may_make_them():
+def test_trials_keep_the_programs_limit_on_microbatches():
     driver, init = train(mean_loss)
     found = check(driver, init(W), global_batch=8, microbatch=2)
     assert found
     assert all(microbatch <= 2 for split in found.splits for microbatches in split for microbatch in microbatches)
 
 
-def test_state_that_is_local_on_purpose_is_not_compared_but_what_is_made_of_it_is():
+def test_per_worker_state_is_not_compared_but_values_computed_from_it_are():
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state["w"], batch)
         momentum = 0.9 * state["m"] + grads

@@ -53,7 +53,7 @@ def step(sizes, *, ready=None, able=False):
     sizes.step_done()
 
 
-def test_what_a_call_costs_is_what_all_agreed_on_and_stays_with_the_limits():
+def test_the_cost_of_a_microbatch_is_the_agreed_one_and_part_of_the_limits():
     sizes = in_force(quantum=None)
     sizes.on_agreed(can_make_pending=False, can_make_any=True, call_overhead=12.5)
     assert sizes.limits.call_overhead == 12.5
@@ -61,7 +61,7 @@ def test_what_a_call_costs_is_what_all_agreed_on_and_stays_with_the_limits():
     assert sizes.limits.call_overhead == sizes.bounds().call_overhead == 12.5
 
 
-def test_who_has_timed_no_call_says_what_all_agreed_on_last():
+def test_a_process_without_timings_sends_the_last_agreed_cost():
     """So that processes whose workers take no examples do not make calls seem cheap to the others."""
     sizes = in_force()
     assert sizes.call_overhead == 0
@@ -102,7 +102,7 @@ def test_sizes_that_wait_are_taken_up_as_soon_as_any_can_be_made():
     assert sizes.current == (8, 8)
 
 
-def test_what_was_said_of_sizes_that_are_taken_up_says_nothing_of_later_ones():
+def test_readiness_for_sizes_in_force_says_nothing_of_later_sizes():
     sizes = in_force()
     sizes.request(Decision(global_batch=16))
     step(sizes, ready=True)
@@ -111,7 +111,7 @@ def test_what_was_said_of_sizes_that_are_taken_up_says_nothing_of_later_ones():
     assert (sizes.current, sizes.pending) == ((8, 8), (9, 9))
 
 
-def test_where_nobody_can_tell_the_others_sizes_are_waited_for():
+def test_without_a_status_new_sizes_wait_for_their_kernels():
     sizes = in_force(waits=True)
     sizes.request(Decision(global_batch=16))
     assert (sizes.current, sizes.pending, sizes.made.waited) == ((8, 8), None, [(8, 8)])
@@ -147,7 +147,7 @@ def test_a_later_decision_replaces_one_that_waits():
     assert sizes.pending is None  # what is in force already has nothing to wait for
 
 
-def test_where_every_size_is_compiled_a_later_decision_waits_behind_the_one_that_is_being_prepared():
+def test_if_every_size_is_compiled_a_later_decision_queues():
     sizes = in_force(one_by_one=True)
     for batch in (16, 14, 18):  # or one that comes in every step would put all of them off for ever
         sizes.request(Decision(global_batch=batch))
@@ -255,7 +255,7 @@ def why_waiting(sizes):
     return [c.by for c in sizes.waiting_causes]
 
 
-def test_sizes_know_who_asked_for_them_when_they_are_taken_up_and_for_one_step():
+def test_new_sizes_carry_their_cause_for_one_step():
     sizes = in_force()
     sizes.request(**hook("grow", 10, global_batch=16))
     assert (why(sizes), why_waiting(sizes)) == ([], ["grow"])
@@ -292,7 +292,7 @@ def test_requests_for_different_things_are_causes_together():
     assert (sizes.current, why(sizes)) == ((10, 6), [("grow", 1), ("balance", 2)])
 
 
-def test_a_request_for_what_is_asked_for_already_is_not_the_cause():
+def test_a_repeated_request_is_not_the_cause():
     sizes = in_force()
     sizes.request(**hook("grow", 1, global_batch=16))
     sizes.request(**hook("also", 2, global_batch=16))
@@ -300,7 +300,7 @@ def test_a_request_for_what_is_asked_for_already_is_not_the_cause():
     assert why(sizes) == [("grow", 1)]
 
 
-def test_one_by_one_each_size_has_its_own_cause():
+def test_consecutive_sizes_have_their_own_causes():
     sizes = in_force(one_by_one=True)
     sizes.request(**hook("first", 1, global_batch=14))
     sizes.request(**hook("second", 2, global_batch=16))
@@ -326,7 +326,7 @@ def test_where_a_worker_is_lost_in_the_first_step_of_new_sizes_both_are_causes()
     assert (sizes.current, why(sizes)) == ((16, 0), [("grow", 10), Moved((), (), (1,))])
 
 
-def test_who_left_and_who_joined_are_causes():
+def test_leaving_and_joining_workers_are_causes():
     sizes = in_force(upper=(20, 20, 20), shares=(1, 1, 1))
     sizes.change_members([0, 1], [])
     assert (sizes.current, why(sizes)) == ((6, 6, 0), [Moved((), (2,), ())])

@@ -60,7 +60,7 @@ def test_equal_processes_are_content():
     check_same_build(Ranks({}, {}), {"data": "1", "state": "2"}, PLAN)
 
 
-def test_one_process_has_nobody_to_differ_from():
+def test_one_process_always_agrees():
     check_same_build(LocalWorld(3), {"data": "1"}, PLAN)
 
 
@@ -72,7 +72,7 @@ def test_one_process_has_nobody_to_differ_from():
         ("seed", "the same arguments"),
     ],
 )
-def test_what_differs_is_named_with_the_rank_and_what_to_do(name, advice):
+def test_a_disagreement_names_the_rank_and_the_remedy(name, advice):
     with pytest.raises(ad.DisagreementError) as error:
         check_same_build(Ranks({}, {name: "other"}), {"quantum": "4", name: "mine"}, PLAN)
     assert f"{name} is not the same on all ranks: rank 0: mine; rank 1: mine; rank 2: other" in str(error.value)
@@ -89,7 +89,7 @@ def test_what_differs_is_named_with_the_rank_and_what_to_do(name, advice):
         "jax_numpy_dtype_promotion",
     ],
 )
-def test_a_setting_of_jax_is_named_before_what_follows_from_it(setting):
+def test_a_jax_setting_is_named_before_its_consequences(setting):
     with pytest.raises(ad.DisagreementError) as error:
         check_same_build(Ranks({setting: "'other'", "state['w']": "2"}), {"state['w']": "1"}, PLAN)
     here = repr(getattr(jax.config, setting))
@@ -97,7 +97,7 @@ def test_a_setting_of_jax_is_named_before_what_follows_from_it(setting):
     assert "set it on all of them" in str(error.value)
 
 
-def test_versions_may_differ_but_are_told_where_they_may_be_why():
+def test_versions_may_differ_and_are_named_if_the_driver_differs():
     old = {"versions": "jax 0.6.0, numpy 2.0.0"}
     check_same_build(Ranks(old), {"state": "1"}, PLAN)
     for name in ("state['w']", "driver"):
@@ -116,7 +116,7 @@ def test_of_many_processes_only_the_odd_ones_are_listed():
         check_same_build(Ranks(*others), {"data": "1"}, PLAN)
 
 
-def test_a_driver_that_differs_is_told_by_its_line():
+def test_the_first_differing_line_of_the_driver_is_named():
     mine, theirs = digests_of_lines(PLAN), digests_of_lines(planned(faster, W))
     (line,) = [name for name in mine if mine[name] != theirs[name]]
     with pytest.raises(ad.DisagreementError) as error:

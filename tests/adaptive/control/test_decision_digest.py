@@ -73,7 +73,7 @@ def test_silence_and_notes_leave_the_digest_but_are_remembered():
         ("program.set", Decision(hyperparameters={"lr": 0.1}), "program.set asked for set(lr=0.1)"),
     ],
 )
-def test_a_digest_says_who_asked_for_what(who, decision, said):
+def test_a_digest_contains_requests_and_hooks(who, decision, said):
     digest = DecisionDigest()
     digest.enter(7, who, decision)
     assert said in digest.last
@@ -84,7 +84,7 @@ def test_all_is_well_if_all_digests_are_ones_own():
     digest.compare(np.full(3, float(digest.value)), own=range(1))
 
 
-def test_a_worker_that_decided_otherwise_is_named_with_what_was_decided_here():
+def test_a_worker_with_another_decision_is_named_beside_the_decision_here():
     digest = DecisionDigest()
     digest.enter(4, "hook 'grow'", Decision(global_batch=64))
     theirs = digest_of([(4, Decision(global_batch=65))])
@@ -107,7 +107,7 @@ def disagreement(*entered):
     return str(error.value)
 
 
-def test_all_who_asked_since_processes_last_compared_are_named():
+def test_all_hooks_since_the_last_comparison_are_named():
     rate, quiet = ("program.set", Decision(hyperparameters={"lr": 0.1})), ("hook 'quiet'", None)
     text = disagreement(quiet, rate)
     assert "Here hook 'quiet' asked for nothing; then program.set asked for set(lr=0.1).\n" in text
@@ -116,7 +116,7 @@ def test_all_who_asked_since_processes_last_compared_are_named():
     assert "before" not in text
 
 
-def test_hooks_are_not_blamed_for_what_a_script_asked_for():
+def test_a_request_of_the_script_is_not_attributed_to_hooks():
     text = disagreement(("program.rescale", DECISIONS[0]), ("program.set", Decision(hyperparameters={"lr": 0.1})))
     assert "program.rescale asked for rescale(global_batch=8); then program.set asked for set(lr=0.1)" in text
     assert "A hook must" not in text

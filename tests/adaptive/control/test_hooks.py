@@ -67,12 +67,12 @@ def test_a_policy_is_shown_every_step_in_order_and_decides_at_due_ones():
     assert [decision is not None for decision, *_ in results] == [s % 3 == 0 for s in range(1, 9)]
 
 
-def test_what_a_policy_would_have_asked_for_in_between_is_not_done():
+def test_decisions_between_due_steps_have_no_effect():
     recorder = Recorder(lambda o: None if o.due else Decision(stop=True), every_step=True)
     assert [d for d, *_ in steps(hooks_of((recorder, 2)), 4)] == [None] * 4
 
 
-def test_catching_up_shows_what_was_kept_and_decides_nothing():
+def test_catching_up_shows_recorded_observations_and_ignores_decisions():
     recorder = Recorder(asks(stop=True), every_step=True)
     those = hooks_of((recorder, 5))
     steps(those, 3)
@@ -83,7 +83,7 @@ def test_catching_up_shows_what_was_kept_and_decides_nothing():
     assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5]
 
 
-def test_states_are_kept_from_step_to_step():
+def test_states_are_passed_from_step_to_step():
     those = hooks_of((Recorder(), 2), (Recorder(every_step=True), 2))
     steps(those, 6)
     assert those.states == [3, 6]
@@ -142,7 +142,7 @@ def test_a_policy_that_rests_is_shown_the_steps_later_and_decides_at_due_ones():
     assert [o.step for o in resting.seen if o.due] == [4, 16, 28]
 
 
-def test_a_policy_goes_on_resting_from_a_state_that_is_restored():
+def test_a_restored_policy_continues_to_rest():
     resting = Resting(every_step=True)
     those = hooks_of((resting, 2))
     steps(those, 2)
@@ -169,7 +169,7 @@ class Pair(NamedTuple):
     rows: np.ndarray
 
 
-def test_values_come_as_the_pytrees_they_were_given_as_in_numpy():
+def test_values_arrive_in_their_pytrees_as_numpy_arrays():
     recorder = Recorder()
 
     def driver(state, batch):
@@ -212,7 +212,7 @@ def test_a_hook_sees_the_batch_that_waits_to_be_applied():
     assert recorder.seen[0].batch_sizes == (6, 6)
 
 
-def test_a_hook_sees_what_is_possible_of_what_was_asked_for():
+def test_a_hook_sees_the_feasible_part_of_earlier_requests():
     later = Recorder()
     steps(hooks_of((Recorder(asks(global_batch=10**9)), 1), (later, 1)), 1)
     assert later.seen[0].global_batch == 80
@@ -250,7 +250,7 @@ def test_requests_of_several_hooks_are_one_decision_in_the_drivers_order():
     ]
 
 
-def test_where_nobody_asks_those_that_were_asked_are_named():
+def test_without_a_request_all_hooks_are_named():
     ((decision, names, _),) = steps(hooks_of((Recorder(), 1), (Recorder(), 2), (Recorder(), 1)), 1)
     assert decision is None
     assert names == ["hook0", "hook2"]

@@ -68,7 +68,7 @@ def just_now():
     return TerminationNotice("SIGTERM", time.monotonic() + 1000)
 
 
-def test_nobody_has_asked_so_there_are_to_be_as_many_as_there_are():
+def test_without_a_request_the_target_is_the_number_of_members():
     world = World()
     membership = Membership(world)
     assert (membership.target, membership.pending, membership.numbers) == (2, False, (2, 1, 4))
@@ -101,7 +101,7 @@ def test_the_highest_worker_slots_leave_at_once_and_the_lowest_free_ones_are_tak
     assert world.members == (0, 2)
 
 
-def test_in_one_process_nobody_else_has_to_be_told():
+def test_one_process_does_not_announce_its_members():
     world = World()
     membership = Membership(world)
     membership.request(3)
@@ -109,7 +109,7 @@ def test_in_one_process_nobody_else_has_to_be_told():
     assert world.members == (0, 1, 2)
 
 
-def test_where_no_status_rides_processes_say_who_is_ready_only_while_somebody_is_missing():
+def test_without_a_status_processes_exchange_readiness_only_while_workers_are_missing():
     world = World(processes=2)
     membership = Membership(world, in_status=False)
     membership.change()
@@ -121,7 +121,7 @@ def test_where_no_status_rides_processes_say_who_is_ready_only_while_somebody_is
     assert world.gathered == 4
 
 
-def test_a_later_target_takes_the_place_of_one_that_is_not_reached():
+def test_a_later_target_replaces_an_earlier_one():
     world = World(workers=2, there=False)
     membership = Membership(world)
     for workers in (4, 3, 2):
@@ -138,13 +138,13 @@ def test_a_later_target_takes_the_place_of_one_that_is_not_reached():
         (4, 4, None),
     ],
 )
-def test_what_cannot_be_had_is_clipped_with_a_note(asked, got, note):
+def test_an_impossible_number_of_workers_is_clipped_with_a_note(asked, got, note):
     membership = Membership(World(workers=3, least=2))
     assert membership.request(asked, ["grow"]) == [note] * (note is not None)
     assert membership.target == got
 
 
-def test_a_number_that_no_whole_processes_make_is_rounded_with_a_note():
+def test_a_number_that_splits_a_process_is_rounded_with_a_note():
     world = World(workers=2)
     world.nearest = lambda workers: min(workers // 2 * 2, 4)
     membership = Membership(world)
@@ -183,7 +183,7 @@ def test_where_sizes_never_change_workers_do_not_either():
     assert membership.target == 2
 
 
-def test_who_is_needed_does_not_leave():
+def test_a_needed_worker_does_not_leave():
     world = World(size=4, workers=4)
     membership = Membership(world, needed=(2,))
     assert membership.numbers == (4, 3, 4)
@@ -195,7 +195,7 @@ def test_who_is_needed_does_not_leave():
         membership.exactly(1)
 
 
-def test_who_is_lost_is_not_missed_unless_it_is_to_be_replaced():
+def test_a_lost_worker_lowers_the_target_unless_it_is_replaced():
     for respawn, target in ((False, 2), (True, 3)):
         world = World(workers=3, respawn=respawn, there=False)
         membership = Membership(world)
@@ -208,7 +208,7 @@ def test_who_is_lost_is_not_missed_unless_it_is_to_be_replaced():
         assert len(world.members) == target
 
 
-def test_who_is_lost_while_others_are_called_in_leaves_as_many_to_come():
+def test_a_loss_does_not_change_the_number_of_joining_workers():
     world = World(size=6, workers=3, there=False)
     membership = Membership(world)
     membership.request(5)
@@ -220,7 +220,7 @@ def test_who_is_lost_while_others_are_called_in_leaves_as_many_to_come():
     assert world.members == (0, 1, 2, 3)
 
 
-def test_who_was_in_reserve_and_is_gone_cannot_be_waited_for():
+def test_a_lost_process_of_the_reserve_is_not_waited_for():
     world = World(workers=2, there=False)
     membership = Membership(world)
     membership.request(4)
@@ -232,7 +232,7 @@ def test_who_was_in_reserve_and_is_gone_cannot_be_waited_for():
 # --- told to go -------------------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_told_to_go_leaves_for_good_when_it_is_time():
+def test_a_preempted_worker_leaves_for_good_at_its_deadline():
     world = World(size=3, workers=3, processes=3)
     membership = Membership(world)
     said(membership, world, wishes=[0, 1, 0])
@@ -247,7 +247,7 @@ def test_one_that_is_told_to_go_leaves_for_good_when_it_is_time():
     assert membership.target == 2
 
 
-def test_when_it_is_time_for_one_all_who_were_told_leave():
+def test_at_the_deadline_of_one_all_preempted_workers_leave():
     world = World(size=4, workers=4, processes=4)
     membership = Membership(world, termination=just_now)
     assert membership.leave_request == 1
@@ -257,7 +257,7 @@ def test_when_it_is_time_for_one_all_who_were_told_leave():
     assert world.members == (1,)
 
 
-def test_also_who_was_told_in_the_course_of_the_step():
+def test_a_worker_preempted_during_the_step_leaves_too():
     world = World(size=3, workers=3, processes=3)
     membership = Membership(world, termination=long_ago)
     assert membership.leave_request == 2
@@ -269,7 +269,7 @@ def test_also_who_was_told_in_the_course_of_the_step():
     assert world.gathered == 1
 
 
-def test_when_all_were_told_the_run_ends_and_nobody_leaves():
+def test_if_all_workers_are_preempted_the_run_ends():
     world = World(size=3, workers=2, processes=3)
     membership = Membership(world, termination=just_now)
     said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
@@ -288,7 +288,7 @@ def test_when_all_were_told_the_run_ends_and_nobody_leaves():
         (True, 2, (0, 2), ""),
     ],
 )
-def test_the_run_ends_where_the_others_cannot_go_on(survives, least, needed, why):
+def test_the_run_ends_if_the_other_workers_cannot_continue(survives, least, needed, why):
     world = World(size=3, workers=3, processes=3, least=least)
     world.survives = survives
     membership = Membership(world, needed=needed)
@@ -299,7 +299,7 @@ def test_the_run_ends_where_the_others_cannot_go_on(survives, least, needed, why
     assert world.members == ((0, 1, 2) if why else (0, 2))
 
 
-def test_without_messages_processes_ask_each_other_between_any_two_steps():
+def test_without_messages_processes_communicate_between_steps():
     world = World(size=3, workers=3, processes=3)
     membership = Membership(world, in_status=False)
     for _ in range(2):
@@ -310,7 +310,7 @@ def test_without_messages_processes_ask_each_other_between_any_two_steps():
     assert (world.members, world.gathered) == ((0, 1), 3)
 
 
-def test_one_in_reserve_that_was_told_may_end_the_run():
+def test_a_preempted_process_of_the_reserve_can_end_the_run():
     world = World(size=3, workers=2, processes=3)
     world.in_reserve_told, world.survives = True, False
     membership = Membership(world)
@@ -320,7 +320,7 @@ def test_one_in_reserve_that_was_told_may_end_the_run():
     assert (leaver.signal, membership.all_leave) == ("reported by a process in reserve", True)
 
 
-def test_in_one_process_all_workers_are_told_at_once():
+def test_a_signal_preempts_all_workers_of_one_process():
     heard: list[TerminationNotice] = []
     membership = Membership(World(), termination=lambda: heard[0] if heard else None)
     assert (membership.leave_request, membership.leaving, membership.why_all_leave) == (0, (), "")
@@ -328,7 +328,7 @@ def test_in_one_process_all_workers_are_told_at_once():
     assert (membership.leave_request, membership.all_leave) == (2, True)
 
 
-def test_who_leaves_is_replaced_where_the_lost_are():
+def test_leaving_workers_are_replaced_if_lost_ones_are():
     world = World(size=4, workers=3, processes=3, respawn=True)
     membership = Membership(world)
     said(membership, world, wishes=[0, 0, 2, 0])
@@ -357,7 +357,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30), st.booleans())
-def test_whatever_happens_somebody_is_there_and_what_is_asked_for_last_comes_true(happened, respawn):
+def test_any_sequence_of_events_leaves_a_member_and_reaches_the_last_target(happened, respawn):
     world = World(size=5, workers=3, processes=5, respawn=respawn)
     membership = Membership(world)
     for kind, what in happened:
@@ -408,7 +408,7 @@ class Losing(World):
 
 @pytest.mark.parametrize("respawn", [False, True])
 @pytest.mark.parametrize("where", ["who leaves", "workers ready to join"])
-def test_who_is_lost_while_processes_ask_each_other_is_missed_only_where_workers_are_replaced(where, respawn):
+def test_a_loss_during_an_exchange_counts_as_missing_only_if_replaced(where, respawn):
     world = Losing(where, 1, respawn=respawn)
     membership = Membership(world, in_status=False)
     membership.request(5)
@@ -420,7 +420,7 @@ def test_who_is_lost_while_processes_ask_each_other_is_missed_only_where_workers
 
 
 @pytest.mark.parametrize("respawn", [False, True])
-def test_who_is_lost_while_members_change_is_missed_only_where_workers_are_replaced(respawn):
+def test_a_loss_during_a_membership_change_counts_as_missing_only_if_replaced(respawn):
     world = Losing("a change", 0, respawn=respawn, there=False)
     membership = Membership(world)
     membership.request(5)
@@ -435,7 +435,7 @@ def test_who_is_lost_while_members_change_is_missed_only_where_workers_are_repla
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_who_is_lost_while_a_program_is_built_or_restored_is_replaced(restored):
+def test_a_worker_lost_during_a_build_or_restore_is_replaced(restored):
     """What a program is made of takes a while to be built, and all of it begins with the same members."""
     world = World(workers=3, processes=4, respawn=True)
     there = Roster.of(world)

@@ -38,7 +38,7 @@ def test_a_split_sums_up_and_keeps_its_limits(problem):
 
 
 @given(problems())
-def test_a_split_is_taken_again_as_it_is(problem):
+def test_a_feasible_split_is_unchanged(problem):
     total, shares, limits = problem
     sizes = split(total, shares, limits)
     assert split(total, sizes, limits) == sizes
@@ -66,7 +66,7 @@ def test_sizes_are_multiples_of_the_quantum_but_for_the_rest(shares, quanta, qua
 
 
 @given(st.integers(1, 8), st.integers(8, 500))
-def test_equal_is_as_equal_as_whole_numbers_can_be(n, total):
+def test_equal_sizes_differ_by_at_most_one(n, total):
     sizes = equal(total, Limits((1,) * n, (total,) * n, 16))
     assert sum(sizes) == total
     assert max(sizes) - min(sizes) <= 1
@@ -77,7 +77,7 @@ def test_a_larger_share_never_gets_less():
     assert list(sizes) == sorted(sizes)
 
 
-def test_what_a_full_worker_cannot_take_goes_to_the_others_in_proportion():
+def test_the_excess_of_a_full_worker_goes_to_the_others_in_proportion():
     assert split(100, [8, 1, 1], Limits((1,) * 3, (40, 100, 100))) == (40, 30, 30)
 
 
@@ -90,7 +90,7 @@ def test_workers_with_no_share_take_nothing():
         split(16, [1, 0, 0], limits)
 
 
-def test_who_takes_no_part_is_told_by_the_limits_as_well():
+def test_limits_say_which_workers_take_no_part():
     limits = Limits((2,) * 3, (10, 20, 30), 4).of([True, False, True])
     assert (limits.lower, limits.upper, limits.active) == ((2, 0, 2), (10, 0, 30), (0, 2))
     assert split(12, [1, 8, 2], limits) == (4, 0, 8)

@@ -79,7 +79,7 @@ def test_all_are_ready_if_each_is(saying, workers, dtype):
 @given(
     st.lists(st.floats(0, 1e4), min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([np.float32, np.float64])
 )
-def test_what_a_call_costs_is_the_mean_of_the_processes(costs, workers, dtype):
+def test_the_cost_of_a_microbatch_is_the_mean_over_processes(costs, workers, dtype):
     these = processes([workers] * len(costs), [{"call_overhead": cost} for cost in costs])
     exchange(these, dtype)
     heard = {p.heard[2] for p in these}
@@ -91,7 +91,7 @@ def test_what_a_call_costs_is_the_mean_of_the_processes(costs, workers, dtype):
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=4),
     st.sampled_from([np.float32, np.float64]),
 )
-def test_newcomers_are_summed_and_each_worker_says_whether_it_wants_to_leave(told, dtype):
+def test_joining_workers_are_summed_and_each_worker_may_ask_to_leave(told, dtype):
     saying = [{"ready_to_join": ready, "leave_request": request} for _, ready, request in told]
     these = processes([workers for workers, _, _ in told], saying)
     exchange(these, dtype)
@@ -124,12 +124,12 @@ def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(c
         assert process.heard is None
 
 
-def test_a_status_is_as_long_as_it_says():
+def test_the_length_of_a_status_is_status_length():
     (one,) = processes([3], [{}])
     assert one.status.encode().shape == (one.status.length,) == (status_length(3),)
 
 
-def test_of_worker_slots_that_no_process_carries_nobody_expects_a_digest():
+def test_empty_worker_slots_send_no_digest():
     first, second, gone = processes([1, 1, 1], [{}, {}, {}])
     for process in (first, second):
         process.unowned_slots, process.processes = tuple(gone.workers), 2

@@ -99,7 +99,7 @@ def test_files_that_are_mapped_stay_so_and_are_widened_row_by_row(tmp_path):
     assert digests_of_data(data) == digests_of_data(Examples({"x": np.array(mapped), "y": np.arange(1000)}))
 
 
-def test_mapped_files_are_opened_anew_by_those_who_read_them(tmp_path):
+def test_each_reader_opens_a_mapped_file_itself(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(4000.0, dtype=np.float32).reshape(1000, 4))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     leaves, tree = jax.tree.flatten({"a": mapped[10:, 1:3], "b": np.arange(990)})
@@ -118,7 +118,7 @@ def test_mapped_files_are_opened_anew_by_those_who_read_them(tmp_path):
         ("text", "holds text"),
     ],
 )
-def test_what_cannot_be_taken_as_it_is_says_what_to_write(data, says):
+def test_errors_about_unsupported_data_say_what_to_write(data, says):
     refused(data, says)
 
 
@@ -204,7 +204,7 @@ def test_slow_sources_are_read_twice_once():
     assert data.reads == 2
 
 
-def test_an_error_says_which_example_it_is_of():
+def test_an_error_names_the_example():
     def broken(example):
         raise OSError("no such file")
 
@@ -238,7 +238,7 @@ class Counting(Squares):
         return super().__getitem__(index)
 
 
-def test_what_was_fetched_ahead_is_dealt_out_anew_when_sizes_change():
+def test_prefetched_examples_are_redistributed_when_sizes_change():
     data = Counting(100)
     stream = Stream(Examples(data), seed=0, workers=range(2))
     data.read.clear()

@@ -124,7 +124,7 @@ def same(a, b):
         (Table(), {"x": X[1], "y": Y[1]}),
     ],
 )
-def test_a_data_set_is_taken_for_what_it_is(data, row):
+def test_kinds_of_data_sets_are_recognized(data, row):
     examples = Examples(data)
     assert same(jax.tree.map(lambda a: a[0], examples.rows(np.array([1]))), row)
     assert examples.in_memory == (not isinstance(data, Table | Longer))
@@ -152,13 +152,13 @@ def test_a_data_set_is_taken_for_what_it_is(data, row):
         (Both(X, odd={"first": 1}), "a Both, a pytree of arrays and a source at once, and its data["),
     ],
 )
-def test_what_may_be_several_things_is_refused_with_what_to_write(data, says):
+def test_ambiguous_data_is_refused_with_what_to_write(data, says):
     with pytest.raises(ad.DataError) as error:
         Examples(data)
     assert says in str(error.value)
 
 
-def test_what_to_write_is_taken():
+def test_the_suggested_code_works():
     samples = [(X[0],), (X[1],)]
     assert len(Examples(jax.tree.map(lambda *xs: np.stack(xs), *samples))) == 2
     assert len(Examples(tuple(samples))) == 3
@@ -177,7 +177,7 @@ def test_a_long_list_of_ragged_examples_makes_a_short_error():
 @pytest.mark.parametrize(
     "dtype", ["float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "complex64", "bool", "uint8"]
 )
-def test_every_dtype_of_numbers_is_kept(dtype):
+def test_every_numeric_dtype_is_preserved(dtype):
     for array in (X.astype(dtype), jnp.asarray(X.astype(dtype))):
         examples = Examples(array)
         assert examples.example.dtype == dtype

@@ -31,7 +31,7 @@ def test_tasks_run_in_turn_and_give_results_or_raise():
     thread.close()
 
 
-def test_what_has_not_begun_can_be_cancelled_and_close_waits_for_nothing():
+def test_pending_tasks_are_cancelled_and_close_does_not_wait():
     thread, begun, go_on, seen = FetchThread("reads"), threading.Event(), threading.Event(), []
     hangs = thread.submit(lambda: begun.set() or go_on.wait(limit(60)))
     cancelled, last = thread.submit(seen.append, 1), thread.submit(seen.append, 2)
@@ -49,7 +49,7 @@ def test_what_has_not_begun_can_be_cancelled_and_close_waits_for_nothing():
     assert not thread._thread.is_alive()
 
 
-def test_the_thread_ends_with_whoever_owns_it_and_keeps_no_task():
+def test_the_thread_ends_with_its_owner_and_holds_no_task():
     class Owner:
         def __init__(self):
             self.thread = FetchThread("reads")
@@ -94,7 +94,7 @@ print("over")
 
 
 @pytest.mark.parametrize(("script", "printed"), [(FORKS, "[0, 0]"), (HANGS, "over")], ids=["forks", "hangs"])
-def test_a_process_ends_whatever_its_task_does(script, printed):
+def test_a_process_ends_while_a_task_runs(script, printed):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit(60))

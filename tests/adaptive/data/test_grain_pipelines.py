@@ -133,12 +133,12 @@ def test_batches_that_are_taken_apart_again_are_examples():
     check_epochs_and_restores(lambda: data)
 
 
-def test_what_has_gaps_is_to_be_gone_through():
+def test_a_pipeline_with_gaps_is_read_as_an_iterator():
     with pytest.raises(ad.DataError, match=r"with .filter\(\) .*\n?.* give data.to_iter_dataset\(\)"):
         examples_of(numbers().filter(lambda example: example["i"] % 2 == 0).shuffle(seed=1))
 
 
-def test_what_is_repeated_without_end_is_refused_and_not_eaten():
+def test_an_endless_pipeline_is_refused_without_reading_it():
     data = grain.MapDataset.range(20).map(lambda i: {"i": i})
     with pytest.raises(ad.DataError, match=f"len.data. is {sys.maxsize}: .* Leave out .repeat"):
         examples_of(data.repeat())

@@ -66,7 +66,7 @@ def flat(steps):
     st.lists(st.tuples(*[st.integers(0, 7)] * 3).filter(any), min_size=1, max_size=8),
     st.booleans(),
 )
-def test_each_example_is_taken_once_per_pass_whatever_is_resized(n, plan, batched):
+def test_each_example_is_used_once_per_pass_under_any_resizes(n, plan, batched):
     def batches():
         for start in range(0, n, 4):
             yield {"i": np.arange(start, min(start + 4, n))}
@@ -104,7 +104,7 @@ def test_epochs_are_fractions_as_soon_as_one_has_ended():
     stream.close()
 
 
-def test_make_is_called_with_what_it_takes():
+def test_make_is_called_with_the_arguments_that_it_accepts():
     def rows(epoch, workers, extra=3):
         yield from ({"i": 100 * epoch + 10 * workers + extra} for _ in range(2))
 
@@ -142,7 +142,7 @@ def test_only_the_share_of_this_process_is_transformed():
         (counted(3), {"length": 2.5}, "length= takes the number of examples"),
     ],
 )
-def test_what_begins_no_iterator_is_refused(make, options, says):
+def test_a_function_that_returns_no_iterator_is_refused(make, options, says):
     with pytest.raises(ad.DataError) as error:
         ad.data.from_iterator(make, **options)
     assert says in str(error.value)
@@ -169,7 +169,7 @@ def test_what_begins_no_iterator_is_refused(make, options, says):
         (ad.data.from_iterator(counted(5), batched=True), [], "If these are examples, leave out batched=True"),
     ],
 )
-def test_what_an_iterator_does_wrong_is_told_by_the_step_that_meets_it(how, plan, says):
+def test_the_step_that_reads_a_wrong_item_raises(how, plan, says):
     if not says:
         flat(walk(opened(how), plan))
         return
@@ -318,7 +318,7 @@ def loader_of(source):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 7])
-def test_a_stream_goes_on_where_another_stood(kind, steps):
+def test_a_stream_continues_at_the_position_of_another(kind, steps):
     make, plan = KINDS[kind], [(2, 1), (1, 3), (3, 0), (4, 4), (1, 1), (5, 5), (2, 2), (3, 3)]
     stream = opened(ad.data.from_iterator(make()), 2)
     whole = flat(walk(stream, plan))
@@ -335,7 +335,7 @@ def test_a_stream_goes_on_where_another_stood(kind, steps):
         each.close()
 
 
-def test_what_has_a_state_is_not_gone_through_again():
+def test_an_iterator_with_a_state_is_not_replayed():
     stream = opened(ad.data.from_iterator(lambda: Stateful(10**6, lambda at: {"at": at})))
     for _ in walk(stream, [(10,)] * 20):
         pass
@@ -393,7 +393,7 @@ def test_a_program_goes_through_epochs_and_on_from_a_checkpoint():
         assert [float(report.metrics["mean"]) for report in program.run(epochs=1)] == means[3:]
 
 
-def test_an_iterator_is_kept_on_disk(tmp_path):
+def test_an_iterators_state_is_saved_on_disk(tmp_path):
     data = GRAIN.to_iter_dataset()
     with program_on(data) as program:
         means = [float(r.metrics["mean"]) for r in program.run(steps=7, checkpoint=ad.Checkpoints(tmp_path, every=3))]
@@ -411,7 +411,7 @@ def test_an_iterator_is_kept_on_disk(tmp_path):
         (ad.data.from_iterator(lambda worker: counted(5)(0)), "lengths of all are not known"),
     ],
 )
-def test_epochs_that_nobody_can_tell_are_refused(how, says, tmp_path):
+def test_epochs_of_data_of_unknown_length_are_refused(how, says, tmp_path):
     with program_on(how) as program:
         with pytest.raises(ad.DataError, match=says):
             next(program.run(epochs=1))
@@ -420,7 +420,7 @@ def test_epochs_that_nobody_can_tell_are_refused(how, says, tmp_path):
         assert [report.epoch for report in program.run(steps=3)] == [0, 0, 0]
 
 
-def test_what_is_said_to_be_an_epoch_of_endless_data_is_one():
+def test_the_given_epoch_length_of_endless_data_counts():
     def endless():
         return ({"i": i} for i in itertools.count())
 

@@ -25,18 +25,18 @@ def whole(order, length, epoch=0):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_each_example_has_one_place(length):
+def test_the_order_is_a_permutation(length):
     places = shuffled(np.arange(length), length, keys(length))
     assert np.array_equal(np.sort(places), np.arange(length))
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
-def test_each_example_has_one_place_whatever_the_length(length, seed):
+def test_the_order_is_a_permutation_for_any_length(length, seed):
     assert set(shuffled(np.arange(length), length, keys(seed)).tolist()) == set(range(length))
 
 
 @given(st.integers(10**4, 2**61), st.integers(0, 100))
-def test_places_of_what_no_memory_holds_differ(length, seed):
+def test_positions_in_a_huge_data_set_are_distinct(length, seed):
     places = np.random.default_rng(seed).integers(0, length, 500)
     found = shuffled(places, length, keys(seed))
     assert ((found >= 0) & (found < length)).all()
@@ -44,7 +44,7 @@ def test_places_of_what_no_memory_holds_differ(length, seed):
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
-def test_all_orders_of_a_few_examples_come_equally_often(length):
+def test_all_orders_of_a_few_examples_are_equally_frequent(length):
     epochs = 6000
     orders = Counter(tuple(whole(Order([length], 7), length, epoch).tolist()) for epoch in range(epochs))
     expected = epochs / factorial(length)

@@ -78,7 +78,7 @@ def taken(data, plan, workers=2, seed=5):
     return batches
 
 
-def test_processes_read_what_a_thread_would_whatever_is_resized(read):
+def test_reader_processes_return_what_a_thread_returns_under_any_resizes(read):
     plan = [(8, 8), (8, 8), (3, 13), (16, 0), (1, 1), (9, 9)]
     alone = taken(ad.data.from_source(Numbers(), random_map=noise), plan)
     beside = taken(read, plan)
@@ -99,7 +99,7 @@ def gone(processes):
     return not alive
 
 
-def test_what_goes_wrong_is_told_and_the_rest_goes_on(tmp_path):
+def test_an_error_in_a_reader_is_raised_and_reading_continues(tmp_path):
     data = ad.data.from_source(Broken(str(tmp_path / "dead")), num_readers=1)
     try:
         with pytest.raises(ad.DataError, match="UserError: 13: no such file") as error:
@@ -139,7 +139,7 @@ def test_after_a_failed_read_the_step_can_be_taken_again(tmp_path):
         stream.close()
 
 
-def test_what_cannot_be_sent_to_another_process_is_refused():
+def test_data_that_cannot_be_pickled_is_refused():
     source = Numbers()
     source.lock = threading.Lock()
     data = ad.data.from_source(source, num_readers=1)
@@ -179,7 +179,7 @@ ENDS = {
 @pytest.mark.parametrize(
     "end", ["killed", "interrupted", *(pytest.param(e, marks=pytest.mark.long) for e in ("failed", "left"))]
 )
-def test_no_process_outlives_the_one_that_started_it(end, tmp_path):
+def test_no_reader_outlives_its_parent(end, tmp_path):
     code, number = ENDS[end]
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("END", code))
@@ -208,7 +208,7 @@ def test_no_process_outlives_the_one_that_started_it(end, tmp_path):
         running.stdout.close()
 
 
-def test_readers_leave_signals_to_the_one_that_started_them(read):
+def test_readers_leave_signals_to_their_parent(read):
     (process, *_) = [psutil.Process(pid) for pid in pids_of(read)] or [None]
     assert process is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

@@ -119,7 +119,7 @@ def test_a_read_that_was_begun_ahead_is_ended_too(hangs):
         stream.take((40,))
 
 
-def test_on_one_process_a_read_takes_as_long_as_it_takes_and_is_named_again_and_again(hangs, caplog, monkeypatch):
+def test_one_process_waits_for_a_slow_read_and_warns_repeatedly(hangs, caplog, monkeypatch):
     monkeypatch.setattr(read_watch, "_FIRST_WARNING", 0.1)
     stream, taken = Stream(ad.data.from_source(hangs), seed=0, workers=range(1)), []
     thread = threading.Thread(target=lambda: taken.append(stream.take((40,))), daemon=True)
@@ -305,7 +305,7 @@ def test_a_read_by_a_process_is_named_with_its_stack_and_the_process_is_ended(by
     assert sorted(stream.take((40,)).batches[0]["i"]) == list(range(40))  # by others
 
 
-def test_a_process_that_is_stopped_says_so(by_processes):
+def test_a_stopped_process_is_reported_as_stopped(by_processes):
     data, marker = by_processes
     marker.unlink()
     for process in readers(data):

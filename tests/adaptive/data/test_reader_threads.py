@@ -175,7 +175,7 @@ class TooFew(AtOnce):
         return [{"i": np.int32(index)} for index in indices][:-1] if len(indices) > 1 else [{"i": np.int32(0)}]
 
 
-def test_examples_that_are_missing_of_those_read_at_once_are_told():
+def test_missing_examples_of_a_batched_read_are_named():
     with pytest.raises(ad.DataError, match="__getitems__ gave 2 examples for 3 numbers"):
         rows(reading(TooFew()), range(3))
 
@@ -204,7 +204,7 @@ class Breaks(Waits):
         return super().__getitem__(index)
 
 
-def test_the_first_example_that_fails_is_told():
+def test_the_first_failing_example_is_named():
     made = begin(reading(Breaks()))
     assert several(made)
     for _ in range(5):
@@ -221,7 +221,7 @@ class Uneven(Waits):
         return {"i": np.zeros(2 if index == 41 else 1, np.int32)[0] + index if index != 41 else np.zeros(2, np.int32)}
 
 
-def test_an_example_that_is_built_otherwise_is_told_before_one_that_fails():
+def test_an_example_of_another_structure_is_named_before_a_failing_one():
     made = begin(reading(Uneven()))
     with pytest.raises(ad.DataError, match="of example 41 has shape"):
         rows(made, [1, 2, 41, 3])
@@ -253,7 +253,7 @@ class Draws(Waits):
         return {"i": np.int32(index), "r": self.rng.random()}
 
 
-def test_what_several_threads_read_otherwise_is_read_by_one():
+def test_data_that_is_not_thread_safe_is_read_by_one_thread():
     made = begin(reading(Draws()))
     assert not several(made)
     assert "have read other examples" in made.note
@@ -431,7 +431,7 @@ def keeps_a_place():
         (lambda path: Scratch(5_000_000), "it holds more than 16 MiB that each thread would have a copy of"),
     ],
 )
-def test_one_thread_reads_what_threads_would_take_from_each_other(path, make, why):
+def test_one_thread_reads_data_whose_state_threads_would_share(path, make, why):
     GLOBAL.clear()
     LateOfTheClass.file = None
     made = begin(reading(make(path)))
@@ -445,7 +445,7 @@ def test_one_thread_reads_what_threads_would_take_from_each_other(path, make, wh
     [OpenedLate, lambda path: Scratch(10), lambda path: Scratch((ROWS, 10))],
     ids=["a file that each copy opens", "a buffer", "a buffer of few rows"],
 )
-def test_what_each_copy_has_of_its_own_is_no_hindrance(path, make):
+def test_state_that_each_copy_has_of_its_own_allows_threads(path, make):
     made = begin(reading(make(path)))
     assert several(made)
     for _ in range(10):
@@ -453,7 +453,7 @@ def test_what_each_copy_has_of_its_own_is_no_hindrance(path, make):
     made.close()
 
 
-def test_a_function_has_a_copy_of_what_it_closes_over():
+def test_a_copied_function_has_copies_of_its_closure():
     made = begin(reading(Waits(), keeps_a_place()))
     assert several(made)
     for _ in range(10):
@@ -482,7 +482,7 @@ def test_functions_are_no_hindrance(transform):
     made.close()
 
 
-def test_of_modules_of_the_user_what_is_used_is_looked_at(tmp_path, monkeypatch):
+def test_used_names_of_user_modules_are_examined(tmp_path, monkeypatch):
     (tmp_path / "users_own.py").write_text(
         "import io\nFILE = io.BytesIO(bytes(100))\ndef get(i):\n    FILE.seek(i)\n    return FILE.tell()\n"
     )
@@ -526,7 +526,7 @@ class Large(Waits):
         self.text = "x" * 1_000_000
 
 
-def test_copies_share_what_is_large():
+def test_copies_share_large_arrays():
     source = Large()
     tracemalloc.start()
     try:
@@ -543,7 +543,7 @@ def test_copies_share_what_is_large():
             assert getattr(copy, name) is getattr(source, name)
 
 
-def test_copies_are_made_of_what_was_not_read_yet(path):
+def test_copies_are_made_before_the_first_read(path):
     source = OpenedLate(path)
     copies = SourceCopies(source, (None, None))
     source[3]
@@ -552,7 +552,7 @@ def test_copies_are_made_of_what_was_not_read_yet(path):
     assert copy.file is None
 
 
-def test_what_is_filled_in_by_reads_is_not_shared():
+def test_caches_filled_by_reads_are_not_shared():
     cache, small = [None] * 5000, {"at": 0}
     source = Cached(cache, small)
     copy, _ = SourceCopies(source, (None, None)).make()
@@ -565,7 +565,7 @@ class Cached(Waits):
         self.cache, self.small = cache, small
 
 
-def test_what_refers_to_itself_by_a_closure_cannot_be_copied():
+def test_a_closure_that_refers_to_itself_cannot_be_copied():
     def again(example, deep=[]):  # noqa: B006
         return again(example, deep)
 
@@ -587,7 +587,7 @@ def test_a_program_says_why_one_thread_reads(path):
         assert "examples are read one at a time, though reading waits" in program.explain()
 
 
-def test_a_program_trains_on_the_same_examples_whoever_reads():
+def test_a_program_trains_on_the_same_examples_with_any_readers():
     def trained(source):
         with ad.Program(driver, jnp.zeros(()), source, global_batch=16, resizable=False) as program:
             for _ in program.run(steps=8):

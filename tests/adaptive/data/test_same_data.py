@@ -74,7 +74,7 @@ def test_of_a_source_no_more_rows_are_read_than_need_be():
     assert sorted(set(small.read)) == list(range(20))
 
 
-def test_of_what_is_larger_than_memory_rows_are_compared(monkeypatch, tmp_path):
+def test_for_data_larger_than_memory_some_rows_are_compared(monkeypatch, tmp_path):
     monkeypatch.setattr(_same_data, "_ROWS_OF_LARGE", 8)
     data = np.memmap(tmp_path / "x", np.float32, "w+", shape=(1000, 2))
     whole = digests_of_data(Examples(data), 8000)

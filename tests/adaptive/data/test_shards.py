@@ -66,7 +66,7 @@ def courses(draw):
 
 
 @given(courses())
-def test_every_example_comes_once_per_epoch_of_its_shard_whatever_is_resized(course):
+def test_every_example_of_a_shard_occurs_once_per_epoch_under_any_resizes(course):
     lengths, plan, seed, ahead = course
     stream = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
     seen = taken(stream, plan, ahead)
@@ -84,7 +84,7 @@ def test_every_example_comes_once_per_epoch_of_its_shard_whatever_is_resized(cou
 
 
 @given(courses(), st.data())
-def test_the_order_of_a_shard_does_not_depend_on_what_anybody_takes_at_once(course, data):
+def test_the_order_of_a_shard_does_not_depend_on_batch_sizes(course, data):
     lengths, plan, seed, ahead = course
     one = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
     two = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
@@ -133,7 +133,7 @@ def test_a_process_reads_the_shards_of_its_own_workers_only():
     assert [len(batch["number"]) for batch in share.batches] == [3, 4]
 
 
-def test_a_look_ahead_at_a_step_is_what_the_step_takes():
+def test_peek_returns_the_batch_of_the_next_step():
     stream = Stream(shards_of(), seed=0, workers=range(3))
     for sizes in [(3, 4, 5), (7, 1, 2), (1, 12, 3)]:
         seen = stream.peek(sizes)
@@ -160,7 +160,7 @@ def test_arrays_and_sources_may_stand_side_by_side():
     assert repr(shards) == "Shards of 4 + 3 examples"
 
 
-def test_a_digest_tells_where_one_shard_ends():
+def test_a_digest_depends_on_shard_boundaries():
     assert digests_of_data(shards_of((5, 7))) == digests_of_data(shards_of((5, 7)))
     assert digests_of_data(shards_of((5, 7))) != digests_of_data(shards_of((7, 5)))
     assert digests_of_data(shards_of((5, 7))) != digests_of_data(Examples(numbered(0, 12)))
@@ -179,7 +179,7 @@ def test_a_digest_tells_where_one_shard_ends():
         ([np.zeros(3, int), np.zeros(3)], r"example is float32\[\] in shard 1, but int32\[\] in shard 0"),
     ],
 )
-def test_what_cannot_be_shards_is_refused(data_sets, complaint):
+def test_invalid_shards_are_refused(data_sets, complaint):
     with pytest.raises(ad.DataError, match=complaint):
         ad.Shards(data_sets)
 
@@ -210,7 +210,7 @@ def test_each_worker_sees_its_own_shard():
             assert float(report.metrics["mean"]) == pytest.approx(expected)
 
 
-def test_epochs_of_a_program_count_examples_whoever_takes_them():
+def test_epochs_count_examples_of_all_workers():
     with program_on(shards_of(), shares=(1, 9, 2)) as program:
         reports = list(program.run(epochs=2))
     assert [r.examples for r in reports] == [12, 24, 36, 48]
@@ -236,7 +236,7 @@ def test_there_must_be_a_shard_for_each_worker():
         program_on(shards_of(), workers=2)
 
 
-def test_the_plan_says_that_data_is_of_each_worker_its_own():
+def test_explain_says_that_each_worker_has_its_own_data():
     with program_on(shards_of()) as program:
         assert "each worker has its own data: 24 examples = 7 + 12 + 5" in program.explain()
     with program_on(numbered(0, 24)) as program:

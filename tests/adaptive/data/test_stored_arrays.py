@@ -62,7 +62,7 @@ def group(tmp_path_factory):
     [[3], [4, 5, 6, 7], [7, 3, 3, 4999, 0], [9, 8, 7], list(range(1500, 0, -1)), []],
     ids=["one", "side by side", "twice", "backwards", "many", "none"],
 )
-def test_rows_of_hdf5_come_in_the_order_in_which_they_are_asked_for(file, name, rows):
+def test_hdf5_rows_are_returned_in_the_requested_order(file, name, rows):
     rows = np.array(rows, int)
     assert np.array_equal(rows_of_hdf5(file[name], rows), IMAGES[rows])
 
@@ -203,7 +203,7 @@ def test_a_function_of_each_example_is_given_the_rows_that_were_read_at_once(fil
         ("number", r"data\['number'\] is a single number; every leaf needs a leading axis"),
     ],
 )
-def test_what_holds_no_rows_of_numbers_is_refused_by_name(file, name, says):
+def test_a_file_without_numeric_rows_is_refused_by_name(file, name, says):
     with pytest.raises(ad.DataError, match=says):
         examples_of({name: file[name]})
 
@@ -213,14 +213,14 @@ def test_arrays_of_a_group_of_different_lengths_are_refused(file):
         examples_of({"group": dict(file["group"]), "large": file["large"]})
 
 
-def test_a_number_that_is_too_large_is_told_with_its_row(file):
+def test_the_error_about_a_too_large_number_names_its_row(file):
     data = examples_of({"n": file["large"]})
     assert data.rows(np.array([3, 1]))["n"].tolist() == [3, 1]
     with pytest.raises(ad.DataError, match=r"data\['n'\]\[40\] holds 1099511627776, which int32 cannot"):
         data.rows(np.array([3, 40]))
 
 
-def test_a_file_that_was_closed_is_told(path):
+def test_a_closed_file_is_named_in_the_error(path):
     with h5py.File(path, "r") as file:
         data, dataset = examples_of({"x": file["plain"]}), file["plain"]
     says = r"data\['x'\] is a dataset of an HDF5 file that is closed. Leave the file open"

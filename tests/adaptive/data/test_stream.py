@@ -78,7 +78,7 @@ def courses(draw):
 
 
 @given(courses())
-def test_every_example_comes_once_per_epoch_whatever_is_resized(course):
+def test_every_example_occurs_once_per_epoch_under_any_resizes(course):
     n, plan, seed, ahead = course
     stream = Stream(Examples(numbered(n)), seed=seed, workers=range(len(plan[0])))
     seen = everything(stream, plan, ahead)
@@ -164,7 +164,7 @@ def test_leaves_stay_together(stream_of):
 # --- fetching ahead ---------------------------------------------------------------------------------------------------
 
 
-def test_what_was_fetched_ahead_is_taken(stream_of):
+def test_prefetched_examples_are_used(stream_of):
     data = Source(12)
     stream = stream_of(data)
     stream.take((4,))
@@ -175,7 +175,7 @@ def test_what_was_fetched_ahead_is_taken(stream_of):
 
 
 @pytest.mark.parametrize(("sizes", "moved"), [((3,), 4), ((4,), 0), ((4,), 3)])
-def test_what_was_fetched_ahead_in_vain_is_dropped(stream_of, sizes, moved):
+def test_unused_prefetched_examples_are_dropped(stream_of, sizes, moved):
     stream = stream_of(numbered(12))
     stream.take((4,))
     stream.prefetch((4,))

@@ -332,7 +332,7 @@ class Source:
         return self.make(i)
 
 
-def test_float64_that_is_narrowed_is_said_once_with_the_leaves(pd):
+def test_narrowing_float64_is_warned_of_once_with_the_leaves(pd):
     torch = pytest.importorskip("torch")
     for data, leaves in (
         ({"x": WIDE, "y": np.arange(3)}, "data['x']: "),
@@ -348,7 +348,7 @@ def test_float64_that_is_narrowed_is_said_once_with_the_leaves(pd):
     assert data.notes[-1].startswith("example['x']: float64")
 
 
-def test_numbers_that_nobody_gave_a_width_need_no_note():
+def test_python_numbers_are_narrowed_without_a_note():
     for data in (
         {"x": WIDE.astype(np.float32), "y": np.arange(3)},
         [{"x": [0.1, 0.2], "y": 0.5}, {"x": [0.3, 0.4], "y": 0.5}],
@@ -359,7 +359,7 @@ def test_numbers_that_nobody_gave_a_width_need_no_note():
         assert examples_of({"x": WIDE}).notes == ()
 
 
-def test_a_program_says_what_it_narrows():
+def test_a_program_warns_of_leaves_that_it_narrows():
     with ad.Program(lambda state, batch: (state, {}), jnp.zeros(()), {"x": WIDE}, global_batch=3) as program:
         assert "data['x']: float64, computed with as float32" in program.explain()
         assert any("data['x']: float64" in note for note in program.step().notes)
@@ -401,7 +401,7 @@ def test_a_list_of_numbers_is_an_array_at_any_depth_in_any_example(case):
         assert_same(examples_of([with_lists(i)[case] for i in range(2)]).rows(np.arange(2)), wanted)
 
 
-def test_lists_in_data_that_are_given_whole_are_pytrees():
+def test_lists_in_a_pytree_of_data_are_pytrees():
     data = {"pair": [np.arange(3), np.arange(3) * 2]}
     assert [a.tolist() for a in examples_of(data).rows(np.array([1]))["pair"]] == [[1], [2]]
     read = ad.data.from_source(data, num_readers=1)
@@ -535,7 +535,7 @@ def test_a_stream_of_hugging_face_keeps_the_dtypes_of_its_features(hf):
         assert_same(jax.tree.map(lambda *a: np.stack(a), *found), wanted)
 
 
-def test_items_of_torch_and_of_a_function_of_ones_own_stay_what_they_are(hf):
+def test_torch_items_and_results_of_user_functions_are_unchanged(hf):
     torch = pytest.importorskip("torch")
     data = hugging_face(hf).select_columns(["id", "two"]).with_format("torch")
     assert_same(batch_of(data), {name: WANTED[name] for name in ("id", "two")})

@@ -114,7 +114,7 @@ def test_a_data_set_is_taken_by_its_index(kind):
     assert opened(td.DataLoader(WITH_INDEX[kind](), batch_size=5, shuffle=True)).data.length == N
 
 
-def test_of_a_loader_its_data_set_is_taken_and_what_goes_unused_is_said():
+def test_a_loaders_data_set_is_used_and_its_ignored_settings_are_named():
     sampler = td.DistributedSampler(range(N), num_replicas=3, rank=1)
     loader = td.DataLoader(WITH_INDEX["of dicts"](), batch_size=4, sampler=sampler, worker_init_fn=print)
     data = examples_of(loader)
@@ -155,7 +155,7 @@ def test_a_collate_function_is_called_for_each_example():
         ({"collate_fn": lambda rows: torch.zeros(3)}, "collate_fn makes an array of shape (3,) of one example"),
     ],
 )
-def test_a_loader_that_means_something_else_is_refused(options, says):
+def test_a_loader_with_another_meaning_is_refused(options, says):
     with pytest.raises(ad.DataError) as error:
         examples_of(td.DataLoader(WITH_INDEX["TensorDataset"](), **options))
     assert says in str(error.value)
@@ -277,7 +277,7 @@ def test_workers_that_the_user_starts_otherwise_are_left_so():
         assert (epochs._loader.multiprocessing_context is loader.multiprocessing_context) == (method == "spawn")
 
 
-def test_what_is_wrong_in_a_worker_is_said_with_its_stack():
+def test_an_error_in_a_loader_worker_has_its_stack():
     stream = opened(td.DataLoader(stream_of_numbers(raises=9), batch_size=2, num_workers=2))
     with pytest.raises(ArithmeticError, match="no such number") as error:
         walk(stream)
@@ -287,7 +287,7 @@ def test_what_is_wrong_in_a_worker_is_said_with_its_stack():
         opened(td.DataLoader(stream_of_numbers(-1), batch_size=2, num_workers=1))
 
 
-def test_what_workers_cannot_be_sent_is_refused():
+def test_data_that_loader_workers_cannot_receive_is_refused():
     loader = td.DataLoader(stream_of_numbers(make=(i for i in range(3)).__next__), num_workers=1)
     with pytest.raises(ad.DataError, match="what they need cannot be sent to other processes") as error:
         opened(loader)
@@ -308,7 +308,7 @@ def test_what_workers_cannot_be_sent_is_refused():
         (lambda: batched(range(N), sampler=td.DistributedSampler(range(N), 3, 1)), "are one of 3 parts"),
     ],
 )
-def test_batches_and_parts_that_are_not_meant_are_refused(make, says):
+def test_loaders_of_batches_or_parts_are_refused(make, says):
     with pytest.raises(ad.DataError) as error:
         make()
     assert says in str(error.value)
@@ -333,7 +333,7 @@ def test_each_worker_may_be_given_a_part_of_its_own():
         (lambda: stream_of_numbers(make=lambda i: {"i": i // 8}), False),  # some that are
     ],
 )
-def test_data_that_each_worker_reads_whole_are_warned_of(data, warned, caplog):
+def test_data_that_each_worker_reads_completely_causes_a_warning(data, warned, caplog):
     with caplog.at_level(logging.WARNING, "adaptive"):
         stream = opened(td.DataLoader(data(), batch_size=4, num_workers=2))
         for _ in range(2):

@@ -15,7 +15,7 @@ DTYPES = ["bool", "int4", "int8", "uint16", "int64", "uint64", "float16", "bfloa
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64", "complex64", "complex128"])
-def test_arrays_come_back_as_they_were(tmp_path, dtype):
+def test_arrays_round_trip(tmp_path, dtype):
     values = np.arange(6).astype(jnp.dtype(dtype))
     given = {"00000": values, "00001": values.reshape(2, 3), "00002": values[1], "00003": values[2:3].reshape(())}
     arrays.write({name: np.asarray(value) for name, value in given.items()}, tmp_path / "arrays")
@@ -36,7 +36,7 @@ def test_an_error_of_the_system_is_raised_with_its_number(tmp_path, monkeypatch)
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_another_error_of_writing_is_raised_as_it_is(tmp_path, monkeypatch):
+def test_other_errors_of_writing_are_raised_unchanged(tmp_path, monkeypatch):
     def save(*args, **kwargs):
         raise ValueError("not a code")
 

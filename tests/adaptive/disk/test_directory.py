@@ -14,7 +14,7 @@ from tests.adaptive.disk.folders import fill, write
 from tests.speed import limit
 
 
-def test_the_newest_is_what_was_written_last(tmp_path):
+def test_the_newest_checkpoint_is_the_last_written(tmp_path):
     assert newest_verified(tmp_path) is None
     assert newest_verified(tmp_path / "no such") is None
     paths = [write(tmp_path, step) for step in (10, 400, 20)]
@@ -23,14 +23,14 @@ def test_the_newest_is_what_was_written_last(tmp_path):
     assert newest_verified(paths[1]).path == paths[1]
 
 
-def test_numbers_go_on_beyond_six_digits(tmp_path):
+def test_step_numbers_may_exceed_six_digits(tmp_path):
     write(tmp_path, 1).rename(tmp_path / "999999-step-1")
     assert write(tmp_path, 2).name == "1000000-step-2"
     assert newest_verified(tmp_path).path.name == "1000000-step-2"
     assert write(tmp_path, 3).name == "1000001-step-3"
 
 
-def test_what_is_damaged_is_passed_over_with_a_note(tmp_path):
+def test_a_damaged_checkpoint_is_skipped_with_a_note(tmp_path):
     paths = [write(tmp_path, step) for step in (1, 2, 3)]
     (paths[2] / "a.txt").write_text("tex")
     (paths[1] / "manifest.json").unlink()
@@ -64,7 +64,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["000001-step-1"]
 
 
-def test_a_writer_that_is_killed_leaves_nothing_that_is_taken_for_whole(tmp_path):
+def test_a_killed_writer_leaves_no_checkpoint_that_counts_as_complete(tmp_path):
     program = f"""
 import os, signal
 from pathlib import Path
@@ -83,7 +83,7 @@ commit(Path({str(tmp_path)!r}), 1, fill, lambda: None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_newest_that_are_finished_are_kept(tmp_path):
+def test_the_newest_complete_checkpoints_are_retained(tmp_path):
     paths = [write(tmp_path, step) for step in range(6)]
     (paths[4] / "manifest.json").unlink()
     (tmp_path / "notes.txt").touch()

@@ -59,7 +59,7 @@ sys.stdin.read()
     mine.release()
 
 
-def test_an_owner_on_another_host_lives_as_long_as_it_beats(tmp_path, caplog, monkeypatch):
+def test_an_owner_on_another_host_is_alive_while_its_heartbeat_continues(tmp_path, caplog, monkeypatch):
     owner, other = Lock(tmp_path, beat=BEAT), Lock(tmp_path, beat=10 * BEAT)
     with monkeypatch.context() as patch:
         patch.setattr("adaptive.disk.lock._place", lambda: ["elsewhere"])
@@ -80,7 +80,7 @@ def test_an_owner_on_another_host_lives_as_long_as_it_beats(tmp_path, caplog, mo
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}'])
-def test_a_lock_that_says_nothing_is_taken_over_when_nobody_mends_it(tmp_path, content):
+def test_a_stale_damaged_lock_is_taken_over(tmp_path, content):
     (tmp_path / LOCK).write_text(content)
     mine = Lock(tmp_path, beat=BEAT)
     mine.acquire()
@@ -96,7 +96,7 @@ def test_where_files_have_one_name_only(tmp_path, monkeypatch):
     test_one_writer_at_a_time(tmp_path)
 
 
-def test_of_many_who_find_a_dead_owner_one_takes_its_place(tmp_path):
+def test_one_of_many_waiters_replaces_a_dead_owner(tmp_path):
     dead = Lock(tmp_path)
     dead.acquire()
     edit(tmp_path / LOCK, born=0.0)

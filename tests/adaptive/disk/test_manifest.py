@@ -14,7 +14,7 @@ def files(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_seal_tells_folders_apart_and_is_the_same_for_the_same(tmp_path):
+def test_a_manifest_digest_differs_between_folders_and_is_reproducible(tmp_path):
     one, same, other = (write(tmp_path, 1, text) for text in ("text", "text", "tex_"))
     assert verify(one) == verify(same) != verify(other)
 

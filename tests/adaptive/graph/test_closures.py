@@ -47,7 +47,7 @@ def test_equal_things_that_were_made_twice_do_not_differ():
         assert compared(make(), make()) == []
 
 
-def test_what_differs_is_named():
+def test_the_differing_object_is_named():
     over = "which <lambda>() closes over"
     assert compared({"a": [1, 2]}, {"a": [1, 3]}) == [(f"made['a'][1], {over}", True)]
     assert compared(types.SimpleNamespace(n=3), types.SimpleNamespace(n=4))[0] == (f"made.n, {over}", True)
@@ -77,7 +77,7 @@ def test_an_object_that_outlives_a_trace_differs_where_it_was_written_to():
     assert list(before.differences(Record([closing_over(kept)]), outlasting=False)) == []
 
 
-def test_of_a_large_array_that_outlives_a_trace_some_elements_are_kept():
+def test_of_a_large_outer_array_some_elements_are_recorded():
     kept = np.zeros(10_000_000, np.float32)
     before = Record([closing_over(kept)])
     kept[:] = 1
@@ -130,7 +130,7 @@ def test_a_hook_may_ask_for_its_rank():
         program.step()
 
 
-def test_what_a_thread_changes_between_two_traces_is_not_the_drivers(monkeypatch):
+def test_changes_by_another_thread_are_not_attributed_to_the_driver(monkeypatch):
     busy = Busy()
 
     def driver(state, batch):
@@ -156,7 +156,7 @@ def test_a_function_that_only_a_third_size_shows_is_found_there():
         plan(24)
 
 
-def test_what_a_hook_has_written_to_meanwhile_is_no_difference():
+def test_objects_that_a_hook_writes_are_not_compared():
     def driver(state, batch):
         seen = []
         ctrl.hook(lambda control, value: seen.append(float(value)), comm.all_reduce(batch["y"].mean()))

@@ -41,7 +41,7 @@ def sgd(state, batch):
 # --- segments and messages --------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_step_is_one_call_one_message_and_what_follows():
+def test_a_gradient_step_has_one_microbatch_segment_one_message_and_the_final_segment():
     plan = planned(sgd, W)
     assert levels(plan) == {"microbatches": [0], "prologues": [], "messages": 1}
     assert [c.how.label for c in plan.messages[0]] == ["mean", "mean"]
@@ -89,7 +89,7 @@ def test_everything_of_one_level_travels_in_one_message():
         lambda x: comm.all_reduce(x, weight=read(SECONDS)),
     ],
 )
-def test_a_collective_of_what_is_replicated_already_sends_nothing(again):
+def test_a_collective_of_a_replicated_value_sends_nothing(again):
     def driver(state, batch):
         return state - again(again(comm.all_reduce(grad(state, batch)))), {"w": again(state), "one": again(1.0)}
 
@@ -110,7 +110,7 @@ def test_a_free_collective_waits_for_its_values_and_not_for_its_weight():
     assert len(plan.messages[0]) == 1
 
 
-def test_what_nobody_asks_for_is_not_sent():
+def test_unused_values_are_not_sent():
     def driver(state, batch):
         comm.all_reduce(batch["x"])
         mon = comm.all_reduce(batch["y"].mean())
@@ -126,7 +126,7 @@ def test_a_driver_without_collectives_has_one_segment():
     assert plan.splittable
 
 
-def test_what_a_step_does_not_change_is_passed_through():
+def test_unchanged_state_is_passed_through():
     def driver(state, batch):
         return {"table": state["table"], "w": state["w"] - comm.all_reduce(grad(state["w"], batch))}, {}
 
@@ -135,7 +135,7 @@ def test_what_a_step_does_not_change_is_passed_through():
     assert len(plan.final_outputs) == 1
 
 
-def test_a_learning_rate_is_computed_again_behind_the_message_rather_than_kept():
+def test_a_learning_rate_is_recomputed_after_the_message():
     def driver(state, batch):
         rate = 0.1 / (1 + state["step"].astype(float))
         step = rate * comm.all_reduce(rate * grad(state["w"], batch))
@@ -163,7 +163,7 @@ def two_updates(state, batch):
     return state, {}
 
 
-def test_a_second_gradient_at_moved_parameters_is_a_second_call():
+def test_a_second_gradient_at_moved_parameters_is_a_second_segment():
     plan = planned(sharpness_aware, W)
     assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
     (moved,) = plan.prologues[1].outputs
@@ -176,7 +176,7 @@ def test_a_second_gradient_at_moved_parameters_is_a_second_call():
     assert plan.splittable
 
 
-def test_an_update_between_two_gradients_is_kept_for_the_end():
+def test_an_update_between_two_gradients_is_passed_to_the_final_segment():
     plan = planned(two_updates, W)
     assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
     assert origins(plan.final, "prologue") == [
@@ -185,7 +185,7 @@ def test_an_update_between_two_gradients_is_kept_for_the_end():
     assert origins(plan.final, "message") == [("message", 1, 0)]
 
 
-def test_what_a_later_call_needs_of_an_earlier_one_is_kept():
+def test_values_that_a_later_segment_needs_are_kept():
     def driver(state, batch):
         residuals = batch["x"] @ state - batch["y"]
         mean = comm.all_reduce(residuals.mean())
@@ -200,7 +200,7 @@ def test_what_a_later_call_needs_of_an_earlier_one_is_kept():
     assert plan.splittable
 
 
-def test_each_call_has_its_own_distance_from_the_mean_loss():
+def test_values_after_a_message_are_computed_per_microbatch():
     def driver(state, batch):
         loss, grads = jax.value_and_grad(mean_loss)(state, batch)
         excess = loss - comm.all_reduce(loss)

@@ -40,21 +40,21 @@ def numbers_of(driver, examples=8, other=4):
     return sorted(np.asarray(v).item() for var, v in ours.graph.consts.items() if var in found)
 
 
-def test_a_number_of_the_shape_is_told_from_others():
+def test_batch_size_literals_are_distinguished_from_constants():
     def driver(state, batch):
         return state, {"n": len(batch["y"]), "eight": 8, "half": len(batch["y"]) / 2, "four": 4.0}
 
     assert numbers_of(driver) == [4.0, 8]
 
 
-def test_a_number_that_stands_elsewhere_in_the_other_trace_is_told_all_the_same():
+def test_batch_size_literals_at_different_positions_are_recognized():
     def driver(state, batch):
         return state, {"n": jnp.float32(len(batch["y"])), "eight": jnp.float32(8), "four": jnp.float32(4)}
 
     assert numbers_of(driver) == [8.0]
 
 
-def test_what_is_the_same_for_both_sizes_is_no_number_of_the_shape():
+def test_literals_equal_for_both_sizes_are_constants():
     assert numbers_of(lambda s, b: (s, {"n": min(len(b["y"]), 3), "dim": b["x"].shape[1]})) == []
 
 
@@ -68,7 +68,7 @@ def test_a_number_that_only_a_third_size_shows_is_found_there():
         plans(2)
 
 
-def test_a_local_number_for_the_calls_that_only_a_third_size_shows_is_found_there():
+def test_a_batch_size_literal_that_only_a_third_size_shows_is_found():
     def driver(state, batch):
         counted = comm.all_reduce(min(len(batch["y"]), 4) * ad.worker(), op="sum")
         return state - comm.all_reduce(grad(state, batch)), {"counted": counted}
@@ -88,7 +88,7 @@ def test_slots_that_begin_with_a_number_of_the_shape_are_refused():
         planner(driver, W).begin(8)
 
 
-def test_a_constant_of_a_jaxpr_within_is_a_part_of_what_it_says():
+def test_constants_of_nested_jaxprs_are_compared():
     table = {"now": np.arange(3.0, dtype=np.float32)}
 
     @jax.custom_jvp
@@ -170,7 +170,7 @@ def test_in_a_run_it_ends_the_run():
             step_until_warm(program)  # steps are as traced when it was made, until a kernel is traced behind them
 
 
-def test_an_array_that_is_written_to_later_is_what_it_was():
+def test_an_array_keeps_its_value_of_the_build():
     table = np.ones((64, FEATURES), np.float32)
 
     def driver(state, batch):
@@ -201,7 +201,7 @@ def in_another_thread(function):
     return result[0]
 
 
-def test_a_context_variable_is_what_it_was_where_the_program_was_made():
+def test_a_context_variable_keeps_its_value_of_the_build():
     def driver(state, batch):
         return state - FACTOR.get() * comm.all_reduce(grad(state, batch)), {"factor": FACTOR.get()}
 
@@ -213,7 +213,7 @@ def test_a_context_variable_is_what_it_was_where_the_program_was_made():
     assert plan.signature == plans.reference.signature
 
 
-def test_flax_interceptors_are_what_they_were_where_the_program_was_made():
+def test_flax_interceptors_are_those_of_the_build():
     model = nn.Dense(1)
     params = model.init(jax.random.key(0), jnp.zeros((1, FEATURES)))
 
@@ -231,7 +231,7 @@ def test_flax_interceptors_are_what_they_were_where_the_program_was_made():
     assert [len(found) for found in doubled] == [1, 1]
 
 
-def test_precision_is_what_it_was_where_the_program_was_made():
+def test_matmul_precision_is_that_of_the_build():
     with jax.default_matmul_precision("highest"):
         plans = planner(sgd, W)
         plans.begin(8)
@@ -256,7 +256,7 @@ def test_precision_is_what_it_was_where_the_program_was_made():
     ids=["debug_nans", "debug_infs", "transfers", "transfers in", "no jit", "mesh", "leaks", "strict"],
 )
 @pytest.mark.parametrize("around", ["all", "the steps"])
-def test_what_jax_watches_over_is_the_users_code(setting, around):
+def test_debug_settings_of_jax_do_not_change_a_program(setting, around):
     def driver(state, batch):
         seconds = comm.all_gather(mon.compute_seconds())  # NaN in the first step
         return sgd(state, batch)[0], {"seconds": seconds}

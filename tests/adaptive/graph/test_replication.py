@@ -72,7 +72,7 @@ def test_a_op_state_that_reads_a_local_slot_is_local_however_long_the_chain():
     assert [s.scope for s in planned(driver, 0.0).op_states] == [Scope.WORKER] * 3
 
 
-def test_a_op_state_of_what_belongs_to_one_call_is_refused():
+def test_an_operator_state_of_a_microbatch_value_is_refused():
     def driver(state, batch):
         op_state("ema", batch["y"].mean())
         return state, {}
@@ -155,7 +155,7 @@ class Noise(NamedTuple):
     trace: jax.Array
 
 
-def test_a_hook_that_reads_a_local_value_is_refused_by_name_place_and_line():
+def test_a_hook_that_reads_a_local_value_is_refused_with_name_and_line():
     def driver(state, batch):
         noise = Noise(batch["y"].mean(), comm.all_reduce(batch["y"].mean()))
         operators.hook("adapt", Recorder(), (ad.step(), noise))
@@ -190,7 +190,7 @@ def test_a_local_metric_is_refused_by_name():
         planned(lambda s, b: (s, {"loss": {"train": b["y"].mean()}}), 0.0)
 
 
-def test_state_may_be_local_where_it_is_said_to_be():
+def test_state_may_be_local_if_declared():
     def driver(state, batch):
         shared, own = state
         own = own - 0.1 * grad(own, batch)
@@ -208,7 +208,7 @@ def test_state_may_be_local_where_it_is_said_to_be():
 
 
 @pytest.mark.parametrize(("collective", "name"), [(comm.all_gather, "all_gather"), (comm.broadcast, "broadcast")])
-def test_rows_of_a_whole_local_batch_keep_it_in_one_call(collective, name):
+def test_gathering_rows_of_a_local_batch_keeps_it_in_one_microbatch(collective, name):
     def driver(state, batch):
         rows = collective({"mean": batch["y"].mean()})
         return state + rows["mean"].sum(), {}
@@ -226,7 +226,7 @@ def test_rows_of_measurements_leave_a_batch_splittable():
     assert planned(driver, 0.0).splittable
 
 
-def test_a_sum_that_is_scaled_by_the_size_of_the_local_batch_keeps_it_in_one_call():
+def test_a_sum_scaled_by_the_local_batch_size_keeps_it_in_one_microbatch():
     """In several calls each would be scaled by the size of all of them."""
 
     def driver(state, batch):

@@ -33,6 +33,6 @@ def test_an_older_record_has_no_rows(tmp_path):
     assert about(read_columns(record(tmp_path / "run.jsonl", uneven(9, 2, 0.1)))) == {}
 
 
-def test_differences_are_of_what_either_run_has():
+def test_differences_cover_the_fields_of_both_runs():
     a, b = {"began": "now", "seed": "0", "jax": "1"}, {"began": "then", "seed": "1", "jax": "1", "microbatch": "8"}
     assert differences(a, b) == [("seed", "0", "1"), ("microbatch", "–", "8")]

@@ -55,13 +55,13 @@ def test_every_chart_answers_the_pointer(tmp_path, n, noisy, steps):
         assert tooltips(figure), name
 
 
-def test_batch_sizes_are_told_by_worker_and_step(tmp_path):
+def test_tooltips_show_batch_sizes_by_worker_and_step(tmp_path):
     shown = tooltips(drawn(tmp_path / "r")["sizes"])
     assert shown["step"].tolist() == list(range(1, 41))
     assert shown["worker 1"].tolist() == [32 + t // 5 for t in range(40)]
 
 
-def test_the_global_batch_is_told_beside_the_noise_scale_and_a_missing_bound_as_such(tmp_path):
+def test_tooltips_show_the_global_batch_with_the_noise_scale_and_missing_bounds(tmp_path):
     shown = tooltips(drawn(tmp_path / "r", noise=np.full((40, 3), [100.0, 50.0, np.inf]))["batch"])
     assert shown["global batch"].tolist() == [64 + 2 * (t // 5) for t in range(40)]
     assert (set(shown["at least"]), set(shown["at most"])) == ({"50"}, {"∞"})

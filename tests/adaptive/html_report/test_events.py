@@ -48,7 +48,7 @@ def test_a_change_has_the_reason_that_the_record_gives(listed):
     ]
 
 
-def test_what_the_script_asks_for_is_not_credited_to_the_last_hook(listed):
+def test_requests_of_the_script_are_not_attributed_to_a_hook(listed):
     sizes = np.repeat([[32, 32], [64, 48], [32, 32]], [12, 8, 20], axis=0)
     lines, _ = listed(sizes=sizes, told={10: asked(global_batch=112), 13: caused(GROW), 21: caused(RESCALE)})
     assert [why for *_, why in lines] == [
@@ -66,7 +66,7 @@ def test_a_loss_before_a_request_is_carried_out_does_not_hide_it(listed):
     assert lines[-1][2] == "adapt, after step 10: a global batch of 112; worker 1 lost"
 
 
-def test_who_came_and_went_and_a_restored_checkpoint_are_reasons(listed):
+def test_membership_changes_and_restores_are_causes(listed):
     sizes = np.repeat([[32, 32], [64, 48], [32, 32]], [12, 8, 20], axis=0)
     moved = {"joined": [0, 1], "left": [3]}
     lines, _ = listed(sizes=sizes, told={13: caused(moved), 21: caused({"script": "program.restore", "step": 0})})
@@ -85,7 +85,7 @@ def test_hooks_that_asked_for_other_things_in_the_same_step_are_no_reason(listed
     assert hooks == [f"{by} made 1 request." for by in ("adapt", "plateau", "enough")]
 
 
-def test_what_waits_at_the_end_is_named_with_who_asked_for_it(listed):
+def test_pending_requests_at_the_end_are_listed_with_their_hooks(listed):
     asked_for = {
         "global_batch": 112,
         "workers": [2, 1, 2],
@@ -97,7 +97,7 @@ def test_what_waits_at_the_end_is_named_with_who_asked_for_it(listed):
     assert listed(told={30: asked(global_batch=128), 40: none_waits})[0] == []
 
 
-def test_an_older_record_says_that_it_guesses(listed):
+def test_causes_in_an_older_record_are_marked_as_guesses(listed):
     told = {10: asked(global_batch=112, shares=[4.0, 3.0]), 20: asked(global_batch=64), 30: asked(global_batch=64)}
     lines, hooks = listed(sizes=GROWN, told=told)
     what, why = (
@@ -132,7 +132,7 @@ def test_a_change_that_no_hook_asked_for(listed):
     assert why == "asked for by the script, or because workers joined or left"
 
 
-def test_who_came_and_who_went(listed):
+def test_joining_and_leaving_workers_are_listed(listed):
     busy = np.full((40, 3), 0.02)
     busy[:10, 1], busy[20:, 2], busy[30:, 1] = np.nan, np.nan, np.nan
     lost = "worker 2 lost: rank 2 (pid 7 on node) disconnected in message 1 of step 21; 3 ms to repair."
@@ -168,7 +168,7 @@ def test_many_skipped_steps_are_one_line(listed):
     assert listed(told=told)[0] == [(2, "13 steps skipped, one here and one there, up to step 38", "")]
 
 
-def test_notes_and_the_end_are_told(listed):
+def test_notes_and_the_end_are_listed(listed):
     told = {7: {"notes": ["the checkpoint could not be written: no space"]}, 40: asked(stop=True)}
     expected = [
         (7, "The checkpoint could not be written: no space", ""),
@@ -177,7 +177,7 @@ def test_notes_and_the_end_are_told(listed):
     assert listed(told=told)[0] == expected
 
 
-def test_what_is_not_there_by_the_end_is_told(listed):
+def test_requests_not_in_force_at_the_end_are_listed(listed):
     assert listed(told={30: asked(global_batch=128)})[0] == [
         (30, "Request for, and not there by the end: a global batch of 128", "adapt")
     ]
@@ -201,7 +201,7 @@ def test_changes_of_the_global_batch_are_one_line_with_its_way(listed):
     assert "64 → 128 → 192 → 256 → 320; in the end 160 + 160 = 320" in what
 
 
-def test_of_many_workers_sizes_are_told_by_their_bounds(listed):
+def test_sizes_of_many_workers_are_given_by_their_range(listed):
     sizes = np.repeat([[32] * 20, [*range(30, 40), *range(30, 40)]], 20, axis=0)
     ((_, what, _),), _ = listed(np.full((40, 20), 0.02), sizes=sizes)
     assert what == "Batch sizes: 640 = 20 workers of 32 → 690 = 20 workers of 30 to 39"
@@ -222,7 +222,7 @@ def test_a_hyperparameter_that_was_set_is_no_reason_for_sizes(listed):
     assert hooks == ["adapt made 1 request.", "plateau made 1 request."]
 
 
-def test_a_hook_that_never_asked_is_named_with_what_it_lacked(listed):
+def test_a_hook_without_requests_is_listed_with_its_missing_values(listed):
     scale = np.full((40, 3), np.nan)
     assert listed(noise=scale)[1] == [
         "adapt made no request in 4 calls, 4 of them without measurements (its values were NaN)."
@@ -230,7 +230,7 @@ def test_a_hook_that_never_asked_is_named_with_what_it_lacked(listed):
     assert listed(noise=np.ones((40, 3)))[1] == ["adapt made no request in 4 calls."]
 
 
-def test_a_loss_is_told_with_what_its_step_cost(listed):
+def test_a_loss_is_listed_with_the_cost_of_its_step(listed):
     busy = np.full((40, 2), 0.02)
     busy[20] = 1.45
     lost = "worker 1 lost: rank 1 disconnected in message 1 of step 21; 0.4 ms to repair."

@@ -66,7 +66,7 @@ def test_two_levels_are_two_stretches_where_they_differ_by_much():
     assert len(intervals(np.repeat([0.0, 0.2, 0.3, 0.0], 100), 0.1)) == 1
 
 
-def test_what_is_high_throughout_is_one_stretch():
+def test_one_interval_covers_a_value_that_stays_high():
     assert intervals(np.full(50, 0.4), 0.1) == [(0, 50, pytest.approx(0.4))]
 
 
@@ -118,7 +118,7 @@ def test_of_two_workers_the_slow_one_is_named(told):
     assert re.match(r"Worker 1 made the others wait 2\d % of the time throughout: an example took it 1.4", text)
 
 
-def test_workers_of_one_host_are_told_together(told):
+def test_workers_of_one_host_are_named_together(told):
     busy = uneven(2000, 16, 0.03)
     busy[1000:1500, 8:12] *= 1.6
     (text,) = told(busy)
@@ -126,7 +126,7 @@ def test_workers_of_one_host_are_told_together(told):
     np.testing.assert_allclose(steps_of(text), (1001, 1500), atol=10)
 
 
-def test_a_worker_with_too_many_examples_is_told_from_a_slow_one(told):
+def test_a_worker_with_too_many_examples_is_not_called_slow(told):
     busy = uneven(300, 3, 0.02) * [2, 1, 1]
     (text,) = told(busy, sizes=[64, 32, 32])
     assert "Worker 0" in text
@@ -134,14 +134,14 @@ def test_a_worker_with_too_many_examples_is_told_from_a_slow_one(told):
     assert "an example" not in text
 
 
-def test_a_worker_that_waits_for_its_input_is_told_from_a_slow_one(told):
+def test_a_worker_that_waits_for_its_input_is_not_called_slow(told):
     busy = uneven(300, 3, 0.02) + np.array([0, 0.02, 0])
     (text,) = told(busy, input_=[0.0, 0.02, 0.0])
     assert "Worker 1" in text
     assert "it waited 20 ms a step for its input" in text
 
 
-def test_uneven_steps_of_many_workers_are_nobodys_fault(told):
+def test_no_worker_is_named_for_uneven_steps_of_many(told):
     (text,) = told(uneven(800, 16, 0.25))
     assert re.match(
         r"Workers waited for one another \d\d % of the time throughout, now for one and now for another", text
@@ -149,12 +149,12 @@ def test_uneven_steps_of_many_workers_are_nobodys_fault(told):
     assert "because their computing is uneven" in text
 
 
-def test_where_most_are_slow_it_is_said_who_waits(told):
+def test_if_most_workers_are_slow_the_waiting_one_is_named(told):
     (text,) = told(uneven(400, 5, 0.02) * [1, 2, 2, 2, 2])
     assert re.match(r"Worker 0 finished early, and waited \d\d % of the time throughout", text)
 
 
-def test_workers_that_come_and_go_are_compared_while_they_are_there(told):
+def test_workers_are_compared_over_the_steps_of_their_membership(told):
     busy = uneven(900, 3, 0.03)
     busy[:300, 2] = np.nan
     busy[300:600, 2] *= 2
@@ -165,14 +165,14 @@ def test_workers_that_come_and_go_are_compared_while_they_are_there(told):
     np.testing.assert_allclose(steps_of(text), (301, 600), atol=6)
 
 
-def test_one_worker_is_compared_with_nobody(told):
+def test_one_worker_has_no_finding_about_waiting(told):
     assert told(uneven(300, 1, 0.3)) == []
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_input_of_all_is_told(told):
+def test_waiting_for_input_on_all_workers_is_a_finding(told):
     busy = uneven(500, 2, 0.03)
     input_ = np.zeros((500, 2))
     input_[100:200] = 0.014
@@ -181,7 +181,7 @@ def test_input_of_all_is_told(told):
     np.testing.assert_allclose(steps_of(text), (101, 200), atol=6)
 
 
-def test_exchanging_and_hooks_are_told_where_they_are_much(told):
+def test_long_exchanges_and_hooks_are_findings(told):
     exchanging = np.where(np.arange(400) < 200, 0.04, 1e-4)
     hooks = np.where(np.arange(400) < 200, 1e-4, 0.01)
     texts = told(uneven(400, 1, 0.03), parts={"exchanging": exchanging, "hooks": hooks})
@@ -189,7 +189,7 @@ def test_exchanging_and_hooks_are_told_where_they_are_much(told):
     np.testing.assert_allclose(steps_of(texts[1]), (201, 400), atol=6)
 
 
-def test_stretches_of_one_kind_are_one_sentence(told):
+def test_intervals_of_one_kind_are_one_sentence(told):
     exchanging = np.where(np.arange(600) % 200 < 60, 0.03, 1e-4)
     (text,) = told(uneven(600, 1, 0.03), parts={"exchanging": exchanging})
     assert re.match(
@@ -197,14 +197,14 @@ def test_stretches_of_one_kind_are_one_sentence(told):
     )
 
 
-def test_compiling_is_told_with_its_steps(told):
+def test_compilation_is_a_finding_with_its_steps(told):
     compiling = np.zeros(300)
     compiling[0], compiling[49] = 2.0, 1.1
     texts = told(uneven(300, 2, 0.03), parts={"compiling": compiling})
     assert texts == ["Steps waited for a compiler for 3.1 s, 2 s of it in step 1 and the rest in 1 step up to step 50."]
 
 
-def test_single_long_steps_are_told_with_their_occasion(told):
+def test_single_long_steps_are_findings_with_their_cause(told):
     other = np.zeros(300)
     other[[120, 200]] = 1.0, 0.5
     lost = "worker 1 lost: rank 1 disconnected in message 1 of step 121; 1 ms to repair."

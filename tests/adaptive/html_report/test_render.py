@@ -68,7 +68,7 @@ def run(tmp_path):
     return tmp_path / "run.jsonl"
 
 
-def test_a_page_says_what_happened(made, run):
+def test_a_report_contains_findings_and_events(made, run):
     busy = uneven(600, 3, 0.04)
     busy[200:400, 1] *= 1.6
     steps = np.arange(600)
@@ -98,7 +98,7 @@ def test_a_page_says_what_happened(made, run):
         assert re.search(rf'<figure id="{chart}".*?role="img" aria-label="[^"]+', page, re.DOTALL), chart
 
 
-def test_what_a_record_says_is_no_markup(made, run):
+def test_text_of_a_record_is_escaped(made, run):
     note = "<script>alert('x')</script> & more"
     page = made(record(run, uneven(20, 1, 0.1), told={5: {"notes": [note]}}, metrics={"<b>loss</b>": np.ones(20)}))
     assert "alert('x')" not in page
@@ -106,7 +106,7 @@ def test_what_a_record_says_is_no_markup(made, run):
     assert "<b>loss" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
 
 
-def test_an_older_record_gives_what_it_has_and_says_what_it_lacks(made, run):
+def test_a_report_of_an_older_record_says_what_is_missing(made, run):
     text = Text(made(record(run, uneven(60, 2, 0.1), version=2))).text
     assert "This record does not contain seconds by cause and by worker" in text
     assert "Seconds per step" in text
@@ -123,7 +123,7 @@ def test_short_runs_have_a_page(made, run, steps, n):
     assert "loss, at the end NaN" in text
 
 
-def test_workers_that_come_and_go_leave_gaps(made, run):
+def test_workers_that_join_or_leave_have_gaps(made, run):
     busy = uneven(40, 10, 0.1)
     busy[:, 9] = np.nan
     busy[10:, 8], busy[:20, 7], busy[5:8] = np.nan, np.nan, np.nan
@@ -138,7 +138,7 @@ def test_one_of_several_runs(made, run):
     assert "holds 2 runs; there is no run 4" in made(run, "--run", "4", status=2)
 
 
-def test_by_default_the_page_lies_beside_its_record(run):
+def test_by_default_the_report_is_written_beside_its_record(run):
     done = CliRunner().invoke(report, [str(record(run, uneven(5, 1, 0.1)))])
     assert run.with_suffix(".html").is_file()
     assert done.output.startswith(f"{run.with_suffix('.html')}: 5 steps, ")
@@ -159,7 +159,7 @@ def test_by_default_the_page_lies_beside_its_record(run):
         ),
     ],
 )
-def test_what_is_no_record_is_refused(made, run, text, why):
+def test_a_file_that_is_no_record_is_refused(made, run, text, why):
     if text is not None:
         run.write_text(text)
     said = made(run, status=2)
@@ -174,13 +174,13 @@ def test_a_record_of_other_numbers_of_workers_is_refused(made, run):
     assert "other numbers of workers than the header says" in made(run, status=2)
 
 
-def test_a_cut_record_gives_the_page_of_what_is_there(made, run):
+def test_a_truncated_record_gives_a_report_of_its_steps(made, run):
     record(run, uneven(9, 2, 0.1))
     run.write_text(run.read_text()[:-30])
     assert "Run of 8 steps" in made(run)
 
 
-def test_a_page_that_cannot_be_written_is_said(run, tmp_path):
+def test_a_report_that_cannot_be_written_is_an_error_of_one_line(run, tmp_path):
     record(run, uneven(5, 1, 0.1))
     for output, why in (
         ("no/such/page.html", "does not exist"),
@@ -205,7 +205,7 @@ def test_a_page_goes_down_a_pipe_and_leaves_it_there(run, tmp_path):
     assert pipe.is_fifo()
 
 
-def test_without_the_library_it_is_said_what_to_install(made, run, monkeypatch):
+def test_without_bokeh_the_error_says_what_to_install(made, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh.models", None)
     assert "pip install 'adaptive-dataflow[plot]'" in made(record(run, uneven(5, 1, 0.1)), status=2)
 
@@ -232,7 +232,7 @@ def test_bins_keep_the_least_and_the_most():
     assert Bins.of(3).begins.tolist() == [0, 1, 2]
 
 
-def test_corners_are_kept_exactly_or_by_their_bounds():
+def test_corners_are_kept_exactly_or_as_ranges():
     rows, values = corners(np.array([0, 3, 7]), np.array([5, 5, 9]), 12)
     assert (rows.tolist(), values.tolist()) == ([0, 7, 12], [5, 9, 9])
     many = np.arange(10_000) % 7

@@ -83,7 +83,7 @@ def test_a_checkpoint(reasons):
     assert restored.why.startswith("4 steps discarded, which had taken ")
 
 
-def test_a_note_names_the_hook_that_asked_for_what_cannot_be(tmp_path):
+def test_a_note_names_the_hook_of_an_impossible_request(tmp_path):
     def greedy(control):
         control.rescale(global_batch=10**6)
 

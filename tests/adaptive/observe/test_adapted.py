@@ -28,7 +28,7 @@ def after(step, sizes, *decided, **report):
     return replace(event(step, sizes=sizes, hooks=HOOKS, **report), decided=decided)
 
 
-def test_sizes_splits_and_who_asked():
+def test_sizes_splits_and_causes():
     run = [
         after(1, (32, 32), "adapt"),
         after(2, (60, 60), "balance"),

@@ -55,7 +55,7 @@ def events():
         yield heard, reports
 
 
-def test_an_event_says_what_the_report_says_and_what_hooks_were_given(events):
+def test_an_event_has_the_report_and_the_values_of_hooks(events):
     heard, reports = events
     assert [event.report for event in heard] == reports
     assert [event.report.decision for event in heard] == [None, Decision(global_batch=6), None]
@@ -71,7 +71,7 @@ def test_an_event_says_what_the_report_says_and_what_hooks_were_given(events):
     np.testing.assert_array_equal(told, np.float32(measured))
 
 
-def test_nothing_is_made_for_nobody(monkeypatch):
+def test_without_listeners_no_event_is_built(monkeypatch):
     with build() as program:
         monkeypatch.setattr(_reports, "StepEvent", None)
         program.step()
@@ -110,7 +110,7 @@ class Broken(Ratio):
         raise ValueError("not on a host")
 
 
-def test_of_metrics_that_are_objects_a_listener_gets_what_they_compute(tmp_path):
+def test_a_listener_gets_the_computed_values_of_metric_objects(tmp_path):
     def measured(state, batch):
         sums = comm.all_reduce((batch["y"].sum(), (batch["y"] ** 2).sum()), op="sum")
         several = nnx.MultiMetric(accuracy=nnx.metrics.Average("hits"), loss=nnx.metrics.Average("losses"))
@@ -152,7 +152,7 @@ def test_a_step_that_is_skipped_gave_the_hooks_nothing():
     assert [bool(event.hooks[0].values) for event in heard] == [True, False, True]
 
 
-def test_a_listener_that_fails_is_told_no_more_and_the_run_goes_on(caplog):
+def test_a_listener_that_raises_is_removed_and_the_run_continues(caplog):
     told = {"failing": 0, "leaving": 0, "well": 0}
 
     def failing(event):

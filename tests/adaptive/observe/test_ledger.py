@@ -95,7 +95,7 @@ def test_each_second_of_a_run_with_kills_has_the_cause_it_was_made_of(tmp_path):
     assert goodput(told) == pytest.approx((told["computing"] + told["exchanging"]) / ledger.wall)
 
 
-def test_what_a_loss_a_join_and_a_skipped_step_cost_is_theirs(tmp_path):
+def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
     run = Written(tmp_path / "run.jsonl")
     for _ in range(30):
         run.add(computing=0.1, exchanging=0.05)
@@ -135,7 +135,7 @@ def test_a_process_that_repeats_steps_and_is_killed_again_before_a_checkpoint_is
     assert (ledger.starts, ledger.restores, ledger.repeated) == (3, 2, 10)
 
 
-def test_time_that_nothing_explains_is_said_and_not_spread(tmp_path):
+def test_unexplained_time_is_listed_separately(tmp_path):
     run = Written(tmp_path / "run.jsonl")
     run.add(computing=1)
     run.now += 3

@@ -49,7 +49,7 @@ def test_the_commit_of_a_linked_work_tree_is_its_own(tmp_path):
     assert commit_of(linked) == COMMIT
 
 
-def test_fields_are_what_json_has():
+def test_fields_are_json_types():
     fields = RunOrigin(1.0, 2.0, 3.0, ("a", "b"), {"global_batch": 8}).fields()
     assert fields["hosts"] == ["a", "b"]
     assert fields["settings"] == {"global_batch": 8}

@@ -65,7 +65,7 @@ def bench(monkeypatch):
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_where_a_run_stands():
+def test_progress_shows_step_epoch_and_speed():
     noise = HookValues("0/adapt", 1, ("n.scale", "n.lower", "n.upper"), [54.63, 41.2, np.float32(1180)])
     last = event(69, {"accuracy": 0.5, "loss": np.float32(0.15894)}, hooks=[noise], sizes=(25, 24))
     assert figures_in_short(last, COURSE, 3120.4) == [
@@ -97,7 +97,7 @@ def seconds(*busy, input_=0.0):
     return WorkerSeconds(np.full(len(busy), input_), np.array(busy), np.array(busy))
 
 
-def test_who_makes_the_others_wait():
+def test_progress_names_the_worker_that_others_wait_for():
     events = [event(workers=seconds(0.1, 0.4)), event(workers=seconds(0.1, 0.3)), event(workers=seconds(0.3, 0.1))]
     assert slowest(events) == 1
     assert slowest([event(workers=seconds(0.0, 0.0))]) is None  # a step without a message
@@ -120,7 +120,7 @@ def test_who_makes_the_others_wait():
         (_activity.BETWEEN, "waiting 7 s for the script, test_progress.py:"),
     ],
 )
-def test_what_a_run_that_stands_still_waits_for(bench, activity, words):
+def test_progress_names_what_a_stalled_run_waits_for(bench, activity, words):
     there = bench()
     there.line(event(2, workers=seconds(0.1, 0.4)))
     there.activity.message = 1
@@ -136,7 +136,7 @@ def test_before_the_first_step_it_waits_for_the_compiler(bench):
     assert there.stands_still() == "waiting 14 s for other processes in message 1"
 
 
-def test_between_steps_it_says_what_the_script_has_called(bench):
+def test_between_steps_progress_names_the_call_of_the_script(bench):
     there = bench()
     there.line(event())
     there.activity.turn(_activity.BETWEEN)
@@ -148,7 +148,7 @@ def test_between_steps_it_says_what_the_script_has_called(bench):
     assert evaluating().endswith("waiting 7 s: in evaluate")
 
 
-def test_kernels_that_are_compiled_behind_the_steps(bench):
+def test_progress_shows_kernels_compiled_in_the_background(bench):
     there = bench()
     there.line(event())
     assert "kernel" not in there.line._line()
@@ -191,7 +191,7 @@ def test_on_a_terminal_there_is_one_line_that_changes(bench):
     assert "ended after 2 steps" in there.lines[-1]
 
 
-def test_nobody_but_rank_0_shows_one_and_who_becomes_rank_0_goes_on(bench):
+def test_only_rank_0_shows_progress_and_its_successor_continues(bench):
     there = bench(rank=1)
     there.line(event(1))
     assert there.lines == []

@@ -86,7 +86,7 @@ def notes_of(program, caplog, **options):
 
 
 @pytest.mark.parametrize("path", ["no such folder/trace", ".", "/dev/full"])
-def test_where_nothing_can_be_written_the_run_goes_on(program, tmp_path, path, caplog):
+def test_the_run_continues_if_the_record_cannot_be_written(program, tmp_path, path, caplog):
     notes, logged = notes_of(program, caplog, record=tmp_path / path)
     assert [len(n) for n in notes] == [1, 0, 0]
     assert notes[0] == logged
@@ -112,7 +112,7 @@ def test_a_read_only_disk_is_as_none(program, trace, monkeypatch, caplog):
     assert os.strerror(errno.EROFS) in logged[0]
 
 
-def test_what_a_full_disk_has_cut_is_mended_when_the_run_goes_on(program, trace, monkeypatch, caplog):
+def test_a_line_truncated_by_a_full_disk_is_repaired_later(program, trace, monkeypatch, caplog):
     with monkeypatch.context() as filling:
         full_behind(filling, lines=3)
         list(program.run(steps=4, record=trace))
@@ -140,14 +140,14 @@ def test_another_run_is_added_on_a_line_of_its_own(program, trace, caplog):
     assert [step.step for step in read_trace(trace).steps] == [1]
 
 
-def test_two_calls_of_run_are_one_run(program, trace):
+def test_two_calls_of_run_are_one_run_in_the_record(program, trace):
     for _ in range(2):
         list(program.run(steps=1, record=trace))
     lines = trace.read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["header", "step", "step"]
 
 
-def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypatch):
+def test_values_that_json_cannot_express_do_not_end_the_run(program, trace, monkeypatch):
     monkeypatch.setattr(
         program._parts.hooks.hooks[0].handler, "_decide", lambda o: Decision(shares=np.ones(1, np.float32))
     )
@@ -156,7 +156,7 @@ def test_what_json_has_no_form_for_does_not_end_the_run(program, trace, monkeypa
     assert asked.shares == (1.0,)
 
 
-def test_a_line_leaves_out_what_is_as_before_and_reads_as_if_it_did_not(trace):
+def test_unchanged_fields_are_omitted_and_restored_when_read(trace):
     def driver(state, batch):
         return state + comm.all_reduce(batch["y"].mean()), {}
 
@@ -183,6 +183,6 @@ def test_records_are_read_alike_without_the_faster_reader(program, trace, monkey
     assert (slow.header, list(slow.steps)) == (fast.header, list(fast.steps))
 
 
-def test_a_decision_says_whose_it_is(program, trace):
+def test_a_recorded_decision_names_its_hook(program, trace):
     list(program.run(steps=2, record=trace))
     assert [f["decision"]["by"] for _, f in read_run(trace).steps if f["decision"]] == [["grow"]]

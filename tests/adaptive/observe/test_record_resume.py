@@ -91,7 +91,7 @@ def steps_of(path):
 # --- what sinks are told ----------------------------------------------------------------------------------------------
 
 
-def test_a_sink_is_told_where_each_run_begins_and_where_it_goes_on(build):
+def test_a_sink_is_notified_of_the_start_and_resumption_of_a_run(build):
     program, sink = build(), TerminationNotice()
     kept, run_id = program.checkpoint(), program.run_id
     for report in program.run(steps=3, log=[sink]):
@@ -116,7 +116,7 @@ def test_the_first_step_after_a_restore_is_marked_for_listeners(build):
     assert seen == [(1, False, ran), (2, False, ran), (2, True, ran), (3, False, ran)]
 
 
-def test_a_sink_that_has_no_resume_is_told_of_all_steps(build):
+def test_a_sink_without_resume_gets_all_steps(build):
     class Kept:
         def __init__(self):
             self.steps = []
@@ -136,7 +136,7 @@ def test_a_sink_that_has_no_resume_is_told_of_all_steps(build):
     assert sink.steps == [1, 1, 2]
 
 
-def test_steps_that_were_left_out_do_not_hide_that_the_run_goes_on_from_an_earlier_one(monkeypatch):
+def test_omitted_steps_do_not_hide_a_resumption(monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 1000.0)
     monkeypatch.setattr(_sinks, "_MOST_WAITING", 2)
     sink = TerminationNotice()
@@ -155,7 +155,7 @@ class Ranked(LocalWorld):
     rank = 1
 
 
-def test_who_gets_rank_0_writes_the_last_steps_again(monkeypatch):
+def test_the_next_rank_0_writes_the_last_steps_again(monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 1.0)
     clock = [0.0]
     monkeypatch.setattr(_sinks, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: 0.0))
@@ -170,7 +170,7 @@ def test_who_gets_rank_0_writes_the_last_steps_again(monkeypatch):
     assert sink.told == [(5, ID, False), 6, 7, 8, 9, 10]
 
 
-def test_the_logs_of_one_who_gets_rank_0_hold_each_step_once(build, tmp_path):
+def test_logs_of_the_next_rank_0_have_each_step_once(build, tmp_path):
     """The one before has written some of the steps, and its last row is cut."""
     table, trace = tmp_path / "run.csv", tmp_path / "run.jsonl"
     world = Ranked(2)
@@ -201,7 +201,7 @@ def test_the_logs_of_one_who_gets_rank_0_hold_each_step_once(build, tmp_path):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same process", "another process"])
-def test_each_step_is_in_each_log_once_as_it_was_taken_last(build, tmp_path, monkeypatch, same):
+def test_each_log_has_the_last_version_of_each_step_once(build, tmp_path, monkeypatch, same):
     table, trace, board = tmp_path / "run.csv", tmp_path / "run.jsonl", tmp_path / "board"
 
     def log():
@@ -334,7 +334,7 @@ def test_a_row_that_was_cut_anywhere_is_removed(tmp_path, cut):
 
 
 @pytest.mark.parametrize("kind", [ad.log.CSV, ad.log.JSONL])
-def test_a_file_that_nobody_has_touched_is_not_read_again(tmp_path, monkeypatch, kind):
+def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch, kind):
     path = tmp_path / "run"
     write(kind(path), 1, 2, after=0)
     inode = path.stat().st_ino
@@ -370,7 +370,7 @@ def test_a_file_keeps_its_permissions_and_a_link_stays_a_link(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
-def test_lines_of_a_run_are_moved_behind_those_of_another_that_ran_meanwhile(tmp_path):
+def test_lines_of_a_resumed_run_follow_those_of_another_run(tmp_path):
     path = tmp_path / "run.jsonl"
     write(ad.log.JSONL(path), 1, 2, 3, after=0)
     write(ad.log.JSONL(path), 1, 2, run_id=OTHER, after=0)
@@ -463,7 +463,7 @@ def wandb(monkeypatch):
     return module
 
 
-def test_wandb_gets_scalars_and_notes_and_finishes_what_it_began(wandb):
+def test_wandb_gets_scalars_and_notes_and_finishes_its_own_run(wandb):
     sink = ad.log.WandB(project="digits")
     assert wandb.begun == []
     sink.write(event(1, notes=["clipped"]))
@@ -496,7 +496,7 @@ def test_wandb_gets_scalars_and_notes_and_finishes_what_it_began(wandb):
         ({"fork_from": "mine?_step=3"}, {}, {"fork_from": "mine?_step=3"}),
     ],
 )
-def test_what_a_user_says_of_the_wandb_run_takes_precedence(wandb, monkeypatch, init, environ, passed):
+def test_user_settings_of_the_wandb_run_take_precedence(wandb, monkeypatch, init, environ, passed):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     write(ad.log.WandB(**init), 1)

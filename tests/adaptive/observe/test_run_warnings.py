@@ -73,7 +73,7 @@ def test_all_is_well(caplog, program):
     assert said(caplog, program, input_=(0.0, 0.09)) == []
 
 
-def test_waiting_for_input_is_said_once_and_by_whom(caplog, program):
+def test_waiting_for_input_is_warned_of_once_with_the_workers(caplog, program):
     (line,) = said(caplog, program, input_=(0.01, 0.2))
     assert line.startswith("worker 1 has waited for input in 40% of the last 50 steps' time (200.0 ms of 500.0 ms")
     assert "num_readers=" in line
@@ -117,11 +117,11 @@ def test_steps_that_wait_for_a_compiler(caplog, program, options, advice):
     assert ("deterministic" in line) == ("deterministic" in options)
 
 
-def test_values_are_called_what_the_policy_calls_them(program):
+def test_values_have_the_policys_names(program):
     assert [value_names(plan) for plan in program.plan.hooks] == [["seconds"], ["value_0", "value_1"], ["x"]]
 
 
-def test_a_run_says_it(caplog, monkeypatch):
+def test_a_run_warns_of_missing_values(caplog, monkeypatch):
     """From what hooks are shown to the line in the log; and nobody else says it."""
     monkeypatch.setattr(_run_warnings, "STEPS", 6)
 

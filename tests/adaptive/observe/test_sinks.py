@@ -84,7 +84,7 @@ class Kept:
 # --- to sinks ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_sink_is_told_of_every_step_and_closed(program):
+def test_a_sink_gets_every_step_and_is_closed(program):
     own, first = Kept(), program.steps + 1
     list(program.run(steps=3, log=[own]))
     list(program.run(steps=2, log=own))
@@ -93,7 +93,7 @@ def test_a_sink_is_told_of_every_step_and_closed(program):
     assert not program._parts.listeners.any
 
 
-def test_it_is_told_behind_the_steps_too(program, monkeypatch):
+def test_sinks_are_written_in_a_background_thread(program, monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 0.01)
     own, deadline = Kept(), Deadline(60)
     run = program.run(log=[own])
@@ -108,7 +108,7 @@ def test_it_is_told_behind_the_steps_too(program, monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["break", "error", "exit", "interrupt"])
-def test_whatever_ends_the_loop_the_steps_are_written(program, tmp_path, end):
+def test_all_steps_are_written_however_the_loop_ends(program, tmp_path, end):
     raised = {"error": ZeroDivisionError, "exit": SystemExit, "interrupt": KeyboardInterrupt}
     first = program.steps + 1
 
@@ -140,7 +140,7 @@ class Failing(Kept):
             raise ZeroDivisionError("no")
 
 
-def test_a_sink_that_fails_is_told_no_more(program, monkeypatch, caplog):
+def test_a_sink_that_raises_is_disabled(program, monkeypatch, caplog):
     monkeypatch.setattr(_sinks, "INTERVAL", 0)
     failing, well = Failing(at=2), Kept()
     with caplog.at_level(logging.WARNING, "adaptive"):
@@ -151,7 +151,7 @@ def test_a_sink_that_fails_is_told_no_more(program, monkeypatch, caplog):
     assert "sink Failing failed" in caplog.text
 
 
-def test_one_that_fails_behind_the_last_step_is_in_the_log(program, caplog):
+def test_a_sink_that_raises_after_the_last_step_is_in_the_log(program, caplog):
     class Torn(Kept):
         def close(self):
             raise OSError("no room")
@@ -162,7 +162,7 @@ def test_one_that_fails_behind_the_last_step_is_in_the_log(program, caplog):
     assert "sink Torn failed" in caplog.text
 
 
-def test_one_that_fails_where_no_step_follows_is_in_the_log(program, monkeypatch, caplog):
+def test_a_sink_that_raises_in_the_last_step_is_in_the_log(program, monkeypatch, caplog):
     monkeypatch.setattr(_sinks, "INTERVAL", 0.001)
     sink = Failing(at=2)
     with caplog.at_level(logging.WARNING, "adaptive"):
@@ -172,7 +172,7 @@ def test_one_that_fails_where_no_step_follows_is_in_the_log(program, monkeypatch
     assert "sink Failing failed, and is disabled" in caplog.text
 
 
-def test_one_that_hangs_holds_nobody_up(program, monkeypatch, caplog):
+def test_a_sink_that_hangs_does_not_block_the_exit(program, monkeypatch, caplog):
     monkeypatch.setattr(_sinks, "INTERVAL", 0.001)
     monkeypatch.setattr(_sinks, "_SECONDS_TO_END", 0.05)
     monkeypatch.setattr(_sinks, "_MOST_WAITING", 2)
@@ -196,7 +196,7 @@ def test_one_that_hangs_holds_nobody_up(program, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("log", ["runs/a", ["runs/a"], [print], 7])
-def test_what_is_no_sink_is_refused(program, log):
+def test_an_object_that_is_no_sink_is_refused(program, log):
     with pytest.raises(ad.DriverError, match=r"log= takes sinks, which have write\(event\) and close\(\); got"):
         next(program.run(log=log))
 
@@ -241,7 +241,7 @@ def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
         assert [step.step for step in read_trace(tmp_path / end).steps] == [1, 2, 3]
 
 
-def test_exit_hooks_run_once_whatever_fails():
+def test_exit_hooks_run_once_if_one_raises():
     said = []
     exit_hooks.register_exit_hook(lambda: said.append("first"))
     exit_hooks.register_exit_hook(lambda: 1 / 0)
@@ -386,7 +386,7 @@ def test_tensorboard_has_a_curve_for_each_scalar_and_notes_as_text(tmp_path):
 @pytest.mark.parametrize(
     ("module", "make"), [("tensorboardX", lambda: ad.log.TensorBoard("runs")), ("wandb", lambda: ad.log.WandB())]
 )
-def test_a_library_that_is_not_there_is_told_when_the_sink_is_made(monkeypatch, module, make):
+def test_a_missing_library_raises_when_the_sink_is_built(monkeypatch, module, make):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ad.DriverError, match=r"pip install"):
         make()

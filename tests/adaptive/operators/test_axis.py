@@ -167,7 +167,7 @@ def test_it_may_stand_inside(inside):
     assert {e.params["how"].name for e in graph} == {"pmean"}
 
 
-def test_of_what_is_replicated_nothing_is_sent():
+def test_replicated_values_are_not_sent():
     with ad.Program(
         lambda s, b: (pmean(s + 1), {"loss": comm.all_reduce(b["y"].mean())}),
         0.0,
@@ -199,7 +199,7 @@ def test_of_what_is_replicated_nothing_is_sent():
     ],
     ids=["psum", "divided", "pmax", "axis_index", "groups", "all_gather", "scan", "checkpoint", "two axes"],
 )
-def test_what_is_no_mean_over_the_workers_is_refused(call, says):
+def test_collectives_other_than_means_are_refused(call, says):
     with pytest.raises(ad.CollectiveError) as caught:
         traced(lambda s, b: (s + call(b["y"].mean()), {}), 0.0)
     assert says in str(caught.value)

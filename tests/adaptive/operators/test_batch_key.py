@@ -68,7 +68,7 @@ def test_dropout_by_it_does_not_depend_on_the_split():
 
 
 @pytest.mark.long
-def test_of_an_ordinary_key_it_is_said_where_numbers_are_drawn():
+def test_drawing_from_an_ordinary_key_is_reported_with_its_line():
     found = check(driver_of(by_linen, ad.step_key))
     assert found.verdict == "no"
     assert len(found.drawn) == 1
@@ -104,7 +104,7 @@ def test_it_is_a_key_like_others():
 
 
 @pytest.mark.parametrize("shape", [(FEATURES,), (1, FEATURES), ()])
-def test_what_has_no_row_per_example_is_refused(shape):
+def test_a_key_without_a_row_per_example_is_refused(shape):
     def driver(state, batch):
         mask = jax.random.bernoulli(ad.batch_key(), 0.5, shape)
         return state + comm.all_reduce(batch["y"].mean() * mask.astype(jnp.float32).mean()), {}

@@ -103,7 +103,7 @@ def test_with_no_world_a_value_is_its_own_mean_sum_and_broadcast(collective, res
     assert collective(jnp.array([1.0, 2.0])).tolist() == result
 
 
-def test_in_a_world_of_devices_each_holds_what_the_process_holds():
+def test_in_a_device_world_each_worker_holds_the_values_of_the_process():
     with comm.DeviceWorld(jax.local_devices()[:3]):
         x = jnp.array([1.0, 2.0])
         assert comm.all_reduce(x, op="sum").tolist() == [3.0, 6.0]
@@ -148,7 +148,7 @@ def test_a_slot_starts_at_its_beginning_and_forgets():
         lambda x: x * jax.random.uniform(ad.step_key()),
     ],
 )
-def test_a_jit_outside_a_program_says_what_to_do(what):
+def test_the_error_about_jit_outside_a_program_says_what_to_write(what):
     with pytest.raises(ad.CollectiveError, match=r"jax\.disable_jit\(\)"):
         jax.jit(what)(jnp.float32(1.0))
     with jax.disable_jit():

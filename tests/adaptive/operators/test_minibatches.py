@@ -65,7 +65,7 @@ def test_outside_a_program_the_batch_has_to_fit():
         ad.minibatches({"x": jnp.zeros(())}, 4)
 
 
-def test_what_is_cut_must_be_the_batch():
+def test_only_the_batch_can_be_cut_into_minibatches():
     def driver(w, batch):
         return w, {"sum": comm.all_reduce(ad.minibatches({"half": batch["x"][:4]}, 4)["half"].sum())}
 
@@ -76,7 +76,7 @@ def test_what_is_cut_must_be_the_batch():
 # --- what a plan makes of it ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_is_cut_stays_whole():
+def test_a_batch_with_minibatches_runs_as_one_microbatch():
     plan = planned(federated, jnp.zeros(3), 8)
     assert (plan.splittable, plan.multiple) == (False, STEPS)
     (why,) = plan.unsplittable
@@ -149,7 +149,7 @@ def test_batches_cut_twice_fit_both():
         assert program.batch_sizes == (24, 12, 12)
 
 
-def test_the_plan_says_so_in_words():
+def test_explain_mentions_minibatches():
     with program_of() as program:
         text = program.explain()
     assert "a local batch runs as one microbatch, and every new size is compiled: minibatches (test_minib" in text
@@ -242,7 +242,7 @@ def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():
 
 
 @pytest.mark.parametrize("microbatch", [3, 8])
-def test_calls_cannot_be_limited(microbatch):
+def test_microbatch_cannot_be_combined_with_minibatches(microbatch):
     with pytest.raises(ad.DriverError, match=f"microbatch={microbatch}: this driver's batches cannot be split"):
         program_of(microbatch=microbatch)
 
@@ -279,7 +279,7 @@ def reference(w, batches):
     return w
 
 
-def test_a_round_is_federated_averaging_whatever_the_sizes():
+def test_a_round_is_federated_averaging_for_any_sizes():
     rounds, sizes = [], []
     with program_of(global_batch=48, shares=(1, 4, 7), seed=2) as program:
         for step in range(6):
@@ -294,7 +294,7 @@ def test_a_round_is_federated_averaging_whatever_the_sizes():
     np.testing.assert_allclose(got, reference(jnp.zeros(3), rounds), rtol=2e-6)
 
 
-def test_a_new_size_is_compiled_while_the_old_one_goes_on(monkeypatch):
+def test_a_new_size_is_compiled_while_steps_continue_at_the_old_one(monkeypatch):
     with program_of(global_batch=48) as program:
         kernels = program._parts.engine.kernels
         program.step()

@@ -33,7 +33,7 @@ def test_a_op_state_may_hold_any_pytree():
     ]
 
 
-def test_a_op_state_keeps_its_dtypes_whatever_is_computed():
+def test_an_operator_state_keeps_its_dtypes():
     def driver(state, batch):
         count("n", np.zeros((), np.float16), lambda n: (n.astype(float) * 2, n))
         return state, {}

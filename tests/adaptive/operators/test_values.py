@@ -131,7 +131,7 @@ def test_keys_differ_between_steps_and_between_seeds():
     assert not np.array_equal(base, keys_in(2, reading(seed=8)))
 
 
-def test_keys_are_those_of_jax_folded_by_step_and_place():
+def test_keys_are_folded_by_step_and_position():
     key = jax.random.fold_in(jax.random.key(7), 3)
     want = [jax.random.key_data(jax.random.fold_in(key, place)) for place in (5, 6)]
     assert np.array_equal(keys_in(2, reading()), want)

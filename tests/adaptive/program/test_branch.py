@@ -51,7 +51,7 @@ def same(first, second):
     return all(jax.tree.leaves(alike))
 
 
-def test_a_program_goes_on_as_without_the_branch():
+def test_a_program_continues_as_without_the_branch():
     seen = []
     with build() as plain, build(seen) as program:
         expected = course(plain, 12)
@@ -86,7 +86,7 @@ def test_branches_within_a_run_and_before_it():
         assert losses == [row[3] for row in course(plain, 6)]
 
 
-def test_listeners_are_not_told_and_see_no_restore():
+def test_listeners_are_not_called_in_a_branch():
     events = []
     with build() as program, program.subscribe(events.append):
         program.step()
@@ -147,7 +147,7 @@ def count(state, batch):
     return {"used": state["used"] + used, "sum": state["sum"] + comm.all_reduce(batch["x"].mean())}, {}
 
 
-def test_workers_lost_in_a_branch_are_gone_after_it_and_nothing_else_is():
+def test_only_workers_lost_in_a_branch_are_missing_after_it():
     def script(world):
         state = {"used": jnp.zeros(60, jnp.int32), "sum": jnp.zeros(())}
         with ad.Program(count, state, NUMBERED, global_batch=12, world=world, seed=3) as program:

@@ -52,7 +52,7 @@ def test_losses_shorten_the_interval_and_quiet_time_lengthens_it():
     assert best.seconds(PRIOR_SECONDS, 7) == pytest.approx(sqrt(2 * 2 * 2 * PRIOR_SECONDS / 8))
 
 
-def test_it_is_told_when_it_changes():
+def test_a_change_of_the_interval_is_reported():
     best = BestInterval()
     best.record_stall(2.0)
     said = best.news(0, 0)

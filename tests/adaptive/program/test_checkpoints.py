@@ -67,7 +67,7 @@ def run(program, directory, steps, every: Any = 1, keep=3):
 # --- what comes back --------------------------------------------------------------------------------------------------
 
 
-def test_what_goes_on_from_the_disk_takes_the_same_course_to_the_last_bit(tmp_path):
+def test_a_run_resumed_from_disk_is_bitwise_equal(tmp_path):
     with build(driver_of(Growing()), state()) as program:
         program.warm_up()
         run(program, tmp_path, 5, every=100)
@@ -83,7 +83,7 @@ def test_what_goes_on_from_the_disk_takes_the_same_course_to_the_last_bit(tmp_pa
         assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end_of_one))
 
 
-def test_keeping_checkpoints_changes_no_course(tmp_path, patient):
+def test_saving_checkpoints_does_not_change_results(tmp_path, patient):
     courses = []
     for kept in (False, True):
         with build(driver_of(Growing()), state()) as program:
@@ -128,7 +128,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("start", [MANY, jnp.float32(7), {}], ids=["many", "one", "none"])
-def test_any_state_comes_back_as_it_was(tmp_path, start):
+def test_any_state_round_trips(tmp_path, start):
     def driver(state, batch):
         return state, {"y": comm.all_reduce(batch["y"].mean())}
 
@@ -155,7 +155,7 @@ def test_any_state_comes_back_as_it_was(tmp_path, start):
         assert np.array_equal(plain(a), plain(b))
 
 
-def test_a_train_state_of_flax_comes_back(tmp_path):
+def test_a_flax_train_state_round_trips(tmp_path):
     net, tx = nn.Dense(2), relaxed_tx(optax.adam(1e-2))
 
     def fresh(seed):
@@ -178,7 +178,7 @@ def test_a_train_state_of_flax_comes_back(tmp_path):
         assert jax.tree.all(jax.tree.map(np.array_equal, other.state, kept))
 
 
-def test_double_precision_comes_back_in_full(tmp_path):
+def test_double_precision_round_trips(tmp_path):
     jax.config.update("jax_enable_x64", True)
     try:
         start = {"x": np.float64(1) / 3, "n": np.int64(2**40)}
@@ -213,7 +213,7 @@ def test_nothing_on_the_disk_is_a_pickle(tmp_path, monkeypatch):
         assert other.steps == 2
 
 
-def test_what_is_read_can_be_looked_into_and_changed(tmp_path):
+def test_a_checkpoint_that_was_read_can_be_changed(tmp_path):
     with build(driver_of(Growing()), state()) as program:
         run(program, tmp_path, 2)
     kept = ad.Checkpoints(tmp_path).read()
@@ -224,7 +224,7 @@ def test_what_is_read_can_be_looked_into_and_changed(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_another_number_of_workers_goes_on(tmp_path, workers):
+def test_a_run_continues_on_another_number_of_workers(tmp_path, workers):
     with build(driver_of(Growing()), state()) as program:
         run(program, tmp_path, 3)
         kept = plain(program.state)
@@ -234,7 +234,7 @@ def test_another_number_of_workers_goes_on(tmp_path, workers):
         assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), kept))
 
 
-def test_local_state_comes_back_to_as_many_workers_and_is_refused_by_others(tmp_path):
+def test_local_state_needs_the_same_number_of_workers(tmp_path):
     options = {"per_worker_state": lambda s: s["own"]}
     with build(local, {"own": 0.0, "all": 0.0}, workers=3, **options) as program:
         run(program, tmp_path, 2)
@@ -279,7 +279,7 @@ def test_minutes(tmp_path, patient, monkeypatch):
     assert names(tmp_path) == ["000001-step-3", "000002-step-5", "000003-step-7", "000004-step-9"]
 
 
-def test_the_last_state_is_kept_once(tmp_path):
+def test_the_last_state_is_saved_once(tmp_path):
     with build(counting("count"), [0.0]) as program:
         run(program, tmp_path, 2, every=100)
         run(program, tmp_path, 0, every=100)
@@ -291,7 +291,7 @@ def test_the_last_state_is_kept_once(tmp_path):
         assert not (tmp_path / LOCK).exists()
 
 
-def test_the_newest_are_kept(tmp_path, patient):
+def test_the_newest_checkpoints_are_retained(tmp_path, patient):
     with build(counting("count"), [0.0]) as program:
         run(program, tmp_path, 5, keep=2)
         assert names(tmp_path) == ["000004-step-4", "000005-step-5"]
@@ -355,7 +355,7 @@ def inside(path):
     return sorted(p.relative_to(path) for p in path.rglob("*") if p.is_file())
 
 
-def test_whatever_is_damaged_is_passed_over_with_a_note(two, standing, tmp_path, caplog):
+def test_any_damaged_checkpoint_is_skipped_with_a_note(two, standing, tmp_path, caplog):
     files = inside(two / "000002-step-4")
     assert len(files) > 5
     for number, file in enumerate(files):
@@ -380,7 +380,7 @@ def test_whatever_is_damaged_is_passed_over_with_a_note(two, standing, tmp_path,
     assert standing.step().notes == ()
 
 
-def test_where_none_is_whole_nothing_is_restored(two, standing, tmp_path):
+def test_if_no_checkpoint_is_complete_nothing_is_restored(two, standing, tmp_path):
     shutil.copytree(two, tmp_path / "run")
     for path in checkpoints(tmp_path / "run"):
         (path / "program.json").write_text("{}")
@@ -423,7 +423,7 @@ NOT_HOW_OFTEN += ["1e3 steps", "every epoch", [1], float("nan"), float("inf"), "
 
 
 @pytest.mark.parametrize("every", NOT_HOW_OFTEN)
-def test_how_often_that_says_nothing(every):
+def test_invalid_intervals_are_refused(every):
     with pytest.raises(ad.CheckpointError, match=r'is not an interval.*"1 epoch"'):
         ad.Checkpoints("run/", every=every)
 
@@ -448,7 +448,7 @@ def first_step_is_not_taken(program, checkpoint, match):
 
 
 @pytest.mark.parametrize("checkpoint", ["run/", 3, True])
-def test_what_says_not_how_often(standing, checkpoint):
+def test_checkpoint_must_be_a_checkpoints_object(standing, checkpoint):
     first_step_is_not_taken(standing, checkpoint, r"checkpoint= must be an ad\.Checkpoints")
 
 
@@ -545,7 +545,7 @@ def large_state(state, batch):
     return state + comm.all_reduce(batch["y"].mean()), {}
 
 
-def test_a_full_disk_is_noted_and_the_run_goes_on(tmp_path, patient, caplog):
+def test_a_full_disk_is_noted_and_the_run_continues(tmp_path, patient, caplog):
     with build(large_state, np.zeros(10_000, np.float32)) as program:
         run(program, tmp_path, 2)
         with full_disk():
@@ -562,7 +562,7 @@ def test_a_full_disk_is_noted_and_the_run_goes_on(tmp_path, patient, caplog):
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_full_disk_is_said_once_and_in_words(tmp_path, patient, caplog, capfd):
+def test_a_full_disk_is_warned_of_once(tmp_path, patient, caplog, capfd):
     """Of many arrays: the libraries below write them side by side, and each would print what has become of it."""
     hook = sys.unraisablehook
     many = {f"w{i:02}": np.zeros(20_000, np.float32) for i in range(20)}
@@ -580,7 +580,7 @@ def test_a_full_disk_is_said_once_and_in_words(tmp_path, patient, caplog, capfd)
     sys.unraisablehook = hook
 
 
-def test_what_else_cannot_be_raised_is_printed_as_ever():
+def test_other_errors_in_threads_are_printed():
     seen = []
     hook = arrays._WithoutClosedLoops(seen.append)
     errors = [SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), exc_traceback=None)]
@@ -614,7 +614,7 @@ def test_a_directory_that_goes_away_is_noted_and_made_again(tmp_path, patient):
     assert names(directory) == ["000001-step-3", "000002-step-4"]
 
 
-def test_a_writer_whose_lock_was_taken_writes_no_more(tmp_path, patient):
+def test_a_writer_that_lost_its_lock_stops_writing(tmp_path, patient):
     with build(counting("count"), [0.0]) as program:
         notes = []
         for report in program.run(steps=3, checkpoint=ad.Checkpoints(tmp_path, every=1)):
@@ -636,7 +636,7 @@ class Renumbered(LocalWorld):
     rank = 1
 
 
-def test_who_has_rank_0_by_then_writes(tmp_path, patient):
+def test_the_current_rank_0_writes(tmp_path, patient):
     world = Renumbered(2)
     with build(counting("count"), [0.0], world=world) as program:
         for report in program.run(steps=6, checkpoint=ad.Checkpoints(tmp_path, every=2)):

@@ -41,7 +41,7 @@ def job():
     job.puller.close()
 
 
-def test_the_last_two_copies_are_kept(job):
+def test_the_last_two_copies_are_retained(job):
     for serial in (3, 4, 7):
         job.publish(serial, "full", "local")
         job.until_copied(serial)
@@ -65,7 +65,7 @@ def test_an_owner_that_ends_its_copies_is_noticed(job):
     job.until_copied(NO_SERIAL)
 
 
-def test_what_the_owner_overwrites_is_kept_here(job):
+def test_a_pulled_copy_survives_the_owners_next_write(job):
     content = np.full(4, 1, np.uint8)
     job.boxes["full"].publish(OWNER, 1, [content])
     job.publish(1)

@@ -76,7 +76,7 @@ def test_every_leaf_keeps_its_shape_and_structure():
 
 
 @pytest.mark.parametrize("examples", [10, 8])
-def test_what_is_no_mean_is_refused_even_if_all_batches_are_alike(examples):
+def test_a_value_that_is_not_a_mean_is_refused_even_if_all_batches_are_alike(examples):
     with pytest.raises(ad.DriverError, match=r"\['losses'\] has shape .*must be a mean over the examples"):
         evaluate(lambda w, b: {"losses": b["y"]}, [W], make_data(examples), LocalWorld(), 4)
 
@@ -96,7 +96,7 @@ def test_means_of_complex_values_stay_complex():
 
 
 @pytest.mark.parametrize("batch", [0, -3, 2.5, "4", True, None])
-def test_a_batch_that_is_no_positive_whole_number_is_refused(batch):
+def test_batch_must_be_a_positive_whole_number(batch):
     with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
         evaluate(mean_loss, [W], make_data(10), LocalWorld(), batch)
 
@@ -153,7 +153,7 @@ NO_MEANS = {
 
 @pytest.mark.parametrize("batch", [4, 256])
 @pytest.mark.parametrize("fn", NO_MEANS.values(), ids=NO_MEANS)
-def test_what_is_no_mean_over_examples_is_refused(fn, batch):
+def test_a_value_that_is_not_a_mean_over_examples_is_refused(fn, batch):
     """It would be another number for each size of batch."""
     data = make_data(20)
     with pytest.raises(ad.DriverError, match=r"evaluate: what fn returns is no mean (?s:.*)depend on batch="):
@@ -167,7 +167,7 @@ def test_what_is_no_mean_over_examples_is_refused(fn, batch):
     [mean_loss, lambda w, b: jnp.exp(apart(w, b).sum()), lambda w, b: apart(w, b).max(), lambda w, b: jnp.ones(2)],
     ids=["mean", "exp", "max", "constant"],
 )
-def test_what_is_no_sum_over_examples_is_refused_where_sums_are_asked_for(fn):
+def test_a_value_that_is_not_a_sum_is_refused_if_op_is_sum(fn):
     with pytest.raises(ad.DriverError, match="evaluate: what fn returns is no sum over"):
         evaluate(fn, [W], make_data(20), LocalWorld(1), 4, op="sum")
 
@@ -194,13 +194,13 @@ MEANS = {
 
 @pytest.mark.parametrize("examples", [1, 2, 3, 40])
 @pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
-def test_means_and_what_cannot_be_compared_are_not_refused(fn, examples):
+def test_means_and_incomparable_values_are_accepted(fn, examples):
     if fn is MEANS["a reshaped batch"]:
         examples *= 2
     evaluate(fn, [W] * 3, make_data(examples), LocalWorld(3), 8 if examples % 8 == 0 else examples)
 
 
-def test_what_has_an_effect_is_carried_out_once_for_each_batch():
+def test_effects_run_once_per_batch():
     seen = []
 
     def fn(w, batch):

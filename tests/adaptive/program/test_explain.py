@@ -67,13 +67,13 @@ def test_sizes_are_shown_as_shortly_as_can_be(sizes, shown):
     assert text_of(driver, batch_sizes=sizes)[0].splitlines()[1] == shown
 
 
-def test_segments_say_what_they_read():
+def test_segments_list_their_inputs():
     text, _ = text_of(driver)
     assert "on state, batch; compiled for each bucket size" in row(text, "segment  per microbatch")
     assert "on state, operator states, message 1; compiled once" in row(text, "segment  once, after the last")
 
 
-def test_a_message_lists_what_is_in_it_with_bytes_that_add_up_and_lines():
+def test_a_message_lists_its_contents_with_lines_and_bytes_that_add_up():
     text, (layout,) = text_of(driver)
     head = row(text, "message 1")
     assert head == f"message 1  {layout.nbytes} B from each worker, 1 buffer"
@@ -97,14 +97,14 @@ def test_hooks_slots_and_sources_are_named():
     assert row(text, "sources") == "sources  compute_seconds"
 
 
-def test_a_slot_of_local_values_is_told():
+def test_local_operator_states_are_listed():
     def local(state, batch):
         return state, {"all": comm.all_gather(mon.ema(mon.compute_seconds()))}
 
     assert row(text_of(local)[0], "state   ").endswith(": 2 numbers, different on each worker")
 
 
-def test_it_says_whether_a_batch_can_be_split_and_why_not():
+def test_the_plan_says_whether_a_batch_can_be_split_and_why_not():
     assert "may run as several microbatches" in text_of(driver)[0].splitlines()[-1]
 
     def gathering(state, batch):
@@ -114,7 +114,7 @@ def test_it_says_whether_a_batch_can_be_split_and_why_not():
     assert "every new size is compiled: all_gather (test_explain.py:" in last
 
 
-def test_two_messages_are_told_apart():
+def test_two_messages_are_numbered():
     def two(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
         apart = comm.all_reduce(jnp.abs(batch["y"] - mean).max(), op="max")
@@ -137,12 +137,12 @@ def test_bytes_are_shown_in_a_unit_that_can_be_read(numbers, shown):
     assert f"message 1  {shown} from each worker" in text
 
 
-def test_shards_are_told():
+def test_shards_are_listed():
     text, _ = text_of(driver, shards=(30, 20))
     assert "each worker has its own data: 50 examples = 30 + 20" in text
 
 
-def test_which_way_a_message_goes_is_said_where_there_are_several():
+def test_the_algorithm_of_a_message_is_shown_if_there_are_several():
     text, _ = text_of(driver, algorithms=["by hosts: 41 ms, flat 80 ms; as measured up to message 6", ""])
     assert row(text, " +goes") == "    goes by hosts: 41 ms, flat 80 ms; as measured up to message 6"
     assert "goes" not in text_of(driver, algorithms=[""])[0]

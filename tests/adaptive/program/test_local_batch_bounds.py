@@ -113,7 +113,7 @@ def test_a_model_that_fits_64_trains_with_256_as_without_a_bound(workers, resiza
 
 
 @pytest.mark.usefixtures("room_for_64")
-def test_larger_kernels_are_not_kept_when_batches_grow():
+def test_larger_kernels_are_dropped_when_batches_grow():
     with built(global_batch=32, deterministic=False) as program:
         program.step()
         program.rescale(global_batch=512)
@@ -249,7 +249,7 @@ def test_a_state_that_an_earlier_update_has_lost_is_not_taken_for_a_lack_of_room
             program.step()
 
 
-def test_the_word_auto_is_what_processes_compare():
+def test_processes_compare_the_argument_auto():
     with built() as program:
         assert program._parts.run.origin.settings["max_local_batch"] == "auto"
 
@@ -273,7 +273,7 @@ def test_processes_with_less_memory_run_smaller_microbatches_and_all_get_the_sam
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-def test_where_batches_cannot_be_split_processes_exchange_what_fits(monkeypatch):
+def test_if_batches_cannot_be_split_processes_exchange_their_bounds(monkeypatch):
     monkeypatch.setattr("adaptive.program.local_batch_bounds.bytes_left", lambda devices, processes: share.left)
     share = threading.local()
     small = 1.1 * needs(FITS) / 0.9

@@ -12,7 +12,7 @@ from adaptive.control.causes import Moved
 from adaptive.program.member_tracker import MemberTracker
 
 
-def test_a_worker_that_leaves_a_worker_slot_whose_worker_was_once_lost_has_left():
+def test_a_worker_that_leaves_a_reused_slot_counts_as_left():
     world = SimpleNamespace(members=(0, 1), joined_in_generation=(0, 0), generation=0, workers=range(1), losses=())
     ignored = SimpleNamespace(change_members=lambda *_: None, workers=SimpleNamespace(change_members=lambda *_: None))
     sizes = BatchSizes(12, None, Limits((1, 1), (20, 20)))

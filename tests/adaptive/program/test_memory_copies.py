@@ -36,7 +36,7 @@ def driver(state, batch):
     return state + comm.all_reduce(batch["x"].mean()), {}
 
 
-def test_a_world_that_cannot_lose_processes_says_so():
+def test_copies_in_memory_need_a_world_that_can_lose_processes():
     program = ad.Program(driver, jnp.zeros(()), {"x": np.arange(8, dtype=np.float32)}, global_batch=4)
     first, second = program.run(steps=2, checkpoint=ad.Checkpoints(memory=1))
     assert first.notes == ("memory=1 has no effect: this world cannot lose a process.",)

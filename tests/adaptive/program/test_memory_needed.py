@@ -108,7 +108,7 @@ def test_the_users_arrays_stay_valid_and_unchanged(module):
         np.testing.assert_array_equal(state[1]["w"], np.zeros(N, np.float32))
 
 
-def test_what_the_user_writes_into_his_arrays_is_not_the_programs():
+def test_writes_to_the_users_arrays_do_not_reach_the_program():
     state, same = initial(np), initial(np)
     with build(state) as program, build(same) as other:
         state[0]["w"][:] = 7
@@ -123,7 +123,7 @@ def keeps_own(state, batch):
     return (shared + comm.all_reduce(mean), own + mean), {}
 
 
-def test_a_local_leaf_is_kept_to_begin_with(before):
+def test_initial_values_of_local_leaves_are_kept(before):
     """Workers that join begin with it, so it is held once beside each worker's own."""
     state, data = (jnp.zeros(N), jnp.zeros(N)), {"x": np.ones(24, np.float32)}
     with ad.Program(
@@ -184,7 +184,7 @@ def test_a_noise_scale_needs_no_temporary_for_all_averaged_gradients():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_explain_says_what_is_held(workers):
+def test_explain_lists_memory(workers):
     """Between two steps: the state, slots and constants, of each worker."""
     table = jnp.arange(8, dtype=jnp.float32)
 
@@ -272,7 +272,7 @@ def test_explain_ends_with_memory():
 
 
 @pytest.mark.parametrize("world", [comm.SoloWorld, lambda: comm.DeviceWorld(jax.devices()[:2])], ids=["one", "devices"])
-def test_a_program_that_nobody_holds_lets_its_arrays_go_at_once(world):
+def test_a_program_without_references_frees_its_arrays_at_once(world):
     """And not when cycles are collected, which may be much later."""
 
     def driver(w, batch):

@@ -79,7 +79,7 @@ def build(driver=mean_of_y, state=0.0, *, workers=2, global_batch=6, data=None, 
 # --- what it owns -----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_read_of_a_program_survives_further_steps():
+def test_state_and_metrics_that_were_read_survive_further_steps():
     def driver(state, batch):
         new, metrics = sgd(state, batch)
         return new, {**metrics, "new": new, "old": state}
@@ -131,7 +131,7 @@ class Rows:
         return {"y": 1.0 + index}
 
 
-def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
+def test_thread_local_settings_of_jax_hold_in_the_background_compiler():
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         seen = []
 
@@ -153,7 +153,7 @@ def test_what_jax_is_set_to_in_this_thread_holds_behind_the_steps_too():
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machine(monkeypatch):
+def test_a_step_that_tries_a_slower_kernel_is_not_a_measurement(monkeypatch):
     lossy: list[bool] = []
     monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: lossy[-1])
     monkeypatch.setattr(Kernels, "choice", lambda self, local: Choice(0, 1, (), trial=True))
@@ -172,7 +172,7 @@ def test_a_step_in_which_a_kernel_was_tried_at_a_loss_says_nothing_of_the_machin
     assert known == [False, True, False, True]  # a step's seconds ride on the next one's message
 
 
-def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
+def test_every_worker_gets_the_cost_of_a_microbatch(monkeypatch):
     monkeypatch.setattr(KernelsOf, "call_overhead", lambda self: 12.0)
     with build(sgd, W, world=(world := Twin())) as program:
         program.step()
@@ -183,7 +183,7 @@ def test_every_worker_hears_what_one_more_call_costs(monkeypatch):
 @pytest.mark.parametrize(
     ("cores", "known"), [(2, [False, True, False, False, True]), (4, [False, True, True, True, True])]
 )
-def test_a_step_beside_our_own_compiler_says_nothing_of_the_machine_if_it_has_few_cores(monkeypatch, cores, known):
+def test_on_few_cores_a_step_beside_the_compiler_is_not_a_measurement(monkeypatch, cores, known):
     """Or balancing would follow what compiling costs, and take it back."""
     monkeypatch.setattr(_kernels, "n_cores", lambda: cores)
     monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: False)
@@ -216,7 +216,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
 # --- reports ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_says_what_a_step_was():
+def test_a_report_describes_its_step():
     with build(sgd, W, shares=(4, 2)) as program:
         reports = [program.step() for _ in range(5)]
         layouts = program._parts.engine.layouts
@@ -239,7 +239,7 @@ def test_a_report_says_what_a_step_was():
     assert f"{layouts[0].nbytes} B from each worker" in explained
 
 
-def test_a_run_is_as_long_as_it_is_told():
+def test_a_run_has_the_requested_length():
     with build() as program:  # 24 examples, 6 a step
         assert [r.step for r in program.run(steps=3)] == [1, 2, 3]
         assert [r.step for r in program.run(epochs=1)] == [4]
@@ -248,7 +248,7 @@ def test_a_run_is_as_long_as_it_is_told():
         assert list(program.run(steps=0)) == []
 
 
-def test_a_hook_may_stop_a_run_and_the_next_run_goes_on():
+def test_a_hook_can_stop_a_run_and_the_next_run_continues():
     with build(watched(Recorder(lambda o: Decision(stop=o.step == 3)))) as program:
         reports = list(program.run(steps=10))
         assert [r.step for r in reports] == [1, 2, 3]
@@ -274,7 +274,7 @@ def test_a_decision_holds_from_the_first_step_that_every_worker_has_kernels_for(
     assert reports[-1].waited_seconds == reports[0].waited_seconds
 
 
-def test_a_deterministic_program_takes_up_a_size_at_once_whatever_is_compiled():
+def test_a_deterministic_program_uses_a_new_size_at_once():
     with build(deterministic=True) as program:
         held, sizes = HeldCompiler(program._parts.engine.kernels), []
         for batch in (6, 13, 24, 7):
@@ -379,7 +379,7 @@ class Broken:
         return {k: v[index] for k, v in self.data.items()}
 
 
-def test_an_error_of_the_data_leaves_everything_as_it_was_and_the_program_goes_on():
+def test_a_data_error_changes_nothing_and_the_program_continues():
     data = Broken()
     with build(sgd, W, data=data) as program:
         program.step()
@@ -469,14 +469,14 @@ def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked):
             program.step()
 
 
-def test_a_step_that_is_allowed_commits_what_it_is():
+def test_with_nonfinite_allow_a_step_commits_nans():
     with build(sgd, W, data=with_infinity(24, 5), global_batch=24, nonfinite="allow") as program:
         report = program.step()
         assert not report.skipped
         assert not np.isfinite(program.state).all()
 
 
-def test_of_two_messages_the_first_may_be_the_one_that_is_not_finite():
+def test_nans_in_the_first_of_two_messages_are_found():
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
         finite = jnp.where(jnp.isfinite(mean), mean, 0.0)
@@ -489,7 +489,7 @@ def test_of_two_messages_the_first_may_be_the_one_that_is_not_finite():
         assert float(program.state) == 0.0
 
 
-def test_what_the_thread_behind_the_steps_meets_is_raised_in_the_next_step():
+def test_errors_of_the_background_compiler_are_raised_in_the_next_step():
     def picky(state, batch):
         if batch["y"].shape[0] == 1:
             raise ValueError("not of one example")
@@ -511,7 +511,7 @@ def test_what_the_thread_behind_the_steps_meets_is_raised_in_the_next_step():
 @pytest.mark.parametrize(
     ("global_batch", "options"), [(63, {}), (13, {}), (15, {"deterministic": True}), (61, {"microbatch": 7})]
 )
-def test_a_lone_worker_takes_an_odd_batch_in_calls_of_unlike_sizes(monkeypatch, global_batch, options):
+def test_a_single_worker_runs_an_odd_batch_as_microbatches_of_different_sizes(monkeypatch, global_batch, options):
     """A noise scale needs two calls at least, and they cannot be of one size."""
     uncompiled(monkeypatch)
 
@@ -530,7 +530,7 @@ def test_a_lone_worker_takes_an_odd_batch_in_calls_of_unlike_sizes(monkeypatch, 
         assert len(microbatches) >= 2
 
 
-def test_kernels_are_not_tried_on_data_that_nobody_has():
+def test_kernels_are_not_run_on_made_up_data():
     """On zeros this loop would never end, and the check would fail."""
 
     def positive(x):
@@ -635,7 +635,7 @@ def two_messages(state, batch):
 
 
 @pytest.mark.parametrize(("failing", "messages"), [("data", 0), ("ragged", 0), ("first", 0), ("second", 1)])
-def test_a_process_that_fails_tells_the_others(monkeypatch, failing, messages):
+def test_a_failing_process_notifies_the_others(monkeypatch, failing, messages):
     world, data = Twin(), Broken()
     with build(two_messages, 0.0, world=world, data=data) as program:
         program.step()
@@ -662,7 +662,7 @@ def test_a_process_that_fails_tells_the_others(monkeypatch, failing, messages):
     assert len(world.sent) == messages
 
 
-def test_a_hook_that_fails_is_told_too():
+def test_a_failing_hook_notifies_the_others():
     world = Twin()
     with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
         program.step()
@@ -670,7 +670,7 @@ def test_a_hook_that_fails_is_told_too():
     assert world.heard == ["in the hooks after step 1 of program 1 ('driver'): ZeroDivisionError: division by zero"]
 
 
-def test_messages_say_what_they_are_about():
+def test_messages_have_descriptions():
     world = Twin()
     with build(watched(Recorder(lambda o: None)), world=world) as program:
         list(program.run(steps=2))
@@ -685,7 +685,7 @@ def test_messages_say_what_they_are_about():
 
 
 @pytest.mark.parametrize("what", ["building", "evaluate", "restore"])
-def test_what_fails_beside_the_steps_is_told_too(what):
+def test_failures_outside_steps_notify_the_others(what):
     world = Twin()
     if what == "building":
         with pytest.raises(ad.BatchSizeError):
@@ -716,7 +716,7 @@ def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
     assert "up to 0.05 s for the other ranks to receive this" in record.getMessage()
 
 
-def test_an_error_that_is_told_is_printed_once(caplog):
+def test_a_reported_error_is_printed_once(caplog):
     world = Twin()
     with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
         program.step()
@@ -725,7 +725,7 @@ def test_an_error_that_is_told_is_printed_once(caplog):
     assert not caplog.records
 
 
-def test_processes_built_from_different_things_are_told_before_the_first_step():
+def test_processes_with_different_builds_raise_before_the_first_step():
     class Other(Twin):
         def all_gather_bytes(self, value, about="", more=""):
             return [value, value.replace(b'"seed": "0"', b'"seed": "1"')]

@@ -101,13 +101,13 @@ def test_the_newer_one_is_read(run, monkeypatch, how, module, name, when):
 
 @pytest.mark.parametrize("how", READ.values(), ids=READ)
 @pytest.mark.parametrize("error", [ValueError("Not enough data"), AttributeError("NoneType has no attribute tree")])
-def test_whatever_the_library_says_of_files_that_are_gone(run, monkeypatch, how, error):
+def test_missing_files_are_recognized_by_any_error_of_the_library(run, monkeypatch, how, error):
     once(monkeypatch, arrays, "read", before=lambda: finishes_a_newer_one(run), error=error)
     assert how(run) == 3
 
 
 @pytest.mark.parametrize("how", READ.values(), ids=READ)
-def test_what_is_there_and_cannot_be_read_is_an_error(run, monkeypatch, how):
+def test_an_unreadable_checkpoint_is_an_error(run, monkeypatch, how):
     once(monkeypatch, arrays, "read", error=ValueError("Not enough data"))
     with pytest.raises(ad.CheckpointError, match="000003-step-3 cannot be read: ValueError: Not enough data"):
         how(run)
@@ -120,7 +120,7 @@ def test_a_directory_that_is_emptied_meanwhile_holds_nothing(run, monkeypatch, h
         how(run)
 
 
-def test_one_that_was_named_and_is_deleted_is_an_error(run, monkeypatch):
+def test_a_named_checkpoint_that_was_deleted_is_an_error(run, monkeypatch):
     once(monkeypatch, arrays, "read", before=lambda: finishes_a_newer_one(run))
     with build() as program, pytest.raises(ad.CheckpointError, match="000002-step-2 does not exist"):
         program.restore(run / "000002-step-2")
@@ -140,7 +140,7 @@ class OfTwo(LocalWorld):
         return [value, other]
 
 
-def test_all_processes_choose_anew_where_one_has_read_too_late(run):
+def test_all_processes_select_again_if_one_read_too_late(run):
     world = OfTwo()
     found = select_checkpoint(world, run, False, "restore of a program")
     assert found is not None

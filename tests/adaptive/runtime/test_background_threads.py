@@ -49,7 +49,7 @@ def test_a_kernel_that_is_compiled_while_the_process_ends_does_no_harm(how, tmp_
 
 
 @pytest.mark.long
-def test_where_a_thread_cannot_be_left_behind_it_is_waited_for(tmp_path):
+def test_a_thread_that_cannot_be_abandoned_is_joined(tmp_path):
     ended("exit", tmp_path / "compiled", "short", "elsewhere")
     assert (tmp_path / "compiled").exists()
 

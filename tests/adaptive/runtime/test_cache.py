@@ -31,13 +31,13 @@ def folder():
     return jax.config.jax_compilation_cache_dir
 
 
-def test_the_cache_is_in_a_folder_that_nobody_else_reads(home):
+def test_the_cache_is_in_a_private_folder(home):
     share_compilations()
     assert folder().startswith(str(home))
     assert stat.S_IMODE(os.stat(folder()).st_mode) == 0o700
 
 
-def test_what_others_could_read_is_closed_to_them(home):
+def test_a_folder_readable_by_others_is_made_private(home):
     share_compilations()
     os.chmod(folder(), 0o755)
     jax.config.update("jax_compilation_cache_dir", None)
@@ -66,7 +66,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(home, mode):
     refused("others may write to")
 
 
-def test_nor_one_that_others_may_replace(home):
+def test_a_folder_that_others_may_replace_is_not_used(home):
     share_compilations()
     os.chmod(home / "adaptive-dataflow", 0o777)
     refused("others may write to .*adaptive-dataflow")

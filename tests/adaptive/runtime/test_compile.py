@@ -45,13 +45,13 @@ def result(compiled):
     return float(compiled(np.ones(2, np.float32))[0])
 
 
-def test_programs_are_named_for_what_they_compute():
+def test_compiled_programs_are_named_for_their_segments():
     assert re.fullmatch(r"update_[0-9a-f]{16}", name_of(update(0.25)))
     assert name_of(update(0.25)) == name_of(update(0.25)) != name_of(update(0.5))
     assert name_of(update(0.25)) == name_of(update(0.25, jax.local_devices()[1]))
 
 
-def test_where_a_line_stands_is_no_part_of_what_it_computes():
+def test_line_numbers_do_not_change_the_cache_key():
     def above(x):
         return x - 0.25 * x
 
@@ -67,7 +67,7 @@ def compiles(monkeypatch, folder):
     return count
 
 
-def test_devices_of_a_kind_share_what_is_compiled(compiles):
+def test_devices_of_a_kind_share_compiled_programs(compiles):
     devices = jax.local_devices()
     programs = [update(0.125, device) for device in (*devices, devices[0])]
     assert len(compiles) == 1
@@ -78,7 +78,7 @@ def test_devices_of_a_kind_share_what_is_compiled(compiles):
         assert result.tolist() == [0, 0.875]
 
 
-def test_what_comes_from_the_cache_is_not_loaded_elsewhere(compiles):
+def test_a_program_from_the_cache_is_compiled_again_for_another_device(compiles):
     one, other = jax.local_devices()[:2]
     result(update(0.03125, one))
     jax.clear_caches()
@@ -99,13 +99,13 @@ def test_memory_that_is_given_up_is_so_on_every_device(compiles):
         kept.append(program)
 
 
-def test_what_nobody_uses_any_more_is_forgotten(compiles):
+def test_unused_programs_are_forgotten(compiles):
     update(0.0625)
     update(0.0625)
     assert len(compiles) == 2
 
 
-def test_what_looks_alike_and_returns_another_tree_is_another_program(compiles):
+def test_equal_equations_with_another_output_tree_are_another_program(compiles):
     one, other = (
         compile_segment(f, (SHAPE,), jax.local_devices()[0], name="tree")
         for f in (lambda x: {"a": x + 3}, lambda x: {"b": x + 3})
@@ -122,7 +122,7 @@ def test_which_argument_is_used_makes_another_program(compiles):
     assert (one(*given).tolist(), other(*given).tolist()) == ([0, 0], [1, 1])
 
 
-def test_programs_that_call_python_are_told_apart(compiles):
+def test_programs_with_callbacks_are_distinguished(compiles):
     def calls(number):
         def function(x):
             return x + jax.pure_callback(lambda: np.float32(number), jax.ShapeDtypeStruct((), np.float32))
@@ -143,7 +143,7 @@ def test_a_program_is_read_from_the_cache(folder):
     assert list(folder.glob("update_*-cache")) == [entry]
 
 
-def test_a_program_in_the_place_of_another_is_not_run(folder):
+def test_a_wrong_cache_entry_is_not_run(folder):
     update(0.25), update(0.5)
     one, other = folder.glob("update_*-cache")
     contents = one.read_bytes(), other.read_bytes()

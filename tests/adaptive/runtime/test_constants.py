@@ -34,7 +34,7 @@ def test_equal_arrays_share_a_copy_on_a_device(table):
     assert constants.on(second, table).devices() == {second}
 
 
-def test_what_differs_in_anything_is_another_array():
+def test_arrays_that_differ_in_anything_are_not_shared():
     constants, device = Constants(), jax.local_devices()[0]
     zeros = np.zeros(4, np.float32)
     arrays = [zeros, zeros.reshape(2, 2), zeros.astype(np.int32), zeros + 1]
@@ -51,7 +51,7 @@ def test_keys_are_constants_too():
     assert jax.random.key_data(copy).tolist() == jax.random.key_data(jax.random.key(1)).tolist()
 
 
-def test_what_the_user_does_to_an_array_later_is_not_seen():
+def test_later_writes_to_a_users_array_are_not_seen():
     table = np.zeros(1 << 12, np.float32)
     copy = Constants().on(jax.local_devices()[0], table)
     table[:] = 1
@@ -65,7 +65,7 @@ def test_an_array_that_no_program_has_is_let_go():
     assert copy() is None
 
 
-def test_kernels_of_all_sizes_share_what_the_driver_closes_over():
+def test_kernels_of_all_sizes_share_closed_over_arrays():
     def trace(size):
         shapes = {"batch": [jax.ShapeDtypeStruct((size,), jnp.float32)], "const": [jax.ShapeDtypeStruct((9,), "f4")]}
         table = np.arange(9, dtype=np.float32)  # another object in each trace

@@ -262,7 +262,7 @@ splits = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(Programs, splits, st.integers(0, 9))
-def test_random_drivers_do_on_any_split_what_they_say(monkeypatch, program, split, seed):
+def test_random_drivers_give_the_expected_results_on_any_split(monkeypatch, program, split, seed):
     uncompiled(monkeypatch)
     rng = np.random.default_rng(seed)
     engine = engine_of(driver_of(program), jnp.float32(0.4), len(split))
@@ -284,7 +284,7 @@ def test_random_drivers_do_on_any_split_what_they_say(monkeypatch, program, spli
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_for_later_survives_the_sum_of_what_is_sent(monkeypatch):
+def test_values_kept_for_later_survive_the_reduction(monkeypatch):
     monkeypatch.setattr(_message, "LARGE_BYTES", 8)  # so the gradient is sent from the memory that it is kept in
 
     def driver(state, batch):
@@ -406,7 +406,7 @@ def test_the_last_message_of_a_step_carries_the_status(driver):
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_message_that_fails_leaves_the_state_as_it_was(broken):
+def test_a_failing_message_leaves_the_state_unchanged(broken):
     world, data = Faulty(2), make_data(6)
     engine = engine_of(sharpness_aware, W, 2, world=world)
     split = [(2, 1), (3,)]
@@ -447,7 +447,7 @@ def test_a_step_that_may_not_commit_changes_nothing():
     engine.close()
 
 
-def test_who_is_not_finite_is_told_worker_by_worker():
+def test_an_error_names_each_worker_with_nans():
     engine = engine_of(momentum, (W, MOMENTUM.init(W)), 3, finite=True)
     split = [(2,), (1, 1), (2,)]
     engine.compile([], microbatches=split)
@@ -460,7 +460,7 @@ def test_who_is_not_finite_is_told_worker_by_worker():
     engine.close()
 
 
-def test_nothing_is_computed_behind_a_message_that_is_not_finite():
+def test_nothing_is_computed_after_a_message_that_is_not_finite():
     def driver(state, batch):
         scale = comm.all_reduce(jnp.abs(batch["y"]).max(), op="max")
         return state - 0.1 * comm.all_reduce(grad(state, {**batch, "y": batch["y"] / scale})), {}
@@ -483,7 +483,7 @@ def test_nothing_is_computed_behind_a_message_that_is_not_finite():
 # --- what sources read ------------------------------------------------------------------------------------------------
 
 
-def test_a_measurement_is_taken_once_per_worker_and_step_whatever_the_calls():
+def test_a_measurement_is_read_once_per_worker_and_step():
     taken = []
     load = Source("load", lambda r: taken.append(r.worker) or 2.0 + r.worker)
 
@@ -499,7 +499,7 @@ def test_a_measurement_is_taken_once_per_worker_and_step_whatever_the_calls():
     engine.close()
 
 
-def test_calls_know_their_examples_and_where_they_stand():
+def test_microbatches_know_their_examples_and_offsets():
     def driver(state, batch):
         count, place = read(EXAMPLES), read(OFFSET).astype(jnp.float32)
         return state, {
@@ -520,7 +520,7 @@ def test_calls_know_their_examples_and_where_they_stand():
     engine.close()
 
 
-def test_one_worker_makes_two_calls_where_groups_of_examples_are_compared():
+def test_one_worker_runs_two_microbatches_if_groups_are_compared():
     def driver(state, batch):
         return state + comm.all_reduce(batch["y"].mean() * read(MICROBATCHES)), {}
 
@@ -532,7 +532,7 @@ def test_one_worker_makes_two_calls_where_groups_of_examples_are_compared():
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_driver_closes_over_is_put_on_every_workers_device():
+def test_closed_over_arrays_are_on_every_workers_device():
     first = jax.device_put(jnp.arange(1.0, 4), jax.local_devices()[0])
     table = jnp.arange(3.0)
 

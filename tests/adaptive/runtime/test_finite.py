@@ -70,7 +70,7 @@ def passes(contributions, values, weights=1.0):
 
 @pytest.mark.parametrize("weight", [1e-3, 1.0, 7.0])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
-def test_a_program_over_all_devices_says_so_of_finite_values_too(dtype, weight):
+def test_a_program_over_all_devices_reports_finite_values(dtype, weight):
     layout, _, reduced = arrive([contribution(dtype), contribution(op="max")], [[0.5, 1.0], [2.0, 3.0]], weight)
     assert bool(jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced))
 
@@ -94,7 +94,7 @@ def passes_in_pieces(layout, reduced, size):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("op", ["mean", "sum", "max", "min"])
 @pytest.mark.parametrize("worker", [0, 1])
-def test_what_any_worker_sends_is_seen(op, bad, worker):
+def test_nans_of_any_worker_are_seen(op, bad, worker):
     values = [[1.0, 2.0], [3.0, 4.0]]
     assert passes([contribution(op=op), contribution()], values)
     values[worker][0] = np.array([1.0, bad])
@@ -109,7 +109,7 @@ def test_parts_of_complex_numbers_are_seen(part):
     assert not passes([complex_sum], [[1 + 1j], [part]])
 
 
-def test_a_sum_that_overflows_is_seen_though_what_is_summed_is_finite():
+def test_an_overflowing_sum_of_finite_values_is_seen():
     for op in ("sum", "mean"):
         assert passes([contribution(op=op)], [[0.5 * LARGEST], [0.4 * LARGEST]])
         assert not passes([contribution(op=op)], [[0.6 * LARGEST], [0.5 * LARGEST]])
@@ -135,7 +135,7 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
         assert not passes([single, double], [[1.0, 1e308], [1.0, 1e308]])
 
 
-def test_what_was_not_looked_at_while_it_arrived_is_looked_at_then():
+def test_pieces_not_checked_on_arrival_are_checked_at_the_end():
     layout, _, reduced = arrive([contribution(shape=(6,))], [[1.0], [np.nan]])
     look = FiniteCheck(layout, "cpu")
     look.begin()(0, 0, np.ones(4, np.float32))
@@ -156,11 +156,11 @@ def test_weights_that_cannot_be_divided_by_are_seen(weights):
     assert not passes([contribution()], [[0.0], [0.0]], weights)
 
 
-def test_one_worker_of_no_weight_is_no_fault():
+def test_a_single_worker_of_zero_weight_is_no_error():
     assert passes([contribution()], [[1.0], [2.0]], [[0.0], [3.0]])
 
 
-def test_what_may_be_nan_is_let_through():
+def test_values_that_may_be_nan_are_not_checked():
     free = [
         contribution(how=Gather()),
         contribution(how=Broadcast()),
@@ -199,7 +199,7 @@ def trouble(weightless=(), too_large=(), culprits=(), names=("['a']", "['b']", "
     return Trouble(message, Arrived(list(weightless), list(too_large)), tuple(culprits))
 
 
-def test_workers_with_the_same_fault_are_named_together():
+def test_workers_with_the_same_error_are_named_together():
     found = trouble(culprits=[Culprit(0, (0,)), Culprit(1, (0, 1)), Culprit(3, (0,), "batch['x'] holds NaNs")])
     assert found.causes == [
         "the contributions of workers 0, 3 to all_reduce (driver.py:7) of ['a'] hold infinities or NaNs",
@@ -216,7 +216,7 @@ def test_a_sum_is_to_blame_only_where_no_worker_is():
     assert "too large" not in str(trouble(too_large=[0], culprits=[Culprit(0, (0,))]).causes)
 
 
-def test_a_mean_of_nothing_is_said_first():
+def test_a_mean_without_weights_is_reported_first():
     causes = trouble([(0, 0.0), (1, 0.0)], culprits=[Culprit(0, (0,))]).causes
     assert causes[0] == (
         "all_reduce (driver.py:7) of ['a'], ['b'] is a mean over no examples: the weights of all workers are zero"
@@ -230,7 +230,7 @@ def test_many_leaves_are_counted():
     assert "of [0], [1], [2] and 6 more hold" in trouble(culprits=[Culprit(0, tuple(range(9)))], names=names).causes[0]
 
 
-def test_what_all_processes_found_is_put_together():
+def test_findings_of_all_processes_are_merged():
     class Two(LocalWorld):
         def all_gather_bytes(self, value, about=""):
             return [b'[[2, [1], "x"]]', value]
@@ -240,7 +240,7 @@ def test_what_all_processes_found_is_put_together():
     assert found.culprits == (Culprit(1, (0,), "y"), Culprit(2, (1,), "x"))
 
 
-def test_errors_say_whose_state_it_is_and_what_a_loss_scale_needs():
+def test_errors_describe_the_state_and_the_remedy_for_loss_scales():
     found = trouble(culprits=[Culprit(0, (0,))])
     once, often = not_finite(found, 7), skipped_too_often(found, 30, 25)
     for error in (once, often):

@@ -18,7 +18,7 @@ from tests.speed import limit
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 300, 5)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
-def test_what_is_written_is_what_the_array_holds(shape, dtype):
+def test_writes_through_the_view_change_the_array(shape, dtype):
     leaf = jax.device_put(jnp.zeros(shape, dtype), may_alias=False)
     memory = memory_of(leaf)
     assert memory.shape == shape

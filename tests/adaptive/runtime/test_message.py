@@ -207,13 +207,13 @@ calls_of_workers = st.lists(st.integers(1, 2), min_size=1, max_size=3)
 
 @settings(max_examples=30)
 @given(st.lists(leaf_of(DTYPES[:6]), min_size=1, max_size=6), calls_of_workers, st.integers(0, 99))
-def test_what_arrives_is_what_numpy_computes(leaves, calls, seed):
+def test_reductions_equal_those_of_numpy(leaves, calls, seed):
     check_round_trip(leaves, calls, seed)
 
 
 @settings(max_examples=10)
 @given(st.lists(leaf_of(DTYPES), min_size=1, max_size=5), calls_of_workers, st.integers(0, 99))
-def test_what_arrives_is_what_numpy_computes_in_double_precision(leaves, calls, seed):
+def test_reductions_equal_those_of_numpy_in_double_precision(leaves, calls, seed):
     with jax.enable_x64(True):
         check_round_trip(leaves, calls, seed)
 
@@ -238,7 +238,7 @@ def test_a_worker_that_splits_its_batch_counts_as_much_as_one_that_does_not():
     assert [float(x) for x in a] == [float(x) for x in b] == [np.float32(22 / 6), 3.0]
 
 
-def test_a_value_of_the_worker_is_weighed_once_beside_values_of_calls():
+def test_a_value_of_the_worker_is_weighted_once_beside_values_of_microbatches():
     leaves = [Leaf("float32", (), scope=Scope.MICROBATCH), Leaf("float32", (), scope=Scope.WORKER)]
     layout = named(leaves, 2)
     assert layout.layout.weights[0] != layout.layout.weights[1]  # one weight, summed in two ways
@@ -305,7 +305,7 @@ def test_a_message_of_integers_still_opens_with_floats_for_the_status():
     assert [(str(p.dtype), p.shape) for p in parts] == [("float32", (STATUS,)), ("int32", (1,))]
 
 
-def test_what_must_be_finite_and_is_weighed_alike_lies_side_by_side():
+def test_checked_values_of_one_weight_are_adjacent():
     kinds = [Leaf("float32", ()), Leaf("float32", (), "gather", scope=Scope.WORKER), Leaf("float32", (), op="sum")]
     kinds += [Leaf("float32", (), scope=Scope.WORKER), Leaf("float32", (), weight="tokens"), Leaf("bfloat16", ())]
     layout = named(kinds * 2, 1).layout
@@ -342,7 +342,7 @@ def test_weights_of_large_double_leaves_are_double():
     assert np.allclose(mean, (1 / 3 + 2 / 7) / (1 / 3 + 1 / 7), rtol=1e-15, atol=0)
 
 
-def test_only_what_is_wanted_is_unpacked():
+def test_only_requested_values_are_unpacked():
     layout = named([Leaf("float32", (2,), op="sum"), Leaf("float32", ()), Leaf("int32", (), op="sum")], 1)
     values = [jnp.array([1.0, 2.0]), jnp.float32(3), jnp.int32(4)]
     parts = pack(layout.layout, values, [None, jnp.float32(2), None], worker=jnp.int32(0), first=jnp.float32(1))

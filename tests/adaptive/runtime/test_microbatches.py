@@ -57,16 +57,16 @@ def test_kernels_are_put_together_at_the_least_cost_if_they_can_be(size, kernels
     ("size", "kernels", "microbatches"),
     [(63, {31, 32}, (32, 31)), (61, {7, 5}, (7,) * 8 + (5,)), (48, {31, 17}, (31, 17)), (17, {7, 3}, (7, 7, 3))],
 )
-def test_kernels_that_are_no_powers_are_used_as_often_as_it_takes(size, kernels, microbatches):
+def test_kernels_other_than_powers_of_two_are_used_repeatedly(size, kernels, microbatches):
     assert cheapest(size, kernels, lambda s: 1.0) == microbatches
 
 
 @given(st.integers(1, 100), costs)
-def test_a_whole_ladder_makes_every_size(size, seconds):
+def test_all_buckets_make_every_size(size, seconds):
     assert sum(cheapest(size, POWERS, seconds.__getitem__)) == size
 
 
-def test_a_size_with_a_kernel_of_its_own_is_one_call():
+def test_a_size_with_its_own_kernel_is_one_microbatch():
     assert cheapest(77, {77, *POWERS, 64}, lambda s: 1e-4 + 1e-6 * s) == (77,)
 
 
@@ -80,13 +80,13 @@ def test_bigger_is_not_always_faster():
     assert cheapest(1024, measured, measured.__getitem__) == (128,) * 8
 
 
-def test_a_small_gain_is_not_worth_more_calls():
+def test_a_small_gain_is_not_worth_more_microbatches():
     assert cheapest(8, {8, 4}, {8: 1.0, 4: 0.49}.__getitem__) == (8,)
     assert cheapest(8, {8, 4}, {8: 1.0, 4: 0.48}.__getitem__) == (4, 4)
 
 
 @pytest.mark.parametrize(("size", "kernels"), [(3, {2}), (5, {4, 2}), (1, {8, 2}), (7, {5})])
-def test_what_cannot_be_made_is_none(size, kernels):
+def test_sizes_that_cannot_be_composed_give_none(size, kernels):
     assert cheapest(size, kernels, lambda s: 1.0) is None
 
 
@@ -95,7 +95,7 @@ def test_a_measured_size_is_predicted_by_its_measurement():
 
 
 @given(st.dictionaries(st.sampled_from(POWERS), st.floats(1e-5, 1), max_size=4), st.integers(1, 64))
-def test_what_is_not_measured_scales_from_its_nearest_and_costs_a_call_more(measured, size):
+def test_an_unmeasured_size_is_estimated_from_the_nearest(measured, size):
     assume(size not in measured)
     larger = [m for m in measured if m > size]
     nearest = min(larger) if larger else max(measured, default=None)
@@ -103,7 +103,7 @@ def test_what_is_not_measured_scales_from_its_nearest_and_costs_a_call_more(meas
     assert predict(size, measured, overhead_seconds=1e-3) == pytest.approx(1e-3 + size * per_example)
 
 
-def test_where_nothing_is_measured_fewer_calls_win():
+def test_without_measurements_fewer_microbatches_win():
     assert cheapest(40, [*POWERS, 32], lambda s: predict(s, {})) == (32, 8)
 
 
@@ -121,5 +121,5 @@ def test_candidates_make_the_size_and_have_the_best_among_them(size, kernels, da
         assert min(map(len, found)) == len(cheapest(size, kernels, lambda k: 1.0))
 
 
-def test_each_kernel_is_used_as_often_as_it_fits():
+def test_each_kernel_is_used_as_often_as_it_fits_into_the_batch():
     assert set(candidates(12, {8, 4, 2}, lambda s: 1.0)) == {(8, 4), (4, 4, 4), (2,) * 6}

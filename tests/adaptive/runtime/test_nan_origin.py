@@ -40,7 +40,7 @@ def test_the_root_of_a_negative_number():
     assert origin(driver) == "On worker 0 the first NaNs come from `sqrt` (+2)."
 
 
-def test_a_function_of_jaxs_own_is_of_the_line_that_calls_it():
+def test_a_function_of_jax_is_attributed_to_the_calling_line():
     def driver(state, batch):
         small = jnp.var(batch["x"]) * 0
         spread = jnp.std(batch["x"] * jnp.inf)
@@ -78,7 +78,7 @@ def test_infinities_that_are_masked_out_are_passed_by():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_what_came_with_the_batch_or_the_state(jit):
+def test_nans_of_the_batch_or_the_state_are_named(jit):
     def driver(state, batch):
         mean = (batch["x"] * state["w"]).mean()
         return state, {"mean": comm.all_reduce(mean)}
@@ -105,7 +105,7 @@ def test_a_measurement_and_the_result_of_a_message_before():
     assert origin(gathered) == "On worker 0 all_gather (+1) holds NaNs."
 
 
-def test_it_is_the_right_worker_and_kernel_call():
+def test_the_worker_and_microbatch_are_named():
     def driver(state, batch):
         inverse = 1 / (batch["x"] - 8)
         return state + comm.all_reduce(inverse.mean()), {}
@@ -113,7 +113,7 @@ def test_it_is_the_right_worker_and_kernel_call():
     assert origin(driver, workers=2, microbatch=1)[12:] == "the first infinities come from `div` (+1)."
 
 
-def test_a_weight_may_be_what_is_not_finite():
+def test_a_weight_that_is_not_finite_is_named():
     def driver(state, batch):
         weight = jnp.log(batch["x"].mean() - 100)
         return state + comm.all_reduce(batch["x"].mean(), weight=weight), {}
@@ -128,7 +128,7 @@ def test_a_product_with_the_weight_that_overflows():
     assert "each is finite, but its product with the weight" in origin(driver)
 
 
-def test_what_a_loop_makes_is_of_the_loops_line():
+def test_nans_of_a_loop_are_attributed_to_the_loops_line():
     def driver(state, batch):
         def body(total, x):
             return total / (x - 1), None
@@ -148,7 +148,7 @@ def test_of_two_messages_the_second():
     assert origin(driver, workers=2) == "On worker 0 the first NaNs come from `log` (+2)."
 
 
-def test_what_has_an_effect_is_not_done_again():
+def test_effects_are_not_repeated_in_the_search():
     told = []
 
     def driver(state, batch):
@@ -162,7 +162,7 @@ def test_what_has_an_effect_is_not_done_again():
     assert len([x for x in told if x]) == 2  # once per microbatch of the step
 
 
-def test_an_error_on_the_way_keeps_nobody_waiting(monkeypatch):
+def test_an_error_in_the_search_does_not_block_other_processes(monkeypatch):
     def driver(state, batch):
         return state + comm.all_reduce(jnp.log(-batch["x"]).mean()), {}
 

@@ -39,7 +39,7 @@ MADE_NANS = r"the update of step 2 made NaNs: in state\['w'\] \(test_nan_updates
 
 
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
-def test_the_next_step_tells_and_is_not_taken(nonfinite):
+def test_the_next_step_raises_and_does_not_run(nonfinite):
     with build(rooted, START, nonfinite=nonfinite) as program:
         program.step()
         assert not program.step().skipped
@@ -63,7 +63,7 @@ def test_the_next_step_tells_and_is_not_taken(nonfinite):
         lambda p: list(p.run(steps=0)),
     ],
 )
-def test_whoever_asks_for_the_state_is_told_at_once(ask):
+def test_reading_the_state_raises_at_once(ask):
     with build(rooted, START) as program:
         program.step()
         ask(program)
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_the_way_back():
         assert np.isfinite(program.state["w"])
 
 
-def test_where_all_is_allowed_nothing_is_told():
+def test_with_nonfinite_allow_nothing_raises():
     with build(rooted, START, nonfinite="allow") as program:
         assert len(list(program.run(steps=3))) == 3
         assert np.isnan(program.state["w"])
@@ -133,7 +133,7 @@ def test_a_leaf_that_was_nan_and_got_over_it_has_to_stay_finite():
             reports.extend(program.run(steps=6))
 
 
-def test_values_that_may_be_unknown_may_be_kept():
+def test_values_that_may_be_nan_may_enter_the_state():
     """Seconds are not known in the first step: gathered, measured, or averaged in a slot."""
 
     def driver(state, batch):
@@ -150,7 +150,7 @@ def test_values_that_may_be_unknown_may_be_kept():
         assert np.isnan(program.state["seconds"]).all()
 
 
-def test_what_is_made_of_an_unknown_value_is_looked_at_once_that_is_known():
+def test_values_computed_from_a_nan_are_checked_once_it_is_finite():
     def driver(state, batch):
         seconds = comm.all_gather(mon.compute_seconds()).sum()
         mean = comm.all_reduce(batch["x"].mean())
@@ -226,7 +226,7 @@ class Twin(LocalWorld):
         self.heard.append(why)
 
 
-def test_the_others_are_told_of_local_state_in_the_message_they_wait_for():
+def test_nans_in_local_state_are_reported_to_all_in_the_next_message():
     world = Twin(1)
     with build(own_root, LOCAL, per_worker_state=local, world=world) as program:
         [program.step() for _ in range(3)]

@@ -190,7 +190,7 @@ def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, ta
     same(mine[1:], trained(plain, **options)[1:])
 
 
-def test_a_step_that_is_not_finite_is_told_of_by_the_general_path(taken):
+def test_the_general_path_reports_a_step_that_is_not_finite(taken):
     with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="raise") as program:
         before = [program.step() for _ in range(2)] and program.state
         with pytest.raises(ad.NonFiniteError, match=r"step 3: the contributions of workers 0, 1, 2, 3 to all_reduce"):
@@ -208,7 +208,7 @@ def test_nothing_is_looked_at_where_that_is_allowed(taken, general):
     assert len(taken) > 3
 
 
-def test_an_update_that_makes_nans_is_told_of_in_the_next_step(taken):
+def test_an_update_that_makes_nans_raises_in_the_next_step(taken):
     def driver(state, batch):
         return jnp.sqrt(state - comm.all_reduce(jnp.ones(()))), {}
 
@@ -220,7 +220,7 @@ def test_an_update_that_makes_nans_is_told_of_in_the_next_step(taken):
             program.step()
 
 
-def test_what_comes_between_two_steps_sees_the_state_of_the_last_one(taken, general):
+def test_calls_between_steps_see_the_state_of_the_last_step(taken, general):
     def run(back_to):
         with comm.DeviceWorld() as world, built(two_levels, world=world) as program:
             seen = []
@@ -248,7 +248,7 @@ def test_each_worker_is_timed_now_and_then():
     assert seconds[2] == seconds[1]  # told again
 
 
-def test_without_determinism_steps_begin_on_the_general_path_and_go_on_by_one_program(taken, general):
+def test_without_determinism_steps_move_from_the_general_path_to_one_program(taken, general):
     def course():
         with comm.DeviceWorld() as world, built(plain, world=world, deterministic=False, resizable=False) as program:
             first = [program.step()]
@@ -263,7 +263,7 @@ def test_without_determinism_steps_begin_on_the_general_path_and_go_on_by_one_pr
     same([r.metrics for r in reports], [r.metrics for r in others])
 
 
-def test_a_driver_that_calls_back_stays_on_the_general_path(taken):
+def test_a_driver_with_callbacks_stays_on_the_general_path(taken):
     def driver(state, batch):
         jax.debug.callback(lambda x: None, state)
         return state + comm.all_reduce(batch["y"].mean()), {}
@@ -298,7 +298,7 @@ def test_the_status_is_taken_once_in_each_step(taken, monkeypatch):
     assert sum(report.skipped for report in reports) == 3 <= taken.count(False)
 
 
-def test_a_step_whose_next_examples_cannot_be_read_leaves_the_state_of_the_step_before(monkeypatch):
+def test_an_error_of_the_next_examples_leaves_the_state_of_the_last_step(monkeypatch):
     with comm.DeviceWorld(jax.devices()[:2]) as world:
         program = ad.Program(plain, begun(), DATA, global_batch=16, world=world, deterministic=True)
         for _ in range(5):

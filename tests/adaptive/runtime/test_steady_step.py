@@ -100,7 +100,7 @@ def trained(driver, steps=14):
         return reports, program.state
 
 
-def test_a_decision_that_changes_nothing_leaves_what_is_on_the_device_there(monkeypatch):
+def test_a_decision_without_effect_transfers_nothing(monkeypatch):
     measured = []
     measure = Feed.measure
     monkeypatch.setattr(Feed, "measure", lambda self, reading: measured.append(reading.step) or measure(self, reading))
@@ -176,7 +176,7 @@ MOST_CALLS = 50
 
 
 @pytest.mark.parametrize("driver", [plain, monitored, compared])
-def test_calls_that_are_dispatched_ahead_give_the_same(driver, monkeypatch):
+def test_microbatches_dispatched_ahead_give_the_same_results(driver, monkeypatch):
     """As on an accelerator; a checkpoint, other hyperparameters and a restore in between change nothing of it."""
     expected = trained(driver)
     taken = []
@@ -194,7 +194,7 @@ def on_a_device(steady):
     steady.runs_ahead = True
 
 
-def test_what_was_dispatched_ahead_is_dropped_when_the_state_is_another(monkeypatch):
+def test_dispatched_microbatches_are_dropped_if_the_state_changes(monkeypatch):
     begin = SteadyStep.__init__
     monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))
     with ad.Program(plain, begun(), DATA, global_batch=16, deterministic=True) as program:
@@ -209,7 +209,7 @@ def test_what_was_dispatched_ahead_is_dropped_when_the_state_is_another(monkeypa
         assert program.step().global_batch == 32
 
 
-def test_what_was_dispatched_ahead_is_dropped_when_a_step_is_taken_in_the_general_way(monkeypatch):
+def test_dispatched_microbatches_are_dropped_by_a_general_step(monkeypatch):
     """In the last step of a run: the next run begins where that ended."""
 
     def losses():

@@ -82,7 +82,7 @@ def test_of_one_process(facts, what, do):
     "facts",
     [{"quota": 1.5, "threads": 1}, {"quota": 8.0}, {"gpus": 1, "platforms": "cpu"}, {"gpus": 1, "visible": "-1"}],
 )
-def test_what_was_chosen_is_well(facts):
+def test_a_sound_configuration_passes(facts):
     assert list(process_findings(replace(WELL, **facts))) == []
 
 
@@ -92,7 +92,7 @@ def test_a_jax_that_is_newer_than_the_tested_ones_is_a_note():
     assert 'pip install "jax<' in found.do
 
 
-def test_ranks_that_do_not_find_each_other_are_told_what_to_type():
+def test_ranks_without_a_connection_get_the_command_to_type():
     with pytest.raises(Exception, match="alone") as error:
         check_agreement(1, "MPICH Version: 4.2", {"OMPI_COMM_WORLD_SIZE": "2"})
     found = only(job_findings([replace(RANK, cpus=(0,), trouble=str(error.value))]))
@@ -243,7 +243,7 @@ def test_without_an_mpirun_one_process_works(monkeypatch, tmp_path):
     assert "needs none" in only([f for f in found.findings if "mpirun" in f.what], "note").what
 
 
-def test_whoever_waits_for_ever_is_ended(monkeypatch, capsys):
+def test_a_check_that_hangs_is_ended(monkeypatch, capsys):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
     command._give_up(5.0, ["loading MPI", "measuring"])
@@ -300,7 +300,7 @@ def test_it_is_shown_for_people():
         assert text in said, said
 
 
-def test_what_mpi_says_of_gpus_is_shown():
+def test_gpu_support_of_mpi_is_shown():
     for cuda in (False, True):
         show(
             Examination((replace(GPU, cuda=cuda),), ()), console := Console(record=True, width=150, file=io.StringIO())

@@ -93,7 +93,7 @@ def pairs_of(rates):
     return [HostPair(ranks, rate) for ranks, rate in rates.items()]
 
 
-def test_what_is_slow():
+def test_slow_pairs_are_named():
     names = "abcd"
     usual = dict.fromkeys(itertools.combinations(range(4), 2), 10.0)
     assert slow_links(names, pairs_of(usual)) == []
@@ -110,7 +110,7 @@ def test_what_is_slow():
 
 @pytest.mark.ranks
 @pytest.mark.long
-def test_of_three_hosts_the_one_behind_a_slow_link_is_named():
+def test_the_host_behind_a_slow_link_is_named():
     if shutil.which("tc") is None:
         pytest.skip("a link's rate is limited by tc")
     with hosts(3) as made:

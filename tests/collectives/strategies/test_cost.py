@@ -103,7 +103,7 @@ def test_bytes_between_hosts_are_those_that_the_transports_send(strategy, each):
     assert found.bytes_between_hosts - 2 * PREAMBLE_BYTES == pytest.approx(expected, rel=0.005)
 
 
-def test_pairs_send_to_other_hosts_as_their_schedule_says():
+def test_messages_of_pairs_follow_their_schedule():
     def rows(schedule, hosts, each):
         found = sync.step_cost(
             sync.pair_averaging(SGD, schedule), 1000, SLOW, hosts=hosts, workers_per_host=each
@@ -148,7 +148,7 @@ def test_seconds_are_latencies_and_bytes():
     assert (alone.exchange_seconds, alone.bytes_between_hosts, alone.computing) == (0, 0, 1)
 
 
-def test_what_is_sent_beside_local_steps_is_hidden_as_long_as_these_take():
+def test_messages_beside_local_steps_are_hidden_by_them():
     def cost(compute, overlap=True):
         strategy = sync.streamed(SGD, OUTER, 8, 2, overlap=overlap)
         return sync.step_cost(strategy, 10_000, sync.Link("80kbit/s", latency=0.0), hosts=2, compute=compute)
@@ -229,7 +229,7 @@ def test_arguments_that_are_refused(strategy, options, complaint):
         sync.Link(1e6, latency=-1.0)
 
 
-def test_a_strategy_of_ones_own_says_what_it_sends():
+def test_a_user_strategy_declares_its_messages():
     halves = Traffic((ModelMessage("sum", lambda parameters: 2 * parameters),), local_steps=4)
     mine = sync.Strategy("mine", *(lambda *_: None,) * 4, traffic=lambda: halves)
     found = sync.step_cost(mine, 1000, SLOW, hosts=2)

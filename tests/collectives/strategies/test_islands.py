@@ -152,7 +152,7 @@ def test_the_update_is_that_of_a_plain_loop(microbatch):
 
 
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 3], [1], [2]]])
-def test_who_leaves_and_who_joins(groups):
+def test_leaving_and_joining_workers(groups):
     """A lost worker leaves its island's state to the others; who joins waits for the end of a round."""
     world = LocalWorld(4)
     strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
@@ -295,7 +295,7 @@ def test_a_checkpoint_in_the_middle_of_a_round():
         np.testing.assert_array_equal(a, b)
 
 
-def test_over_devices_as_in_one_place():
+def test_devices_give_the_results_of_one_device():
     strategy = sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]])
     with comm.DeviceWorld(jax.devices()[:3]) as world:
         programs = [built(strategy, shares=(4, 6, 2)), built(strategy, world, shares=(4, 6, 2))]
@@ -318,7 +318,7 @@ def test_over_devices_as_in_one_place():
         ((INNER, OUTER, 2, [[0], [2]]), "must hold each of the 2 workers"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, text):
+def test_meaningless_arguments_are_refused(arguments, text):
     with pytest.raises(CollectiveError, match=text):
         sync.islands(*arguments)
 

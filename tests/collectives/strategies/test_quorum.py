@@ -112,7 +112,7 @@ def test_the_update_is_that_of_a_plain_loop(quorum, expected):
     assert set(counted) == expected
 
 
-def test_who_leaves_takes_its_change_along_and_who_joins_begins_with_the_model():
+def test_a_leaving_workers_change_is_lost_and_a_joining_worker_starts_with_the_model():
     world, loop = Scripted(4), Loop(4, quorum=1)
     options = {"global_batch": 16, "max_local_batch": 16, "resizable": True}
     program = built(sync.quorum(INNER, OUTER, STEPS, quorum=1), world, **options)
@@ -173,7 +173,7 @@ class Moments:
         (8, {1: 0.1, 2: 0.1, 3: 0.1}, 0.0, 1),  # a step in each round
     ],
 )
-def test_who_takes_another_step(monkeypatch, missing, others, grace, expected):
+def test_a_late_worker_takes_further_steps(monkeypatch, missing, others, grace, expected):
     """A worker of one second a step; three of four are the quorum."""
     monkeypatch.setattr("adaptive.operators.round_clock.time", Moments(range(100, 200)))
     mailboxes = type("Mailboxes", (), {"mailboxes": [Paced(others)], "members": (0, 1, 2, 3)})()
@@ -227,7 +227,7 @@ def test_on_devices_of_one_process_the_slow_one_is_late():
     assert 0 < program.state.params[0] <= 1
 
 
-def test_what_is_sent_in_few_bits():
+def test_rounds_can_be_sent_in_few_bits():
     strategies = [sync.quorum(INNER, OUTER, STEPS, wire=wire) for wire in (None, "4bit")]
     plain, coded = (built(strategy, LocalWorld(2), global_batch=16) for strategy in strategies)
     for _ in range(3):
@@ -236,7 +236,7 @@ def test_what_is_sent_in_few_bits():
     assert 0 < np.abs(a - b).max() < 0.1 * np.abs(a - FIRST).max()
 
 
-def test_a_checkpoint_keeps_what_late_workers_have_not_sent():
+def test_a_checkpoint_has_the_unsent_changes_of_late_workers():
     worlds = Scripted(4), Scripted(4)
     program, other = (built(sync.quorum(INNER, OUTER, STEPS), world, global_batch=16) for world in worlds)
     worlds[0].stop_after = worlds[1].stop_after = {3: 1}
@@ -271,6 +271,6 @@ def test_outside_a_program_it_is_one_worker():
         ((INNER, OUTER, 4), {"wire": comm.top_k(3)}, "needs error feedback, which quorum does not have"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, options, text):
+def test_meaningless_arguments_are_refused(arguments, options, text):
     with pytest.raises(CollectiveError, match=text):
         sync.quorum(*arguments, **options)

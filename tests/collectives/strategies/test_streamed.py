@@ -114,7 +114,7 @@ def test_each_fragment_has_its_own_error_feedback(overlap):
     assert (np.abs(loop.left).max(axis=(0, 2)) > 1e-3).all()
 
 
-def test_who_leaves_and_who_joins():
+def test_leaving_and_joining_workers():
     """Nothing is on its way between two steps, so that a change of members loses nothing; who joins begins with z."""
     world = LocalWorld(3)
     strategy, loop = sync.streamed(INNER, OUTER, ROUND, PARTS), Loop(True, 0.5, 3)
@@ -199,7 +199,7 @@ def test_a_checkpoint_between_two_fragments():
         ((INNER, OUTER, 4, 2), {"rounding": "stochastic"}, "needs a format to round to"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, options, text):
+def test_meaningless_arguments_are_refused(arguments, options, text):
     with pytest.raises(CollectiveError, match=text):
         sync.streamed(*arguments, **options)
 

@@ -96,7 +96,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(devices, workers):
         comm.world(devices=jax.local_devices()[:devices], min_workers=workers)
 
 
-def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():
+def test_members_of_a_fixed_world_do_not_change():
     with comm.SoloWorld() as world:
         assert (world.least, world.most, world.poll_ready(), world.respawn, world.nearest(5)) == (1, 1, 0, False, 1)
         world.request_workers(1)
@@ -106,7 +106,7 @@ def test_in_a_fixed_world_nobody_comes_and_nobody_leaves():
                 change()
 
 
-def test_worlds_say_what_they_are():
+def test_worlds_have_a_description():
     devices = jax.local_devices()
     assert repr(comm.SoloWorld(devices[1])) == "SoloWorld(1 worker on cpu:1)"
     assert repr(comm.DeviceWorld(devices[:1])) == "DeviceWorld(1 worker on cpu:0)"
@@ -152,11 +152,11 @@ def test_launchers_are_known_by_their_variables(environment, expected):
         ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "OMPI_COMM_WORLD_SIZE": "1"}, 0),
     ],
 )
-def test_tasks_that_nobody_has_started(environment, tasks):
+def test_tasks_without_a_launcher_are_refused(environment, tasks):
     assert tasks_not_started(environment) == tasks
 
 
-def test_a_worker_that_is_alone_in_a_job_of_many_says_so(monkeypatch):
+def test_a_single_worker_in_a_job_of_many_warns(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_NTASKS", "32")
     with pytest.warns(comm.LaunchWarning, match=r"(?s)Slurm has 32 tasks.*adaptive run -n 32 .*srun --mpi=pmix"):
@@ -191,7 +191,7 @@ def test_one_process_works_without_mpi():
     ("program", "cause"),
     [(WITHOUT_MPI4PY, "import of mpi4py halted"), ("", "cannot load MPI library")],
 )
-def test_ranks_without_mpi_are_told_what_to_install(program, cause):
+def test_the_error_about_missing_mpi_says_what_to_install(program, cause):
     nowhere = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "OMPI_COMM_WORLD_SIZE": "4"}
     done = python(program + "import collectives as comm; comm.world()", **nowhere)
     last = done.stderr[done.stderr.rindex("LaunchError") :]
@@ -212,7 +212,7 @@ def test_a_launcher_of_another_mpi_is_noticed():
         check_agreement(1, "MPICH Version:\t4.2\nMPICH Release date: …", {"OMPI_COMM_WORLD_SIZE": "4"})
 
 
-def test_a_rank_that_mpi_finds_alone_says_so(tmp_path):
+def test_a_rank_that_mpi_starts_alone_warns(tmp_path):
     script = tmp_path / "alone.py"
     script.write_text(
         "import os\n"
@@ -267,14 +267,14 @@ def test_ranks_with_cores_of_their_own_are_left_in_peace(cpus):
          ["Start at most 1 rank there", "PJRT_NPROC=1"]),
     ],
 )  # fmt: skip
-def test_ranks_in_each_others_way_are_told_the_command(cpus, launcher, said, commands):
+def test_the_warning_about_oversubscribed_ranks_has_the_command(cpus, launcher, said, commands):
     advice = oversubscription(cpus, launcher)
     assert said in advice
     for command in commands:
         assert command in advice
 
 
-def test_a_number_of_threads_chosen_by_hand_is_respected():
+def test_a_chosen_number_of_threads_is_respected():
     assert chosen_threads({"PJRT_NPROC": "2"}) == "2"
     assert chosen_threads({"NPROC": "2"}) == "2"
     assert not chosen_threads({"PJRT_NPROC": ""})

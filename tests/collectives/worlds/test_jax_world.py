@@ -109,7 +109,7 @@ def test_another_file_is_not_taken_for_it():
         assert shared_rows(1, ["here", "here"], lambda own: [told, own], wanted=True) is None
 
 
-def test_memory_that_one_cannot_have_nobody_has():
+def test_shared_memory_needs_all_processes():
     answers = iter([None, [b"it has it", b""]])
     rows = shared_rows(0, ["here", "here"], lambda own: next(answers) or [own, own], wanted=True)
     assert rows is None
@@ -191,7 +191,7 @@ def test_where_one_is_lost_the_others_hear_of_it_and_end(script, how, lost, n, h
 
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [0, 1])
-def test_one_that_is_stopped_is_named_and_ended_after_twice_the_patience(script, lost):
+def test_a_stopped_process_is_named_and_ended_after_twice_the_timeout(script, lost):
     results = run([script, "stopped", str(lost)], timeout=60, expect_failure=True)
     assert results[lost].returncode == -9
     assert re.search(rf"rank {lost} \(.*is stopped", results[1 - lost].stderr), results[1 - lost]
@@ -220,7 +220,7 @@ with comm.world() as world:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("joined", "world"), [(True, "JaxWorld"), (False, "MPIWorld")])
-def test_under_mpirun_whoever_initialises_jax_distributed_means_it(tmp_path, joined, world):
+def test_under_mpirun_an_initialized_jax_distributed_takes_precedence(tmp_path, joined, world):
     path = tmp_path / "under.py"
     path.write_text(UNDER_MPIRUN)
     with reserved_address() as address:

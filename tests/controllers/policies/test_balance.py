@@ -79,7 +79,7 @@ def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_nor_does_it_under_noise_that_looks_like_drift(seed):
+def test_noise_that_looks_like_drift_causes_no_change(seed):
     """Where a mean of few steps has been the better one for a while, a flat stretch that was seen is still believed."""
     true = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 1500, jitter=0.05, seed=seed)
@@ -107,7 +107,7 @@ def test_speeds_that_drift_all_the_time_are_followed(policy):
         assert np.mean(sim.over_ideal[50:]) < 1.05
 
 
-def test_what_the_machine_says_is_followed_before_times_say_it():
+def test_machine_load_is_followed_before_times_change():
     rng = np.random.default_rng(0)
     share = np.repeat(rng.uniform(0.25, 1, (40, 4)), 10, axis=0)
     cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3)), by_step(1 / share), jitter(0.03), cpu=by_step(share))
@@ -118,7 +118,7 @@ def test_what_the_machine_says_is_followed_before_times_say_it():
     assert knowing < 0.93 * blind
 
 
-def test_a_pause_is_told_from_a_change_by_whether_it_lasts():
+def test_a_short_pause_is_not_taken_for_a_change():
     """The first ones are believed at once; where they did not last, the next is waited for."""
 
     def times(step, sizes):
@@ -213,7 +213,7 @@ def test_sizes_are_multiples_of_the_quantum_where_that_is_cheap():
 
 
 @pytest.mark.parametrize("call", [0.0, 5.0])
-def test_sizes_are_multiples_of_what_the_driver_cuts_its_batches_into(call):
+def test_sizes_are_multiples_of_the_drivers_minibatches(call):
     """12 examples at least, however much nearer to the best split a smaller step would come."""
     limits = Limits((12, 12), (4096, 4096), quantum=1, multiple=12, call_overhead=call)
     decision = decide(ctrl.balance(), [0.1, 0.29], batch_sizes=(60, 60), limits=limits)
@@ -222,7 +222,7 @@ def test_sizes_are_multiples_of_what_the_driver_cuts_its_batches_into(call):
     assert decision.shares in ((84, 36), (96, 24))
 
 
-def test_no_worker_gets_more_than_twice_or_less_than_a_quarter_of_what_it_was_measured_with():
+def test_sizes_stay_within_twice_and_a_quarter_of_the_measured_ones():
     assert decide(ctrl.balance(), [0.1, 0.2], batch_sizes=(100, 100)).shares == (133, 67)
     assert decide(ctrl.balance(), [0.1, 0.9], batch_sizes=(100, 100)).shares == (175, 25)
     assert decide(ctrl.balance(), [0.1, 0.9, 0.9], batch_sizes=(100, 100, 100)).shares == (200, 50, 50)
@@ -275,7 +275,7 @@ def test_values_of_the_wrong_shape_are_refused():
             policy.update(observe(*values), policy.init(2))
 
 
-def test_inputs_that_nobody_reads_are_refused():
+def test_unused_inputs_are_refused():
     told = ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1)
     for policy in (ctrl.balance(), told):
         with pytest.raises(ValueError, match="n_inputs=2"):
@@ -295,7 +295,7 @@ def test_impossible_settings_are_refused(wrong):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_sudden_growth_of_the_batch_is_not_split_by_what_noise_says_of_far_sizes(seed):
+def test_a_sudden_growth_of_the_batch_is_not_split_by_extrapolated_noise(seed):
     """Equal workers, 40 % jitter, a few sizes seen: lines through such points fan out at eight times the size."""
     sizes = {1: 32, 21: 64, 41: 128, 61: 1024}
     sim = simulate(

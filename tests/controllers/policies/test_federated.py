@@ -46,12 +46,12 @@ def test_links_shift_examples_to_the_well_connected():
     assert with_links[2] > without[2]
 
 
-def test_what_all_links_have_in_common_does_not_matter():
+def test_a_delay_common_to_all_links_does_not_matter():
     one, two = (decide(ctrl.federated(), compute((280,) * 3), np.full(3, c)).shares for c in (0.0, 0.1))
     assert one == two
 
 
-def test_a_client_whose_link_takes_too_long_gets_the_least_there_is():
+def test_a_client_with_a_slow_link_gets_the_least():
     for late in (1.0, 5.0):
         decision = decide(ctrl.federated(), compute((280,) * 3), np.array([0.0, 0.0, late]))
         assert decision.shares[2] == TAU
@@ -65,7 +65,7 @@ def test_a_client_whose_link_takes_too_long_gets_the_least_there_is():
     st.lists(st.floats(0, 1), min_size=3, max_size=3),
     st.integers(3, 200),
 )
-def test_the_split_is_of_whole_minibatches_and_none_is_faster(speeds, links, units):
+def test_the_split_has_whole_minibatches_and_is_optimal(speeds, links, units):
     speed, link = np.array(speeds), np.array(links)
     sizes = tuple(TAU * (units // 3 + (units % 3 > i)) for i in range(3))
     decision = decide(ctrl.federated(dead_band=0.0), compute(sizes, speed), link, batch_sizes=sizes)
@@ -117,7 +117,7 @@ def test_it_waits_for_links_that_are_not_known():
     assert decide(ctrl.federated(), seconds, np.array([0.1, 0.2, 0.1])) is not None
 
 
-def test_what_it_cannot_read_is_refused():
+def test_unreadable_values_are_refused():
     with pytest.raises(DriverError, match="one time per worker"):
         decide(ctrl.federated(), [0.1], batch_sizes=(8, 8))
     with pytest.raises(DriverError, match="one number per worker"):

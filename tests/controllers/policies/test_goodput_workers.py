@@ -74,7 +74,7 @@ def test_a_slow_worker_that_was_measured_is_not_asked_for_again():
     assert (simulation.workers[200:] == 2).all()
 
 
-def test_bounds_of_goodput_workers_are_kept():
+def test_goodput_workers_stays_within_its_bounds():
     simulation = settled(cluster_of(per_worker=0.0), 256, worth=0.0, max_workers=4, max_batch=600, growth=1.5)
     assert simulation.workers.max() == 4
     assert simulation.global_batch.max() <= 600
@@ -83,7 +83,7 @@ def test_bounds_of_goodput_workers_are_kept():
     assert (settled(cluster_of(per_worker=1.0, first=4), 256, steps=200, min_workers=3).workers >= 3).all()
 
 
-def test_goodput_workers_judges_by_the_bounds_and_waits_for_who_was_asked_for():
+def test_goodput_workers_waits_for_requested_workers():
     def once(noise, target=2):
         policy = ctrl.goodput_workers(worth=0.0)
         state, decision = policy.init(8), None

@@ -42,7 +42,7 @@ def program_of(hook, *, first=0.5):
         ({"k": float("inf")}, "set(k=inf): not finite"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_hooks_line(values, message):
+def test_impossible_values_are_refused_with_the_hooks_line(values, message):
     def hook(control):
         control.set(**values)
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_with_the_hooks_line(values, message):
     [("learning rate", 0.1, "the name"), ("lr", float("inf"), "finite"), ("lr", "fast", "finite")],
     ids=["name", "infinite", "text"],
 )
-def test_what_cannot_be_one_is_refused_when_the_program_is_built(name, value, message):
+def test_invalid_hyperparameters_are_refused_when_the_program_is_built(name, value, message):
     def driver(state, batch):
         return state + comm.all_reduce(batch["x"].mean()) * ad.hyperparameter(name, value), {}
 
@@ -91,7 +91,7 @@ def test_first_values_of_any_kind_of_number():
     assert ad.hyperparameter("lr", np.float16(3e-5)).tolist() == np.float16(3e-5)  # subnormal, but not 0
 
 
-def test_what_can_be_set_follows_from_the_type_that_it_is_computed_in():
+def test_the_range_of_a_hyperparameter_is_that_of_its_dtype():
     def hook(control):
         control.set(lr=60_000 if control.step == 1 else 70_000)
 
@@ -104,7 +104,7 @@ def test_what_can_be_set_follows_from_the_type_that_it_is_computed_in():
             program.step()
 
 
-def test_an_array_of_whole_numbers_is_set_to_whole_numbers_only():
+def test_an_integer_hyperparameter_takes_integers_only():
     def driver(state, batch):
         widths = ad.hyperparameter("widths", [3, 4])
         return state + widths.sum().astype(float) * comm.all_reduce(batch["x"].mean()), {}
@@ -142,7 +142,7 @@ def test_a_request_that_is_refused_changes_nothing():
         program.step()
 
 
-def test_what_a_policy_decides_is_checked_too():
+def test_decisions_of_policies_are_checked():
     decide = lambda seen, state: (ctrl.Decision(hyperparameters={"lr": 10.0 ** (39 * seen.step)}), state)  # noqa: E731
     policy = ctrl.Policy(lambda n: (), decide, "rates")
     with (
@@ -174,7 +174,7 @@ def test_one_name_has_one_first_value():
         ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4)
 
 
-def test_a_later_hook_sees_what_an_earlier_one_asked_for():
+def test_a_later_hook_sees_requests_of_an_earlier_one():
     seen = []
 
     def driver(state, batch):
@@ -225,7 +225,7 @@ def test_a_plateau_is_noticed():
     ]
 
 
-def test_policies_refuse_what_cannot_be_meant():
+def test_policies_refuse_meaningless_arguments():
     with pytest.raises(ValueError, match="mode"):
         ctrl.plateau("lr", mode="best")
     with pytest.raises(ValueError, match="give a function"):

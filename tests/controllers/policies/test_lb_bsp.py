@@ -42,7 +42,7 @@ def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
     assert informed < blind
 
 
-def test_lb_bsp_says_when_inputs_are_not_what_it_was_made_for():
+def test_lb_bsp_warns_of_unsuitable_inputs():
     policy = ctrl.lb_bsp(n_inputs=1)
     with pytest.raises(ValueError, match="n_inputs=2"):
         policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))

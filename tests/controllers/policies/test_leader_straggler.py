@@ -41,7 +41,7 @@ def test_a_worker_short_of_memory_is_not_given_more():
     assert tried[-1][2] > 128
 
 
-def test_it_comes_to_rest_where_sizes_are_coarse_and_wakes_when_times_come_apart():
+def test_it_rests_with_coarse_sizes_and_resumes_when_times_differ():
     def times(step, b):
         return b * np.array([1.0, 1.4]) * (1 if step < 200 else np.array([2.0, 1.0]))
 

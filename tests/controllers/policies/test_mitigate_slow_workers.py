@@ -53,7 +53,7 @@ def test_a_dear_swap_waits_until_the_loss_exceeds_it():
     assert never == []
 
 
-def test_a_worker_that_recovers_in_time_is_kept():
+def test_a_worker_that_recovers_in_time_is_not_replaced():
     simulation = run(until=AT + 20, swap_seconds=20.0)
     assert workers(simulation) == []
     assert simulation.sizes[-1][SLOW] > 0

@@ -68,7 +68,7 @@ def test_a_batch_out_of_bounds_is_brought_back_even_within_the_dead_band():
     assert asked(ctrl.noise_batch(max_batch=62), Noise(64, 60, 70)) == 62
 
 
-def test_batches_are_whole_quanta_on_every_worker():
+def test_batches_are_multiples_of_the_quantum_on_every_worker():
     assert asked(ctrl.noise_batch(), 100.0, quantum=8) == 96
     assert asked(ctrl.noise_batch(), 100.0, quantum=8, upper=47) == 80
     assert asked(ctrl.noise_batch(), 100.0, quantum=512, upper=40) == 80
@@ -107,7 +107,7 @@ def test_impossible_settings_are_refused(wrong):
         ctrl.noise_batch(**wrong)
 
 
-def test_what_is_no_noise_scale_is_refused():
+def test_values_that_are_no_noise_scale_are_refused():
     for value in (np.ones(3), "noise", None):
         with pytest.raises(DriverError, match="noise_scale"):
             asked(ctrl.noise_batch(), value)
@@ -122,7 +122,7 @@ def test_what_is_no_noise_scale_is_refused():
     quantum=st.integers(1, 64),
     most=st.integers(1, 3000),
 )
-def test_whatever_the_noise_batches_keep_the_limits(scale, spread, now, quantum, most):
+def test_batches_keep_the_limits_for_any_noise_scale(scale, spread, now, quantum, most):
     noise = Noise(scale, scale / spread, scale * spread)
     batch = asked(ctrl.noise_batch(), noise, batch_sizes=(now, now), upper=max(now, most), quantum=quantum)
     if batch is not None:

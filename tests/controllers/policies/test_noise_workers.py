@@ -68,7 +68,7 @@ def test_settings_of_noise_workers():
     assert asked(ctrl.noise_workers(32), noise, due=False) is None
 
 
-def test_what_can_be_had_goes_first():
+def test_the_feasible_number_of_workers_takes_precedence():
     assert asked(ctrl.noise_workers(32, min_workers=4), 1e4, most=3) == (3, 96)
     assert asked(ctrl.noise_workers(32), 1e4, most=2) is None
     assert asked(ctrl.noise_workers(32), 1.0, there=6, least=5) == (5, 160)
@@ -103,7 +103,7 @@ def test_impossible_settings_are_refused(wrong):
         ctrl.noise_workers(**({"examples_per_worker": 8} | wrong))
 
 
-def test_what_is_no_noise_scale_is_refused():
+def test_values_that_are_no_noise_scale_are_refused():
     with pytest.raises(DriverError, match=r"ctrl.noise_workers\(\)"):
         asked(ctrl.noise_workers(8), np.ones(3))
 

@@ -24,7 +24,7 @@ def jittered(mean, count, seed=0):
     return mean * np.random.default_rng(seed).lognormal(0, 0.05, count)
 
 
-def test_a_split_that_pays_is_kept():
+def test_a_faster_split_is_kept():
     split, probation = after(moved(jittered(1.0, 10)), NEW, jittered(0.8, LEAST)).verdict(NEW)
     assert split is None
     assert (probation.phase, probation.wait) == (FREE, 0)
@@ -42,7 +42,7 @@ def test_a_split_that_does_not_pay_is_left(mean, looks):
     assert (probation.phase, probation.wait) == (COMPARING, 160)
 
 
-def test_it_comes_back_where_everything_has_become_slower():
+def test_the_old_split_returns_if_all_workers_became_slower():
     probation = after(moved(jittered(1.0, 10)), NEW, jittered(1.5, LEAST))
     _, probation = probation.verdict(NEW)
     split, probation = after(probation, OLD, jittered(2.0, LEAST)).verdict(OLD)
@@ -50,7 +50,7 @@ def test_it_comes_back_where_everything_has_become_slower():
     assert (probation.phase, probation.wait) == (FREE, 0)
 
 
-def test_it_does_not_where_the_old_one_is_as_fast_as_it_was():
+def test_the_new_split_stays_if_the_old_one_would_be_no_faster():
     probation = after(moved(jittered(1.0, 10)), NEW, jittered(1.5, LEAST))
     _, probation = probation.verdict(NEW)
     split, probation = after(probation, OLD, jittered(1.0, MOST)).verdict(OLD)
@@ -91,7 +91,7 @@ def test_another_global_batch_ends_a_comparison():
     assert probation.without_others(NEW, 16).phase == ON_PROBATION
 
 
-def test_a_pace_is_the_mean_of_all_looks_at_one_split():
+def test_a_pace_is_the_mean_of_all_measurements_of_one_split():
     pace = Pace.init(2).see(OLD, 1.0).see(OLD, 3.0)
     assert (int(pace.looks), float(pace.mean), float(pace.variance)) == (2, 2.0, 1.0)
 

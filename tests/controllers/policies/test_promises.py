@@ -22,7 +22,7 @@ def left_for_a_worse_one():
     return after(Promises.init(2).taken(THERE, HERE, 1 / TO_THERE), [0.6, 0.4], LEAST_STEPS)
 
 
-def test_a_trial_says_what_part_of_a_step_another_split_would_save():
+def test_a_trial_estimates_the_gain_of_another_split():
     trial = Trial.of(HERE, THERE, TO_THERE)
     for seconds in ([0.6, 0.4], [0.6, 0.4], [0.3, 0.4]):
         trial = trial.see(HERE, np.array(seconds))
@@ -56,7 +56,7 @@ def test_a_split_worse_than_the_one_before_breaks_its_promise():
     assert not judged.back.open
 
 
-def test_patience_doubles_with_every_broken_promise_and_halves_with_every_one_that_is_kept():
+def test_the_waiting_time_doubles_after_a_wrong_forecast_and_halves_after_a_right_one():
     promises, patience = Promises.init(2), []
     for _ in range(7):
         promises = after(promises.taken(THERE, HERE, 1 / TO_THERE), [0.6, 0.4], LEAST_STEPS).judged()
@@ -81,7 +81,7 @@ def test_there_is_no_verdict_where_noise_is_larger_and_none_for_ever():
     assert judged.patience == 0
 
 
-def test_a_proposal_has_to_hold_for_as_long_as_patience_says_or_be_clear():
+def test_a_proposal_must_last_for_the_waiting_time_or_be_large():
     rng = np.random.default_rng(0)
     promises = Promises.init(2)._replace(patience=np.asarray(40)).proposed(HERE, THERE, TO_THERE)
     clear = after(promises, [0.6, 0.4], LEAST_STEPS)
@@ -106,7 +106,7 @@ def test_trials_end_with_the_split_or_the_batch_that_they_are_of_or_when_others_
         assert not other.ahead.open
 
 
-def test_who_takes_no_examples_is_not_waited_for():
+def test_workers_without_examples_are_not_waited_for():
     here, there = np.array([60, 0, 40]), np.array([50, 0, 50])
     trial = Trial.of(here, there, np.array([5 / 6, 1, 5 / 4]))
     assert trial.see(here, np.array([0.6, np.nan, 0.4])).gain == pytest.approx(1 - 0.5 / 0.6)

@@ -39,7 +39,7 @@ def test_renormalised_it_is_the_rule_of_dbs():
     np.testing.assert_allclose(step / step.sum(), (sizes / seconds) / (sizes / seconds).sum())
 
 
-def test_with_a_fixed_part_in_the_time_what_is_off_shrinks_by_it():
+def test_with_a_fixed_cost_the_error_shrinks_by_its_share():
     """c / T* = 2 / 11.6 of it is left after a step: 51.2, 9.1, 1.53, .26, .045."""
     sizes, off = np.full(3, 64.0), []
     for _ in range(5):

@@ -41,7 +41,7 @@ def test_other_sizes_are_searched_for_at_once():
     assert search.in_vain(OTHER, 0.05).patience == 1
 
 
-def test_a_slow_worker_whose_calls_cost_more_than_they_save_is_not_searched_for_in_each_decision(monkeypatch):
+def test_a_split_that_cannot_pay_is_not_searched_for_in_each_decision(monkeypatch):
     count = []
     split = _balance._split
     monkeypatch.setattr(_balance, "_split", lambda *args: count.append(1) or split(*args))

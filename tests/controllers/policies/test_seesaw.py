@@ -67,7 +67,7 @@ def test_a_warmup_keeps_the_base_batch_and_the_peak_is_remembered():
     assert state.peak == pytest.approx(0.1)
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_meaningless_arguments_are_refused():
     cosine = optax.cosine_decay_schedule(0.1, 100)
     with pytest.raises(ValueError, match="give one schedule"):
         ctrl.seesaw(EPOCH, base=64, max_batch=128)

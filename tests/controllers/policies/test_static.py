@@ -30,7 +30,7 @@ def test_static_splits_by_capacity():
     assert gathered == [[64, 64, 64], [29, 48, 115]]
 
 
-def test_static_without_capacities_says_how_to_gather_them():
+def test_the_error_of_static_without_capacities_says_how_to_gather_them():
     for values in ((), (np.ones(2),), (3.0,)):
         with pytest.raises(DriverError, match=r"ctrl\.cores"):
             ctrl.static_proportional().update(observe(*values, batch_sizes=(8, 8, 8)), ())

@@ -57,7 +57,7 @@ def test_knowing_the_machine_beats_knowing_its_past(predictor):
     assert error(predictions(predictor)) < 0.7 * error(predictions(ctrl.moving_average(0.5)))
 
 
-def test_narx_learns_what_is_not_a_line():
+def test_narx_learns_nonlinear_series():
     """Were the network never chosen, or no better than a line, this would fail."""
     rng = np.random.default_rng(0)
     inputs = rng.uniform(-1, 1, (1, STEPS, 1))
@@ -73,7 +73,7 @@ def test_memoryless_and_moving_average():
     np.testing.assert_array_equal(predictions(ctrl.moving_average(0.5), speeds, none), [[np.nan, 10, 15, 15, 27.5]])
 
 
-def test_best_of_follows_the_one_that_has_been_right():
+def test_best_of_follows_the_most_accurate_predictor():
     def constant(value):
         return ctrl.Predictor(lambda n, m: np.zeros(0), lambda s, v, u: (np.full(len(v), value), s), f"{value}")
 
@@ -122,7 +122,7 @@ def test_workers_are_predicted_each_for_itself(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_states_are_pytrees_whose_shapes_never_change(name):
+def test_states_are_pytrees_of_fixed_shapes(name):
     predictor = ALL[name]
     state = before = predictor.init(2, 1)
     for k in range(60):

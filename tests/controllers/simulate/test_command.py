@@ -47,7 +47,7 @@ def rows(text):
     return {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
 
 
-def test_the_table_says_how_far_from_the_best_policies_are():
+def test_the_table_gives_the_distance_from_the_best_split():
     out = run("affine", "--steps", "60", "--workers", "4", "--policy", "equal", "--policy", "balance")
     table = rows(out)
     assert out.startswith("affine, 4 workers, 60 steps: ")
@@ -126,7 +126,7 @@ def test_a_picture(tmp_path):
     assert len(path.read_bytes()) > 10_000
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
+def test_the_error_about_missing_matplotlib_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
@@ -143,7 +143,7 @@ def trace(tmp_path):
     return path
 
 
-def test_a_recorded_run_is_compared_with_what_others_would_have_made_of_it(trace):
+def test_a_recorded_run_is_compared_with_other_policies(trace):
     out = run("replay", str(trace))
     table = rows(out)
     assert float(table["as recorded"][4]) == 1.0

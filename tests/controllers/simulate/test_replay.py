@@ -189,7 +189,7 @@ def test_a_fitted_cluster_takes_the_recorded_time_for_the_recorded_sizes(trace):
 
 
 @pytest.mark.parametrize("noise", [None, jitter(0.05)])
-def test_curves_are_told_from_changes_of_speed(trace, noise):
+def test_nonlinear_costs_are_distinguished_from_changes_of_speed(trace, noise):
     times = ctrl.BatchTime(np.array([1e-3, 2e-3, 2e-3]), np.array([0.1, 0.0, 0.0]), np.array([0.0, 0.0, 0.25]))
     _, fitted = recorded(trace, times, stages({0: 1.0, 90: (1, 3, 1)}, 3), noise)
     sizes = np.array([[60, 100, 160]] * 3).T
@@ -257,7 +257,7 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
     assert [f"{trace}:{number}: this line is cut" in r.message for r in caplog.records] == [True] * (not is_whole)
 
 
-def test_steps_behind_a_cut_line_are_not_taken_for_its_neighbors(trace, caplog):
+def test_steps_after_a_truncated_line_are_not_adjacent_to_it(trace, caplog):
     """Seconds are told behind the next step: with one missing they would be another step's."""
     write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 5))
     lines = trace.read_text().splitlines(keepends=True)
@@ -289,13 +289,13 @@ def test_limits_are_those_of_the_run(trace):
         ('{"kind": "header", "version": 2}\n{"kind": "step", "step": 1}\n', ":2: a step without 'decision'"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_line(trace, text, why):
+def test_an_invalid_trace_is_refused_with_its_line(trace, text, why):
     trace.write_text(text)
     with pytest.raises(TraceError, match=why):
         read_trace(trace)
 
 
-def test_what_a_call_cost_is_replayed(trace):
+def test_the_cost_of_a_microbatch_is_replayed(trace):
     """A split that gains less than its calls cost was not asked for, and is not in the replay."""
 
     def times(step, sizes):

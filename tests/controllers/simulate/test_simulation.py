@@ -68,7 +68,7 @@ def test_sizes_are_taken_up_when_they_can_be_made(ready_after):
     assert simulation.changes.tolist() == [2 + ready_after, 9 + ready_after]  # indices: of the steps 3 and 10, at once
 
 
-def test_a_request_takes_the_place_of_one_that_is_not_ready_yet():
+def test_a_request_replaces_a_pending_one():
     asked = {2: ctrl.Decision(global_batch=15), 3: ctrl.Decision(global_batch=18)}
     simulation = simulate(scripted(asked), Cluster(AFFINE), 12, 8, ready_after=2)
     assert simulation.global_batch.tolist() == [12] * 5 + [18] * 3
@@ -118,7 +118,7 @@ def test_the_machine_is_measured_now():
         np.testing.assert_allclose(iteration, [np.nan, 4, 8][k])
 
 
-def test_sensors_are_as_noisy_as_they_are_said_to_be():
+def test_sensors_have_the_given_noise():
     seen = []
     cluster = Cluster(ctrl.BatchTime(np.ones(64)), sensor_noise=0.02)
     simulate([Hooked(scripted(seen=seen), ("cpu_available",))], cluster, 64, 50)
@@ -131,7 +131,7 @@ def test_a_value_that_there_is_not_is_refused():
         simulate([Hooked(scripted(), ("speed",))], Cluster(AFFINE), 12, 1)
 
 
-def test_how_many_workers_must_be_said():
+def test_the_number_of_workers_is_required():
     with pytest.raises(ValueError, match="the number of workers is unknown"):
         simulate(scripted(), lambda step, sizes: sizes, 12, 1)
     with pytest.raises(ValueError, match="2 initial sizes for 3 workers"):
@@ -141,7 +141,7 @@ def test_how_many_workers_must_be_said():
 # --- limits, requests -------------------------------------------------------------------------------------------------
 
 
-def test_what_workers_can_hold_is_kept():
+def test_limits_of_workers_are_kept():
     cluster = Cluster(AFFINE, lower=2, upper=np.array([4, 6, 99]))
     simulation = simulate(scripted({1: ctrl.Decision(shares=(50.0, 50.0, 1.0))}), cluster, 12, 3)
     assert simulation.sizes[-1].tolist() == [4, 6, 2]
@@ -154,7 +154,7 @@ def test_sizes_are_multiples_of_the_quantum_once_they_are_asked_for():
     assert simulation.sizes.tolist() == [[8, 8, 8], [12, 8, 4]]
 
 
-def test_workers_come_and_go_and_what_is_known_of_newcomers_begins_anew():
+def test_workers_join_and_leave_and_joining_ones_have_no_measurements():
     seen, told = [], []
 
     def update(observation, state):
@@ -194,7 +194,7 @@ def test_the_clock_counts_the_slowest_worker_and_the_overhead():
     assert np.isnan(simulation.seconds_to(49))
 
 
-def test_neighbors_come_by_the_clock_and_not_by_the_step():
+def test_load_of_neighbors_follows_the_clock_and_not_the_step():
     trace = neighbors(3.0, 10.0, 0.5, np.array([0.0, 0.5]))
     slow = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 1.0)), trace), 2, 20)
     fast = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 0.5)), trace), 2, 20)
@@ -212,7 +212,7 @@ def test_traces():
 
 
 @pytest.mark.parametrize("noise", [jitter(0.2), stragglers(0.1, 8.0), noises([jitter(0.05), stragglers(0.5, 2.0)])])
-def test_noise_is_the_same_whatever_the_policy(noise):
+def test_noise_does_not_depend_on_the_policy(noise):
     cluster = Cluster(AFFINE, noise=noise)
     one = simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=4)
     other = simulate(scripted({3: ctrl.Decision(shares=(1.0, 2.0, 3.0))}), cluster, 12, 30, jitter=0.1, seed=4)
@@ -221,7 +221,7 @@ def test_noise_is_the_same_whatever_the_policy(noise):
     assert (simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=5).noise != one.noise).any()
 
 
-def test_noise_is_what_it_is_called():
+def test_noise_has_the_named_distribution():
     rng = np.random.default_rng(0)
     drawn = jitter(0.2)(rng, 2000, 50)
     assert drawn.mean() == pytest.approx(1, abs=0.003)
@@ -281,14 +281,14 @@ def test_workers_join_some_steps_after_they_were_asked_for_and_leave_at_once():
     assert simulation.worker_seconds == pytest.approx(float((simulation.workers * simulation.step_seconds).sum()))
 
 
-def test_a_later_request_waits_no_longer_for_those_who_are_on_their_way():
+def test_a_later_request_does_not_delay_joining_workers():
     cluster = Cluster(EQUAL, first=1, join_after=4)
     simulation = simulate(asking({1: {"workers": 2}, 3: {"workers": 3}, 4: {"workers": 2}}), cluster, 12, 8)
     assert simulation.workers.tolist() == [1] * 5 + [2] * 3
 
 
 @pytest.mark.parametrize(("respawn", "after"), [(False, [3, 3, 2, 2, 2, 2]), (True, [3, 3, 2, 2, 3, 3])])
-def test_who_is_lost_is_replaced_from_the_reserve_if_it_is_to_be(respawn, after):
+def test_a_lost_worker_is_replaced_from_the_reserve_if_requested(respawn, after):
     def present(step):
         return np.array([True, step < 3, True, True])
 
@@ -298,7 +298,7 @@ def test_who_is_lost_is_replaced_from_the_reserve_if_it_is_to_be(respawn, after)
     assert simulation.members[-1].tolist() == [True, False, True, respawn]
 
 
-def test_who_comes_back_waits_in_the_reserve_until_it_is_asked_for():
+def test_a_returning_worker_waits_in_the_reserve():
     def present(step):
         return np.array([True, not 2 <= step < 4])
 
@@ -322,7 +322,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(first):
         simulate(asking({}), Cluster(EQUAL, first=first), 12, 3)
 
 
-def test_a_cluster_that_nobody_is_left_of_is_refused():
+def test_a_cluster_without_workers_is_refused():
     for last in (0, 2):
         gone = Cluster(EQUAL, first=1, present=lambda step, last=last: np.full(4, step <= last))
         with pytest.raises(ValueError, match=r"all workers are lost|has no workers"):
@@ -338,7 +338,7 @@ def test_in_listing_1_the_number_of_workers_follows_the_noise_scale():
     assert simulation.global_batch[-1] == 128 * simulation.workers[-1]
 
 
-def test_on_spot_workers_who_vanish_are_replaced():
+def test_preempted_spot_workers_are_replaced():
     case = scenario("spot", 8, 600)
     simulation = simulate([hooked("balance")], case.cluster, case.global_batch, 600)
     assert (np.diff(simulation.workers) < 0).sum() > 2
@@ -383,7 +383,7 @@ def test_every_policy_runs(name):
         assert (simulation.global_batch == case.global_batch).all()
 
 
-def test_what_there_is_not_is_refused_with_what_there_is():
+def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="no scenario is called 'nothing'; known are equal, "):
         scenario("nothing")
     with pytest.raises(ValueError, match="at least 2 workers"):

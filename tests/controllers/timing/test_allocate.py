@@ -135,7 +135,7 @@ def test_a_huge_flat_stretch_is_cut_at_once():
     assert sizes.sum() == 10**8
 
 
-def test_near_keeps_a_worker_that_is_slow_whatever_it_gets():
+def test_near_keeps_a_worker_of_constant_time():
     times = ctrl.BatchTime((0.05, 0.1, 0.1, 0.3), 0.0, (20.0, 0, 0, 0))
     assert ctrl.allocate(400, times, 1, 400)[0] == 1  # its time is 20 either way, so nothing holds it
     sizes = ctrl.allocate(400, times, 1, 400, near=(100, 100, 100, 100))
@@ -160,13 +160,13 @@ def test_a_quantum_never_breaks_the_bounds(problem, quantum):
     assert_splits(ctrl.allocate(*problem, quantum=quantum), total, lower, upper)
 
 
-def test_the_remainder_goes_to_the_worker_whom_it_delays_least():
+def test_the_remainder_goes_to_the_worker_that_it_delays_least():
     times = ctrl.BatchTime((1.0, 0.1), (0.0, 7.0))
     assert ctrl.allocate(19, times, 0, 100, quantum=8).tolist() == [8, 11]
 
 
 @pytest.mark.parametrize("quantum", [1, 8])
-def test_what_cannot_be_split_is_refused_with_the_numbers(quantum):
+def test_an_impossible_split_is_refused_with_the_numbers(quantum):
     with pytest.raises(BatchSizeError, match=r"global batch of 2000 .* at most 1200 examples .* at most 300 each"):
         ctrl.allocate(2000, LBB, 1, 300, quantum=quantum)
     with pytest.raises(BatchSizeError, match="at least 4"):

@@ -59,7 +59,7 @@ def test_a_change_below_a_tenth_is_none():
     assert watch(seconds)[0] == []
 
 
-def test_what_all_workers_share_is_no_ones_fault():
+def test_a_change_common_to_all_workers_is_no_change_point():
     seconds = times()
     seconds[AT:] *= 2.0
     assert watch(seconds)[0] == []

@@ -35,7 +35,7 @@ def test_nothing_is_known_at_first_and_of_one_point_neither_slope_nor_overlap():
     assert (fit(2, 0.1), fit(8, 0.3)) == (pytest.approx(0.2), pytest.approx(0.4))
 
 
-def test_a_line_is_learned_from_two_numbers_and_kept():
+def test_a_line_is_learned_from_two_sizes():
     exchange = seen(after(2, 0.1, 30), after(4, 0.2, 30), after(4, 0.3, 300))
     assert not exchange.single
     assert exchange.fit()(4, 0.1) == pytest.approx(0.4, rel=1e-3)  # the present level, not that of the past
@@ -60,14 +60,14 @@ def test_the_overlap_is_found_from_batches_with_other_compute_times(gamma):
         assert fit(4, compute) == pytest.approx(overlapped(compute, 0.2, gamma), rel=0.03)
 
 
-def test_the_model_passes_through_the_present_point_whatever_the_overlap():
+def test_the_model_passes_through_the_current_point_for_any_overlap():
     exchange = seen((4, 64, 0.1, 0.15, 30))
     for gamma in GAMMAS:
         assert exchange.fit(np.array([gamma]))(4, 0.1) == pytest.approx(0.15)
     assert exchange.fit(MOST_OVERLAP)(4, 0.2) < exchange.fit()(4, 0.2)
 
 
-def test_a_point_that_is_visited_again_replaces_the_earlier_one_and_few_are_kept():
+def test_a_repeated_point_replaces_the_earlier_one_and_few_are_kept():
     exchange = seen(*((4, 64 + k % 2, 0.1, 0.2, 5) for k in range(9)))
     assert (exchange.past[:, 4] > 0).sum() == 2
     exchange = seen(*((4, 64 + k, 0.1, 0.2, 5) for k in range(3 * POINTS)))

@@ -67,7 +67,7 @@ def test_jumps_again_and_again_leave_a_level_unsettled():
     assert not follow([1.0] * 100 + [2.0] * 100)[-1].unsettled.any()
 
 
-def test_what_is_missing_changes_nothing():
+def test_missing_values_change_nothing():
     before = follow([1.0] * 20)[-1]
     nothing = np.array([np.nan])
     after = (

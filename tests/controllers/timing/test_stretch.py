@@ -43,7 +43,7 @@ def test_a_long_step_is_a_stretch_even_at_new_sizes():
     assert [(look.steps, look.sizes.tolist()) for look in looks] == [(1, [4, 4]), (1, [5, 3])]
 
 
-def test_what_is_not_known_is_left_out_of_a_mean():
+def test_unknown_values_are_left_out_of_a_mean():
     steps = [((4, 4), (0.01, 0.01)), ((4, 4), (np.nan, 0.02)), ((4, 4), (0.03, 0.04)), ((4, 0), (0.03, np.nan))]
     (look, *_) = looks_of(steps, 1.0)
     np.testing.assert_allclose(look.seconds, [0.03, 0.03])
@@ -59,7 +59,7 @@ def test_without_a_length_every_step_is_looked_at(steps):
         np.testing.assert_array_equal(look.seconds, np.where(np.array(seconds) > 0, seconds, np.nan))
 
 
-def test_a_policy_looks_once_in_25_ms_whatever_a_step_takes():
+def test_a_policy_decides_every_25_ms_for_any_step_time():
     for seconds, looks in ((1e-3, 3), (5e-3, 19), (0.025, 100)):
         policy = ctrl.balance()
         state = policy.init(2)

@@ -33,7 +33,7 @@ def test_one_size_makes_a_line_through_the_origin():
     np.testing.assert_allclose(model.fit()(50), TRUE(100) / 2)
 
 
-def test_two_sizes_tell_the_intercept():
+def test_two_sizes_determine_the_intercept():
     model = run(ctrl.TimeModel.init(2), [100, 100], 20, TRUE_LINES, 0.05)
     model = run(model, [50, 200], 20, TRUE_LINES, 0.05, seed=1)
     np.testing.assert_allclose(model.fit()(np.array([70, 150])), TRUE_LINES(np.array([70, 150])), rtol=0.04)
@@ -89,7 +89,7 @@ def test_a_slow_drift_is_followed_too():
     np.testing.assert_allclose(model.fit()(100), 0.2, rtol=0.06)
 
 
-def test_what_a_machine_does_later_at_a_size_is_not_the_size_s():
+def test_later_changes_at_one_size_are_not_attributed_to_the_size():
     """Or else a controller that makes sizes follow a drift would find times flat."""
     one = ctrl.BatchTime(np.array([1e-3]))
     model = run(run(ctrl.TimeModel.init(1), [100], 50, one), [50], 15, one, seed=1)
@@ -112,7 +112,7 @@ def test_shapes_are_not_learnt_while_speeds_drift():
     assert model.fit()(2 * size)[0] > 1.7 * model.present[0]
 
 
-def test_a_ninth_size_takes_the_place_of_the_farthest():
+def test_a_ninth_size_replaces_the_farthest():
     floor, model = ctrl.BatchTime(np.array([1e-3]), 0.01), ctrl.TimeModel.init(1)
     sizes = [2**k for k in range(12)]
     for k, size in enumerate(sizes):
@@ -130,7 +130,7 @@ def test_single_pauses_are_not_the_speed():
     np.testing.assert_allclose(model.fit()(100), 0.1, rtol=0.02)
 
 
-def test_what_is_no_time_is_missing():
+def test_invalid_times_count_as_missing():
     model = ctrl.TimeModel.init(4)
     model = model.observe(np.full(4, 100), np.full(4, 0.1))
     for wrong in (np.nan, np.inf, 0.0, -1.0):
@@ -182,7 +182,7 @@ def test_times_never_fall_as_batches_grow():
     assert (fit(np.arange(50) + 1) > 0).all()
 
 
-def test_a_model_is_a_pytree_whose_shapes_never_change():
+def test_a_model_is_a_pytree_of_fixed_shapes():
     before = ctrl.TimeModel.init(3)
     after = run(before, [10, 20, 30], 12)
     assert jax.tree.structure(before) == jax.tree.structure(after)

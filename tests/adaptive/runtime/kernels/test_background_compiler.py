@@ -88,7 +88,7 @@ def test_a_compile_within_one_step_counts(owner, compiler):
     assert [compiler.step_ended() for _ in range(2)] == [True, False]
 
 
-def test_what_was_waited_for_is_beside_no_step(owner, compiler):
+def test_a_compilation_that_was_waited_for_does_not_count_as_beside_a_step(owner, compiler):
     owner.may_end.release()
     with compiler.without_pauses():
         compiler.put(0, 8)
@@ -123,7 +123,7 @@ def test_a_pause_lasts_no_longer_than_the_compile_before_it(owner, compiler):
     happens(owner.ended)
 
 
-def test_there_is_no_pause_where_nobody_takes_steps(owner, compiler):
+def test_without_steps_the_compiler_does_not_pause(owner, compiler):
     owner.may_end.release(3)
     compiler._longest_pause = 0.0
     compiler.put(0, 8)
@@ -135,7 +135,7 @@ def test_there_is_no_pause_where_nobody_takes_steps(owner, compiler):
     assert owner.compiled == [8, 4]
 
 
-def test_who_waits_for_the_kernels_ends_a_pause(owner, compiler):
+def test_waiting_for_kernels_ends_a_pause(owner, compiler):
     owner.may_end.release(2)
     compiler.put(0, 8)
     waits_for_steps(compiler)
@@ -146,7 +146,7 @@ def test_who_waits_for_the_kernels_ends_a_pause(owner, compiler):
     assert owner.compiled == [8, 4]
 
 
-def test_what_is_put_in_urgently_during_a_pause_goes_first(owner, compiler):
+def test_an_urgent_task_during_a_pause_goes_first(owner, compiler):
     owner.may_end.release(2)
     compiler.put(0, 8)
     waits_for_steps(compiler)

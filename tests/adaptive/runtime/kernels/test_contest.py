@@ -123,7 +123,7 @@ def test_a_wrong_prediction_does_not_exclude_a_split_for_ever():
     assert contest.best == (2, 2, 2, 2)
 
 
-def test_of_equally_fast_splits_the_one_with_fewest_calls_is_used():
+def test_of_equally_fast_splits_the_one_with_fewest_microbatches_is_used():
     for gain, best in ((0.01, (8,)), (0.04, (4, 4))):
         seconds = {(8,): 1.0, (4, 4): 1.0 - gain}
         contest = Contest(seconds)
@@ -177,7 +177,7 @@ def test_a_disturbed_round_is_taken_again():
     assert (again, timed) == (first, True)
 
 
-def test_what_is_not_recorded_is_not_waited_for():
+def test_unrecorded_trials_are_not_waited_for():
     contest = Contest({(8,): 1.0, (4, 4): 1.01})
     timed = [contest.next()[1] for _ in range(2000)]
     assert sum(timed) < 50

@@ -110,7 +110,7 @@ def take_steps(kernels, size, seconds, steps, *, at_least=1, local=0):
 # --- what calls cost --------------------------------------------------------------------------------------------------
 
 
-def test_what_one_more_call_costs_is_told_by_the_short_ones(make):
+def test_the_cost_of_a_microbatch_follows_from_short_executions(make):
     """In examples, so that workers of unlike speeds can be averaged."""
     kernels = warmed(make(), 256)
     assert kernels.overhead_examples is None
@@ -122,7 +122,7 @@ def test_what_one_more_call_costs_is_told_by_the_short_ones(make):
     assert kernels.overhead_examples == pytest.approx(20)
 
 
-def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
+def test_the_cost_of_a_microbatch_is_the_mean_over_workers(make):
     kernels = warmed(make(workers=2), 256, 256)
     for local, cost in enumerate((10, 30)):
         assert kernels.overhead_examples == (pytest.approx(10) if local else None)
@@ -131,7 +131,7 @@ def test_what_one_more_call_costs_is_the_mean_of_the_workers(make):
     assert kernels.overhead_examples == pytest.approx(20)
 
 
-def test_a_call_with_a_large_gradient_is_expected_to_cost_passes_over_it(make):
+def test_a_large_gradient_raises_the_expected_cost_of_a_microbatch(make):
     """Small ones are not tried, so nothing else says what they cost before some were made."""
     kernels = warmed(make(microbatch_bytes=200_000_000), 16)
     measure(kernels, {16: 0.16})
@@ -142,7 +142,7 @@ def test_a_call_with_a_large_gradient_is_expected_to_cost_passes_over_it(make):
     assert kernels.overhead_examples == pytest.approx(4)
 
 
-def test_batches_that_cannot_be_split_have_no_calls_to_pay_for(make):
+def test_batches_that_cannot_be_split_have_no_cost_of_microbatches(make):
     kernels = make(splittable=False)
     kernels.require([256])
     measure(kernels, {256: 256e-5})
@@ -181,7 +181,7 @@ def test_a_step_of_a_slower_split_is_known_to_be_one(make):
         ("gpu", 0.008, 0.001, 0.008),  # it was the device that computed
     ],
 )
-def test_a_call_is_timed_as_if_nobody_else_ran_there(monkeypatch, platform, passed, computed, seconds):
+def test_timings_subtract_the_other_workers_of_the_device(monkeypatch, platform, passed, computed, seconds):
     clock = {"passed": 7.0, "computed": 3.0}
     monkeypatch.setattr(_stopwatch.time, "perf_counter", lambda: clock["passed"])
     monkeypatch.setattr(_stopwatch.time, "process_time", lambda: clock["computed"])
@@ -205,7 +205,7 @@ def test_only_the_first_size_is_waited_for(make):
     assert kernels.counters.waited_seconds > 0
 
 
-def test_every_worker_has_its_first_size(make):
+def test_every_worker_compiles_its_first_size(make):
     kernels = make(workers=3)
     kernels.require([5, 2, 9])
     assert [ready(kernels, i) for i in range(3)] == [[5], [2], [9]]
@@ -261,7 +261,7 @@ def test_a_size_that_has_to_wait_is_asked_for_with_few_kernels(make):
     assert kernels._compiler.asked == [(0, 8), (0, 2), (0, 1)]  # five more calls, and two kernels less to wait for
 
 
-def test_processes_that_share_a_cache_divide_what_is_waited_for(make):
+def test_processes_that_share_a_cache_divide_the_first_kernels(make):
     first = []
     for rank in range(2):
         kernels = make(compile_order=(rank, 2))
@@ -284,7 +284,7 @@ def test_all_workers_have_to_be_able_to_make_a_size(make):
     assert kernels.can_join()
 
 
-def test_a_size_can_be_made_of_what_is_there_if_the_calls_are_few(make):
+def test_a_size_can_be_composed_of_existing_kernels_if_they_are_few(make):
     kernels = make()
     kernels.require([6])
     assert kernels.can_make(0, 6)
@@ -298,7 +298,7 @@ def test_a_size_can_be_made_of_what_is_there_if_the_calls_are_few(make):
     assert kernels.can_make(0, 1000)
 
 
-def test_a_larger_size_extends_the_buckets_by_what_is_missing(make):
+def test_a_larger_size_adds_the_missing_buckets(make):
     kernels = warmed(make(), 5)
     kernels.extend(5)
     kernels.extend(7)
@@ -309,7 +309,7 @@ def test_a_larger_size_extends_the_buckets_by_what_is_missing(make):
     assert len(kernels._compiler.asked) == 2
 
 
-def test_a_ladder_whose_longest_rung_gains_nothing_grows_no_longer(make):
+def test_buckets_stop_growing_if_the_largest_is_no_faster(make):
     kernels = warmed(make(), 8)
     measure(kernels, {8: 8.0, 4: 4.0})
     kernels.extend(64)
@@ -331,14 +331,14 @@ def test_a_size_that_cannot_be_made_is_asked_for_once(make):
     assert other._compiler.asked == [(0, 1)]  # of the buckets, not one of its own: 6 is a call of 4 and two of 1
 
 
-def test_calls_that_are_asked_for_by_name_are_all_there_is(make):
+def test_explicit_microbatches_are_the_only_ones(make):
     kernels = make(workers=2)
     kernels.require_microbatches([(3, 2, 2), (5,)])
     assert [ready(kernels, i) for i in range(2)] == [[2, 3], [5]]
     assert kernels._compiler.asked == []
 
 
-def test_ranks_that_share_a_cache_begin_at_different_rungs():
+def test_ranks_that_share_a_cache_begin_at_different_buckets():
     buckets = [32, 16, 8, 4, 2, 1]
     orders = [compile_order(buckets, rank, 3) for rank in range(3)]
     assert all(sorted(order) == sorted(buckets) for order in orders)
@@ -352,7 +352,7 @@ def test_ranks_that_share_a_cache_begin_at_different_rungs():
 
 
 @pytest.mark.parametrize("microbatch_bytes", [0, 2 * _kernels.LARGE_MICROBATCH])
-def test_large_gradients_are_computed_in_as_few_calls_as_possible_though_more_are_faster(make, microbatch_bytes):
+def test_large_gradients_are_computed_in_as_few_microbatches_as_possible(make, microbatch_bytes):
     kernels = warmed(make(microbatch_bytes=microbatch_bytes), 40)
     one = microbatch_bytes > 0
     taken = take_steps(kernels, 40, lambda size: size**2 * 1e-4, 100)
@@ -361,7 +361,7 @@ def test_large_gradients_are_computed_in_as_few_calls_as_possible_though_more_ar
     assert ({len(calls) for calls in taken} == {2}) == one
 
 
-def test_large_gradients_of_a_batch_that_is_larger_than_a_call_may_be_are_computed_in_several(make):
+def test_large_gradients_of_a_batch_above_the_limit_are_computed_in_several_microbatches(make):
     kernels = warmed(make(microbatch_bytes=2 * _kernels.LARGE_MICROBATCH, largest_microbatch=16), 40)
     assert set(take_steps(kernels, 40, lambda size: size * 1e-4, 20)) == {(16, 16, 8)}
     assert set(take_steps(kernels, 40, lambda size: size * 1e-4, 20, at_least=4)) == {(8, 8, 8, 8, 8)}
@@ -370,7 +370,7 @@ def test_large_gradients_of_a_batch_that_is_larger_than_a_call_may_be_are_comput
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_call_is_larger_than_the_micro_batch(make):
+def test_no_kernel_is_larger_than_microbatch(make):
     kernels = make(largest_microbatch=6)
     kernels.require([20])
     assert ready(kernels) == [2, 6]
@@ -399,7 +399,7 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
-def test_a_batch_comes_in_at_least_as_many_calls_as_are_needed(make, size):
+def test_a_batch_runs_in_at_least_the_required_number_of_microbatches(make, size):
     kernels = warmed(make(), 13)
     for _ in range(6):
         microbatches = kernels.microbatches(0, size, at_least=2)
@@ -407,7 +407,7 @@ def test_a_batch_comes_in_at_least_as_many_calls_as_are_needed(make, size):
         assert len(microbatches) >= min(size, 2)
 
 
-def test_until_there_are_smaller_kernels_one_call_must_do(make):
+def test_before_smaller_kernels_exist_a_batch_is_one_microbatch(make):
     kernels = make()
     kernels.require([6])
     assert kernels.microbatches(0, 6, at_least=2) == (6,)
@@ -422,7 +422,7 @@ def test_until_there_are_smaller_kernels_one_call_must_do(make):
     compiled=st.integers(0, 8),
 )
 @example(size=48, others=[16], microbatch=None, min_microbatches=2, timed=False, compiled=0)  # two calls of 8
-def test_what_can_be_made_is_made(size, others, microbatch, min_microbatches, timed, compiled):
+def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_microbatches, timed, compiled):
     """The first size, of its first kernels and of whatever is there of the buckets; and any other that can be made."""
     kernels = Kernels(
         trace,
@@ -455,7 +455,7 @@ def test_what_can_be_made_is_made(size, others, microbatch, min_microbatches, ti
 # --- choosing by time -------------------------------------------------------------------------------------------------
 
 
-def test_without_timings_a_batch_is_as_few_calls_as_can_be(make):
+def test_without_timings_a_batch_runs_as_few_microbatches_as_possible(make):
     kernels = warmed(make(), 40)
     assert kernels.microbatches(0, 40) == (40,)
     assert kernels.microbatches(0, 41) == (40, 1)
@@ -502,7 +502,7 @@ def test_timings_that_were_all_disturbed_do_not_decide_for_long(make):
     assert take_steps(kernels, 8, seconds.__getitem__, 60)[-1] == (8,)
 
 
-def test_small_calls_that_were_timed_too_short_do_not_decide_for_long(make):
+def test_too_short_timings_of_small_kernels_are_corrected_soon(make):
     kernels = warmed(make(), 8)
     seconds = {8: 3.0, 4: 2.0, 2: 1.5, 1: 1.2}
     measure(kernels, seconds | {4: 1.0, 2: 0.9, 1: 0.8})
@@ -510,7 +510,7 @@ def test_small_calls_that_were_timed_too_short_do_not_decide_for_long(make):
     assert take_steps(kernels, 8, seconds.__getitem__, 60)[-1] == (8,)
 
 
-def test_a_split_that_becomes_faster_is_found_while_another_one_runs(make):
+def test_a_split_that_becomes_faster_is_found_while_another_is_used(make):
     kernels = warmed(make(), 8)
     seconds = {8: 3.0, 4: 2.0, 2: 1.5, 1: 1.2}
     measure(kernels, seconds)
@@ -532,7 +532,7 @@ def test_sizes_that_change_again_and_again_are_seldom_compared(make):
     assert lost < 0.05 * 2500
 
 
-def test_steps_beside_a_compiler_tell_nothing(make):
+def test_steps_beside_a_compilation_are_not_timed(make):
     kernels = make()
     kernels.few_cores = True
     kernels.require([8])  # asks for the buckets
@@ -543,7 +543,7 @@ def test_steps_beside_a_compiler_tell_nothing(make):
     assert kernels._workers[0].chooser.times.seconds[8] == 1.0
 
 
-def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
+def test_mixed_microbatches_are_timed_one_by_one_while_some_are_unknown(make):
     kernels = warmed(make(), 12)
     kernels.microbatches(0, 12)
     kernels.microbatches(0, 12)
@@ -562,7 +562,7 @@ def test_mixed_calls_are_timed_one_by_one_while_some_are_unknown(make):
     assert not kernels.choice(0).one_by_one
 
 
-def test_what_nobody_records_is_asked_for_seldom(make):
+def test_unrecorded_trials_are_requested_seldom(make):
     """As with code that takes no times."""
     kernels = warmed(make(), 12)
     timed = []
@@ -572,7 +572,7 @@ def test_what_nobody_records_is_asked_for_seldom(make):
     assert sum(timed[30:]) < 10
 
 
-def test_deterministic_calls_depend_on_the_size_alone(make):
+def test_deterministic_microbatches_depend_on_the_size_alone(make):
     kernels = warmed(make(timed=False), 40)
     sizes = (40, 24, 7)
     before = [kernels.microbatches(0, size) for size in sizes]
@@ -584,7 +584,7 @@ def test_deterministic_calls_depend_on_the_size_alone(make):
     assert kernels._compiler.asked == []
 
 
-def test_deterministic_calls_do_not_depend_on_the_sizes_before(make):
+def test_deterministic_microbatches_do_not_depend_on_earlier_sizes(make):
     microbatches = []
     for before in ([24], [7, 24], [100, 5, 24]):
         kernels = make(timed=False)
@@ -609,7 +609,7 @@ def calls_of(function):
 
 
 @pytest.mark.parametrize("options", [{}, {"timed": False}, {"splittable": False}], ids=str)
-def test_a_steady_step_makes_no_further_call(make, options):
+def test_a_steady_step_chooses_no_microbatches(make, options):
     kernels = warmed(make(**options), 8)
     take_steps(kernels, 8, lambda size: 1.0, 200)
     counts = [calls_of(lambda: kernels.microbatches(0, 8)) for _ in range(100)]
@@ -705,7 +705,7 @@ def test_no_exact_kernel_is_larger_than_the_micro_batch(make):
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 2), st.floats(1e-4, 1)), min_size=1, max_size=60))
-def test_whatever_is_timed_the_microbatches_sum_up(steps):
+def test_under_any_timings_microbatches_sum_to_the_batch(steps):
     kernels = Kernels(trace, jax.local_devices()[:1], splittable=True)
     HeldCompiler(kernels)
     for bucket in (16, 8, 4, 2, 1):
@@ -723,7 +723,7 @@ def test_whatever_is_timed_the_microbatches_sum_up(steps):
 # --- what nobody wants any more ------------------------------------------------------------------------------------
 
 
-def test_a_size_that_is_asked_for_takes_the_place_of_one_that_has_not_begun(make):
+def test_a_requested_size_replaces_a_pending_one(make):
     kernels = make(splittable=False, workers=2)
     kernels.require([6, 6])
     for size in range(7, 300):
@@ -734,7 +734,7 @@ def test_a_size_that_is_asked_for_takes_the_place_of_one_that_has_not_begun(make
     assert kernels.warm
 
 
-def test_a_rung_of_the_buckets_stays_asked_for(make):
+def test_a_bucket_stays_requested(make):
     kernels = make()
     kernels.require([6])
     kernels.ask([7], [6])
@@ -742,7 +742,7 @@ def test_a_rung_of_the_buckets_stays_asked_for(make):
     assert sorted(kernels._compiler.asked) == [(0, 1), (0, 2), (0, 4)]
 
 
-def test_an_exact_kernel_takes_the_place_of_an_older_one_that_has_not_begun(pays):
+def test_an_exact_kernel_replaces_an_older_pending_one(pays):
     for size in (7, 6, 5):
         steps_at(pays, size, 3 * chooser._LONGEST)
         assert pays._compiler.asked == [(0, size)]
@@ -771,7 +771,7 @@ def test_kernels_that_were_used_longest_ago_are_let_go(make):
     assert 85 not in ready(kernels)
 
 
-def test_what_waits_to_be_taken_on_is_kept_however_many_sizes_there_are(make):
+def test_kernels_of_pending_sizes_are_kept_among_many_sizes(make):
     kernels = make(splittable=False)
     kernels.require([10])
     kernels.microbatches(0, 10)
@@ -800,7 +800,7 @@ def test_the_buckets_is_never_let_go(make):
         assert sum(kernels.microbatches(0, size)) == size
 
 
-def test_nothing_is_let_go_before_the_buckets_can_take_its_place(make):
+def test_no_kernel_is_dropped_before_buckets_can_replace_it(make):
     kernels = make()
     kernels.require([64])
     kernels.require_microbatches([list(range(65, 128))])
@@ -827,7 +827,7 @@ def with_a_thread(trace=trace):
     return Kernels(trace, jax.local_devices()[:1], splittable=True)
 
 
-def test_the_buckets_is_compiled_behind_the_steps():
+def test_buckets_are_compiled_in_the_background():
     kernels = with_a_thread()
     try:
         kernels.require([4])
@@ -841,7 +841,7 @@ def test_the_buckets_is_compiled_behind_the_steps():
         kernels.close()
 
 
-def test_an_error_behind_the_steps_is_raised_in_the_next_one():
+def test_an_error_in_the_background_is_raised_in_the_next_step():
     def trace_large(size):
         if size < 4:
             raise ValueError(f"no such driver for {size}")

@@ -44,14 +44,14 @@ def test_a_kernel_that_fits_stays_allowed_when_a_larger_one_does_not():
     assert memory.largest == 90
 
 
-def test_a_single_example_is_always_tried_and_so_is_what_xla_says_nothing_of():
+def test_a_single_example_and_a_kernel_of_unknown_memory_are_always_tried():
     memory, notes = bound()
     assert memory.admit(1, 5000)
     assert memory.admit(256, None)
     assert (memory.largest, notes) == (None, [])
 
 
-def test_what_ran_out_of_memory_halves_the_bound():
+def test_running_out_of_memory_halves_the_bound():
     memory, notes = bound()
     assert memory.admit(100, 1000)
     assert memory.refuse(100, "no room")
@@ -63,7 +63,7 @@ def test_what_ran_out_of_memory_halves_the_bound():
     assert "at most 16" in memory.in_words
 
 
-def test_of_batches_that_cannot_be_split_no_kernel_is_refused_and_what_fits_is_known():
+def test_batches_that_cannot_be_split_have_a_known_bound_and_no_refused_kernel():
     memory, notes = bound(splittable=False)
     assert memory.admit(50, 500)
     assert memory.most == 100
@@ -89,7 +89,7 @@ class Device:
         return self._stats
 
 
-def test_workers_of_a_device_and_processes_of_a_host_share_what_is_left(monkeypatch):
+def test_workers_of_a_device_and_processes_of_a_host_share_free_memory(monkeypatch):
     gpu = Device(stats={"bytes_limit": 100, "bytes_in_use": 40})
     assert bytes_left([gpu], 8) == 60
     assert bytes_left([gpu, gpu, Device()], 1) == 30

@@ -32,7 +32,7 @@ def test_a_disturbance_does_not_count():
     assert timed({8: [2.0, 2.0, 2.0, 50.0]}).seconds == {8: 2.0}
 
 
-def test_a_size_whose_timings_were_all_disturbed_takes_no_longer_than_a_larger_one():
+def test_a_size_with_disturbed_timings_is_not_slower_than_a_larger_one():
     times = timed({4: [9.1, 62.0, 264.0], 8: [3.8, 3.9, 4.1], 16: [5.0, 5.0, 5.0]})
     assert times.seconds == {4: 3.8, 8: 3.8, 16: 5.0}
 
@@ -52,21 +52,21 @@ def test_a_forgotten_size_is_not_known():
     assert times.wanted(8)
 
 
-def test_the_best_of_few_timings_is_told_before_they_suffice():
+def test_the_best_of_few_timings_is_available_before_they_suffice():
     times = timed({8: [2.0, 3.0]})
     assert times.at_best(8) == 2.0
     assert times.at_best(4) == times.predict(4)
 
 
 @pytest.mark.parametrize("call", [0, 10, 30])
-def test_a_call_costs_what_short_calls_take_beyond_their_examples(call):
+def test_the_cost_of_a_microbatch_is_the_time_of_short_ones_beyond_their_examples(call):
     times = timed({size: [(call + size) * 1e-5] * 3 for size in (1, 2, 4, 8, 16, 32, 64, 128, 1 << 14)})
     assert times.overhead_examples() == pytest.approx(call, rel=0.02, abs=0.1)
     assert MicrobatchTimes().overhead_examples() is None
 
 
 @given(st.dictionaries(st.integers(1, 64), st.lists(st.floats(1e-6, 1), min_size=3, max_size=9), min_size=1))
-def test_larger_calls_take_no_less(timings):
+def test_larger_microbatches_take_no_less(timings):
     known = timed(timings).seconds
     assert set(known) == set(timings)
     seconds = [known[size] for size in sorted(known)]

@@ -139,7 +139,7 @@ def test_all_see_all(services):
 
 
 @pytest.mark.parametrize(("rank", "pause"), [(1, 0.002), (2, 0.0)])
-def test_copies_are_whole_whoever_writes_meanwhile(services, rank, pause):
+def test_copies_are_consistent_during_writes(services, rank, pause):
     """Whose memory is not seen is never written too fast to be read."""
     mailboxes, over = mailboxes_of(services, numbers=50_000), threading.Event()
 
@@ -163,7 +163,7 @@ def test_copies_are_whole_whoever_writes_meanwhile(services, rank, pause):
         writer.join()
 
 
-def test_whoever_does_not_answer_costs_a_moment_once(services, monkeypatch):
+def test_a_process_that_does_not_answer_delays_one_read(services, monkeypatch):
     """Its host takes what is sent to it, as it does for a process that is stopped."""
     waits, is_ready = [], fetching._is_ready
     monkeypatch.setattr(fetching, "_is_ready", lambda line, on, s: waits.append(s) or is_ready(line, on, s))
@@ -216,7 +216,7 @@ def test_a_late_answer_to_another_question_is_not_taken_for_this_one(services, m
     late.close()
 
 
-def test_whoever_has_ended_is_gone(services):
+def test_an_ended_process_is_missing(services):
     _board, owner = shown(services[0])
     reader = link(owner)
     assert reader.look(0, 3) is not None
@@ -265,7 +265,7 @@ def test_strangers_are_neither_answered_nor_believed(services):
     both.close()
 
 
-def test_a_reader_that_takes_nothing_is_in_nobodys_way(services):
+def test_a_reader_that_does_not_read_blocks_nobody(services):
     numbers = 4_000_000  # more than a line holds
     mailboxes = mailboxes_of(services, (0, 1, 2), numbers)
     mailboxes[0].publish(0, 3, constant(1, numbers))
@@ -294,7 +294,7 @@ def test_memory_that_cannot_be_opened_is_asked_for(services, monkeypatch):
     assert len(mailboxes[1]._links) == 1
 
 
-def test_files_of_others_are_known_by_what_they_begin_with(tmp_path):
+def test_files_of_other_processes_are_checked_by_their_header(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "other").write_bytes(bytes(1000))
     (tmp_path / "short").write_bytes(b"")
@@ -317,7 +317,7 @@ def test_addresses_of_ones_own_host_are_tried_last():
     assert [port for _, port in tried] == [3, 2, 1]
 
 
-def test_a_server_whose_thread_has_already_ended_stops():
+def test_a_server_with_an_ended_thread_can_be_stopped():
     """The thread also ends if a request arrives while the server stops, before its bell rings."""
     server = MailboxServer()
     server._over = True  # as `stop` sets it first

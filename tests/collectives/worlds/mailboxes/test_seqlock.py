@@ -52,7 +52,7 @@ def test_the_last_two_rounds_can_be_read():
     assert [place.read(round) for round in (1, 2, 3)] == [None, {2}, {3}]
 
 
-def test_what_is_half_written_is_not_read_and_the_one_before_is():
+def test_a_reader_gets_the_previous_value_during_a_write():
     place = Place()
     place.publish(1)
     place.publish(2)

@@ -31,7 +31,7 @@ def send(choices: list[Autotuner], seconds: list[list[float]], n: int, about: st
     return went
 
 
-def test_it_goes_by_the_slowest_rank():
+def test_the_slowest_rank_decides():
     """Each rank by itself would go another way."""
     choices = [Autotuner(2), Autotuner(2)]
     seconds = [[1.0, 2.0], [4.0, 3.0]]
@@ -40,7 +40,7 @@ def test_it_goes_by_the_slowest_rank():
     assert choices[0].about == "message 6"
 
 
-def test_what_happens_once_does_not_count():
+def test_a_single_outlier_does_not_count():
     choice = Autotuner(2)
     for seconds in (9.0, 1.0, 2.0, 9.0, 3.0, 9.0):  # by turns of the two ways
         choice.record(seconds)
@@ -50,7 +50,7 @@ def test_what_happens_once_does_not_count():
 
 
 @pytest.mark.parametrize(("factor", "anew"), [(1.4, False), (1.6, True), (0.8, False), (0.6, True)])
-def test_it_is_measured_anew_when_times_are_others(factor, anew):
+def test_algorithms_are_measured_again_when_times_change(factor, anew):
     choices = [Autotuner(2), Autotuner(2)]
     send(choices, [[1.0, 2.0]] * 2, 2 * TRIALS)
     assert send(choices, [[factor, 2.0]] * 2, MESSAGES) == [0] * MESSAGES
@@ -101,7 +101,7 @@ def begun(ways: Algorithms, channel: int) -> ReduceMessage:
     return message
 
 
-def test_each_message_has_a_way_of_its_own_and_few_are_kept(monkeypatch):
+def test_each_message_has_its_own_algorithm_and_few_are_kept(monkeypatch):
     made = []
     monkeypatch.setattr(
         "collectives.worlds.reducing.algorithms.HierarchicalSum", lambda *_, **__: made.append(HierarchicalSum)

@@ -35,7 +35,7 @@ def test_parts_of_one_type_are_packed_together_up_to_a_limit():
     assert groups({}) == []
 
 
-def test_all_must_reach_each_other():
+def test_all_gpus_must_reach_each_other():
     a, b = b"a", b"b"
     assert agreed([DeviceAccess("", a, (a, b)), DeviceAccess("", b, (a, b))], one_host=True) == ""
     assert agreed([DeviceAccess("", a, (a,)), DeviceAccess("", a, (a,))], one_host=True) == ""  # ranks that share one
@@ -68,7 +68,7 @@ def test_there_is_a_reason_where_mpi_is_not_to_read_a_device(monkeypatch):
         ("int MPI_Init(void) { return 0; }", False),
     ],
 )
-def test_mpi_is_asked_by_what_it_has(tmp_path, source, says):
+def test_gpu_support_is_read_from_mpi(tmp_path, source, says):
     written = tmp_path / "mpi.c"
     written.write_text(source)
     done = subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "mpi.so", written], check=False)
@@ -118,7 +118,7 @@ def test_before_mpi_is_loaded_there_is_a_context_on_the_gpu_that_will_be_used(mo
     assert len(current) == 2
 
 
-def test_a_process_tells_its_gpu_and_those_that_it_sees(monkeypatch):
+def test_a_process_announces_its_gpu_and_visible_ones(monkeypatch):
     driver = Driver()
     monkeypatch.setattr(cuda, "_driver", lambda: driver)
     monkeypatch.setattr(cuda_aware, "says_cuda", lambda mpi: True)
@@ -165,7 +165,7 @@ def test_memory_that_can_be_shared_grows_and_is_given_back(monkeypatch):
 
 
 @pytest.mark.parametrize(("error", "says", "found"), [(0, 1, True), (0, 0, False), (1, 1, False)])
-def test_whether_other_processes_can_map_what_jax_has(monkeypatch, error, says, found):
+def test_whether_other_processes_can_map_memory_of_jax(monkeypatch, error, says, found):
     def attribute(value, which, address):
         value._obj.value = says
         return error

@@ -49,7 +49,7 @@ class Comm:
         {},
     ],
 )
-def test_each_worker_has_its_weighted_mean_or_its_own_value(weights):
+def test_each_worker_gets_its_weighted_mean_or_its_own_value(weights):
     lines, found = defaultdict(queue.Queue), {}
     comms = [Comm(rank, lines) for rank in range(2)]
     for pair in ((0, 1), (1, 0)):

@@ -157,7 +157,7 @@ def test_hosts_add_up_pieces_while_others_are_between_them(small_pieces):
     assert set(calls[4:12]) == {"Reduce", "Bcast"} == set(calls[-12:])
 
 
-def test_what_overflows_between_hosts_does_so_without_a_warning():
+def test_an_overflow_between_hosts_gives_no_warning():
     common = Common(3)
 
     def run(rank):

@@ -31,7 +31,7 @@ def test_all_see_whether_all_announce_the_same(numbers):
 
 
 @given(U32, st.integers(1, 2**16 - 1))
-def test_one_that_lies_in_the_middle_of_two_is_not_fooled(number, step):
+def test_a_message_between_two_others_is_recognized(number, step):
     around = [(number - step) % 2**32, number, (number + step) % 2**32]
     assert verdicts(around) == {False}
 
@@ -49,7 +49,7 @@ def test_sums_are_exact_for_a_million_processes():
     assert frame.heard() != frame.expected
 
 
-def test_a_message_in_the_frame_does_not_touch_what_is_announced():
+def test_a_message_in_the_preamble_does_not_change_the_announcement():
     frame = Preamble(1)
     frame.announce(7)
     frame.room[:] = np.nan
@@ -64,7 +64,7 @@ def presence(about, *, text="", more="", line="", failure="", threads=("MainThre
     return Intent(about, text, more, line, failure, False, threads)
 
 
-def test_each_place_is_listed_once_with_its_ranks_and_lines():
+def test_each_operation_is_listed_once_with_its_ranks_and_lines():
     step, evaluate = presence("message 1 of step 4", line="train.py:20"), presence("evaluate", line="train.py:31")
     text = str(disagreement_error([step, evaluate, step], own=1))
     assert "    ranks 0, 2: message 1 of step 4 (train.py:20)\n    rank 1: evaluate (train.py:31)\n" in text
@@ -83,13 +83,13 @@ def test_of_a_thousand_ranks_a_few_are_shown():
     assert "and 992 more" in str(disagreement_error(everyone, own=3))
 
 
-def test_a_failure_comes_before_all_else():
+def test_a_failure_takes_precedence():
     failed = presence("", failure="in step 2: OSError: gone")
     text = str(disagreement_error([presence("a barrier", line="train.py:8"), failed, presence("y"), failed], own=0))
     assert text.startswith("ranks 1, 3 failed in step 2: OSError: gone")
     assert "Rank 0 stops too, in a barrier (train.py:8)." in text
 
 
-def test_threads_that_share_a_world_are_told_what_to_do():
+def test_the_error_about_threads_that_share_a_world_names_the_remedy():
     everyone = [presence("a", threads=["A", "B"]), presence("b")]
     assert "world=comm.MPIWorld()" in str(disagreement_error(everyone, own=0))

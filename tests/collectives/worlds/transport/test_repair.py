@@ -16,7 +16,7 @@ from collectives.worlds.transport.repair import (
 )
 
 
-def test_what_is_not_said_otherwise():
+def test_settings_of_open_mpi_are_set_unless_the_user_sets_them():
     environ: dict[str, str] = {}
     prepare_environment(environ)
     assert environ == {TCP: WITHOUT_REQUESTS}

@@ -67,7 +67,7 @@ def test_a_process_that_never_connects_is_named(door):
 
 
 @pytest.mark.usefixtures("hurried")
-def test_who_has_another_secret_or_another_rank_is_not_let_in(door):
+def test_a_peer_with_another_secret_or_rank_is_refused(door):
     with (
         coming(door, (1, bytes(2 * tcp_tree._SECRET)), (7, SECRET)) as results,
         pytest.raises(LaunchError, match="ranks 1 have not connected"),

@@ -103,5 +103,5 @@ def test_waits_are_excused_up_to_a_limit():
     (CoreUse(10.0, 1.0, 0.0), False, False),
     (CoreUse(10.0, 0.1, 8.0), True, False),
 ])  # fmt: skip
-def test_what_a_process_did(use, waits, sleeps):
+def test_activity_of_a_process(use, waits, sleeps):
     assert (use.waits, use.sleeps) == (waits, sleeps)

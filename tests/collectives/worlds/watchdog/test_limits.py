@@ -24,7 +24,7 @@ def test_not_less_than_two_seconds_and_not_more_than_for_others():
     assert shortest([8.0] * 200) == LONGEST
 
 
-def test_the_first_operations_are_too_few_to_tell():
+def test_the_first_operations_set_no_limit():
     assert shortest([]) == LONGEST
     assert shortest([0.001] * 49) == LONGEST
     assert shortest([0.001] * 50) == 2.0

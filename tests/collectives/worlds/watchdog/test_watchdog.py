@@ -54,14 +54,14 @@ def test_good_patience(hang_timeout):
         assert isinstance(world, comm.SoloWorld)
 
 
-def test_no_patience_is_the_default():
+def test_by_default_there_is_no_timeout():
     assert check_hang_timeout(None) is None
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_thread_is_doing():
+def test_descriptions_of_a_threads_activity():
     @thread_status("in the outer")
     def outer():
         return inner()
@@ -250,7 +250,7 @@ def test_a_host_that_could_never_be_reached_is_not_accused():
         assert find(asking) is RankState.ENDED
 
 
-def test_ranks_counted_anew():
+def test_ranks_are_renumbered_after_a_loss():
     with two() as (peers, sockets):
         asking = Probe(peers, 1, sockets[1])
         assert [asking.rank(0), asking.rank(1)] == [0, 1]
@@ -274,7 +274,7 @@ def serving(asking, heard=lambda message: None):
         thread.join()
 
 
-def test_who_was_given_up_hears_of_it_before_it_takes_the_others_for_lost():
+def test_a_rank_learns_that_it_was_excluded_before_it_calls_others_lost():
     """A process that was stopped wakes up: the others have ended meanwhile, and what they have said is still there."""
     with two() as (peers, sockets):
         awake, other = Probe(peers, 1, sockets[1]), Probe(peers, 0, sockets[0])
@@ -290,7 +290,7 @@ def test_who_was_given_up_hears_of_it_before_it_takes_the_others_for_lost():
         assert awake.left == {}
 
 
-def test_nobody_waits_for_a_thread_that_does_not_serve():
+def test_an_unresponsive_thread_is_not_waited_for():
     with two() as (peers, sockets):
         assert not Probe(peers, 1, sockets[1]).catch_up(0.01)
 
@@ -318,7 +318,7 @@ def test_patience_must_be_the_same_on_all_ranks():
             start_watchdog(FakeWorld(), others, 0, sockets[0], lambda status: None)
 
 
-def test_no_thread_where_nobody_can_be_waited_for():
+def test_without_other_processes_there_is_no_thread():
     peer, datagrams = introduce(0, 0, 60.0)
     assert start_watchdog(FakeWorld(), [peer], 0, datagrams, lambda status: None) is None
     peer, datagrams = introduce(0, 0, 0.0)

@@ -107,7 +107,7 @@ def test_alone_and_outside_a_program_it_is_the_value():
         assert comm.all_reduce(2.0, op="sum", when=jnp.asarray(False)) == 2.0
 
 
-def test_a_hook_switches_what_is_sent_in_the_next_step_and_nothing_is_compiled():
+def test_a_hook_switches_messages_of_the_next_step_without_a_compilation():
     def stop_averaging(control, loss):
         if control.step == 4:
             control.set(averaging=False)
@@ -131,7 +131,7 @@ def test_a_hook_switches_what_is_sent_in_the_next_step_and_nothing_is_compiled()
     assert "from each worker, 1 buffer, in steps in which its when= is true" in text
 
 
-def test_of_what_is_replicated_the_gate_decides_too():
+def test_a_gate_applies_to_replicated_values():
     def driver(state, batch):
         total = comm.all_reduce(state["w"], op="sum", when=ad.step() % 2 == 0)
         return {"w": total}, {"loss": comm.all_reduce(mean_loss(state["w"], batch))}
@@ -173,7 +173,7 @@ def test_gates_that_are_no_truth_values_are_refused():
         comm.local_mean(np.int32(1))
 
 
-def test_what_is_not_replicated_does_not_get_into_the_state():
+def test_local_values_are_refused_in_the_state():
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state["w"], batch)
         return {"w": state["w"] - comm.local_mean(grads)}, {}

@@ -55,14 +55,14 @@ CLIPPED = [clipped_by_a_leave, clipped_as_nobody_has_joined_yet]
 
 
 @pytest.mark.parametrize("clipped", CLIPPED)
-def test_a_batch_that_was_clipped_is_as_large_as_was_asked_when_all_are_there_again(clipped, tmp_path):
+def test_a_clipped_batch_returns_to_the_requested_size_when_all_workers_are_back(clipped, tmp_path):
     with build(LocalWorld(3), global_batch=9) as program:
         program.restore(stored(clipped(), tmp_path))
         assert program.step().batch_sizes == (10, 10, 10)
 
 
 @pytest.mark.parametrize("clipped", CLIPPED)
-def test_it_is_so_among_the_same_workers_too_as_soon_as_others_join(clipped, tmp_path):
+def test_a_clipped_batch_grows_when_other_workers_join(clipped, tmp_path):
     world = LocalWorld(3, workers=2)
     with build(world, global_batch=9) as program:
         program.restore({**stored(clipped(), tmp_path), "workers": 0})
@@ -74,7 +74,7 @@ def test_it_is_so_among_the_same_workers_too_as_soon_as_others_join(clipped, tmp
 
 
 @pytest.mark.parametrize(("worker_slots", "sizes"), [(2, (10, 10)), (4, (8, 8, 7, 7)), (1, (10,))])
-def test_on_another_number_of_worker_slots_it_is_what_these_can_hold(worker_slots, sizes):
+def test_on_another_number_of_slots_the_batch_is_clipped_to_these(worker_slots, sizes):
     kept = clipped_by_a_leave()
     with build(LocalWorld(worker_slots), global_batch=worker_slots) as program:
         program.restore(kept)
@@ -82,7 +82,7 @@ def test_on_another_number_of_worker_slots_it_is_what_these_can_hold(worker_slot
         assert program.checkpoint()["global_batch"] == 30
 
 
-def test_a_batch_that_a_shard_has_clipped():
+def test_a_batch_clipped_by_a_shard():
     def shards(*lengths):
         return ad.Shards([{"x": np.zeros(n, np.float32)} for n in lengths])
 
@@ -101,7 +101,7 @@ def test_a_batch_that_a_shard_has_clipped():
         assert sum(program.step().batch_sizes) == 24
 
 
-def test_an_earlier_checkpoint_has_the_batch_of_its_sizes():
+def test_an_older_checkpoint_requests_the_sum_of_its_sizes():
     kept = clipped_by_a_leave()
     del kept["global_batch"]
     with build(LocalWorld(3), global_batch=9) as program:
@@ -110,14 +110,14 @@ def test_an_earlier_checkpoint_has_the_batch_of_its_sizes():
 
 
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, "thirty", [30]])
-def test_a_global_batch_that_is_none_is_refused(wrong):
+def test_an_invalid_global_batch_is_refused(wrong):
     kept = {**clipped_by_a_leave(), "global_batch": wrong}
     with build(LocalWorld(3)) as program, pytest.raises(ad.CheckpointError, match="global_batch"):
         program.restore(kept)
 
 
 @pytest.mark.parametrize(("at_first", "then"), [(3, 2), (2, 3), (1, 3)])
-def test_in_place_as_many_work_as_when_it_was_taken(at_first, then):
+def test_a_restore_in_place_returns_to_the_saved_number_of_workers(at_first, then):
     """A request behind a checkpoint is taken back with the rest, whether anybody had asked before or not."""
     world = LocalWorld(3, workers=at_first)
     with build(world, global_batch=10) as program:
@@ -132,7 +132,7 @@ def test_in_place_as_many_work_as_when_it_was_taken(at_first, then):
         assert program.step().metrics["n"] == at_first
 
 
-def test_elsewhere_as_many_work_as_there_are_where_nobody_had_asked():
+def test_a_restore_elsewhere_uses_all_workers_without_a_request():
     with build(LocalWorld(3, workers=2), global_batch=10) as program:
         program.step()
         kept = program.checkpoint()

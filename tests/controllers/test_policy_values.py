@@ -75,10 +75,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("policy", "read", "says"), REFUSED.values(), ids=REFUSED)
-def test_it_is_refused_before_any_step(policy, read, says):
+def test_unreadable_values_are_refused_before_the_first_step(policy, read, says):
     with pytest.raises(ad.DriverError, match=says) as e, building(policy, read):
         pass
-    assert re.match(rf"hook '{policy.name}' \(test_what_policies_read.py:\d+\): ", str(e.value))
+    assert re.match(rf"hook '{policy.name}' \(test_policy_values.py:\d+\): ", str(e.value))
 
 
 ACCEPTED = {
@@ -95,12 +95,12 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize(("policy", "read"), ACCEPTED.values(), ids=ACCEPTED)
-def test_what_it_reads_is_taken(policy, read):
+def test_readable_values_are_accepted(policy, read):
     with building(policy, read) as program:
         assert program.step().metrics == {}
 
 
-def test_a_policy_of_ones_own_is_told_what_is_known():
+def test_a_user_policys_check_gets_the_known_shapes():
     told = []
 
     def check(values, n_workers, name):

@@ -65,14 +65,14 @@ def make_world(request):
     return lambda workers=None: comm.DeviceWorld(jax.local_devices()[:WORKER_SLOTS], workers=workers)
 
 
-def test_two_members_on_four_worker_slots_are_two(make_world):
+def test_workers_counts_members_and_not_slots(make_world):
     world = make_world(2)
     with ad.Program(counts, 0.0, data(), global_batch=12, world=world) as program:
         check_counts(program.step(), (0, 1))
         assert (world.size, world.capacity) == (2, 4)
 
 
-def test_who_leaves_and_who_joins_is_counted_at_once_and_nothing_is_compiled(make_world):
+def test_joining_and_leaving_workers_count_at_once_without_a_compilation(make_world):
     world = make_world()
     with ad.Program(counts, 0.0, data(), global_batch=20, world=world) as program:
         program.warm_up()
@@ -101,7 +101,7 @@ def test_a_worker_whose_share_is_zero_takes_no_part(make_world, shares):
         check_counts(program.step(), range(WORKER_SLOTS))
 
 
-def test_microbatches_are_no_workers():
+def test_microbatches_do_not_count_as_workers():
     options = {"microbatch": 2, "world": LocalWorld(3)}
     with ad.Program(counts, 0.0, data(), global_batch=18, shares=(6, 12, 0), **options) as program:
         report = program.step()
@@ -109,7 +109,7 @@ def test_microbatches_are_no_workers():
         check_counts(report, (0, 1))
 
 
-def test_a_program_whose_collectives_send_nothing_counts_too():
+def test_a_program_without_messages_counts_members():
     def driver(state, batch):
         return state + comm.all_reduce(1.0, op="sum"), {"rows": comm.all_gather(1.0)}
 
@@ -119,7 +119,7 @@ def test_a_program_whose_collectives_send_nothing_counts_too():
         np.testing.assert_array_equal(report.metrics["rows"], [1, 1, 1, np.nan])
 
 
-def test_a_gated_sum_of_a_replicated_value():
+def test_a_gated_sum_of_a_replicated_value_counts_members():
     def driver(state, batch):
         return state, {"n": comm.all_gather(comm.all_reduce(2.0, op="sum", when=ad.step() % 2 == 0))}
 
@@ -127,7 +127,7 @@ def test_a_gated_sum_of_a_replicated_value():
         assert [np.asarray(program.step().metrics["n"])[:3].tolist() for _ in range(2)] == [[6.0] * 3, [2.0] * 3]
 
 
-def test_the_number_of_workers_may_gate_a_message_and_lead_a_hook():
+def test_the_number_of_workers_may_gate_a_message_and_reach_a_hook():
     seen = []
 
     def driver(state, batch):
@@ -162,7 +162,7 @@ def test_model_averaging_pulls_by_the_workers_that_take_part():
     assert run(LocalWorld(5), (1, 2, 0, 0, 0)) == pytest.approx(run(LocalWorld(2), (1, 2)), rel=1e-6)
 
 
-def test_the_noise_scale_does_not_count_who_takes_no_part():
+def test_the_noise_scale_ignores_workers_without_examples():
     def run(world, shares):
         def driver(w, batch):
             grads = jax.grad(lambda w: ((batch["x"] / 100 - w) ** 2).mean())(w)
@@ -176,7 +176,7 @@ def test_the_noise_scale_does_not_count_who_takes_no_part():
     np.testing.assert_allclose(run(LocalWorld(5), (1, 0, 2, 0, 0)), run(LocalWorld(2), (1, 2)), rtol=1e-5)
 
 
-def test_outside_a_program_members_count():
+def test_outside_a_program_workers_counts_members():
     world = comm.DeviceWorld(jax.local_devices()[:4])
     with world:
         world.leave(1)
@@ -185,12 +185,12 @@ def test_outside_a_program_members_count():
         np.testing.assert_array_equal(comm.all_gather(2.0), [2, np.nan, 2, 2])
 
 
-def test_a_shape_cannot_be_made_of_who_is_there_now():
+def test_a_shape_cannot_depend_on_the_number_of_members():
     def driver(state, batch):
         return state, {"x": jnp.zeros(ad.workers())}
 
     with pytest.raises(TypeError) as failed:
         ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(2))
     note = " ".join(failed.value.__notes__)
-    assert "ad.workers() (test_who_takes_part.py:" in note
+    assert "ad.workers() (test_member_counts.py:" in note
     assert "ad.capacity()" in note

@@ -102,7 +102,7 @@ def test_linen_normalises_by_the_whole_batch():
     assert alike(*kernels) < 2e-6
 
 
-def test_linen_without_the_axis_is_told_what_to_write():
+def test_the_error_about_linen_without_axis_name_says_what_to_write():
     with pytest.raises(ad.ReplicationError) as caught:
         ad.Program(linen_step(Linen(), comm.all_reduce), linen_state(), make_data(), global_batch=EXAMPLES)
     text = str(caught.value)
@@ -113,7 +113,7 @@ def test_linen_without_the_axis_is_told_what_to_write():
 
 
 @pytest.mark.long
-def test_statistics_of_a_call_train_and_are_not_said_to_be_the_same():
+def test_statistics_of_a_microbatch_train_and_check_reports_them():
     """The page's other recipe: running averages are reduced, and the gradient goes by the split."""
 
     @relaxed
@@ -159,7 +159,7 @@ def nnx_step(reduce):
     return step
 
 
-def test_objects_of_nnx_are_a_state_like_any_other():
+def test_nnx_objects_can_be_state():
     """A driver changes them in place; they come back as what they are, and what was given is left alone."""
     given = nnx_state("workers")
     before = jax.tree.map(jnp.copy, nnx.state(given[0]))
@@ -174,7 +174,7 @@ def test_objects_of_nnx_are_a_state_like_any_other():
     assert alike(model.last.kernel.get_value(), expected[0].last.kernel.get_value()) < 2e-6
 
 
-def test_nnx_without_the_axis_is_told_what_to_write():
+def test_the_error_about_nnx_without_axis_name_says_what_to_write():
     with pytest.raises(ad.ReplicationError, match=r'(?s)norm.mean.*axis_name="workers"') as caught:
         ad.Program(nnx_step(comm.all_reduce), nnx_state(None), make_data(), global_batch=EXAMPLES)
     assert "Reduce the gradients first" not in str(caught.value)
@@ -197,7 +197,7 @@ def make_equinox() -> Equinox:
     return Equinox([eqx.nn.Linear(FEATURES, CLASSES, key=jax.random.key(0))], jax.nn.tanh)
 
 
-def test_an_equinox_model_is_refused_by_its_leaf_and_with_how_to_part_it():
+def test_the_error_about_an_equinox_model_names_its_leaf_and_partition():
     with pytest.raises(ad.DriverError) as caught:
         ad.Program(lambda s, b: (s, {}), {"model": make_equinox()}, make_data(), global_batch=EXAMPLES)
     text = str(caught.value)
@@ -206,13 +206,13 @@ def test_an_equinox_model_is_refused_by_its_leaf_and_with_how_to_part_it():
     assert "eqx.combine(params, static)" in text
 
 
-def test_equinox_is_not_spoken_of_where_there_is_none():
+def test_errors_mention_equinox_only_for_its_models():
     with pytest.raises(ad.DriverError, match=r"at state\['tx'\]\.init: it is a function") as caught:
         ad.Program(lambda s, b: (s, {}), {"tx": optax.sgd(0.1)}, make_data(), global_batch=EXAMPLES)
     assert "eqx" not in str(caught.value)
 
 
-def test_what_the_message_says_runs():
+def test_the_suggested_code_runs():
     params, static = eqx.partition(make_equinox(), eqx.is_array)
 
     def driver(params, batch):
@@ -271,7 +271,7 @@ def of_jmp():
 
 
 @pytest.mark.parametrize("made", [lambda: of_flax("workers"), of_jmp], ids=["flax", "jmp"])
-def test_all_workers_leave_out_the_same_steps(made):
+def test_all_workers_skip_the_same_steps(made):
     """One example is so large that its worker's gradients overflow, and no other's do."""
     driver, scale = made()
     params = Half().init(jax.random.key(0), jnp.zeros((1, FEATURES)))
@@ -289,7 +289,7 @@ def test_all_workers_leave_out_the_same_steps(made):
     assert alike(after, params) > 0
 
 
-def test_a_verdict_of_each_workers_own_is_refused_and_its_gradients_are_not_said_to_be_missing():
+def test_a_loss_scale_without_axis_name_is_refused_with_what_to_write():
     driver, scale = of_flax(None)
     params = Half().init(jax.random.key(0), jnp.zeros((1, FEATURES)))
     with pytest.raises(ad.ReplicationError) as caught:
