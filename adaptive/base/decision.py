@@ -89,11 +89,11 @@ class Limits(_Bounds):
             part.flags.writeable = False
         return found
 
-    def of(self, takes_part: Sequence[bool]) -> Limits:
+    def of(self, takes_part: Sequence[bool] | np.ndarray) -> Limits:
         """Return the limits with both bounds 0 for workers that take no examples."""
-        if all(takes_part) and len(takes_part) == len(self.lower):
+        there = np.asarray(takes_part, bool)
+        if there.all() and len(there) == len(self.lower):
             return self
-        there = np.array(takes_part, bool)
         lower, upper = (tuple(np.where(there, bounds, 0).tolist()) for bounds in self.arrays[:2])
         return self._replace(lower=lower, upper=upper)
 

@@ -76,7 +76,7 @@ class BatchSizes:
         n = len(limits.lower)
         self._follows = quantum is None
         self.limits = limits._replace(quantum=limits.multiple if quantum is None else quantum)
-        self._last_bounds: tuple[Limits | None, Sequence[float], Limits] = None, (), self.limits  # of `bounds`
+        self._last_bounds: tuple[Limits | None, Any, Limits] = None, (), self.limits  # of `bounds`
         self.members = tuple(range(n) if members is None else members)
         self.needed: tuple[int, ...] = ()
         self.shares = self.checked([1.0] * n if shares is None else shares)
@@ -112,12 +112,12 @@ class BatchSizes:
         """The split that was requested last."""
         return self.next or self.pending or self.current
 
-    def bounds(self, shares: Sequence[float] | None = None) -> Limits:
+    def bounds(self, shares: Sequence[float] | np.ndarray | None = None) -> Limits:
         """Return the limits of the active workers, with the given shares or the last requested ones."""
         shares = self.shares if shares is None else shares
         of, given, known = self._last_bounds
         if of is not self.limits or given is not shares:  # the same objects in most steps
-            known = self.limits.of([share > 0 for share in shares])
+            known = self.limits.of(np.asarray(shares) > 0)
             self._last_bounds = self.limits, shares, known
         return known
 
@@ -144,21 +144,21 @@ class BatchSizes:
         Raises:
           BatchSizeError: the program has fixed batch sizes (`resizable=False`).
         """
-        shares = self.shares if decision.shares is None else self.checked(decision.shares)
+        weights = np.asarray(self.shares) if decision.shares is None else self._checked_weights(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
         by, until = f"{_who(hooks)}: " if hooks else "", ", until other workers have joined" if for_others else ""
-        total, notes = self._nearest(asked, self.bounds(shares), known, by, until)
+        total, notes = self._nearest(asked, self.bounds(weights), known, by, until)
         if decision.shares is not None or total != before:  # otherwise the split stays exactly as it is
-            limits = self._with_quantum(total, shares)
-            sizes = split(total, shares, limits)
+            limits = self._with_quantum(total, weights)
+            sizes = split(total, weights, limits)
             if not self.resizable and sizes != self.current:
                 raise BatchSizeError(
                     f"{_who(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
                     f"{self.current}: it was built with resizable=False. Remove that from ad.Program(...) if sizes "
                     "change."
                 )
-            self.shares, self.limits = shares, limits
+            self.shares, self.limits = tuple(weights.tolist()), limits
             self._put(sizes, requests or self._still_wanted(total))
         if decision.global_batch is not None:  # after everything that may raise
             self.wanted = asked if for_others else total
@@ -189,7 +189,7 @@ class BatchSizes:
             return total, []
         return total, [f"{by}global batch {brief(asked)} {changed_to(total, bounds)}{until}."]
 
-    def _with_quantum(self, total: int, shares: Sequence[float]) -> Limits:
+    def _with_quantum(self, total: int, shares: Sequence[float] | np.ndarray) -> Limits:
         """Return the limits, with the quantum for this global batch."""
         if not self._follows:
             return self.limits
@@ -374,11 +374,15 @@ class BatchSizes:
         Raises:
           BatchSizeError: no member has a share, or a worker whose value the driver broadcasts has none.
         """
+        return tuple(self._checked_weights(shares).tolist())
+
+    def _checked_weights(self, shares: Any) -> np.ndarray:
+        """Return what `checked` does, as an array: of thousands of workers, tuples take most of the time."""
         weights = check_shares(shares, len(self.limits.lower))
         there = np.zeros(len(weights), bool)
         there[list(self.members)] = True
-        taken = tuple(np.where(there, weights, 0.0).tolist())
-        if not any(taken):
+        taken = np.where(there, weights, 0.0)
+        if not taken.any():
             slots = ", ".join(str(slot) for slot, w in enumerate(weights.tolist()) if w)
             raise BatchSizeError(f"shares give examples only to worker slot {slots}, which is empty.")
         missing = [slot for slot in self.needed if not taken[slot]]

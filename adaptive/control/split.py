@@ -12,7 +12,7 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief, reals, whole
 
 
-def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[int, ...]:
+def split(global_batch: int, shares: Sequence[float] | np.ndarray, limits: Limits) -> tuple[int, ...]:
     """Return integer batch sizes in proportion to `shares` that sum to `global_batch` and respect the limits.
 
     A share of 0 gives no examples; a positive one at least `limits.lower`. Shares that already are such sizes are
@@ -28,7 +28,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
       BatchSizeError: the shares are invalid, or no split respects the limits.
     """
     weight = check_shares(shares, len(limits.lower))
-    limits = limits.of((weight > 0).tolist())
+    limits = limits.of(weight > 0)
     unit = limits.multiple
     if global_batch % unit:
         raise BatchSizeError(f"a global batch of {global_batch} is not a multiple of {unit}, as all batches must be.")
@@ -47,7 +47,7 @@ def split(global_batch: int, shares: Sequence[float], limits: Limits) -> tuple[i
     return tuple((unit * _round(units, ideal, lower, upper, max(1, limits.quantum // unit))).tolist())
 
 
-def check_shares(shares: Sequence[float], n_workers: int) -> np.ndarray:
+def check_shares(shares: Sequence[float] | np.ndarray, n_workers: int) -> np.ndarray:
     """Return shares as an array of floats; shape=(n_workers,).
 
     Raises:
@@ -137,9 +137,15 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
             fits = (sizes + step >= lower) & (sizes + step <= upper)
         # A remainder smaller than a quantum goes to the largest size, where it changes least.
         need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
-        most = np.argsort(np.where(fits, -need, np.inf), kind="stable")
-        sizes[most[: min(left // step, np.count_nonzero(fits))]] += step
+        sizes[_largest(np.where(fits, need, -np.inf), min(left // step, np.count_nonzero(fits)))] += step
     return sizes
+
+
+def _largest(values: np.ndarray, number: int) -> np.ndarray:
+    """Return the indices of the largest values; of equal ones, the first."""
+    least = np.partition(values, -number)[-number]
+    above, equals = np.flatnonzero(values > least), np.flatnonzero(values == least)
+    return np.concatenate([above, equals[: number - len(above)]])
 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:

@@ -72,6 +72,16 @@ def test_equal_sizes_differ_by_at_most_one(n, total):
     assert max(sizes) - min(sizes) <= 1
 
 
+def test_of_equal_remainders_the_first_workers_get_the_rest():
+    assert split(11, [1.0] * 4, Limits((1,) * 4, (9,) * 4)) == (3, 3, 3, 2)
+    assert split(9, [1.0, 1.0, 7.0, 1.0, 1.0], Limits((1,) * 5, (9,) * 5)) == (1, 1, 5, 1, 1)
+
+
+def test_shares_may_be_an_array():
+    shares, limits = (3.0, 1.0, 0.0, 2.5), Limits((1,) * 4, (9,) * 4)
+    assert split(12, np.array(shares), limits) == split(12, shares, limits)
+
+
 def test_a_larger_share_never_gets_less():
     sizes = split(100, [1, 2, 3, 4, 5], Limits((1,) * 5, (100,) * 5))
     assert list(sizes) == sorted(sizes)
