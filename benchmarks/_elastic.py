@@ -137,7 +137,7 @@ class Job(NamedTuple):
 def job(
     n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None, more: Sequence[str] = ()
 ) -> Iterator[Job]:
-    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or alternating between two, by the launcher.
+    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or alternating between several.
 
     Args:
       hosts: from `tests.hosts`.
@@ -156,7 +156,7 @@ def job(
     options = ["-n", str(n), *more]
     if hosts:
         environ |= hosts.environment()
-        options += ["-H", f"h1:{n},h2:{n}"]
+        options += ["-H", ",".join(f"h{i}:{n}" for i in range(1, hosts.number + 1))]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         ranks = [*options, script, "--rank", folder, *map(str, arguments)]

@@ -134,7 +134,7 @@ class PolicyHandler:
             control.set(**decision.hyperparameters)
         if decision.stop:
             control.stop()
-        return control.close(decision.notes)
+        return control.close(decision.notes, decision.leave, probe=decision.probe)
 
 
 def _add_note(error: Exception, name: str, where: str, observation: Observation) -> None:

@@ -15,4 +15,5 @@ from ._noise import NoiseScale as NoiseScale
 from ._noise import noise_scale as noise_scale
 from ._nonfinite import nonfinite as nonfinite
 from ._timing import compute_seconds as compute_seconds
+from ._timing import exchange_seconds as exchange_seconds
 from ._timing import iteration_seconds as iteration_seconds

@@ -78,9 +78,11 @@ class Hosts:
         self._link(host, "up")
 
     def limit(self, host: str, rate: str) -> None:
-        """Limit what a host sends, of hosts made without a rate, as `tc` reads it: "100mbit"."""
+        """Limit what a host sends, as `tc` reads it: "100mbit". Replaces an earlier limit."""
         shape = ["root", "tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
-        subprocess.run(self.command(host, ["tc", "qdisc", "add", "dev", "e0", *shape]), check=True, timeout=limit(10))
+        subprocess.run(
+            self.command(host, ["tc", "qdisc", "replace", "dev", "e0", *shape]), check=True, timeout=limit(10)
+        )
 
     def wait_until_gone(self, host: str, program: str, timeout: float) -> bool:
         """Whether all processes of a host that run a program have ended, within so many seconds."""

@@ -81,5 +81,6 @@ def decided_by_first(world: WorldMessages, decision: Decision | None, about: str
     first = json.loads(everyone[0])
     if first is None:
         return None
-    shares, notes = first["shares"], tuple(first["notes"])
-    return Decision(**{**first, "shares": None if shares is None else tuple(shares), "notes": notes})
+    shares, notes, leave = first["shares"], tuple(first["notes"]), tuple(first["leave"])
+    shares = None if shares is None else tuple(shares)
+    return Decision(**{**first, "shares": shares, "notes": notes, "leave": leave})

@@ -97,7 +97,9 @@ def describe(event: StepEvent) -> list[str]:
         asked = {"global batch": decision.global_batch, "workers": decision.workers, "shares": decision.shares}
         asked |= decision.hyperparameters
         told = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
-        lines.append(f"decision: {', '.join([*told, *(['stop'] if decision.stop else [])])}")
+        told += [f"workers {', '.join(map(str, decision.leave))} leave"] if decision.leave else []
+        told += [what for what, asked_for in (("stop", decision.stop), ("probe links", decision.probe)) if asked_for]
+        lines.append(f"decision: {', '.join(told)}")
     lines += [f"a worker has joined in worker slot {slot}" for slot in report.joined]
     lines += [f"lost: {loss}" for loss in report.lost]
     return [*lines, *report.notes]

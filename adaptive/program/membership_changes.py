@@ -97,13 +97,14 @@ class MembershipChanges:
         self._parts.update.together(step, "a change of members")
         leavers = membership.change(f"after step {step} of {self._parts.name}")
         if membership.all_leave:
-            signals = " and ".join(sorted({leaver.signal for leaver in leavers}))
+            signals = " and ".join(sorted({leaver.signal for leaver in leavers if leaver.signal}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
         if leavers:
             self._parts.copies.gone(slot for leaver in leavers for slot in leaver.workers)
-            self._parts.members.note(
-                f"left after step {step}, upon a termination signal: {', '.join(map(str, leavers))}."
-            )
+            for why, signalled in (("upon a termination signal", True), ("dismissed by a hook", False)):
+                who = [str(leaver) for leaver in leavers if bool(leaver.signal) is signalled]
+                if who:
+                    self._parts.members.note(f"left after step {step}, {why}: {', '.join(who)}.")
 
     def transfer_state(self, progress: RunProgress) -> RunProgress:
         """Send the program's state to joining processes, or receive it as one of them. Communicates if any joins.

@@ -131,7 +131,10 @@ class RunLoop:
         p, sizes, seconds = self._parts, self._parts.sizes.current, self._parts.clock.compute_seconds
         step, total, taking_part = p.run.step, sum(sizes), np.asarray(sizes) > 0
         readings = [
-            Reading(step, p.seed, w, total, sizes[w], sizes[w], 1, share.offsets[i], seconds[i], since, taking_part)
+            Reading(
+                *(step, p.seed, w, total, sizes[w], sizes[w], 1, share.offsets[i]),
+                *(seconds[i], since, taking_part, p.clock.exchange_seconds),
+            )
             for i, w in enumerate(p.world.workers)
         ]
 

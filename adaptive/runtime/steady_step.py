@@ -86,7 +86,7 @@ _FIXED = {
 _STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)
 
 # Sources whose values for the next step's microbatches are known before it begins.
-_KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds"}
+_KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds", "exchange_seconds"}
 
 
 class SteadyStep:

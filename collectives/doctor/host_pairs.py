@@ -1,22 +1,14 @@
-"""Bandwidth between each two hosts of a job, by pairs that exchange data at the same time.
-
-An exchange over all ranks is as slow as the slowest link, and does not say which one that is. Pairs do: a host whose
-link is slow is slow with every other host, and a slow path between two hosts only between these.
-"""
+"""Bandwidth between each two hosts of a job, and the slow links that it names."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
+from collectives.worlds.transport.link_probe import MEGABYTE, timed_pairs
 
-PROBE_BYTES = 1 << 20
-PROBES = 4  # per pair, of which the fastest counts
-MOST_ROUNDS = 16  # so that a job of many hosts is measured in seconds; all pairs of up to 17 hosts
 SLOW_LINK = 2.0  # the best link has more than this many times the bandwidth of one that is named
 
 
@@ -48,16 +40,6 @@ class SlowLink:
     usual: float
 
 
-def rounds(n: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield rounds of pairs of n numbers: a number is in one pair of a round at most, and each pair is in one round."""
-    seats = [*range(n), -1][: n + n % 2]  # with an odd number, one has no partner in each round
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
-        yield [(min(pair), max(pair)) for pair in pairs if -1 not in pair]
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-
-
 def host_pairs(comm: Any, leaders: Sequence[int]) -> list[HostPair]:
     """Measure the bandwidth between hosts. Called by all ranks. Returns the result on rank 0, and [] on other ranks.
 
@@ -65,29 +47,8 @@ def host_pairs(comm: Any, leaders: Sequence[int]) -> list[HostPair]:
       comm: a communicator.
       leaders: a rank of each host.
     """
-    own: list[tuple[int, int, float]] = []
-    for number, pairs in enumerate(rounds(len(leaders)) if len(leaders) > 1 else ()):
-        if number == MOST_ROUNDS:
-            break
-        comm.Barrier()
-        for a, b in pairs:
-            first, second = leaders[a], leaders[b]
-            if comm.rank in (first, second):
-                other = second if comm.rank == first else first
-                seconds = _probe(comm, other)
-                own += [(first, second, seconds)] if comm.rank == first else []
-    told = comm.gather(own, 0) or []
-    return [HostPair((a, b), PROBE_BYTES / seconds) for of_rank in told for a, b, seconds in of_rank]
-
-
-def _probe(comm: Any, other: int) -> float:
-    """Return the seconds in which this rank and another one send each other `PROBE_BYTES`."""
-    sent, received, took = np.zeros(PROBE_BYTES, np.uint8), np.empty(PROBE_BYTES, np.uint8), []
-    for _ in range(PROBES):
-        start = time.perf_counter()
-        comm.Sendrecv(sent, other, recvbuf=received, source=other)
-        took.append(time.perf_counter() - start)
-    return max(min(took), 1e-9)
+    told = comm.gather(timed_pairs(comm, leaders), 0) or []
+    return [HostPair((leaders[a], leaders[b]), MEGABYTE / seconds) for of_rank in told for a, b, seconds in of_rank]
 
 
 def slow_links(names: Sequence[str], pairs: Sequence[HostPair]) -> list[SlowLink]:

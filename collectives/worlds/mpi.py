@@ -15,6 +15,7 @@ import jax
 
 from adaptive import WorkerError
 from adaptive.extend import (
+    LinkProbe,
     Loss,
     PartSpec,
     TransferPayload,
@@ -34,6 +35,7 @@ from .mailboxes import mailbox
 from .multi_process import MultiProcessWorld
 from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing import cuda_aware
+from .transport.link_probe import ProbeLinks
 from .transport.mpi_channel import MPIChannel
 from .transport.mpi_transport import MPITransport
 from .transport.operations import CLOSE, FinalOperation
@@ -188,6 +190,13 @@ class MPIWorld(MultiProcessWorld):
     def hold_copies(self, newest: Callable[[], int] | None) -> None:
         """Let the processes in reserve continue when all members are lost: see `OffersCopies`."""
         self.elastic.newest_copy = newest
+
+    def probe_links(self, about: str = "") -> LinkProbe:
+        """Measure the links between the members' hosts: see `ProbesLinks`."""
+        probe = ProbeLinks(about, lambda: self.transport.group, self.capacity)
+        self.transport.run(probe)
+        assert probe.result is not None
+        return probe.result
 
     def checkpoint_saved(self, step: int) -> None:
         """Report a checkpoint to the launcher: see `ReportsCheckpoints`."""

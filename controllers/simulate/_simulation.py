@@ -28,10 +28,14 @@ from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime
 
 from ._cluster import Cluster
-from ._workers import Workers
+from ._links import Links
+from ._workers import AfterSteps, Workers
 
 EXAMPLES = 1_000_000
-SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities")
+SIGNALS = (
+    *("seconds", "exchange_seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale"),
+    "capacities",
+)
 
 
 Reader = Callable[[int, np.ndarray], tuple[Any, ...]]
@@ -59,6 +63,7 @@ class Simulation:
     noise: np.ndarray  # shape=(steps, n)
     limits: Limits
     members: np.ndarray  # shape=(steps, n), bool: the members of each step
+    overhead: np.ndarray  # shape=(steps,), seconds of each step in which no worker computes, probes of links included
 
     @property
     def step_seconds(self) -> np.ndarray:
@@ -156,7 +161,7 @@ class Simulation:
     def _with_overhead(self, compute: np.ndarray) -> np.ndarray:
         if self.cluster is None:
             return compute
-        steps = zip(compute.tolist(), self.workers.tolist(), strict=True)
+        steps = zip(compute.tolist(), self.overhead.tolist(), strict=True)
         return np.array([self.cluster.step_seconds(*step) for step in steps])
 
 
@@ -240,7 +245,8 @@ class _Run:
         self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
         self._sensors = np.random.default_rng([seed, 1])
         self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
-        self._measured, self._iteration = np.full(n, np.nan), float("nan")
+        self._measured, self._exchange, self._iteration = np.full(n, np.nan), np.full(n, np.nan), float("nan")
+        self._links = Links(self._cluster, seed)
         self._states: Hooks | None = None
         there = self._cluster
         self._workers = Workers(
@@ -253,6 +259,7 @@ class _Run:
         n, cluster = len(self._measured), self._cluster
         sizes, seconds = np.zeros((steps, n), np.int64), np.zeros((steps, n))
         slowdown, starts, there = np.ones((steps, n)), np.empty(steps), np.zeros((steps, n), bool)
+        overhead = np.zeros(steps)
         decisions: list[tuple[int, Decision]] = []
         for k in range(steps):
             self._change_members(k + 1, first if k == 0 else None)
@@ -263,14 +270,20 @@ class _Run:
                 slowdown[k] = self._slowdown = cluster.slowdown(k + 1, self._clock)
             took = self._function(k + 1, sizes[k]) if self._function else cluster.times(sizes[k]) * slowdown[k]
             seconds[k] = np.where(busy, took * self._noise[k], 0.0)
+            slowest, members = float(seconds[k].max()), self._sizes.members
+            overhead[k] = self._links.overhead(k + 1, self._clock, members)
             decision = self._run_hooks(k + 1)
             if decision:
                 decisions.append((k + 1, decision))
             self._measured = np.where(busy, seconds[k], np.nan)
-            self._iteration = cluster.step_seconds(float(seconds[k].max()), len(self._sizes.members))
+            self._exchange = np.where(there[k], overhead[k] + slowest - seconds[k], np.nan)
+            if decision is not None and decision.probe:
+                overhead[k] += cluster.probe_seconds
+            self._iteration = cluster.step_seconds(slowest, overhead[k])
             self._clock += self._iteration
         known = None if self._function else cluster
-        return Simulation(sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there)
+        rows = sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there, overhead
+        return Simulation(*rows)
 
     def _change_members(self, step: int, first: Sequence[int] | int | None) -> None:
         """Apply losses, leaves and joins before a step; before the first one, set the `first` sizes."""
@@ -284,7 +297,7 @@ class _Run:
             limits = self._limits._replace(quantum=1, examples=max(self._examples, total))
             self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
             if self._ready_after:
-                self._sizes.take_effect(_AfterSteps(self._ready_after))
+                self._sizes.take_effect(AfterSteps(self._ready_after))
         elif self._joined_in != before:
             joined = [slot for slot, since in self._joined_in.items() if before.get(slot) != since]
             assert self._states is not None, "created after the first step"
@@ -310,6 +323,8 @@ class _Run:
         decision, _, requests = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
         if decision is not None:
             apply_decision(decision, sizes, self._membership, requests)
+            if decision.probe:
+                self._states.tell_links(self._links.probe(step, self._clock, sizes.members))
         return decision
 
     def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:
@@ -323,6 +338,8 @@ class _Run:
         match name:
             case "seconds":
                 return self._measured
+            case "exchange_seconds":
+                return self._exchange
             case "iteration_seconds":
                 return np.asarray(self._iteration)
             case "cpu_available":
@@ -344,31 +361,6 @@ class _Run:
         if not self._cluster.sensor_noise:
             return values
         return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))
-
-
-class _AfterSteps:
-    """Readiness by a number of steps after the request, for simulated workers."""
-
-    def __init__(self, steps: int):
-        self._steps, self._left = steps, 0
-        self._asked: Sequence[int] = ()
-
-    def ready_for(self, sizes: Sequence[int]) -> bool:
-        self._left -= 1  # called once per step
-        return self._left <= 0
-
-    def ready_for_any(self) -> bool:
-        return False
-
-    def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        if sizes != self._asked:
-            self._asked, self._left = sizes, self._steps
-
-    def wait_for(self, sizes: Sequence[int]) -> None:
-        self._left = 0
-
-    def call_overhead(self) -> float | None:
-        return None
 
 
 def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:

@@ -1,4 +1,4 @@
-"""Membership of a simulated cluster: workers are lost, come back, and join some steps after a request."""
+"""Membership and sizes of a simulated cluster: workers join, and sizes are ready, some steps after a request."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Workers(WorkerSlots):
         self.respawn, self.workers = respawn, range(capacity)
         self._present, self._join_after, self._has_reserve = present, join_after, first is not None
         self._step = 0
+        self._left: set[int] = set()  # slots whose workers have left for good
         self._due: list[int] = []  # for each requested worker, the step before which it is ready
         gone = self._absent(1)
         if len(gone) == capacity:
@@ -58,7 +59,7 @@ class Workers(WorkerSlots):
           ValueError: no worker is left.
         """
         self._step = step
-        gone = self._absent(step)
+        gone = self._absent(step) | self._left
         lost, back = sorted(gone & set(self.members)), sorted(self._gone - gone)
         self._gone = gone
         for slot in [] if self._has_reserve else back:
@@ -82,8 +83,39 @@ class Workers(WorkerSlots):
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
         """Change the number of members: see `World.change`."""
         super().change(workers, leaving)
+        self._left |= set(leaving)
         self._due = []
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Return the only process's value."""
         return [value]
+
+
+class AfterSteps:
+    """Readiness by a number of steps after the request, for simulated workers."""
+
+    def __init__(self, steps: int):
+        self._steps, self._left = steps, 0
+        self._asked: Sequence[int] = ()
+
+    def ready_for(self, sizes: Sequence[int]) -> bool:
+        """Count a step, and return whether the requested sizes are ready."""
+        self._left -= 1  # called once per step
+        return self._left <= 0
+
+    def ready_for_any(self) -> bool:
+        """Return False: other sizes take as long."""
+        return False
+
+    def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
+        """Start to prepare sizes."""
+        if sizes != self._asked:
+            self._asked, self._left = sizes, self._steps
+
+    def wait_for(self, sizes: Sequence[int]) -> None:
+        """End the wait."""
+        self._left = 0
+
+    def call_overhead(self) -> float | None:
+        """Return None: not measured."""
+        return None

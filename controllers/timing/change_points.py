@@ -91,12 +91,14 @@ class ChangePoints(NamedTuple):
         before[list(worker_slots)] = np.nan
         return self._replace(before=before)
 
-    def observe(self, seconds: np.ndarray) -> tuple[ChangePoints, list[Onset]]:
+    def observe(self, seconds: np.ndarray, *, compare: bool = True) -> tuple[ChangePoints, list[Onset]]:
         """Return the state after a step, and the slow phases that it has shown to begin.
 
         Args:
           seconds: of each worker, normalized for its batch size; shape=(n,). Replicated. Values that are not positive
             numbers count as unknown.
+          compare: whether what most workers have in common is subtracted. Without it, each series is compared with its
+            own past only.
         """
         known = (seconds > 0) & (seconds < np.inf)
         logs = np.log(np.where(known, seconds, 1.0))
@@ -105,13 +107,15 @@ class ChangePoints(NamedTuple):
         if self.filled + 1 < BLOCK:
             return self._replace(block=block, filled=self.filled + 1), []
         empty = self._replace(block=np.full_like(block, np.nan), filled=np.asarray(0))
-        return empty._see(_lower_median(block))
+        return empty._see(_lower_median(block), compare=compare)
 
-    def _see(self, own: np.ndarray) -> tuple[ChangePoints, list[Onset]]:
+    def _see(self, own: np.ndarray, *, compare: bool) -> tuple[ChangePoints, list[Onset]]:
         """Return the state after a block, and the onsets. `own`: the medians; shape=(n,), NaN where unknown."""
         known = np.isfinite(own)
         started = known & np.isfinite(self.origin)
-        common = float(_lower_median((own - self.origin)[None, started])[0]) if started.any() else 0.0
+        common = 0.0
+        if compare and started.any():
+            common = float(_lower_median((own - self.origin)[None, started])[0])
         origin = np.where(known & ~started, own - common, self.origin)
         own = own - origin
         relative = own - common

@@ -447,3 +447,70 @@ def test_a_worker_lost_during_a_build_or_restore_is_replaced(restored):
     said(membership, world)
     membership.change()
     assert world.members == (0, 1, 2)
+
+
+# --- dismissed --------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_dismissed_leaves_for_good_and_is_not_replaced():
+    world = World(4, 3, processes=4, respawn=True)
+    membership = Membership(world)
+    assert membership.dismiss([1]) == []
+    assert membership.due
+    assert membership.leaving == (1,)
+    assert not membership.all_leave
+    world.leave_requests = [0.0] * 4
+    leavers = membership.change()
+    assert [(leaver.workers, leaver.signal) for leaver in leavers] == [((1,), "SIGTERM")]  # as the test's rank 1 says
+    assert world.members == (0, 2)
+    assert (membership.target, membership.due) == (2, False)
+    assert world.most == 3, "the slot is gone for good"
+
+
+def test_a_request_before_makes_room_for_who_replaces_the_dismissed():
+    world = World(4, 2, processes=4)
+    membership = Membership(world)
+    membership.request(3)
+    said(membership, world, newcomers=1)
+    membership.change()
+    assert world.members == (0, 1, 2)
+    membership.dismiss([1])
+    membership.change()
+    assert (world.members, membership.target) == ((0, 2), 2)
+
+
+def test_in_one_process_the_dismissed_leave_too():
+    world = World(3, 3)
+    membership = Membership(world)
+    membership.dismiss([2])
+    assert membership.change() == []
+    assert world.members == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "why"),
+    [
+        ({"processes": 2}, {}, "a single process cannot leave"),
+        ({"processes": 4, "least": 3}, {}, "2 would be left, and 3 must be"),
+        ({"processes": 4}, {"needed": (1,)}, "the driver needs what they broadcast"),
+        ({"processes": 4}, {"resizable": False}, "a single process cannot leave"),
+    ],
+)
+def test_who_cannot_be_spared_stays_with_a_note(options, more, why):
+    world = World(4, 3, **options)
+    world.survives = options["processes"] == 4
+    membership = Membership(world, **more)
+    (note,) = membership.dismiss([1])
+    assert note.startswith("worker 1 cannot leave: ")
+    assert why in note
+    assert not membership.due
+
+
+def test_who_is_lost_meanwhile_need_not_leave():
+    world = World(4, 3, processes=4)
+    membership = Membership(world)
+    membership.dismiss([1])
+    world.leave(1)
+    membership.change()
+    assert world.members == (0, 2)
+    assert membership.leaving == ()

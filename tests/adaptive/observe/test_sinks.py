@@ -324,6 +324,8 @@ def test_a_step_is_described_in_lines():
         "clipped",
     ]
     assert ad.log.describe(event()) == []
+    (line,) = ad.log.describe(event(decision=Decision(leave=(2, 3), probe=True)))
+    assert line == "decision: workers 2, 3 leave, probe links"
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pairs of hosts that are measured at the same time, and the slow link that they name."""
+"""Bandwidths between pairs of hosts, and the slow link that they name."""
 
 from __future__ import annotations
 
@@ -7,86 +7,34 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
 from collectives.doctor import host_pairs as module
-from collectives.doctor.host_pairs import HostPair, host_pairs, rounds, slow_links
+from collectives.doctor.host_pairs import HostPair, host_pairs, slow_links
 from tests import mpirun
 from tests.hosts import hosts
 from tests.speed import limit
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9])
-def test_each_pair_is_in_one_round(n):
-    found = [*rounds(n)]
-    assert sorted(pair for pairs in found for pair in pairs) == [*itertools.combinations(range(n), 2)]
-    for pairs in found:
-        both = [*itertools.chain(*pairs)]
-        assert len(both) == len(set(both)) == n - n % 2
-
-
-class Switch:
-    """Ranks that are threads; `seconds` says how long an exchange of two ranks takes."""
-
-    def __init__(self, size, seconds):
-        self.barrier, self.seconds, self.told, self.calls = threading.Barrier(size), seconds, [None] * size, []
-
-    def run(self, rank, leaders, results):
-        results[rank] = host_pairs(Rank(self, rank), leaders)
-
-
 class Rank:
-    def __init__(self, switch, rank):
-        self.switch, self.rank = switch, rank
+    """A rank of three whose links take known seconds for a megabyte; it is the leader of a host."""
 
-    def Barrier(self):
-        self.switch.barrier.wait()
-
-    def Sendrecv(self, sent, to, recvbuf, source):
-        assert (sent.nbytes, recvbuf.nbytes, to) == (module.PROBE_BYTES, module.PROBE_BYTES, source)
-        self.switch.calls.append((self.rank, to))
-        time.sleep(self.switch.seconds.get(frozenset((self.rank, to)), 0.0))
+    def __init__(self, rank):
+        self.rank = rank
 
     def gather(self, own, root):
-        self.switch.told[self.rank] = own
-        self.switch.barrier.wait()
-        return self.switch.told if self.rank == root else None
+        assert root == 0
+        return [own, [(1, 2, 0.5)]] if self.rank == 0 else None
 
 
-def measured(size, leaders, seconds):
-    switch, results = Switch(size, seconds), [None] * size
-    threads = [threading.Thread(target=switch.run, args=(rank, leaders, results)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return switch, results
-
-
-def test_a_rank_of_each_host_meets_all_others_and_rank_0_knows():
-    slow = {frozenset((0, 4)): 0.2, frozenset((2, 4)): 0.2}
-    switch, (found, *others) = measured(6, [0, 2, 4], slow)
-    assert others == [[]] * 5
-    assert sorted(pair.ranks for pair in found) == [(0, 2), (0, 4), (2, 4)]
-    assert {rank for rank, _ in switch.calls} == {0, 2, 4}
+def test_rank_0_knows_the_pairs_by_rank_and_bandwidth(monkeypatch):
+    monkeypatch.setattr(module, "timed_pairs", lambda comm, leaders: [(0, 1, 0.01), (0, 2, 0.5)])
+    found = host_pairs(Rank(0), [0, 2, 4])
+    assert [(pair.ranks, pair.bandwidth) for pair in found] == [((0, 2), 1e8), ((0, 4), 2e6), ((2, 4), 2e6)]
     (link,) = slow_links(["a", "a", "b", "b", "c", "c"], found)
     assert link.hosts == ("c",)
-    assert link.bandwidth <= module.PROBE_BYTES / 0.2
-
-
-def test_of_many_hosts_some_pairs_are_measured(monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROUNDS", 2)
-    _, (found, *_) = measured(6, [*range(6)], {})
-    assert len(found) == 2 * 3
-
-
-def test_one_host_has_no_pairs():
-    switch, results = measured(2, [0], {})
-    assert results == [[], []]
-    assert switch.calls == []
+    assert host_pairs(Rank(1), [0, 2, 4]) == []
 
 
 def pairs_of(rates):
