@@ -137,7 +137,7 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
             fits = (sizes + step >= lower) & (sizes + step <= upper)
         # A remainder smaller than a quantum goes to the largest size, where it changes least.
         need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
-        sizes[_largest(np.where(fits, need, -np.inf), min(left // step, np.count_nonzero(fits)))] += step
+        sizes[_largest(np.where(fits, need, -np.inf), min(left // step, int(np.count_nonzero(fits))))] += step
     return sizes
 
 

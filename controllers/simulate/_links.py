@@ -11,7 +11,7 @@ from adaptive.extend import LinkProbe
 
 from ._cluster import Cluster
 
-PROBE_NOISE = 0.5  # of a link in a probe, which is a median over at least four chunks, in that of a step
+PROBE_NOISE = 0.5  # part of the noise of a step that a link has in a probe, which takes the least of several chunks
 
 
 class Links:

@@ -9,6 +9,7 @@ a probe of many hosts takes milliseconds on fast links, and some tenths of a sec
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from .process_group import ProcessGroup
 CHUNK_BYTES = 1 << 20  # many times what a shaper lets through at once
 LEAST_CHUNKS, MOST_CHUNKS = 2, 8  # of a pair, of which the fastest counts: other work on a host only adds time
 PAIR_SECONDS = 0.03  # a pair ends after this time, if it has the least chunks
+PROBE_SECONDS = 1.0  # no round begins after this time; links that are left out count as not measured
 MOST_ROUNDS = 16  # all pairs of up to 17 hosts; of more hosts each is in 16 pairs
 MEGABYTE = 1e6
 
@@ -40,27 +42,28 @@ def rounds(n: int) -> Iterator[list[tuple[int, int]]]:
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def timed_pairs(comm: Any, leaders: Sequence[int]) -> list[tuple[int, int, float]]:
+def timed_pairs(comm: Any, leaders: Sequence[int], seconds: float = math.inf) -> list[tuple[int, int, float]]:
     """Measure the links between hosts. Called by all ranks of a communicator.
 
     Args:
       comm: the communicator.
       leaders: a rank of each host.
+      seconds: no round begins after this time.
 
     Returns:
       The pairs of hosts whose first host has this rank as its leader, by index in `leaders`, with the seconds in which
       they send each other a megabyte.
     """
     found: list[tuple[int, int, float]] = []
+    began = time.perf_counter()
     for number, pairs in enumerate(rounds(len(leaders)) if len(leaders) > 1 else ()):
-        if number == MOST_ROUNDS:
+        if max(comm.allgather(time.perf_counter() - began)) > seconds or number == MOST_ROUNDS:
             break
-        comm.Barrier()
         for a, b in pairs:
             first, second = leaders[a], leaders[b]
             if comm.rank in (first, second):
-                seconds = _timed_pair(comm, second if comm.rank == first else first)
-                found += [(a, b, seconds)] if comm.rank == first else []
+                took = _timed_pair(comm, second if comm.rank == first else first)
+                found += [(a, b, took)] if comm.rank == first else []
     return found
 
 
@@ -104,7 +107,7 @@ class ProbeLinks(Operation):
         for process in everyone:
             host_of[process.worker_slots.start : process.worker_slots.stop] = index[process.host]
         seconds = np.full((len(leaders), len(leaders)), np.nan)
-        for pairs in comm.allgather(timed_pairs(comm, list(leaders.values()))):
+        for pairs in comm.allgather(timed_pairs(comm, list(leaders.values()), PROBE_SECONDS)):
             for a, b, took in pairs:
                 seconds[a, b] = seconds[b, a] = took
         names = tuple(everyone[rank].node for rank in leaders.values())

@@ -54,9 +54,6 @@ class Rank:
     def __init__(self, switch, rank):
         self.switch, self.rank = switch, rank
 
-    def Barrier(self):
-        self.switch.barrier.wait()
-
     def Sendrecv(self, sent, to, recvbuf, source):
         assert (sent.nbytes, recvbuf.nbytes, to) == (CHUNK_BYTES, CHUNK_BYTES, source)
         self.switch.chunks[self.rank, to] += 1
@@ -67,7 +64,9 @@ class Rank:
     def allgather(self, own):
         self.switch.told[self.rank] = own
         self.switch.barrier.wait()
-        return self.switch.told
+        told = list(self.switch.told)
+        self.switch.barrier.wait()
+        return told
 
 
 def test_a_rank_of_each_host_meets_all_others_and_all_know():
@@ -98,6 +97,19 @@ def test_of_many_hosts_some_pairs_are_measured(monkeypatch):
     monkeypatch.setattr(link_probe, "MOST_ROUNDS", 2)
     first, *_ = Switch([*range(6)], {}).probed(6)
     assert np.isfinite(first.seconds).sum() == 2 * 6
+
+
+def test_no_round_begins_after_the_time_of_a_probe(monkeypatch):
+    monkeypatch.setattr(link_probe, "PROBE_SECONDS", 0.0)
+    first, second, third = Switch([0, 1, 2], {}).probed(3)
+    assert np.isnan(first.seconds).all()
+    monkeypatch.setattr(link_probe, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(link_probe, "PAIR_SECONDS", 0.0)
+    slow = dict.fromkeys([frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2))], 0.1)
+    first, second, third = Switch([0, 1, 2], slow).probed(3)
+    assert np.isfinite(first.seconds).sum() == 2, "the first round, of one pair"
+    for other in (second, third):
+        assert np.array_equal(other.seconds, first.seconds, equal_nan=True)
 
 
 def test_one_host_has_no_pairs():
