@@ -209,21 +209,23 @@ class BatchSizes:
           joined: slots with a new worker. Its speed is unknown, so it starts with the mean share of those that stay.
           lost: slots whose workers were lost. The notes leave them out: a `Loss` reports them.
         """
-        now, new = set(members), set(joined)
-        left = [slot for slot in self.members if slot not in now and slot not in lost]
+        now = set(members)
+        gone = [slot for slot in self.members if slot not in now]
+        left = [slot for slot in gone if slot not in lost]
         notes = [f"worker slot {slot} is empty: its worker has left." for slot in left]
         notes += [f"a worker has joined in worker slot {slot}." for slot in joined]
         moved = Moved(
             tuple(joined),
             tuple(left),
-            tuple(slot for slot in self.members if slot not in now and slot in lost),
+            tuple(slot for slot in gone if slot in lost),
         )
-        stay = [self.shares[slot] for slot in members if slot not in new and self.shares[slot] > 0]
-        first = sum(stay) / len(stay) if stay else 1.0
-        shares = [first if slot in new else share for slot, share in enumerate(self.shares)]
-        self.members = tuple(members)
-        if not any(shares[slot] for slot in members):  # those who took examples have all left
-            shares = [1.0] * len(shares)
+        self.members, shares, stays = tuple(members), np.array(self.shares), np.zeros(len(self.shares), bool)
+        stays[list(members)] = True
+        stays[list(joined)] = False
+        known = shares[stays & (shares > 0)]
+        shares[list(joined)] = known.mean() if len(known) else 1.0
+        if not shares[list(members)].any():  # those who took examples have all left
+            shares[:] = 1.0
         self.shares = self.checked(shares)
         return notes + self._split_again((moved,))
 

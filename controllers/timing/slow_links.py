@@ -180,9 +180,11 @@ class SlowLinks(NamedTuple):
         state = self._replace(asked=np.asarray(0))
         if not self.slow:
             return (), state._remembering(probe)
+        state = state._replace(known=np.maximum(self.known, _probed(probe)))
+        if self.named.any():  # it was made for a worker that has joined
+            return (), state
         notes, found = self._verdict(probe)
-        named = found & self.suspected
-        state = state._replace(probed=self.unnamed, known=np.maximum(self.known, _probed(probe)))
+        named, state = found & self.suspected, state._replace(probed=self.unnamed)
         if found.any() and not self.suspected.any():
             return (), state._replace(suspected=found)
         none, lost = np.zeros_like(named), np.where(named, self.lost + self.unnamed, self.lost)
@@ -205,7 +207,7 @@ class SlowLinks(NamedTuple):
         before = [_before(probe, *links) for links in ((self.fastest, fastest), (self.slowest, slowest))]
         least = max(LEAST, 1 + PART * (self.factor - 1))
         ratios = fastest / before[0]
-        hosts = np.flatnonzero(ratios > max(least, 1 + PART * (np.max(ratios, initial=1.0) - 1)))
+        hosts = np.flatnonzero(ratios > max(least, 1 + PART * (np.fmax.reduce(ratios, initial=1.0) - 1)))
         if len(hosts) > len(probe.hosts) // 2 or (len(probe.hosts) == 2 and len(hosts)):
             which = " and ".join(probe.hosts) if len(probe.hosts) == 2 else f"{len(hosts)} of {len(probe.hosts)} hosts"
             rate = _rates(float(np.nanmedian(fastest)), float(np.nanmedian(before[0])))

@@ -212,6 +212,23 @@ def test_what_one_probe_says_must_be_confirmed_by_another():
     assert not none.suspected.any()
 
 
+def test_a_probe_for_a_worker_that_joins_leaves_the_named():
+    _, state = told(slowed(), probe(80, [2], members=range(6)))
+    assert np.flatnonzero(state.named).tolist() == [4, 5]
+    state = state._replace(known=np.where(np.arange(N) < 6, 2, 0))
+    assert state.wants_probe(tuple(range(N)))
+    notes, state = heard(state, probe(85))
+    assert (notes, np.flatnonzero(state.named).tolist()) == ((), [4, 5])
+    assert not state.wants_probe(tuple(range(N)))
+
+
+def test_a_host_that_was_not_measured_hides_no_other():
+    links = probe(80, [2])
+    links.seconds[0, :] = links.seconds[:, 0] = np.nan
+    _, state = told(slowed(), links)
+    assert np.flatnonzero(state.named).tolist() == [4, 5]
+
+
 def test_when_the_named_have_left_and_messages_stay_slow_links_are_probed_anew():
     _, state = told(slowed(), probe(80, [2]))
     assert not state.wants_probe(tuple(range(N)))
