@@ -103,7 +103,7 @@ def quiet(steps: int) -> str:
     found = run(cluster, policy._replace(update=update), 0, every=5, steps=steps)
     left = sum(len(decision.leave) for _, decision in found.decisions)
     probes = sum(decision.probe for _, decision in found.decisions)
-    return f"{steps:,} quiet steps of a cluster: {probes} probe, {len(said)} notes on links, {left} workers that leave"
+    return f"{steps:,} quiet steps of a cluster: {probes} probes, {len(said)} notes on links, {left} workers that leave"
 
 
 def main() -> None:
