@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 # Environment, so that it holds for the processes that tests start too.
@@ -90,6 +91,17 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collect_only_what_a_module_leaves() -> Iterator[None]:
+    """Exempt what survives a module from later collections.
+
+    JAX's caches grow to gigabytes in the suite, and a look at all of them takes some ten seconds.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> list[str]:
