@@ -59,6 +59,7 @@ _LINEAR = frozenset(
         "convert_element_type",
         "reshape",
         "squeeze",
+        "unstack",
         "broadcast_in_dim",
         "transpose",
         "copy",
@@ -161,6 +162,16 @@ def _squeeze(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout
     return PerExample(axis - sum(d < axis for d in eqn.params["dimensions"]))
 
 
+def _unstack(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
+    axis, along = _axis(operands), eqn.params["axis"]
+    return PerExample(axis - (along < axis)) if axis != along else None
+
+
+def _stack(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
+    found = _agreed(eqn, operands)
+    return PerExample(found.axis + (eqn.params["axis"] <= found.axis)) if isinstance(found, PerExample) else None
+
+
 def _transpose(eqn: JaxprEqn, operands: Sequence[Layout], examples: int) -> Layout | None:
     return PerExample(list(eqn.params["permutation"]).index(_axis(operands)))
 
@@ -257,6 +268,8 @@ _RULES: dict[str, Callable[..., Layout | None]] = {
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _squeeze,
+    "unstack": _unstack,  # from JAX 0.11 on, as `stack`: before, they were written with slices and concatenations
+    "stack": _stack,
     "transpose": _transpose,
     **dict.fromkeys(("slice", "dynamic_slice", "pad"), _slice),
     **dict.fromkeys(

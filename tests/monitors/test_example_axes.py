@@ -31,6 +31,10 @@ def layout(function, *shapes, axes):
         (lambda x: x.sum(), (3, N), 1, TOTAL),
         (lambda x: jnp.cumsum(x, 0), (3, N), 1, PerExample(1)),
         (lambda x: x[:, ::-1][None], (N, 3), 0, PerExample(1)),
+        (lambda x: jnp.unstack(x)[1], (3, 2, N), 2, PerExample(1)),
+        (lambda x: jnp.unstack(x, axis=2)[1], (3, N, 2), 1, PerExample(1)),
+        (lambda x: jnp.stack([x, 2 * x], axis=1), (3, N), 1, PerExample(2)),
+        (lambda x: jnp.stack([x, 2 * x], axis=2), (3, N), 1, PerExample(1)),
     ],
 )
 def test_it_is_where_the_operation_puts_it(function, shape, axis, expected):
@@ -44,6 +48,7 @@ def test_it_is_where_the_operation_puts_it(function, shape, axis, expected):
         (lambda x: jnp.cumsum(x, 0), (N, 3)),
         (lambda x: x[1:], (N, 3)),
         (lambda x: x.max(0), (N, 3)),
+        (lambda x: jnp.unstack(x)[1], (N, 3)),
         (lambda x: x @ x.T, (N, 3)),
         (lambda x: x - x.sum(0, keepdims=True), (N, 3)),
     ],

@@ -153,8 +153,21 @@ def eqx_net():
     return loss, params
 
 
+def unpacked() -> tuple[Any, Any]:
+    """A loss that unpacks arrays: from JAX 0.11 on by operations of their own, `unstack`, and `stack` in reverse."""
+
+    def loss(p, batch):
+        hidden = (batch["x"] @ p["w"][0]).reshape(len(batch["x"]), 3, -1)
+        q, k, v = jnp.moveaxis(hidden, 1, 0)
+        scale, shift = p["affine"]
+        return cross_entropy((jnp.tanh(q * k) + v) * scale[None] + shift[None], batch["y"])
+
+    return loss, {"w": [jax.random.normal(KEY, (7, 15))], "affine": jnp.ones((2, 5))}
+
+
 MODELS = {
     "plain": (plain_mlp, rows),
+    "unpacked": (unpacked, rows),
     "linen convolutions": (lambda: linen(LinenConv(), images()["x"]), images),
     "attention with tied embeddings": (lambda: linen(LinenAttention(), tokens()["codes"][:, :-1]), tokens),
     "nnx": (nnx_net, images),
