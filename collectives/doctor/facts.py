@@ -16,9 +16,11 @@ import adaptive
 from adaptive.extend import allowed_cpus, chosen_threads, launcher, tasks_not_started
 from launchers.command import intruder
 from launchers.cores import cpu_quota
+from launchers.ending import LAUNCHER
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "mpi4py", "adaptive-dataflow")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
+_LIMITS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", LAUNCHER)  # which share a GPU's memory
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -44,6 +46,8 @@ class JobFacts:
       no_devices: JAX's error if it has no devices; else "".
       gpus: number of NVIDIA GPUs of the host, whether or not JAX uses them.
       visible: value of CUDA_VISIBLE_DEVICES.
+      limited: whether JAX takes a part of a GPU's memory that leaves room for other ranks: set by a variable, or by
+        `adaptive run`.
       platforms: value of JAX_PLATFORMS.
       versions: versions of the installed packages; "missing" for those that are not installed.
       code: version of the imported adaptive-dataflow, which may differ from the installed one.
@@ -70,6 +74,7 @@ class JobFacts:
     no_devices: str = ""
     gpus: int = 0
     visible: str = ""
+    limited: bool = False
     platforms: str = ""
     python: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +103,7 @@ def facts(environ: Mapping[str, str] = os.environ) -> JobFacts:
         no_devices=why,
         gpus=len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]),
         visible=environ.get("CUDA_VISIBLE_DEVICES", ""),
+        limited=any(name in environ for name in _LIMITS),
         platforms=environ.get("JAX_PLATFORMS", ""),
         python=platform.python_version(),
         versions=_versions(),

@@ -152,7 +152,7 @@ def _shared_gpus(host: str, there: Sequence[JobFacts]) -> Iterator[HealthCheck]:
     elif len({own.visible for own in on_gpus}) < len(on_gpus):
         if on_gpus[0].gpus >= len(on_gpus):
             yield wrong(f"{host}: {len(on_gpus)} ranks share a GPU.", f"adaptive run --gpus-per-host {len(on_gpus)} …")
-        else:
+        elif not all(own.limited for own in on_gpus):
             share = f"{0.9 / len(on_gpus):.2f}"
             yield note(
                 f"{host}: {len(on_gpus)} ranks share a GPU, and each would allocate most of its memory. Start one rank "

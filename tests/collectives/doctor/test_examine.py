@@ -56,6 +56,7 @@ def test_nothing_is_found_where_all_is_well():
     assert list(process_findings(WELL)) == []
     assert list(job_findings([RANK, replace(RANK, rank=1)])) == []
     assert list(job_findings([GPU, replace(GPU, visible="1")])) == []
+    assert list(job_findings([replace(GPU, gpus=1, limited=True)] * 2)) == []  # ranks that share a GPU
     assert list(launcher_findings(Implementation("mpirun", "Open MPI", (5,)), RANK)) == []
 
 
