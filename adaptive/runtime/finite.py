@@ -109,7 +109,7 @@ class FiniteCheck:
           parts: the reduced parts, on one worker's device.
         """
         if not self._on_host:
-            return bool(self._program(list(parts)))
+            return bool(self.dispatch(parts))
         few = self._few
         values = np.asarray(parts[0]).reshape(-1) if few is None else few
         for i, checked in self._weights:
@@ -130,6 +130,16 @@ class FiniteCheck:
             if not largest / weight < limit:
                 return False
         return True
+
+    def dispatch(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """Dispatch the check on the device, and the copy of its result to the host.
+
+        Returns:
+          What `passes` returns, once it has been computed.
+        """
+        finite = self._program(list(parts))
+        finite.copy_to_host_async()
+        return finite
 
     def all_finite(self, parts: Sequence[jax.Array], at_least_one: Collection[int] = ()) -> jax.Array:
         """Return whether all values that must be finite are; traced. May be False although `passes` is True, if the sum

@@ -389,6 +389,7 @@ class GeneralStep:
                 for k, values in own_op_states.items():
                     op_states[k] = values
         if workers.update_nans is not None:
-            workers.update_nans.committed([outputs[-1] for outputs in results])
+            on_host = ctx.world.devices[0].platform == "cpu"
+            workers.update_nans.committed([outputs[-1] for outputs in results], on_host=on_host)
         first = results[0]
         return [first[place] for place in found.hooks], first[found.metrics]

@@ -32,11 +32,12 @@ def has_room(device: jax.Device, nbytes: int) -> bool:
     """Return whether a device has room for `nbytes` beyond its peak so far, and three times as much as a margin.
 
     Args:
-      device: the device. Devices without an allocator of their own, which use the host's memory, have room.
+      device: the device. Devices that report no limit have room: those that use the host's memory, and GPUs with CUDA's
+        own allocator.
     """
     held = device.memory_stats() or {}
     limit, peak = held.get("bytes_limit"), held.get("peak_bytes_in_use")
-    return limit is None or peak is None or 4 * nbytes <= limit - peak
+    return not limit or peak is None or 4 * nbytes <= limit - peak
 
 
 def return_freed_memory() -> bool:

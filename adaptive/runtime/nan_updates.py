@@ -105,9 +105,18 @@ class UpdateNaNs:
         seen = jnp.stack([jnp.isnan(s) for s in sums])
         return seen[np.array([*of_leaves, *range(len(order), len(sums))])]
 
-    def committed(self, flags: Sequence[jax.Array | np.ndarray]) -> None:
-        """Set the flags of the update that was just dispatched."""
+    def committed(self, flags: Sequence[jax.Array | np.ndarray], *, on_host: bool = True) -> None:
+        """Set the flags of the update that was just dispatched.
+
+        Args:
+          on_host: whether they are in the host's memory. If not, they are copied there as soon as they are computed,
+            so that no step waits for the copy.
+        """
         self._flags = list(flags)
+        if not on_host:
+            for flag in self._flags:
+                if isinstance(flag, jax.Array):
+                    flag.copy_to_host_async()
 
     def none_flagged(self) -> bool:
         """Return whether no flag is set, as in nearly all steps. Waits for the last update."""

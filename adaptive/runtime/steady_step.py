@@ -67,6 +67,7 @@ class _Ahead(NamedTuple):
     op_states: list[list[jax.Array]]
     packed: list[jax.Array]
     kept: list[jax.Array]
+    finite: jax.Array | None
     dispatched: float
 
 
@@ -118,6 +119,8 @@ class SteadyStep:
         self._check = steps.finite_checks[self._sent] if steps.finite_checks and self._sent >= 0 else None
         self._first = steps.part_slices[0].start
         self._on_host = ctx.world.devices[0].platform == "cpu"
+        # Where the device checks the message, that is dispatched with the kernels, unless an exchange is awaited first.
+        self._checks_own = self._check is not None and not self._on_host and ctx.world.capacity == 1
         self._leaves: Callable[[Any], list[Any]] | None = None  # of a batch
         self._microbatches: tuple[Microbatches, list[_Microbatch]] = (), []
         # On CPUs this gains nothing, because Python and the kernels share the cores.
@@ -175,8 +178,9 @@ class SteadyStep:
         ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
         if ahead is None:
             packed, kept = self._compute(sizes, reading, vectors, (self._leaves or self._find_leaves)(share.batches[0]))
+            finite = self._check_own(packed) if self._checks_own else None
         else:
-            packed, kept, dispatched = ahead.packed, ahead.kept, ahead.dispatched
+            packed, kept, finite, dispatched = ahead.packed, ahead.kept, ahead.finite, ahead.dispatched
             if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
                 known = reading.compute_seconds  # the end was not observed; the previous step's time is an upper bound
         prefetch(share.sizes)
@@ -202,7 +206,7 @@ class SteadyStep:
             exchanged = time.perf_counter()
             activity.now = COMPUTING
             ctx.status.decode(heard)
-            if self._check is not None and not self._check.passes(results[0]):
+            if self._check is not None and not (self._check.passes(results[0]) if finite is None else bool(finite)):
                 activity.took(began, (input_seconds, sent - started, exchanged - sent), exchanged)
                 failed = FailedStep(share, (reading,), (sizes,), [packed], messages, (self._sent,), [seconds])
                 return give_up(ctx, failed, self._sent, results[0], search=search)
@@ -230,13 +234,14 @@ class SteadyStep:
             packed, kept = self._compute(
                 sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
             )
+            finite = self._check_own(packed) if self._checks_own else None
         except jax.errors.JaxRuntimeError as error:
             if not ran_out_of_memory(error):
                 raise
             self.runs_ahead = False  # the next step computes them itself, with less in memory
             return
         state, op_states = list(workers.local_states[0]), list(workers.local_op_states[0])
-        self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, dispatched)
+        self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, finite, dispatched)
 
     def forget_ahead(self) -> None:
         """Discard the kernels that were dispatched ahead."""
@@ -250,6 +255,13 @@ class SteadyStep:
         state, op_states = self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
         same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.op_states, op_states))
         return ahead if same else None
+
+    def _check_own(self, packed: list[jax.Array]) -> jax.Array:
+        """Dispatch the check of the message, if this is the only worker, whose message no exchange changes. The result
+        is on the host soon after the kernels end.
+        """
+        assert self._check is not None, "there is a check"
+        return self._check.dispatch(packed[self._steps.part_slices[self._sent]])
 
     def _exchange(
         self, parts: Sequence[jax.Array], own: np.ndarray, step: int, more: str
@@ -363,5 +375,5 @@ class SteadyStep:
         new_op_states = self._steps.results.op_states
         workers.local_op_states[0] = [outputs[place] for place in new_op_states] if new_op_states else []
         if workers.update_nans is not None:
-            workers.update_nans.committed(outputs[-1:])
+            workers.update_nans.committed(outputs[-1:], on_host=self._on_host)
         return outputs

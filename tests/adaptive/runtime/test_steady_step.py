@@ -17,6 +17,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.runtime import steady_step as _steady_step
+from adaptive.runtime.finite import FiniteCheck
 from adaptive.runtime.memory import has_room
 from adaptive.runtime.segment import Feed
 from adaptive.runtime.steady_step import SteadyStep
@@ -176,23 +177,30 @@ def test_a_steady_step_makes_few_calls_in_python():
 MOST_CALLS = 50
 
 
-@pytest.mark.parametrize("driver", [plain, monitored, compared])
+@pytest.mark.parametrize("driver", [plain, monitored, compared, spoilt])
 def test_microbatches_dispatched_ahead_give_the_same_results(driver, monkeypatch):
     """As on an accelerator; a checkpoint, other hyperparameters and a restore in between change nothing of it."""
     expected = trained(driver)
-    taken = []
-    begin, take = SteadyStep.__init__, SteadyStep._take_ahead
+    taken, checked = [], []
+    begin, take, dispatch = SteadyStep.__init__, SteadyStep._take_ahead, FiniteCheck.dispatch
+    monkeypatch.setattr(
+        FiniteCheck, "dispatch", lambda self, parts: checked.append(dispatch(self, parts)) or checked[-1]
+    )
     monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))
     monkeypatch.setattr(SteadyStep, "_take_ahead", lambda self, *args: taken.append(take(self, *args)) or taken[-1])
     reports, state = trained(driver)
     assert sum(ahead is not None for ahead in taken) >= 6
+    assert len(checked) >= len(taken)  # with the kernels, not after the exchange
+    assert driver is not spoilt or [report.skipped for report in reports] == [r.skipped for r in expected[0]]
     assert all(min(report.breakdown) >= 0 for report in reports)
     same([report.metrics for report in reports], [report.metrics for report in expected[0]])
     same(state, expected[1])
 
 
 def on_a_device(steady):
-    steady.runs_ahead = True
+    steady.runs_ahead, steady._on_host = True, False
+    if steady._check is not None:
+        steady._check, steady._checks_own = FiniteCheck(steady._check.layout, "gpu"), True
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -258,6 +266,7 @@ class Device:
         (None, True),
         ({"bytes_limit": 1000, "peak_bytes_in_use": 600}, True),
         ({"bytes_limit": 1000, "peak_bytes_in_use": 601}, False),
+        ({"bytes_limit": 0, "peak_bytes_in_use": 601}, True),  # CUDA's own allocator
     ],
 )
 def test_there_is_room_where_four_times_as_much_was_never_used(stats, room):
