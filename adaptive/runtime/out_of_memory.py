@@ -12,7 +12,7 @@ import jax
 
 from adaptive.base.errors import OutOfMemoryError
 
-from .kernels.memory_bound import ran_out_of_memory
+from .kernels.memory_bound import ADVICE, no_smaller_one, ran_out_of_memory
 from .microbatches import Microbatches
 from .step_plan import StepContext
 
@@ -46,10 +46,7 @@ def make_room(
     if not ran_out_of_memory(error):
         raise error
     if ctx.kernels.memory is None:
-        error.add_note(
-            'Memory ran out. With  ad.Program(..., max_local_batch="auto")  microbatches are as large as memory '
-            "permits, and the step is taken again with smaller ones; microbatch= sets their size."
-        )
+        error.add_note(ADVICE)
         raise error
     _check_state(ctx, error)
     largest = max(size for of_worker in microbatches for size in of_worker)
@@ -67,10 +64,7 @@ def make_room(
             f"{ctx.step_plan.plan.unsplittable[0]}. Write  ad.Program(..., max_local_batch={largest // 2})."
         ) from error
     if not ctx.kernels.halve(largest, why, [sum(of_worker) for of_worker in microbatches]):
-        raise OutOfMemoryError(
-            f"memory ran out in a microbatch of {largest}, and there is no smaller one: {why}. The model is too large "
-            "for this device."
-        ) from error
+        raise no_smaller_one(largest, why) from error
 
 
 def _check_state(ctx: StepContext, error: Exception) -> None:

@@ -12,12 +12,17 @@ import jax
 from adaptive.graph.plan import Plan
 
 from .compile import compile_segment
+from .kernels.memory_bound import ran_out_of_memory
 from .message import Layout, accumulate
 from .microbatch_segments import segment_shapes
 from .nan_updates import UpdateNaNs
 from .segment import Feed, segment_function
 
 Segment = tuple[str, int]  # kind and level
+_COMPILED = (
+    "Memory ran out while XLA compiled a part of the step that does not depend on the batch size, such as the update "
+    "of the state. It needs less memory with an optimizer that holds less, or on a device with more."
+)
 
 
 class _Compilable(NamedTuple):
@@ -96,9 +101,14 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         name = self._label + (kind if kind == "final" else f"{kind}_{level}")
         for local_index, device in enumerate(self._devices):
             if (kind, level, local_index) not in self:
-                self[kind, level, local_index] = compile_segment(
-                    program.function, program.shapes, device, name=name, donate=program.donate
-                )
+                try:
+                    self[kind, level, local_index] = compile_segment(
+                        program.function, program.shapes, device, name=name, donate=program.donate
+                    )
+                except jax.errors.JaxRuntimeError as error:
+                    if ran_out_of_memory(error):  # compilers of accelerators allocate memory to try programs out
+                        error.add_note(_COMPILED)
+                    raise
 
     def __missing__(self, key: tuple[str, int, int]) -> Callable[..., Any]:
         if key[:2] not in self._sums:

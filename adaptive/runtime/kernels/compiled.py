@@ -18,7 +18,7 @@ from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
 
 from .choice import NO_CHOICE, Choice
-from .memory_bound import MemoryBound, bytes_of, ran_out_of_memory
+from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
 NO_WORKER = -1  # replaces a local index for a program of all workers
@@ -139,18 +139,29 @@ class CompiledKernels:
         self.add_buckets(())
 
     def _compile_if_it_fits(self, size: int, device: jax.Device) -> KernelSet | None:
-        """Return the kernels of one size; `None` if they need more memory than there is."""
+        """Return the kernels of one size; `None` if they need more memory than there is.
+
+        Raises:
+          JaxRuntimeError: XLA's error. With advice, if memory ran out, and microbatches are not bounded by it.
+          OutOfMemoryError: memory ran out for a single example.
+        """
         memory = self._memory
-        if memory is None:
-            return self._compile(size, device)
-        if not memory.allows(size):
+        if memory is not None and not memory.allows(size):
             return None
         try:
             kernels = self._compile(size, device)
         except jax.errors.JaxRuntimeError as error:  # compilers of accelerators allocate memory to try kernels out
-            if ran_out_of_memory(error) and memory.refuse(size, str(error).partition("\n")[0].rstrip(".")):
+            if not ran_out_of_memory(error):
+                raise
+            if memory is None:
+                error.add_note(ADVICE)
+                raise
+            why = str(error).partition("\n")[0].rstrip(" .:")
+            if memory.refuse(size, why):
                 return None
-            raise
+            raise no_smaller_one(size, why) from error
+        if memory is None:
+            return kernels
         programs = [program for kernel in kernels.values() for program in kernel.programs]
         nbytes = bytes_of(programs, max((kernel.batch_bytes for kernel in kernels.values()), default=0))
         return kernels if memory.admit(size, nbytes) and memory.allows(size) else None

@@ -13,11 +13,17 @@ from typing import Any
 
 import jax
 
+from adaptive.base.errors import OutOfMemoryError
 from adaptive.base.host_memory import MemoryLeft
 
 _USABLE = 0.9
 _GIB = 1 << 30
 _log = logging.getLogger("adaptive")
+
+ADVICE = (
+    'Memory ran out. With  ad.Program(..., max_local_batch="auto")  microbatches are as large as memory permits, and a '
+    "step that runs out of it is taken again with smaller ones; microbatch= sets their size."
+)
 
 
 class MemoryBound:
@@ -38,6 +44,7 @@ class MemoryBound:
         self._find_left, self._note, self._splittable = left, note, splittable
         self._left: float | None = None
         self._admitted = 0  # examples of the largest kernel that fits
+        self._failed = 1 << 41  # examples of the smallest kernel that ran out of memory
         self.largest: int | None = None
         self.most: int | None = None
 
@@ -66,7 +73,7 @@ class MemoryBound:
         fits, left = self.fits(nbytes), self._left_bytes()
         # Part of the memory does not grow with the examples. So the scaled size is too small if the kernel fits, and
         # too large if not; then the next kernel is judged in turn.
-        self.most = max(1, int(min(size * left / max(nbytes, 1), 1 << 40)))
+        self.most = max(1, int(min(size * left / max(nbytes, 1), self._failed // 2)))
         if fits or size == 1 or not self._splittable:
             self._admitted = max(self._admitted, size)
             return True
@@ -78,6 +85,8 @@ class MemoryBound:
         """Lower the bound below `size` examples, which ran out of memory. Returns whether that is possible."""
         if size <= 1:
             return False
+        self._failed = min(self._failed, size)
+        self.most = self._failed // 2
         if self._admitted > size // 2:  # it seemed to fit
             self._admitted = 0
         self._lower(size // 2, f"{size} ran out of memory: {why}")
@@ -122,16 +131,26 @@ def bytes_left(devices: Sequence[jax.Device], processes: int) -> float:
     """
     held = devices[0].memory_stats() or {}
     limit, used = held.get("bytes_limit"), held.get("bytes_in_use")
-    if limit is not None and used is not None:
+    if limit and used is not None:  # CUDA's own allocator (cuda_async) reports a limit of 0
         return (limit - used) / devices.count(devices[0])
     return MemoryLeft()() / (processes * len(devices)) if devices[0].platform == "cpu" else float("inf")
+
+
+def no_smaller_one(size: int, why: str) -> OutOfMemoryError:
+    """Return the error for a microbatch that runs out of memory and cannot be smaller."""
+    return OutOfMemoryError(
+        f"memory ran out in a microbatch of {size}, and there is no smaller one: {why}. The model is too large for "
+        "this device."
+    )
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Return whether an error of XLA says that memory could not be allocated.
 
     On CPUs a program that was dispatched to another thread fails with "INTERNAL: Error dispatching computation: Out of
-    memory allocating … bytes".
+    memory allocating … bytes"; on GPUs a compiler that tries programs out, with "NOT_FOUND: All configs failed", and
+    RESOURCE_EXHAUSTED only in the lines below; CUDA's driver, with "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
     """
     text = str(error)
-    return isinstance(error, jax.errors.JaxRuntimeError) and ("RESOURCE_EXHAUSTED" in text or "Out of memory" in text)
+    exhausted = "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+    return isinstance(error, jax.errors.JaxRuntimeError) and exhausted

@@ -96,6 +96,20 @@ def runs_out(monkeypatch):
     return limit, ran
 
 
+@pytest.fixture
+def fails_to_compile(monkeypatch):
+    """Kernels for more examples than these cannot be compiled: as on GPUs, where XLA tries programs out."""
+    limit, compile_segment = [FITS], _compiled.compile_segment
+
+    def compiled(function, shapes, device, *, name, **options):
+        if int(name.split("_stage_")[0].rsplit("_", 1)[1]) > limit[0]:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: All configs failed:\nRESOURCE_EXHAUSTED: Out of memory")
+        return compile_segment(function, shapes, device, name=name, **options)
+
+    monkeypatch.setattr(_compiled, "compile_segment", compiled)
+    return limit
+
+
 @pytest.mark.usefixtures("room_for_64")
 @pytest.mark.parametrize("resizable", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
@@ -166,6 +180,42 @@ def test_memory_that_runs_out_in_a_steady_step_repeats_that_step(runs_out, worke
     limit[0] = 1 << 20
     same = trained(built(workers=workers, global_batch=256 * workers, resizable=False), 8)
     np.testing.assert_allclose(state, same[1], rtol=1e-5)
+
+
+def test_a_kernel_that_cannot_be_compiled_for_lack_of_memory_is_a_smaller_one(fails_to_compile):
+    reports, state = trained(built(resizable=False))
+    assert {m for report in reports for m in report.microbatches} == {(FITS,) * 4}
+    fails_to_compile[0] = 1 << 20
+    np.testing.assert_allclose(state, trained(built(max_local_batch=None))[1], rtol=1e-5)
+
+
+def test_where_batches_cannot_be_split_what_cannot_be_compiled_bounds_them(fails_to_compile):
+    with built(unsplittable, workers=4, global_batch=200, shares=[5, 1, 1, 1]) as program:
+        assert sum(program.batch_sizes) == 200
+        assert max(program.batch_sizes) <= FITS
+        assert program.step().batch_sizes == program.batch_sizes
+
+
+def test_without_auto_the_advice_is_given_for_a_kernel_that_cannot_be_compiled(fails_to_compile):
+    with built(max_local_batch=None, resizable=False) as program, pytest.raises(jax.errors.JaxRuntimeError) as found:
+        program.step()
+    assert any('max_local_batch="auto"' in note for note in found.value.__notes__)
+
+
+def test_an_example_for_which_nothing_can_be_compiled_ends_the_run(fails_to_compile):
+    fails_to_compile[0] = 0
+    with built(global_batch=4) as program, pytest.raises(ad.OutOfMemoryError, match="microbatch of 1, and there is no"):
+        program.step()
+
+
+def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_named(monkeypatch):
+    def fails(*_, name, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr("adaptive.runtime.programs.compile_segment", fails)
+    with built() as program, pytest.raises(jax.errors.JaxRuntimeError) as found:
+        program.step()
+    assert any("the update of the state" in note for note in found.value.__notes__)
 
 
 def test_an_example_that_does_not_fit_alone_ends_the_run(runs_out):

@@ -96,6 +96,8 @@ def test_workers_of_a_device_and_processes_of_a_host_share_free_memory(monkeypat
     monkeypatch.setattr(memory_bound, "MemoryLeft", lambda: lambda: 120)
     assert bytes_left([Device("cpu")] * 2, 3) == 20
     assert bytes_left([Device("tpu")], 1) == float("inf")
+    of_cuda = Device(stats={"bytes_limit": 0, "bytes_in_use": 40})  # XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async
+    assert bytes_left([of_cuda], 1) == float("inf")
 
 
 def test_a_program_needs_its_temporaries_and_two_sets_of_results():
@@ -109,5 +111,8 @@ def test_only_xla_s_own_words_are_taken_for_a_lack_of_memory():
     assert ran_out_of_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     dispatched = "INTERNAL: Error dispatching computation: Out of memory allocating 3584000224 bytes."
     assert ran_out_of_memory(jax.errors.JaxRuntimeError(dispatched))
+    tried = "NOT_FOUND: All configs failed during profiling.\nEXECUTION FAILED: RESOURCE_EXHAUSTED: Out of memory"
+    assert ran_out_of_memory(jax.errors.JaxRuntimeError(tried))
+    assert ran_out_of_memory(jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_OUT_OF_MEMORY: out of memory"))
     assert not ran_out_of_memory(jax.errors.JaxRuntimeError("INTERNAL: broken"))
     assert not ran_out_of_memory(ValueError("RESOURCE_EXHAUSTED"))
