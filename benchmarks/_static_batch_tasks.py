@@ -138,7 +138,11 @@ class PlainLoop:
     def step(self) -> Any:
         """Take a step. Returns the state."""
         rows = np.fromiter(self._order, np.int32, count=self._batch)
-        self.state = self._step(self.state, {name: column[rows] for name, column in self._train.items()})
+        return self.step_on({name: column[rows] for name, column in self._train.items()})
+
+    def step_on(self, batch: Any) -> Any:
+        """Take a step on a batch. Returns the state."""
+        self.state = self._step(self.state, batch)
         return self.state
 
 

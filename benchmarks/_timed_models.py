@@ -172,6 +172,43 @@ def large_matrices(name: str, local_batch: int) -> Model:
     return Model(name, params, _cross_entropy_of(apply), data, local_batch)
 
 
+def transformer(
+    name: str, local_batch: int, *, layers: int = 6, width: int = 1024, words: int = 32768, length: int = 512
+) -> Model:
+    """Return a transformer with float32 parameters that computes in bfloat16: by default 110 million parameters."""
+    rng, heads, n_examples = np.random.default_rng(0), width // 64, 512
+    text = rng.integers(0, words, (n_examples, length + 1)).astype(np.int32)
+    data = {"image": text[:, :-1], "label": text[:, 1:]}
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32) * 0.02)
+
+    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+    params = {
+        "embedding": normal(words, width),
+        "position": normal(length, width),
+        "layers": [
+            {**{k: normal(*shape) for k, shape in shapes.items()}, "scale": jnp.ones((2, width))} for _ in range(layers)
+        ],
+    }
+
+    def normalized(x, scale):
+        y = x.astype(jnp.float32)
+        return (scale * y * jax.lax.rsqrt((y**2).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+    def apply(params, tokens):
+        half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        x = half["embedding"][tokens] + half["position"]
+        for layer in half["layers"]:
+            qkv = (normalized(x, layer["scale"][0]) @ layer["qkv"]).reshape(*x.shape[:2], 3, heads, -1)
+            q, k, v = jnp.moveaxis(qkv, 2, 0)
+            x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ layer["out"]
+            x = x + jax.nn.gelu(normalized(x, layer["scale"][1]) @ layer["up"]) @ layer["down"]
+        return (x @ half["embedding"].T).astype(jnp.float32)
+
+    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+
+
 def _cross_entropy_of(apply: Callable) -> Callable:
     def loss_fn(params, batch):
         logits = apply(params, batch["image"])

@@ -7,7 +7,7 @@ One driver with Adam per monitor and model runs on one worker with two microbatc
 monitors that need groups. Blocks of steps alternate, and are compared round by round with the driver without monitors.
 All compute the same updates. Measured is the processor time of a process with one thread, so that other load matters
 little; the 4 to 12 bytes that a monitor adds to a message are not included. (Aimed at: single examples for at most 1 %
-of a step of 20 ms.)
+of a step of 20 ms.) On a GPU it is the time by the clock, of other models, and the result goes to a file of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from _measure import alternate, pin, readable, report, summary
-from _timed_models import OPTIMIZER, Model, attention, perceptron
+from _measure import alternate, pin, readable, report, summary, table
+from _timed_models import OPTIMIZER, Model, attention, perceptron, transformer
 
 import adaptive as ad
 import collectives as comm
 import monitors as mon
 
 NOTHING = "no monitor"
+ON_GPU = jax.devices()[0].platform != "cpu"
 
 
 def layer(path: tuple[str, ...]) -> str:
@@ -71,7 +72,7 @@ def monitors_of(model: Model, parts: str = "") -> list[str]:
     The one from norm layers is left out for models without them.
     """
     named = [name for name in MONITORS if name == NOTHING or any(part in name for part in parts.split(","))]
-    return [name for name in named if "full_every" not in name or model.name == "attention"]
+    return [name for name in named if "full_every" not in name or model.name != "perceptron"]
 
 
 def program(model: Model, name: str) -> ad.Program:
@@ -101,7 +102,8 @@ def measured(model: Model, rounds: int, block: int, parts: str = "") -> list[dic
     """Return a row for each monitor: the seconds of a step, and their ratio to those without a monitor."""
     programs = {name: program(model, name) for name in monitors_of(model, parts)}
     calls = {name: lambda p=p: list(p.run(steps=block))[-1].metrics["loss"] for name, p in programs.items()}
-    seconds = {name: s / block for name, s in alternate(calls, rounds, clock=time.process_time).items()}
+    clock = time.perf_counter if ON_GPU else time.process_time
+    seconds = {name: s / block for name, s in alternate(calls, rounds, clock=clock).items()}
     for p in programs.values():
         p.close()
     return [
@@ -118,6 +120,8 @@ def measured(model: Model, rounds: int, block: int, parts: str = "") -> list[dic
 
 def models() -> list[Model]:
     """Return the timed models: a layer per example, and layers that are applied to each token."""
+    if ON_GPU:
+        return [attention("attention", 512), transformer("transformer", 16)]
     return [perceptron("perceptron", 256), attention("attention", 32)]
 
 
@@ -130,15 +134,24 @@ def main() -> None:
     parser.add_argument("--monitors", default="", help="monitors whose names contain one of these, separated by commas")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    pin(max(os.sched_getaffinity(0)))
-    rows = [row for m in models() if args.only in m.name for row in measured(m, args.rounds, args.block, args.monitors)]
+    if not ON_GPU:
+        pin(max(os.sched_getaffinity(0)))
+    rows = []
+    for model in models():
+        if args.only in model.name:
+            rows += measured(model, args.rounds, args.block, args.monitors)
+            print(table([row for row in rows if row["step"] == model.name]), flush=True)
+    where, clock = (f" on {jax.devices()[0].device_kind}", "Time by the clock") if ON_GPU else ("", "Processor time")
+    core = "" if ON_GPU else ", one core and one thread"
     notes = [
-        f"One worker, two microbatches a step, one core and one thread; {args.rounds} rounds of {args.block} steps, "
-        "Adam. Processor time. Ratios are to the same step without a monitor; more: the median of the differences "
-        "round by round. The ratio of means counts the few steps in which `every=`, `full_every=` and `moment_noise` "
-        "take a sample: one in 50; 7 in the first 64, and one in 100 from then on; one in 31."
+        f"One worker{where}, two microbatches a step{core}; {args.rounds} rounds of {args.block} steps, "
+        f"Adam. {clock}. Ratios are to the same step without a monitor; "
+        "more: the median of the differences round by round. The ratio of means counts the few steps in which "
+        "`every=`, `full_every=` and `moment_noise` take a sample: one in 50; 7 in the first 64, and one in 100 from "
+        "then on; one in 31."
     ]
-    report("What monitors cost", rows, "cost_of_monitors.md" if args.write else None, notes)
+    path = f"cost_of_monitors{'_on_a_gpu' * ON_GPU}.md" if args.write else None
+    report("What monitors cost", rows, path, notes)
 
 
 if __name__ == "__main__":

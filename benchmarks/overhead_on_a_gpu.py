@@ -1,0 +1,173 @@
+"""The cost of a step on one GPU relative to a hand-written loop's, in time and in device memory.
+
+    python benchmarks/overhead_on_a_gpu.py [--write]
+
+By hand: one jitted function with a donated state, which a loop dispatches without waiting, so the GPU never idles; or
+with the loss read after each step, as loops do that print it, stop at a target or look for NaNs. A program is one
+worker that checks gradients and updates for NaNs and times each step, which it waits for. All take their batches from
+the same arrays by fancy indexing. Blocks of steps alternate.
+
+The memory is JAX's peak on the device over building and a few steps, each way in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from _measure import alternate, readable, report, summary, table
+from _timed_models import (
+    OPTIMIZER,
+    Model,
+    attention,
+    conv_net,
+    empty,
+    large_matrices,
+    perceptron,
+    recurrent,
+    transformer,
+)
+
+import adaptive as ad
+import collectives as comm
+
+HAND, READ, OURS = "by hand", "by hand, each loss read", "ours"
+WAYS = (HAND, READ, OURS)
+MIB = 1 << 20
+
+
+def models() -> dict[str, Callable[[], Model]]:
+    """Return the timed models by name, with batches that occupy a GPU, and small ones."""
+    return {
+        "empty": lambda: empty(8),
+        "perceptron": lambda: perceptron("perceptron", 256),
+        "conv net": lambda: conv_net("conv net", 2048),
+        "large matrices": lambda: large_matrices("large matrices", 2048),
+        "attention": lambda: attention("attention", 256),
+        "recurrent": lambda: recurrent("recurrent", 32),
+        "transformer": lambda: transformer("transformer", 16),
+    }
+
+
+def steps_of(model: Model, way: str) -> Callable[[int], Any]:
+    """Return a function that takes a number of steps in one of the ways, and returns the last loss."""
+    state = (model.params, OPTIMIZER.init(model.params))
+    if way == OURS:
+        return _program(model, state)
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), loss
+
+    jitted = jax.jit(step, donate_argnums=0)
+    state = jax.tree.map(lambda a: jax.device_put(a, may_alias=False), state)
+    order, at = np.random.default_rng(0).permutation(len(jax.tree.leaves(model.data)[0])), 0
+
+    def steps(count: int) -> Any:
+        nonlocal state, at
+        for _ in range(count):
+            rows, at = order[at : at + model.local_batch], (at + model.local_batch) % (len(order) - model.local_batch)
+            state, loss = jitted(state, jax.tree.map(lambda a, r=rows: a[r], model.data))
+            if way == READ:
+                float(loss)
+        return loss
+
+    return steps
+
+
+def _program(model: Model, state: Any) -> Callable[[int], Any]:
+    def driver(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+        loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
+        updates, opt_state = OPTIMIZER.update(comm.all_reduce(grads), opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
+
+    options = {"global_batch": model.local_batch, "deterministic": True, "resizable": False}
+    program = ad.Program(driver, state, model.data, **options)
+    return lambda count: list(program.run(steps=count))[-1].metrics["loss"]
+
+
+def times(model: Model, rounds: int, block: int) -> list[dict[str, object]]:
+    """Return a row for each way: the seconds of a step, and their ratio to those by hand."""
+    ways = {name: steps_of(model, name) for name in WAYS}
+    seconds = alternate({name: lambda w=way: w(block) for name, way in ways.items()}, rounds, warmup=3)
+    return [
+        {
+            "step": model.name,
+            "batch": model.local_batch,
+            **row.cells(),
+            "over by hand": readable(float(np.median(seconds[row.name] - seconds[HAND])) / block),
+        }
+        for row in summary({name: s / block for name, s in seconds.items()})
+    ]
+
+
+def peak(name: str, way: str) -> dict[str, int]:
+    """Return the bytes of a model's parameters and the peak of the device's memory, in this new process."""
+    model = models()[name]()
+    model = model._replace(params=jax.tree.map(np.asarray, model.params))
+    before = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", 0)
+    jax.block_until_ready(steps_of(model, way)(8))
+    params = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    return {"before": before, "params": params, **(jax.devices()[0].memory_stats() or {})}
+
+
+def peaks(name: str) -> list[dict[str, object]]:
+    """Return a row for each way: the peak of the device's memory."""
+    found = {}
+    for way in (HAND, OURS):
+        command = [sys.executable, __file__, "--peak-of", way, "--only", name]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found[way] = json.loads(out.splitlines()[-1])
+    return [
+        {
+            "model": name,
+            "": way,
+            "parameters": f"{of['params'] / MIB:.0f} MiB",
+            "peak": f"{of.get('peak_bytes_in_use', 0) / MIB:.0f} MiB",
+            "ratio": f"{of.get('peak_bytes_in_use', 0) / max(found[HAND].get('peak_bytes_in_use', 0), 1):.3f}",
+        }
+        for way, of in found.items()
+    ]
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--block", type=int, default=30, help="steps that are timed together")
+    arguments.add_argument("--only", default="", help="models whose names hold this")
+    arguments.add_argument("--peak-of", choices=WAYS, help="print the memory of one way")
+    arguments.add_argument("--memory", default="transformer,large matrices", help="models whose memory is measured")
+    arguments.add_argument("--write", action="store_true")
+    args = arguments.parse_args()
+    if args.peak_of:
+        print(json.dumps(peak(args.only, args.peak_of)))
+        return
+    rows = []
+    for name, make in models().items():
+        if args.only in name:
+            rows += times(make(), args.rounds, args.block)
+            print(table(rows[-len(WAYS) :]), flush=True)
+    memory = [row for name in args.memory.split(",") if name for row in peaks(name)]
+    device = jax.devices()[0].device_kind
+    path = "overhead_on_a_gpu.md" if args.write else None
+    notes = [
+        f"One worker on {device}; {args.rounds} rounds of {args.block} steps, each block a call of `run()`. Adam.",
+        "Peak of the device's memory, over 8 steps in a process of its own:",
+        *([table(memory)] if memory else []),
+    ]
+    report("What a step costs over a hand-written loop's, on a GPU", rows, path, notes)
+
+
+if __name__ == "__main__":
+    main()
