@@ -31,6 +31,7 @@ from .efficiency import Bounds, check_noise, efficiency, read_noise, round_batch
 from .noise_batch import batch_bounds, batch_multiple
 
 CANDIDATES = 25
+UNKNOWN_TIME = 0.25  # relative standard deviation of a predicted time, above which a batch is not made smaller
 
 
 class GoodputState(NamedTuple):
@@ -118,14 +119,17 @@ def goodput_batch(
     def decide(observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
         now, step = observation.global_batch, multiple or batch_multiple(observation)
         least, most = batch_bounds(observation, min_batch, max_batch)
-        fit, known = state.times.of(active_of(observation)).fit(), state.exchange.fit()
-        larger = step_time_of_larger(state.exchange, known)
+        times, known = state.times.of(active_of(observation)), state.exchange.fit()
+        fit, larger = times.fit(), step_time_of_larger(state.exchange, known)
         reach = np.geomspace(max(now / growth, least), max(min(now * growth, most), least), CANDIDATES)
         best, most_gain = now, gain
-        throughput_now = now / _step_seconds(now, fit, known, observation)
+        throughput_now = now / known(len(times.sizes), float(fit(split_of(now, fit, observation)).max()))
         for batch in sorted({round_batch(float(b), step, least, most) for b in reach} - {now}):
+            sizes = split_of(batch, fit, observation)
+            if batch < now and (times.variance(sizes) > UNKNOWN_TIME**2).any():
+                continue
             phi = factor * (noise.lower if batch > now else noise.upper)
-            throughput = batch / _step_seconds(batch, fit, larger if batch > now else known, observation)
+            throughput = batch / (larger if batch > now else known)(len(sizes), float(fit(sizes).max()))
             ratio = throughput / throughput_now * efficiency(phi, batch, now)
             if ratio > most_gain:
                 best, most_gain = batch, ratio
@@ -200,8 +204,8 @@ def step_time_of_larger(exchange: Exchange, known: StepTime) -> StepTime:
     return exchange.fit(MOST_OVERLAP) if exchange.single else known
 
 
-def _step_seconds(batch: int, times: BatchTime, step_time: StepTime, observation: Observation) -> float:
+def split_of(batch: int, times: BatchTime, observation: Observation) -> np.ndarray:
+    """Return the sizes of the active workers that take the least time for a batch; shape=(active,)."""
     active, limits = active_of(observation), observation.limits
     lower, upper = np.asarray(limits.lower)[active], np.asarray(limits.upper)[active]
-    batch = min(max(batch, int(lower.sum())), int(upper.sum()))
-    return step_time(len(active), float(times(fill(batch, times, lower, upper)).max()))
+    return fill(min(max(batch, int(lower.sum())), int(upper.sum())), times, lower, upper)
