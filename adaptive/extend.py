@@ -129,6 +129,7 @@ from adaptive.operators.hooks import hook as hook
 from adaptive.operators.operator_state import operator_state as operator_state
 from adaptive.operators.peer_read import SCHEDULES as SCHEDULES
 from adaptive.operators.peer_read import read_peer as read_peer
+from adaptive.operators.replication_claims import assert_mean as assert_mean
 from adaptive.operators.replication_claims import assert_scope as assert_scope
 from adaptive.operators.round_clock import takes_another_step as takes_another_step
 from adaptive.operators.sources import EXAMPLES as EXAMPLES

@@ -22,6 +22,9 @@ The batch's shape, such as len(batch), is none of these: it is the size of one m
 A decision (a comparison or argmax) can hide a difference, because it gives the same result until a threshold is
 crossed. If only such decisions depend on a differing value, and they gave the same results, the answer is "not known".
 
+Where a monitor is given a local value and its mean over all examples, it is also checked that one is the mean of the
+other (`paired_means.py`).
+
 Nothing is compared if local values differ between workers by design: averages over one worker's or some workers'
 examples, or reductions in some steps only. Such a step depends on its split.
 """
@@ -30,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -41,10 +44,11 @@ from adaptive.base.reductions import Mixed
 from adaptive.base.source_lines import at
 from adaptive.graph.plan import Plan
 from adaptive.operators.batch_key import drawn_for_a_microbatch
-from adaptive.operators.sources import STEP
+from adaptive.operators.sources import STEP, Reading
 from adaptive.runtime.engine import Engine
 
 from .influence import Influence, Place, steps_named
+from .paired_means import wrong_means
 from .relevance import Relevance
 from .rounding import Precisions, RoundingErrors, apart, beyond, differences, in_double, is_finite, is_noisy, norm, rms
 from .trials import Bench, Result, Split, Start, even_split, fine_split, uneven_splits
@@ -69,7 +73,7 @@ def check_invariance(
     step: int = 0,
     program_seed: int = 0,
 ) -> Invariance:
-    """Compare steps of one batch under different splits. Changes nothing in `engine`.
+    """Compare steps of one batch under different splits, and gradients with their means. Changes nothing in `engine`.
 
     Args:
       seed: seed of the random splits.
@@ -80,6 +84,19 @@ def check_invariance(
     Raises:
       BatchSizeError: the batch cannot be split over the workers.
     """
+    plan, leaves = engine.plan, jax.tree.leaves(batch)
+    size = min(plan.graph.examples, len(leaves[0]))
+    reading = Reading(step, program_seed, 0, size, size, size, 1, 0, 1.0, 1.0, np.arange(engine.world.capacity) == 0)
+    found = _of_splits(engine, batch, seed=seed, tolerance=tolerance, step=step, program_seed=program_seed)
+    if found.on_purpose or size < plan.graph.examples:
+        return found
+    return replace(found, wrong_means=wrong_means(plan, engine.states[engine.workers.present[0]], leaves, reading))
+
+
+def _of_splits(
+    engine: Engine, batch: Any, *, seed: int, tolerance: float | None, step: int, program_seed: int
+) -> Invariance:
+    """Compare steps of one batch under different splits; arguments as for `check_invariance`."""
     examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.capacity, engine.plan
     on_purpose = _each_workers_own(plan)
     if on_purpose:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .trials import Split
 
@@ -24,6 +24,8 @@ class Invariance:
       note: the reason for "not known"; else "".
       drawn: lines of the driver where one key draws random numbers for all examples of a microbatch.
       on_purpose: the collective by which workers differ by design, so that nothing was compared; else "".
+      wrong_means: monitors that are given a gradient and, as its mean over all examples, something else, such as
+        "noise_scale (driver.py:20)", with the relative difference in a microbatch where both must be equal.
     """
 
     differences: dict[str, float]
@@ -35,11 +37,12 @@ class Invariance:
     note: str = ""
     drawn: tuple[str, ...] = ()
     on_purpose: str = ""
+    wrong_means: dict[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
         """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
-        if self.differences or self.reports or self.hidden or self.on_purpose:
+        if self.differences or self.reports or self.hidden or self.on_purpose or self.wrong_means:
             return "no"
         return "not known" if self.note else "yes"
 
@@ -47,6 +50,14 @@ class Invariance:
         return self.verdict == "yes"
 
     def __str__(self) -> str:
+        if self.wrong_means:
+            means = _listed(
+                "these monitors are given a gradient, and a mean that is not its mean over all examples:",
+                self.wrong_means,
+                "its value, in one microbatch of one worker, where both must be equal",
+            )
+            rest = str(replace(self, wrong_means={}))
+            return "\n".join([*means, "Pass what was averaged:  avg_grads = comm.all_reduce(grads)", rest])
         if self.verdict == "not known":
             return f"not known whether the step is split-invariant: {self.note}"
         if self.on_purpose:

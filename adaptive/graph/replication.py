@@ -61,10 +61,15 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             f"{what} needs this worker's own value, but its argument is equal on all workers: it is already averaged, "
             "or otherwise replicated. " + (hint or "Pass the value before its reduction.")
         )
-    if claimed == "reduced" and scope != Scope.ALL:
+    if claimed in ("reduced", "before") and scope != Scope.ALL:
         raise CollectiveError(
             f"{what} needs a value that is equal on all workers, but its argument can differ between them: it comes "
             f"from {Trail(flow, _narrowest(flow, eqn.invars)).cause}. {hint or 'Reduce it first:  comm.all_reduce(x)'}"
+        )
+    if claimed == "before" and flow.level_of(eqn.invars):
+        raise CollectiveError(
+            f"{what} needs a value that is known before the step, but its argument depends on a reduction of the same "
+            f"step. {hint or 'Take it from the state that the driver receives.'}"
         )
     if claimed == "replicated" and scope == Scope.MICROBATCH:
         cause = Trail(flow, _narrowest(flow, eqn.invars)).cause

@@ -16,19 +16,23 @@ T = TypeVar("T")
 assert_scope_p = Primitive("assert_scope")  # *values -> *values
 assert_scope_p.multiple_results = True
 only_in_programs(assert_scope_p)
-assert_scope_p.def_abstract_eval(lambda *operands, scope, what, hint: list(operands))
-assert_scope_p.def_impl(lambda *operands, scope, what, hint: list(operands))
+assert_scope_p.def_abstract_eval(lambda *operands, **params: list(operands))
+assert_scope_p.def_impl(lambda *operands, **params: list(operands))
+
+Claim = Literal["replicated", "local", "reduced", "before"]
 
 
-def assert_scope(scope: Literal["replicated", "local", "reduced"], tree: T, what: str, *, hint: str = "") -> T:
+def assert_scope(scope: Claim, tree: T, what: str, *, hint: str = "") -> T:
     """Return a pytree unchanged, with an assertion about its scope, which is checked when a program is built.
 
     Args:
-      scope: one of three assertions.
+      scope: one of four assertions.
         "local": the caller needs values that differ between workers, such as this worker's gradient. An error if all
         leaves are replicated.
         "reduced": the caller needs values that are equal on all workers, such as the averaged gradient. An error if the
         graph shows that a leaf can differ.
+        "before": the same, and the caller needs values that are known before the step, such as the optimizer's state
+        before its update. Also an error if a leaf depends on a reduction of the same step.
         "replicated": the user asserts that values which the graph treats as local, such as the result of a host
         callback, are equal on all workers. Treated as replicated from here on; an error only for values that depend on
         the batch.
@@ -36,10 +40,29 @@ def assert_scope(scope: Literal["replicated", "local", "reduced"], tree: T, what
       what: the operator that makes the assertion, for errors.
       hint: what to write instead, for the error: one or several lines. By default, general advice for the scope.
     """
+    return _claimed(scope, tree, what, hint, paired=False)
+
+
+def assert_mean(local: T, mean: T, what: str, *, hint: str = "") -> tuple[T, T]:
+    """Return two pytrees unchanged, with the assertion that one is the mean of the other over all examples.
+
+    When a program is built, `local` must be local and `mean` replicated, as for `assert_scope`. `Program.check`
+    computes both for a single microbatch of one worker, where they are equal, and names `what` if they are not.
+
+    Args:
+      local: pytree of arrays, such as this worker's gradient.
+      mean: its mean over all examples; a pytree of the same shapes.
+      what, hint: as for `assert_scope`.
+    """
+    mean = _claimed("reduced", mean, what, hint, paired=True)
+    return _claimed("local", local, what, hint, paired=True), mean
+
+
+def _claimed(scope: Claim, tree: T, what: str, hint: str, *, paired: bool) -> T:
     leaves, tree_of = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    claimed = assert_scope_p.bind(*map(jnp.asarray, leaves), scope=scope, what=what, hint=hint)
+    claimed = assert_scope_p.bind(*map(jnp.asarray, leaves), scope=scope, what=what, hint=hint, paired=paired)
     return jax.tree.unflatten(tree_of, claimed)
 
 
