@@ -14,6 +14,7 @@ from ._moments import moment_noise as moment_noise
 from ._noise import NoiseScale as NoiseScale
 from ._noise import noise_scale as noise_scale
 from ._nonfinite import nonfinite as nonfinite
+from ._norm_layers import EstimatedNorms as EstimatedNorms
 from ._timing import compute_seconds as compute_seconds
 from ._timing import exchange_seconds as exchange_seconds
 from ._timing import iteration_seconds as iteration_seconds

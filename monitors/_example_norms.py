@@ -14,7 +14,7 @@ from adaptive.extend import at, current_line, tracing
 from ._example_axes import SAME, Interacting
 from ._example_squares import Chosen, example_squares
 from ._example_trace import MixedExamples, differentiate
-from ._norm_layers import estimated_squares, no_norm_layers, norm_layer_leaves
+from ._norm_layers import EstimatedNorms, estimated_squares, no_norm_layers, norm_layer_leaves
 from ._squares import at_least_single
 
 Method = Literal["layers", "vmap"]
@@ -49,8 +49,8 @@ def example_norms(
     `full_every=100` computes the norms of norm layers in each step, and those of all layers in every hundredth step and
     at shorter intervals before, with a second evaluation of the loss. In between, a leaf's norms are estimated as those
     of the norm layers times a ratio that was measured in these steps (`_norm_layers.py`). Norm layers are recognized by
-    their scale, a parameter that multiplies the values of examples elementwise. The ratio is operator state; it adds 4
-    bytes per leaf to the message.
+    their scale, a parameter that multiplies the values of examples elementwise. The last eight measurements are
+    operator state; they add 4 bytes per leaf to the message. The bounds of `noise_scale` contain the ratio's error.
 
     `sample=4` computes the norms of four examples of each microbatch. `noise_scale` remains unbiased, and its bounds
     become wider. Works for models without norm layers, too.
@@ -69,7 +69,8 @@ def example_norms(
       A function of the same arguments that returns `(loss, grads, norms)` or `((loss, aux), grads, norms)`. `norms` has
       the structure of `params`; each leaf has shape=(examples,), or shape=(min(sample, examples),); float32 or better,
       in gradient units squared: the squared norm of an example's gradient by that leaf. The mean of all examples'
-      gradients is `grads`. All local.
+      gradients is `grads`. All local. With `full_every` above 1, `norms` is an `EstimatedNorms` with such a pytree as
+      `norms.norms`.
 
     Raises:
       CollectiveError: an option is invalid; or, when called: `params` has a leaf that is not a float, the arrays of the
@@ -136,14 +137,14 @@ def _by_layers(
     def squares_afresh(indices: Sequence[int]) -> list[jax.Array]:
         return example_squares(differentiate(flat, leaves, rows, chosen.examples), leaves, names, chosen, indices)
 
+    grads = jax.tree.unflatten(tree, traced.grads)
     if full_every == 1:
-        squares = squares_of(range(len(leaves)))
-    else:
-        own = norm_layer_leaves(traced.uses, paths, leaves)
-        if not own:
-            raise no_norm_layers(start)
-        squares = estimated_squares(squares_of, squares_afresh, own, len(leaves), full_every)
-    return traced.outputs, jax.tree.unflatten(tree, traced.grads), jax.tree.unflatten(tree, squares)
+        return traced.outputs, grads, jax.tree.unflatten(tree, squares_of(range(len(leaves))))
+    own = norm_layer_leaves(traced.uses, paths, leaves)
+    if not own:
+        raise no_norm_layers(start)
+    squares, measured = estimated_squares(squares_of, squares_afresh, own, len(leaves), full_every)
+    return traced.outputs, grads, EstimatedNorms(jax.tree.unflatten(tree, squares), measured, tuple(own))
 
 
 def _by_vmap(loss_fn: Callable[..., Any], params: Any, batch: Any, chosen: Chosen) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import assert_scope
+from adaptive.extend import assert_mean
 
 from ._anova import both_gradients, estimate, totals
 from ._squares import check_alike, squared_norm
@@ -60,5 +60,5 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
       `E|g_i|^2 - |gbar|^2`, which shrinks with the batch; this estimate is the variance between examples.
     """
     check_alike("gradient_variance", grads, avg_grads)
-    avg_grads = assert_scope("reduced", avg_grads, what := "gradient_variance", hint=both_gradients(what))
+    grads, avg_grads = assert_mean(grads, avg_grads, what := "gradient_variance", hint=both_gradients(what))
     return estimate(totals(grads, what), squared_norm(avg_grads, averaged=True), None)[0]

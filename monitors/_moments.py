@@ -28,6 +28,16 @@ In the metric of Adam, elements are divided by `p_j = sqrt(s_j) + eps`, and in t
 takes the place of the trace. Both need the variance of each element, for which only s over all steps is there; it is
 multiplied by T over its own sum, so that it has the trace that is seen within the block. The signal of the sign is
 `|m|_1^2 - (2/pi) h1 (sum_j sigma_j)^2` (`_metrics.py`).
+
+The last two have systematic errors: the root of an estimated variance is too small on average, and the signal is
+assumed to be distributed like the noise. They are 5 % where the noise is twice the signal, which is more than the
+statistical error of a large model. But for any distribution of the signal, and normal noise, with `S = sum_j sigma_j`,
+
+    E sqrt(s_j - m_j^2) <= sqrt(h2 - h1) sigma_j        sigma_j <= sqrt(E s_j / h2)
+    E |m|_1 >= |G|_1                                    |G|_1 >= E |m|_1 - sqrt(2 h1 / pi) S
+
+So the lower bound on the sign's noise scale is that of the trace above over `|m|_1^2`, and the upper bound is that of
+`S^2 = (sum_j sqrt(s_j))^2 V / (h2 sum_j s_j)` over `(|m|_1 - sqrt(2 h1 / pi) S)^2`.
 """
 
 from __future__ import annotations
@@ -46,12 +56,13 @@ from ._averages import add_sample, packed, unpacked
 from ._noise import NoiseScale, summary
 from ._squares import at_least_single
 
-_UPDATE_BY_AVERAGES = """Update the optimizer by averaged gradients, and pass its state:
+_UPDATE_BY_AVERAGES = """Pass the optimizer's state before its update by averaged gradients:
+    moments = mon.moment_noise(opt_state)
     avg_grads = comm.all_reduce(grads)
-    updates, opt_state = optimizer.update(avg_grads, opt_state, params)
-    mon.moment_noise(opt_state)"""
+    updates, opt_state = optimizer.update(avg_grads, opt_state, params)"""
 
 _RESIDUE = 0.04  # weight that the first moment gives to gradients before the block
+_PAIRS = 5  # of trace and signal: in three metrics, and for the bounds of the last one
 
 
 class MomentNoise(NamedTuple):
@@ -78,7 +89,11 @@ def moment_noise(
     within that many steps looks like noise. A change within the memory of the second moment, `1 / (1 - b2)` steps, only
     shifts the weight between elements in the metrics of Adam and of the sign.
 
-    The moments are those of the gradients that the optimizer receives: clipped ones, if it clips them before.
+    The moments are those of the gradients that the optimizer receives, which must be means over the global batch, and
+    are clipped ones if it clips them before.
+
+    The bounds in the metric of the sign also contain the error that the unknown distribution of the signal over the
+    elements may cause. They are wide, and the upper one is infinite where noise dominates 19 batches (for b1 = 0.9).
 
     Args:
       opt_state: the state of an optax optimizer that contains one state of Adam (`optax.adam`, `adamw`), before this
@@ -93,7 +108,7 @@ def moment_noise(
 
     Raises:
       CollectiveError: `opt_state` has no state of Adam or several, an option is out of range, or, when the program is
-        built, the state is local.
+        built, the state is local or that after the step's update.
 
     Example:
       >>> noise = mon.moment_noise(opt_state, b2=0.99)                            # doctest: +SKIP
@@ -106,7 +121,7 @@ def moment_noise(
         raise CollectiveError(
             f"{start}decay={decay!r} must be at least 0 and below 1, and confidence={confidence!r} between 0 and 1."
         )
-    state = assert_scope("reduced", _adam_state(opt_state, start), "moment_noise", hint=_UPDATE_BY_AVERAGES)
+    state = assert_scope("before", _adam_state(opt_state, start), "moment_noise", hint=_UPDATE_BY_AVERAGES)
     dtype = at_least_single(*(leaf.dtype for leaf in jax.tree.leaves(state.mu)))
     inverse = 1 / read(GLOBAL_BATCH).astype(dtype)
 
@@ -144,13 +159,14 @@ class Block(NamedTuple):
 
 def no_blocks(dtype: Any) -> np.ndarray:
     """Return the state before the first step."""
-    return np.zeros(len(MomentWeights._fields) + len(Block._fields) + 3 * 7, dtype)
+    return np.zeros(len(MomentWeights._fields) + len(Block._fields) + _PAIRS * 7, dtype)
 
 
 def noise_of(state: jax.Array, confidence: float) -> MomentNoise:
     """Return the noise scales that follow from the averages in the state."""
-    noise = jax.vmap(lambda row: summary(unpacked(row), confidence))(state[7:].reshape(3, 7))
-    return MomentNoise(*(NoiseScale(*(field[i] for field in noise)) for i in range(3)))
+    noise = jax.vmap(lambda row: summary(unpacked(row), confidence))(state[7:].reshape(_PAIRS, 7))
+    euclidean, adam, sign, least, most = (NoiseScale(*(field[i] for field in noise)) for i in range(_PAIRS))
+    return MomentNoise(euclidean, adam, sign._replace(lower=least.lower, upper=most.upper))
 
 
 def after_step(
@@ -163,7 +179,7 @@ def after_step(
       inverse: one over the batch of the update that follows.
     """
     length = block_length(b1)
-    weights, block, averages = MomentWeights(*state[:3]), Block(*state[3:7]), state[7:].reshape(3, 7)
+    weights, block, averages = MomentWeights(*state[:3]), Block(*state[3:7]), state[7:].reshape(_PAIRS, 7)
     due = block.wait <= 0
     left = b2**length
 
@@ -173,10 +189,10 @@ def after_step(
         inverse_batch = (weights.second - left * block.second) / (1 - left)
         return jnp.append(_samples(adam, weights, added, inverse_batch, b1=b1, b2=b2, eps=eps).ravel(), squares)
 
-    found = jax.lax.cond(due, at_end, lambda: jnp.append(jnp.full(6, jnp.nan, state.dtype), block.squares))
-    samples = jnp.where(block.begun > 0, found[:6].reshape(3, 2), jnp.nan)
+    found = jax.lax.cond(due, at_end, lambda: jnp.append(jnp.full(2 * _PAIRS, jnp.nan, state.dtype), block.squares))
+    samples = jnp.where(block.begun > 0, found[:-1].reshape(_PAIRS, 2), jnp.nan)
     averages = jax.vmap(lambda row, sample: packed(add_sample(unpacked(row), sample, decay)))(averages, samples)
-    begun = Block(jnp.asarray(length, state.dtype), jnp.ones_like(block.begun), found[6], weights.second)
+    begun = Block(jnp.asarray(length, state.dtype), jnp.ones_like(block.begun), found[-1], weights.second)
     block = jax.tree.map(lambda new, old: jnp.where(due, new, old), begun, block)
     block = block._replace(wait=block.wait - 1)
     return jnp.concatenate([jnp.stack([*weights.after_step(inverse, b1, b2), *block]), averages.ravel()])
@@ -190,7 +206,7 @@ def block_length(b1: float) -> int:
 def _samples(
     adam: AdamState, weights: MomentWeights, added: jax.Array, h2: jax.Array, *, b1: float, b2: float, eps: float
 ) -> jax.Array:
-    """Return trace and signal in each metric, from one block of steps; shape=(3, 2).
+    """Return trace and signal in each metric and for the bounds of the last one, from one block; shape=(5, 2).
 
     Args:
       added: the weighted mean of the squared norms of the block's gradients.
@@ -212,11 +228,15 @@ def _samples(
     of_adam = share * total(lambda v, square: v / (jnp.sqrt(square) + eps) ** 2, spread, s)
     divided = total(lambda mean, square: (mean / (jnp.sqrt(square) + eps)) ** 2, m, s)
     of_sign = share * total(jnp.sqrt, spread) ** 2
-    magnitude = total(jnp.abs, m) ** 2
+    magnitude = total(jnp.abs, m)
+    most = total(jnp.sqrt, s) ** 2 * added / (h2 * total(lambda square: square, s))
+    least_magnitude = jnp.maximum(magnitude - jnp.sqrt(2 / np.pi * h1 * most), 0)
     rows = [
         [trace, norm - h1 * trace],
         [of_adam, divided - h1 * of_adam],
-        [of_sign, magnitude - 2 / np.pi * h1 * of_sign],
+        [of_sign, magnitude**2 - 2 / np.pi * h1 * of_sign],
+        [of_sign, magnitude**2],
+        [most, least_magnitude**2],
     ]
     return jnp.stack([jnp.stack(row) for row in rows])
 

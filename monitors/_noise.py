@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError, step, worker
-from adaptive.extend import assert_scope, at, current_line, operator_state
+from adaptive.extend import assert_mean, assert_scope, at, current_line, operator_state
 from collectives import all_reduce
 
 from ._anova import both_gradients, estimate, summed
-from ._averages import Averages, add_sample, no_samples, packed, ratio_bounds, unpacked
+from ._averages import Averages, SharedError, add_sample, no_samples, packed, ratio_bounds, unpacked
 from ._layer_sets import By, layer_sets
 from ._metrics import METRICS, Metric, Sets, noise_factor, only_matrices, squared_dual_norm
+from ._norm_layers import EstimatedNorms, RatioError, ratio_error
 from ._squares import at_least_single, check_alike, check_norms
 
 
@@ -110,7 +111,8 @@ def noise_scale(
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
       avg_grads: pytree; its mean over all examples, `comm.all_reduce(grads)`. Replicated; with `islands`, local.
       per_example: the norms that `mon.example_norms` returns beside `grads`: a pytree of the structure of `grads`, each
-        leaf of shape=(examples,), in gradient units squared; or of fewer examples (`sample=`). Local.
+        leaf of shape=(examples,), in gradient units squared; or of fewer examples (`sample=`); or an `EstimatedNorms`
+        (`full_every=`). Local.
       divide_by: pytree of positive arrays of the shapes of `grads`, which the optimizer divides gradients by, such as
         `mon.adam_scale(opt_state)`: trace, signal and scale are then those of the divided gradients, `g / p`. It must
         not depend on this step's gradients. Replicated. Not with `per_example`.
@@ -156,16 +158,20 @@ def noise_scale(
       transformers", section 2.
     """
     check_alike("noise_scale", grads, avg_grads)
+    what, hint = "noise_scale", both_gradients("noise_scale")
     if islands is None:
-        avg_grads = assert_scope("reduced", avg_grads, "noise_scale", hint=both_gradients("noise_scale"))
+        grads, avg_grads = assert_mean(grads, avg_grads, what, hint=hint)
+    else:
+        grads = assert_scope("local", grads, what, hint=hint)
     _check_options(decay, confidence, dataset_size, islands)
     _check_metric(metric, every, per_example, divide_by)
+    partly = per_example if isinstance(per_example, EstimatedNorms) else None
+    per_example = per_example if partly is None else partly.norms
     if per_example is not None:
         check_norms("noise_scale", grads, per_example)
     if divide_by is not None:
         grads, avg_grads = _divided(grads, avg_grads, divide_by, per_example)
     sets = None if by is None else layer_sets(grads, by, "noise_scale")
-    grads = assert_scope("local", grads, "noise_scale", hint=both_gradients("noise_scale"))
     if metric == "spectral":
         grads, avg_grads, sets = _matrices(grads, avg_grads, sets)
     due = step() % every == 0 if every > 1 else None
@@ -181,16 +187,18 @@ def noise_scale(
         trace, signal = estimate(sums, all_reduce(mean), None, islands=_number_of(islands).astype(mean.dtype))
     factors = _over(sets, grads, lambda tree: jnp.asarray(noise_factor(metric, jax.tree.leaves(tree)), mean.dtype))
     sample = jnp.stack([trace / factors, signal], axis=-1)
+    error = None if partly is None else _errors(partly, sets)
 
-    def update(old: jax.Array, sample: jax.Array = sample) -> tuple[jax.Array, NoiseScale]:
+    def update(old: jax.Array, sample: jax.Array, error: RatioError | None) -> tuple[jax.Array, NoiseScale]:
         averages = add_sample(unpacked(old), sample, decay)
-        return packed(averages), summary(averages, confidence)
+        shared = None if error is None else shared_error(averages, error, sums.examples)
+        return packed(averages), summary(averages, confidence, shared)
 
     init = np.concatenate([np.ravel(x) for x in no_samples(sample.dtype)])
     if sets is None:
-        return operator_state("noise_scale", init, update)
+        return operator_state("noise_scale", init, lambda old: update(old, sample, error))
     of_sets = np.tile(init, (len(sets), 1))
-    noise = operator_state("noise_scale", of_sets, lambda old: jax.vmap(update)(old, sample))
+    noise = operator_state("noise_scale", of_sets, lambda old: jax.vmap(update)(old, sample, error))
     return {name: NoiseScale(*(field[i] for field in noise)) for i, name in enumerate(sets)}
 
 
@@ -210,8 +218,8 @@ def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tu
         if per_example is not None:
             why = "and per_example exclude each other: the norms are those of gradients that are not divided"
         raise CollectiveError(f"noise_scale{at(current_line())}: divide_by {why}.")
-    hint = "Pass divide_by=mon.adam_scale(opt_state), with the state of an optimizer of averaged gradients."
-    divide_by = jax.tree.leaves(assert_scope("reduced", divide_by, "noise_scale", hint=hint))
+    hint = "Pass divide_by=mon.adam_scale(opt_state), with the state before an update by averaged gradients."
+    divide_by = jax.tree.leaves(assert_scope("before", divide_by, "noise_scale", hint=hint))
 
     def divided(tree: Any) -> Any:
         leaves = [g / p.astype(g.dtype) for g, p in zip(jax.tree.leaves(tree), divide_by, strict=True)]
@@ -257,10 +265,27 @@ def _mean(norms: Any) -> jax.Array:
     return jnp.mean(sum(leaf.astype(dtype) for leaf in leaves))
 
 
-def summary(averages: Averages, confidence: float) -> NoiseScale:
+def _errors(partly: EstimatedNorms, sets: Sets | None) -> RatioError:
+    """Return the errors of estimated norms, scalars; or those of each set of leaves, shape=(sets,)."""
+    if sets is None:
+        return ratio_error(partly.measured, partly.own, range(partly.measured.shape[1]))
+    errors = [ratio_error(partly.measured, partly.own, leaves) for leaves in sets.values()]
+    return jax.tree.map(lambda *parts: jnp.stack(parts), *errors)
+
+
+def shared_error(averages: Averages, error: RatioError, batch: jax.Array) -> SharedError:
+    """Return the error of averages that comes from estimated norms, whose mean is `trace + signal`.
+
+    An error e of the mean norm is one of `e B / (B - 1)` in the trace, and of `-e / (B - 1)` in the signal.
+    """
+    deviation = error.deviation * jnp.maximum(averages.mean.sum(), 0) / jnp.maximum(batch - 1, 1)
+    return SharedError(deviation * jnp.stack([batch, -jnp.ones_like(batch)]), error.dof)
+
+
+def summary(averages: Averages, confidence: float, shared: SharedError | None = None) -> NoiseScale:
     """Return the noise scale and its bounds that follow from the averages."""
     trace, signal = averages.mean
-    lower, upper = ratio_bounds(averages, confidence)
+    lower, upper = ratio_bounds(averages, confidence, shared)
     positive = signal > trace / jnp.finfo(trace.dtype).max  # and the quotient is finite
     scale = jnp.where(positive, trace / jnp.where(positive, signal, 1), lower)
     noise = NoiseScale(scale, trace, signal, lower, upper)

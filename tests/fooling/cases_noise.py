@@ -1,15 +1,21 @@
-"""Cases of noise scales whose groups are single examples."""
+"""Cases of noise scales: of single examples, in the metrics of optimizers, from moments, and of wrong gradients."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import adaptive as ad
 import collectives as comm
 import monitors as mon
+from tests.relaxed import relaxed_tx
 
-from .cases import FEATURES, refused, right, step
+from .cases import FEATURES, W, named, refused, right, step
+
+ADAM = relaxed_tx(optax.adam(0.1))
+WITH_MOMENTS = {"w": W, "opt": ADAM.init(W)}
+NOT_THE_MEAN = ("a mean that is not its mean over all examples", "noise_scale (cases_noise.py:")
 
 
 def loss_fn(state, batch):
@@ -75,3 +81,150 @@ def layers_that_are_one(state, batch):
     grads = {"a": batch["x"].mean(0), "b": batch["x"].mean(0)}
     noise = mon.noise_scale(grads, comm.all_reduce(grads), by=lambda path: "layer")
     return step(state, jnp.zeros(FEATURES)), {"trace": noise["layer"].trace}
+
+
+# --- wrong gradients --------------------------------------------------------------------------------------------------
+
+
+def gradient(w, batch):
+    return jax.grad(lambda w: loss_fn({"w": w}, batch))(w)
+
+
+def clipped(g):
+    return g / jnp.maximum(1, 2 * jnp.linalg.norm(g))
+
+
+def first_half(batch):
+    return jax.tree.map(lambda rows: rows[: -(-len(rows) // 2)], batch)
+
+
+def step_and_noise(state, own, average, **options):
+    return step(state, average), {"trace": mon.noise_scale(own, average, **options).trace}
+
+
+@named(*NOT_THE_MEAN)
+def the_noise_of_half_a_batch_beside_the_mean_of_all(state, batch):
+    own, average = gradient(state["w"], first_half(batch)), comm.all_reduce(gradient(state["w"], batch))
+    return step_and_noise(state, own, average, metric="sign")
+
+
+@named(*NOT_THE_MEAN)
+def the_noise_at_other_parameters(state, batch):
+    own, average = gradient(1 - state["w"], batch), comm.all_reduce(gradient(state["w"], batch))
+    return step_and_noise(state, own, average, metric="sign", every=2)
+
+
+@named(*NOT_THE_MEAN, state={"w": W, "last": 1 + W})
+def the_noise_beside_the_mean_of_the_last_batch(state, batch):
+    own = gradient(state["w"], batch)
+    average = comm.all_reduce(own)
+    trace = mon.noise_scale(own, state["last"], metric="sign").trace
+    return step(state, average, last=average), {"trace": trace}
+
+
+@named(*NOT_THE_MEAN)
+def the_noise_of_clipped_gradients_beside_the_mean_of_others(state, batch):
+    own = gradient(state["w"], batch)
+    return step_and_noise(state, clipped(own), comm.all_reduce(own), metric="sign")
+
+
+@named(*NOT_THE_MEAN)
+def the_noise_beside_a_clipped_mean(state, batch):
+    own = gradient(state["w"], batch)
+    return step_and_noise(state, own, clipped(comm.all_reduce(own)))
+
+
+@named(NOT_THE_MEAN[0], "gradient_variance (cases_noise.py:")
+def the_variance_beside_a_clipped_mean(state, batch):
+    own = gradient(state["w"], batch)
+    average = clipped(comm.all_reduce(own))
+    return step(state, average), {"variance": mon.gradient_variance(own, average)}
+
+
+@named(*NOT_THE_MEAN)
+def norms_beside_another_gradient(state, batch):
+    _, grads, norms = mon.example_norms(loss_fn)({"w": state["w"]}, batch)
+    average = comm.all_reduce({"w": gradient(1 - state["w"], batch)})
+    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
+
+
+@right(lambda s, b: (step(s, gradient(s["w"], b)), {"finite": True}))
+def gradients_that_are_scaled_on_both_sides(state, batch):
+    large = 1024 * gradient(state["w"], batch)
+    average = comm.all_reduce(large) / 1024
+    noise = mon.noise_scale(large / 1024, average, metric="sign")
+    return step(state, average), {"finite": jnp.isfinite(noise.trace) | jnp.isnan(noise.trace)}
+
+
+@named("state['w']")
+def clipped_gradients_on_both_sides(state, batch):
+    """The mean of clipped gradients depends on the split, whatever is measured of it."""
+    own = clipped(gradient(state["w"], batch))
+    return step_and_noise(state, own, comm.all_reduce(own), metric="sign")
+
+
+@named("metric ['trace']", "cases_noise.py:")
+def the_noise_of_a_summed_loss(state, batch):
+    own = jax.grad(lambda w: jnp.sum((batch["x"] @ w - batch["y"]) ** 2))(state["w"])
+    noise = mon.noise_scale(own, comm.all_reduce(own), metric="sign")
+    return step(state, comm.all_reduce(gradient(state["w"], batch))), {"trace": noise.trace}
+
+
+@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "already averaged")
+def the_noise_of_signs_of_an_average(state, batch):
+    average = comm.all_reduce(gradient(state["w"], batch))
+    return step_and_noise(state, 2 * average, average, metric="sign", every=3)
+
+
+@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
+def norms_of_a_sample_of_half_of_the_examples(state, batch):
+    _, _, norms = mon.example_norms(loss_fn, sample=2)(state, first_half(batch))
+    _, grads, _ = mon.example_norms(loss_fn)(state, batch)
+    average = comm.all_reduce(grads)
+    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
+
+
+@refused(ad.CollectiveError, "example_norms (cases_noise.py:", "uses a sum over examples")
+def norms_of_a_loss_with_normalized_weights(state, batch):
+    def weighted(state, batch):
+        weights = batch["y"] ** 2
+        return jnp.sum(weights * (batch["x"] @ state["w"] - batch["y"]) ** 2) / jnp.sum(weights)
+
+    _, grads, norms = mon.example_norms(weighted, sample=2)(state, batch)
+    average = comm.all_reduce(grads)
+    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
+
+
+# --- the optimizer's state --------------------------------------------------------------------------------------------
+
+
+def adam_step(state, average):
+    _, opt_state = ADAM.update(average, state["opt"])
+    return step(state, average, opt=opt_state)
+
+
+@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "known before the step", state=WITH_MOMENTS)
+def noise_divided_by_what_this_step_made(state, batch):
+    own = gradient(state["w"], batch)
+    average = comm.all_reduce(own)
+    new = adam_step(state, average)
+    return new, {"trace": mon.noise_scale(own, average, divide_by=mon.adam_scale(new["opt"])).trace}
+
+
+@refused(ad.CollectiveError, "moment_noise (cases_noise.py:", "known before the step", state=WITH_MOMENTS)
+def moments_after_the_update(state, batch):
+    new = adam_step(state, comm.all_reduce(gradient(state["w"], batch)))
+    return new, {"trace": mon.moment_noise(new["opt"]).sign.trace}
+
+
+@refused(ad.CollectiveError, "moment_noise (cases_noise.py:", "can differ between them", state=WITH_MOMENTS)
+def moments_of_gradients_that_are_not_averaged(state, batch):
+    own = gradient(state["w"], batch)
+    noise = mon.moment_noise(adam_step(state, own)["opt"])
+    return adam_step(state, comm.all_reduce(own)), {"trace": noise.euclidean.trace}
+
+
+@right(lambda s, b: (adam_step(s, gradient(s["w"], b)), {"trace": jnp.nan}), state=WITH_MOMENTS)
+def moments_before_the_update(state, batch):
+    noise = mon.moment_noise(state["opt"])
+    return adam_step(state, comm.all_reduce(gradient(state["w"], batch))), {"trace": noise.adam.trace}

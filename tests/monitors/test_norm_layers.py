@@ -12,7 +12,7 @@ import collectives as comm
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from monitors._example_trace import differentiate
-from monitors._norm_layers import norm_layer_leaves
+from monitors._norm_layers import EstimatedNorms, after_measurement, norm_layer_leaves, ratio_error, ratio_weights
 
 from .lockstep import Lockstep, reading
 from .test_example_norms import MODELS, by_vmap, rows
@@ -37,7 +37,7 @@ def parameters(seed=0):
 
 def on_two_workers(every):
     """Return a function of parameters and examples: the norms of each worker's examples, as full_every= has them."""
-    driver = Lockstep(lambda params, x: mon.example_norms(loss, full_every=every)(params, {"x": x})[2])
+    driver = Lockstep(lambda params, x: mon.example_norms(loss, full_every=every)(params, {"x": x})[2].norms)
 
     def norms(params, x):
         found = driver.step([(params, x[:3]), (params, x[3:])], READINGS)
@@ -140,3 +140,58 @@ def test_a_program_has_the_noise_scale_of_all_layers():
     estimated, whole = float(metrics["estimated"]), float(metrics["whole"])
     assert estimated == pytest.approx(whole, rel=0.1)
     assert estimated != whole
+
+
+def test_the_error_of_the_ratio_is_that_of_repeated_measurements():
+    """Three leaves, of which the first is a norm layer's; the last two are proportional to it, with an error."""
+    rng = np.random.default_rng(7)
+    own = 1 + 0.2 * rng.standard_normal((4000, 8))
+    others = np.stack([2 * own, 5 * own]) + 0.3 * rng.standard_normal((2, 4000, 8))
+    measured = jnp.asarray(np.stack([own, *others], -1), jnp.float32)
+    weights = np.asarray(ratio_weights(measured[0], (0,))[0], np.float64)
+    np.testing.assert_allclose(weights, 0.7 ** np.arange(8), rtol=1e-6)
+    for leaves, rest in (((0, 1, 2), others.sum(0)), ((0, 2), others[1]), ((1,), others[0])):
+        deviation, dof = jax.vmap(lambda m, leaves=leaves: ratio_error(m, (0,), leaves))(measured)
+        ratios = rest @ weights / (own @ weights)
+        share = 1 / (ratios.mean() + (0 in leaves))  # of the norm layers in the sum
+        assert np.mean(np.square(deviation)) ** 0.5 == pytest.approx(ratios.std() * share, rel=0.05)
+        assert dof[0] == pytest.approx(weights.sum() ** 2 / (weights**2).sum() - 1, rel=1e-5)
+
+
+def test_a_sum_over_norm_layers_has_no_error_and_one_measurement_says_nothing():
+    measured = jnp.zeros((8, 3))
+    measured = after_measurement(measured, jnp.array([1.0, 2.0, 5.0]))
+    alone = ratio_error(measured, (0,), (0, 1, 2))
+    assert alone.deviation == pytest.approx(7 / 8)
+    assert alone.dof < 0.5
+    measured = after_measurement(measured, jnp.array([1.0, 3.0, 4.0]))
+    assert ratio_error(measured, (0,), (0,)).deviation == 0
+    assert ratio_error(measured, (0,), (0, 1)).deviation > 0.1
+
+
+def test_bounds_contain_the_error_of_the_ratio():
+    """Of norms that are the same in each step, and of a ratio that was measured as 1, 3, 1 and 3."""
+    squares = {"norm": jnp.ones(8), "other": 2 * jnp.ones(8)}
+    measured = np.zeros((8, 2))
+    measured[:4] = [[16, 16], [16, 48], [16, 16], [16, 48]]
+    grads = {"norm": jnp.float32(0.5), "other": jnp.float32(0.5)}
+    estimated = EstimatedNorms(squares, jnp.asarray(measured, jnp.float32), (0,))
+
+    def driver(x):
+        return [
+            mon.noise_scale(jax.tree.map(lambda g: g * x, grads), grads, per_example=norms, by=by)
+            for norms in (squares, estimated)
+            for by in (None, lambda path: path[0])
+        ]
+
+    given = [reading(worker=i, examples=8, batch_size=8, global_batch=16) for i in range(2)]
+    lockstep = Lockstep(driver)
+    for _ in range(20):
+        (found, _) = lockstep.step([(jnp.float32(1),)] * 2, given)
+    found = jax.tree.map(float, found)
+    exact, exact_sets, bounded, bounded_sets = found
+    assert exact.lower == pytest.approx(exact.upper, rel=1e-3)
+    assert bounded.lower < 0.8 * exact.scale < 1.2 * exact.scale < bounded.upper
+    assert bounded.scale == pytest.approx(exact.scale)
+    assert bounded_sets["norm"].lower == pytest.approx(exact_sets["norm"].lower)
+    assert bounded_sets["other"].upper > 1.2 * exact_sets["other"].upper
