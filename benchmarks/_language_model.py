@@ -21,8 +21,16 @@ def text(context: int = CONTEXT) -> tuple[dict, dict, int]:
     return {"codes": windows[: -last - 2]}, {"codes": windows[-last:]}, len(alphabet)
 
 
-def init(seed: int, n_characters: int, *, width: int = WIDTH, blocks: int = BLOCKS, context: int = CONTEXT) -> dict:
-    """Return random weights."""
+def init(
+    seed: int,
+    n_characters: int,
+    *,
+    width: int = WIDTH,
+    blocks: int = BLOCKS,
+    context: int = CONTEXT,
+    scales: bool = False,
+) -> dict:
+    """Return random weights; with `scales`, those of norm layers, too, which are ones."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> jax.Array:
@@ -30,17 +38,23 @@ def init(seed: int, n_characters: int, *, width: int = WIDTH, blocks: int = BLOC
 
     shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     layers = [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(blocks)]
-    return {"characters": normal(n_characters, width), "positions": normal(context, width), "blocks": layers}
+    params = {"characters": normal(n_characters, width), "positions": normal(context, width), "blocks": layers}
+    if scales:
+        params["last_scale"] = jnp.ones(width)
+        params["blocks"] = [block | {"qkv_scale": jnp.ones(width), "up_scale": jnp.ones(width)} for block in layers]
+    return params
 
 
 def logits_of(params: dict, batch: dict) -> jax.Array:
     """Return what is predicted of each next character; shape=(windows, CONTEXT, characters)."""
     x = params["characters"][batch["codes"][:, :-1]] + params["positions"]
     for block in params["blocks"]:
-        q, k, v = jnp.moveaxis((_normalized(x) @ block["qkv"]).reshape(*x.shape[:2], 3, HEADS, -1), 2, 0)
+        q, k, v = jnp.moveaxis(
+            (_normalized(x, block.get("qkv_scale")) @ block["qkv"]).reshape(*x.shape[:2], 3, HEADS, -1), 2, 0
+        )
         x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ block["out"]
-        x = x + jax.nn.relu(_normalized(x) @ block["up"]) @ block["down"]
-    return _normalized(x) @ params["characters"].T
+        x = x + jax.nn.relu(_normalized(x, block.get("up_scale")) @ block["up"]) @ block["down"]
+    return _normalized(x, params.get("last_scale")) @ params["characters"].T
 
 
 def loss_fn(params: dict, batch: dict) -> jax.Array:
@@ -49,5 +63,6 @@ def loss_fn(params: dict, batch: dict) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["codes"][:, 1:]).mean()
 
 
-def _normalized(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+def _normalized(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    normalized = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    return normalized if scale is None else scale * normalized

@@ -7,7 +7,7 @@
 Three tasks are trained to a test loss: Fashion-MNIST (a small conv net, SGD with momentum, as in KungFu's experiment),
 digits (a perceptron, Adam) and text (a transformer of one block, Adam). Learning rates are constant. On a seed of its
 own, each static batch gets its best learning rate, of powers of two, and so does each policy: `goodput_batch` with a
-learning rate that follows the batch, and `noise_batch` with a fixed one. They start from the batch
+learning rate that follows the batch and with a fixed one, and `noise_batch` with a fixed one. They start from the batch
 of which half a step's seconds are fixed. The policy that is the best on that seed is the one that counts. Then all run
 with three other seeds. A loss is reached when the median of three evaluations in a row is at most the target.
 
@@ -43,6 +43,7 @@ TUNED, SEEDS = 100, (0, 1, 2)  # the seed of the learning rates, and those that 
 GPUS = Machine("eight GPUs", 8, 5.896e-3, 0.5931e-3, 1.28e-3)
 POLICIES = {  # and whether the learning rate follows the batch
     "goodput_batch, scaled": (ctrl.goodput_batch, True),
+    "goodput_batch": (ctrl.goodput_batch, False),
     "noise_batch": (ctrl.noise_batch, False),
 }
 Seconds = Callable[[int], float]  # of a step of a batch

@@ -27,11 +27,13 @@ from monitors import noise_estimate
 from monitors._averages import Averages, add_sample, no_samples, ratio_bounds
 from monitors._metrics import noise_factor, squared_dual_norm
 from monitors._moments import AdamState, after_step, no_blocks, noise_of
+from monitors._noise import shared_error
+from monitors._norm_layers import after_measurement, ratio_error, ratio_weights
 
 SIZES, DECAY, NOMINAL = (8, 24), 0.95, 0.95
 BATCH = sum(SIZES)
 STEPS, MOMENT_STEPS = (5, 20, 50, 200), (63, 156, 621, 2000)  # the latter are 2, 5, 20 and 64 samples
-KEEP, OWN = 0.7, 3  # of norm layers: the weight of an earlier ratio; which share of the elements is theirs
+OWN = 3  # every third element is a norm layer's
 B1, B2, EPS = 0.9, 0.999, 1e-8
 Found = tuple[jax.Array, jax.Array, jax.Array]  # lower bound, upper bound, estimate
 
@@ -87,8 +89,8 @@ def _swapped(found: tuple[np.ndarray, float], deviation: np.ndarray) -> tuple[np
     return found[0], deviation, found[1]
 
 
-def _sample(way: str, grads: jax.Array, ratio: jax.Array, due: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return trace and signal of one step, shape=(2,), and the sums that give the ratio, shape=(2,)."""
+def _sample(way: str, grads: jax.Array, measured: jax.Array, due: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return trace and signal of one step, shape=(2,), and the measurements of the ratio, shape=(8, 2)."""
     total, sizes = grads.mean(0), jnp.asarray(SIZES, jnp.float32)
     axes = tuple(range(1, grads.ndim))
     if way in ("sign", "spectral"):
@@ -96,16 +98,17 @@ def _sample(way: str, grads: jax.Array, ratio: jax.Array, due: jax.Array) -> tup
         groups = [grads[a:b].mean(0) for a, b in itertools.pairwise(starts)]
         norms = jnp.stack([squared_dual_norm(way, [g]) for g in groups])
         trace, signal = noise_estimate(sizes, norms, squared_dual_norm(way, [total], averaged=True))
-        return jnp.stack([trace / noise_factor(way, [total]), signal]), ratio
+        return jnp.stack([trace / noise_factor(way, [total]), signal]), measured
     squares = jnp.sum(grads**2, axes)
     if way == "sample":  # the first two of each worker stand for all of its examples
         squares = jnp.repeat(jnp.stack([squares[:2].mean(), squares[8:10].mean()]), np.array(SIZES))
     else:
         own = jnp.sum(grads[:, ::OWN] ** 2, 1)
-        rest = jnp.where(due, squares - own, ratio[0] / ratio[1] * own)
-        ratio = jnp.where(due, KEEP * ratio + jnp.stack([rest.sum(), own.sum()]), ratio)
+        weights, base = ratio_weights(measured, [0])
+        rest = jnp.where(due, squares - own, weights @ measured[:, 1] / (weights @ base) * own)
+        measured = jnp.where(due, after_measurement(measured, jnp.stack([own.sum(), rest.sum()])), measured)
         squares = own + rest
-    return jnp.stack(noise_estimate(jnp.ones(BATCH), squares, jnp.sum(total**2))), ratio
+    return jnp.stack(noise_estimate(jnp.ones(BATCH), squares, jnp.sum(total**2))), measured
 
 
 @partial(jax.jit, static_argnames=("way", "heavy"))
@@ -114,18 +117,20 @@ def of_groups(key: jax.Array, mean: jax.Array, deviation: jax.Array, way: str, h
     exact = np.isin(np.arange(max(STEPS)), (0, 1, 3, 7, 15, 31, 63, 127))
 
     def step(carry: Any, given: Any) -> Any:
-        (averages, ratio), (index, due) = carry, given
+        (averages, measured), (index, due) = carry, given
         normal, factor = jax.random.split(jax.random.fold_in(key, index))
         noise = jax.random.normal(normal, (BATCH, *mean.shape)) * deviation
         if heavy:
             factors = jnp.sqrt(jnp.where(jax.random.bernoulli(factor, 0.2, (BATCH,)), 3.0, 0.5))
             noise = noise * factors.reshape(-1, *[1] * mean.ndim)
-        sample, ratio = _sample(way, mean + noise, ratio, due)
-        averages = add_sample(averages, sample, DECAY)
-        return (averages, ratio), (*ratio_bounds(averages, NOMINAL), averages.mean[0] / averages.mean[1])
+        sample, measured = _sample(way, mean + noise, measured, due)
+        averages, shared = add_sample(averages, sample, DECAY), None
+        if way == "norm layers":
+            shared = shared_error(averages, ratio_error(measured, [0], [0, 1]), jnp.float32(BATCH))
+        return (averages, measured), (*ratio_bounds(averages, NOMINAL, shared), averages.mean[0] / averages.mean[1])
 
     start: Averages = jax.tree.map(jnp.asarray, no_samples(jnp.float32))
-    _, found = jax.lax.scan(step, (start, jnp.zeros(2)), (jnp.arange(max(STEPS)), jnp.asarray(exact)))
+    _, found = jax.lax.scan(step, (start, jnp.zeros((8, 2))), (jnp.arange(max(STEPS)), jnp.asarray(exact)))
     return tuple(x[np.array(STEPS) - 1] for x in found)  # type: ignore[return-value]
 
 
@@ -177,13 +182,17 @@ def of_case(case: Case, streams: int) -> dict[str, object]:
     return {"": case.name} | held(found, case.truth, [f"{steps} steps" for steps in STEPS])
 
 
-def of_adam(turn: float, streams: int) -> list[dict[str, object]]:
-    """Return the rows of the second table for one angle: a row for each metric."""
+def of_adam(turn: float, streams: int, *, sparse: bool = False) -> list[dict[str, object]]:
+    """Return the rows of the second table for one angle: a row for each metric.
+
+    Args:
+      sparse: whether all signal is in an eighth of the elements; then for the sign only.
+    """
     rng = np.random.default_rng(0)
     deviation = np.arange(1, 49) ** -0.375
-    mean, _ = scaled(
-        "", rng.permutation([NormalDist().inv_cdf((i + 0.5) / 48) for i in range(48)]) * deviation, deviation
-    )
+    normal = rng.permutation([NormalDist().inv_cdf((i + 0.5) / 48) for i in range(48)])
+    signal = np.where(np.arange(48) % 8 == 0, normal, 0) if sparse else normal
+    mean, _ = scaled("", signal * deviation, deviation)
     given = (jnp.asarray(x, jnp.float32) for x in (mean, deviation, turn))
     arrays = tuple(given)
     found = batched(lambda key: of_moments(key, *arrays), streams)
@@ -193,12 +202,14 @@ def of_adam(turn: float, streams: int) -> list[dict[str, object]]:
         "Adam": np.sum((deviation / p) ** 2) / np.sum((mean / p) ** 2),
         "sign": (deviation.sum() / np.abs(mean).sum()) ** 2,
     }
-    steady = f"turns by {turn:g} in each step" if turn else "constant"
+    steady = (
+        f"turns by {turn:g} in each step" if turn else "constant, in an eighth of the elements" * sparse or "constant"
+    )
     names = [f"{steps} steps" for steps in MOMENT_STEPS]
     return [
         {"gradient": steady, "metric": name} | held(tuple(x[:, i] for x in found), truth, names)  # type: ignore[arg-type]
         for i, (name, truth) in enumerate(truths.items())
-        if name == "Euclidean" or not turn  # the others' truth changes with the gradient
+        if name in (["sign"] if sparse else ["Euclidean"] if turn else truths)  # others' truths turn with the gradient
     ]
 
 
@@ -219,6 +230,7 @@ def main() -> None:
         report("Bounds in other metrics", rows, "coverage_of_metrics.md" if args.write else None, [note + groups])
     if args.only != "groups":
         rows = [row for turn in (0.0, 0.003, 0.01) for row in of_adam(turn, args.streams)]
+        rows[3:3] = of_adam(0.0, args.streams, sparse=True)
         adam = f"Adam with b1 = {B1} and b2 = {B2}; a sample in every 31 steps, with a decay of 0.9; 48 elements."
         report("Bounds from Adam's moments", rows, "coverage_of_moments.md" if args.write else None, [note + adam])
 
