@@ -8,7 +8,8 @@
                over all processes (`status.py`).
     step_done  When all processes are ready, the pending sizes come into force, between the same two steps on all.
 
-When the members change (`change_members`), the global batch is split again at once.
+When the members change (`change_members`), the global batch is split again at once. If others are gone before all
+processes have compiled what that takes, the remaining workers first use the kernels that they have (`stopgap.py`).
 
 Programs and simulated clusters both use this class.
 """
@@ -28,6 +29,7 @@ from .causes import Cause, Moved, Request, followed_by
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness
 from .split import check_shares, equal, split
+from .stopgap import stopgap
 
 Split = tuple[int, ...]  # examples, by worker
 
@@ -227,7 +229,7 @@ class BatchSizes:
         if not shares[list(members)].any():  # those who took examples have all left
             shares[:] = 1.0
         self.shares = self.checked(shares)
-        return notes + self._split_again((moved,))
+        return notes + self._split_again((moved,), go_on=not joined)
 
     def limit_local_batches(self, most: Sequence[int]) -> list[str]:
         """Lower the workers' largest local batches, and split the global batch again, at once, if they are too large.
@@ -247,19 +249,37 @@ class BatchSizes:
             return []
         return self._split_again(())
 
-    def _split_again(self, causes_now: Sequence[Cause]) -> list[str]:
-        """Split the requested global batch, as far as it is possible, over the active workers at once; return notes."""
+    def _split_again(self, causes_now: Sequence[Cause], *, go_on: bool = False) -> list[str]:
+        """Split the requested global batch, as far as it is possible, over the active workers at once; return notes.
+
+        Args:
+          go_on: whether to continue with the kernels of the last step until others are compiled, and not wait for them.
+        """
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
         self.limits = self._with_quantum(total, self.shares)
         causes = followed_by(self._still_wanted(total), (*self.causes, *self._pending_by, *self._next_by, *causes_now))
         before, self.current = self.current, split(total, self.shares, self.limits)
         self.pending, self.next, self._pending_by, self._next_by = None, None, (), ()
+        sizes = self._stopgap(before) if go_on else None
+        if sizes is not None and sizes != self.current:
+            if sum(sizes) < min(total, sum(before)):
+                text = f"global batch {brief(total)} is {brief(sum(sizes))} until larger kernels are compiled."
+                changed = [*changed, text]
+            self.current, self.pending, self._pending_by = sizes, self.current, causes
+            causes = followed_by(self.causes, causes_now)
         if self.current != before:
             self.causes = causes
-        if not self._readiness.ready_for(self.current):
+        if sizes is None and not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
         self._prepare()
         return changed
+
+    def _stopgap(self, before: Split) -> Split | None:
+        """Return sizes instead of the current ones for which all processes have had kernels since the last step."""
+        if self.waits or self._all_able or not self.resizable:
+            return None
+        splittable = not self.one_by_one
+        return stopgap(sum(self.current), before, self.current, self.limits.upper, splittable=splittable)
 
     def _still_wanted(self, total: int) -> tuple[Cause, ...]:
         """Return the request of a global batch that was too large for the members so far, if there is one."""

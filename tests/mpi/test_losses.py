@@ -81,6 +81,12 @@ def test_workers_leave_and_return_after_a_loss():
     assert result.stdout.count("ended well") == 2, result
 
 
+@pytest.mark.parametrize("batches", ["in parts", "whole"])
+def test_before_all_kernels_are_compiled_nobody_waits_for_a_compile(batches):
+    result = run([SCRIPT.with_name("early_loss.py"), batches], n=3, ours=True)
+    assert result.stdout.count("ended well") == 2, result
+
+
 @pytest.mark.parametrize("swap", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_in_the_midst_of_a_sum_from_device_to_device(swap):
     result = run([SCRIPT.with_name("lost_on_devices.py"), str(swap)], n=3, ours=True)
