@@ -143,6 +143,8 @@ class SPMDStep:
                 self._prepare_messages()
             self._programs[size] = self._checked(SPMDProgram(self._ctx, self._mesh, size))
         except Exception as error:
+            if isinstance(error, ReferenceError) and self._engine_is_gone():
+                return
             self._errors[size] = f"{type(error).__name__}: {error}".splitlines()[0]
             _log.debug("compiling one program for all devices failed:", exc_info=True)
             if not self._several:  # with several processes, all must agree to give up
@@ -150,6 +152,13 @@ class SPMDStep:
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._size:
                 del self._programs[old]
+
+    def _engine_is_gone(self) -> bool:
+        """Return whether the program was closed and freed, perhaps while its compiler was at work."""
+        try:
+            return not self._ctx.kernels
+        except ReferenceError:
+            return True
 
     def _checked(self, program: SPMDProgram) -> SPMDProgram:
         """Return the program. Raises an OutOfMemoryError if it would not fit the memory."""

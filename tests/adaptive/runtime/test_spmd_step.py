@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from dataclasses import fields
 
 import jax
@@ -287,6 +290,30 @@ def test_a_program_that_cannot_be_compiled_is_warned_of_once(taken, monkeypatch,
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "it could not be compiled: JaxRuntimeError: RESOURCE_EXHAUSTED: no room for the program. Steps" in warning
     assert "smaller local batch" in warning
+
+
+def test_a_program_that_is_closed_while_it_is_compiled_is_not_warned_of(monkeypatch, caplog):
+    begins, gone = threading.Event(), threading.Event()
+
+    def compile_late(ctx, mesh, size):
+        begins.set()
+        assert gone.wait(60)
+        return ctx.kernels
+
+    monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", compile_late)
+    with comm.DeviceWorld() as world:
+        program = ad.Program(plain, begun(), DATA, global_batch=16, world=world)
+        context = weakref.ref(program._parts.engine.context)
+        compiler = threading.Thread(target=program._parts.engine._spmd.compile, args=(4,))
+        compiler.start()
+        assert begins.wait(60)
+        program.close()
+        del program
+        gc.collect()
+        assert context() is None
+        gone.set()
+        compiler.join()
+    assert not caplog.records
 
 
 def test_the_status_is_taken_once_in_each_step(taken, monkeypatch):
