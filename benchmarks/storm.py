@@ -43,7 +43,7 @@ from _measure import RESULTS, readable, report
 sys.path.insert(0, str(ROOT))
 
 LOCAL_BATCH, EXAMPLES, SEED = 32, 10_000, 5
-HANG_TIMEOUT = 5.0
+HANG_TIMEOUT = 2.0  # killed after twice that, which is more than the longest stop
 SETTLED = 10  # steps before the time begins
 WINDOW = 15.0  # seconds after a fault in which its longest step is looked for
 START_SECONDS = 300.0

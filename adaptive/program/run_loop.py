@@ -20,6 +20,7 @@ from adaptive.operators.sources import Reading
 from adaptive.runtime.out_of_memory import LocalBatchTooLarge
 from adaptive.runtime.outcome import Outcome
 
+from .lost_examples import LostExamples
 from .membership_changes import MembershipChanges, RunEnds, RunOver
 from .parts import ProgramParts
 from .reports import finish_step
@@ -39,7 +40,8 @@ class RunLoop:
     def __init__(self, parts: ProgramParts):
         self._parts = parts
         self.membership_changes = MembershipChanges(parts)
-        self.steady = SteadyLoop(parts, self.membership_changes)
+        self._lost_examples = LostExamples(parts)
+        self.steady = SteadyLoop(parts, self.membership_changes, self._lost_examples)
         self._under_way = threading.Lock()  # held during a step
 
     def step(self) -> Report:
@@ -103,7 +105,7 @@ class RunLoop:
         return report
 
     def _general_step(self, since: float) -> Outcome:
-        """Run a general step; repeat it on the same examples if members are lost, or memory runs out.
+        """Run a general step; go on with the same examples if members are lost, or memory runs out.
 
         Args:
           since: seconds since the start of the previous step.
@@ -115,6 +117,9 @@ class RunLoop:
             if p.mailboxes.make():
                 continue  # members may have been lost in the exchange
             try:
+                outcome = self._lost_examples.step(since)
+                if outcome is not None:
+                    return outcome
                 before = p.activity.turn(INPUT)
                 try:
                     share = p.stream.take(p.sizes.current)
@@ -122,7 +127,7 @@ class RunLoop:
                     p.activity.turn(before)
                 return self._run_engine(share, since)
             except MembersChanged:
-                continue
+                self._lost_examples.note_attempt()
             except LocalBatchTooLarge as error:
                 p.run.notes += [f"{error}.", *p.sizes.limit_local_batches([error.examples] * p.world.capacity)]
                 _log.warning("%s: local batches have at most %d examples from now on.", error, error.examples)

@@ -19,8 +19,10 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING
+from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
+from adaptive.operators.collectives import collective_p
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
@@ -57,8 +59,10 @@ class _Microbatch(NamedTuple):
     consts: list[Any]
 
 
-class _Ahead(NamedTuple):
-    """Kernels of the next step that are already dispatched, and their inputs."""
+class Computed(NamedTuple):
+    """Kernels of a step that are already dispatched, and their inputs: those of the next step, or of a step that could
+    not be completed, because others were lost.
+    """
 
     step: int
     sizes: Microbatches
@@ -67,8 +71,9 @@ class _Ahead(NamedTuple):
     op_states: list[list[jax.Array]]
     packed: list[jax.Array]
     kept: list[jax.Array]
-    finite: jax.Array | None
     dispatched: float
+    seconds: float = 0.0  # until they had ended; 0 if that is unknown
+    finite: jax.Array | None = None  # the result of the check, if it is dispatched too
 
 
 Vectors = Sequence[Any]  # of sources: floats, and integers
@@ -88,6 +93,7 @@ _STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") +
 
 # Sources whose values for the next step's microbatches are known before it begins.
 _KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds", "exchange_seconds"}
+_OF_MEMBERS = {"workers", "batch_size"}  # sources that change when members are lost in a step
 
 
 class SteadyStep:
@@ -97,7 +103,10 @@ class SteadyStep:
       ctx: the parts that the engine's steps share; its plan must satisfy `is_flat`.
 
     Attributes:
+      ahead: the kernels of the next step, if they are dispatched already.
       has_sent: whether the last step has sent a message.
+      computed: what this worker has computed of a step in whose message others were lost.
+      may_divide: whether a worker's examples may be computed in parts, with other members each. Replicated.
     """
 
     def __init__(self, ctx: StepContext):
@@ -125,7 +134,14 @@ class SteadyStep:
         self._microbatches: tuple[Microbatches, list[_Microbatch]] = (), []
         # On CPUs this gains nothing, because Python and the kernels share the cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
-        self._ahead: _Ahead | None = None
+        self.ahead: Computed | None = None
+        self.computed: Computed | None = None
+        self.may_divide = (
+            plan.splittable
+            and not self._final_kept
+            and not _OF_MEMBERS & set(call.reads("source"))
+            and all(eqn.primitive is not collective_p for eqn in call.eqns)  # of replicated values: they count workers
+        )
         self.has_sent = False
         self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
         # Sources that change from step to step: (vector, index, function that reads the value).
@@ -175,9 +191,9 @@ class SteadyStep:
         watch = time.process_time() if choice.timed else 0.0
         vectors, final_vectors = self._vectors(reading, sizes)
         known = float("inf")
-        ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
+        ahead = None if self.ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
         if ahead is None:
-            packed, kept = self._compute(sizes, reading, vectors, (self._leaves or self._find_leaves)(share.batches[0]))
+            packed, kept = self.compute(sizes, reading, vectors, (self._leaves or self._find_leaves)(share.batches[0]))
             finite = self._check_own(packed) if self._checks_own else None
         else:
             packed, kept, finite, dispatched = ahead.packed, ahead.kept, ahead.finite, ahead.dispatched
@@ -202,7 +218,11 @@ class SteadyStep:
         if self._sent >= 0:
             own = ctx.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
             activity.now, self.has_sent = EXCHANGING, True
-            results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
+            try:
+                results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
+            except MembersChanged:
+                self.computed = self.record(reading.step, sizes, share.batches[0], packed, kept, dispatched, seconds)
+                raise
             exchanged = time.perf_counter()
             activity.now = COMPUTING
             ctx.status.decode(heard)
@@ -228,10 +248,9 @@ class SteadyStep:
         Args:
           share, reading, sizes: those expected for the next step. If they differ, the work is discarded and repeated.
         """
-        workers, batch = self._ctx.workers, share.batches[0]
-        dispatched = time.perf_counter()
+        batch, dispatched = share.batches[0], time.perf_counter()
         try:
-            packed, kept = self._compute(
+            packed, kept = self.compute(
                 sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
             )
             finite = self._check_own(packed) if self._checks_own else None
@@ -240,21 +259,30 @@ class SteadyStep:
                 raise
             self.runs_ahead = False  # the next step computes them itself, with less in memory
             return
-        state, op_states = list(workers.local_states[0]), list(workers.local_op_states[0])
-        self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, finite, dispatched)
+        self.ahead = self.record(reading.step, sizes, batch, packed, kept, dispatched, finite=finite)
 
     def forget_ahead(self) -> None:
         """Discard the kernels that were dispatched ahead."""
-        self._ahead = None
+        self.ahead = None
 
-    def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> _Ahead | None:
+    def record(
+        self, step: int, sizes: Microbatches, batch: Any, *computed: Any, finite: jax.Array | None = None
+    ) -> Computed:
+        """Return what was computed of a batch with the present state: packed parts, kept outputs, and times."""
+        state, op_states = list(self._ctx.workers.local_states[0]), list(self._ctx.workers.local_op_states[0])
+        return Computed(step, sizes, batch, state, op_states, *computed, finite=finite)
+
+    def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> Computed | None:
         """Return the kernels that were dispatched ahead for this step; `None` if an input has changed since."""
-        ahead, self._ahead = self._ahead, None
+        ahead, self.ahead = self.ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
+        return ahead if self.has_state_of(ahead) else None
+
+    def has_state_of(self, computed: Computed) -> bool:
+        """Return whether the state is the one with which this was computed."""
         state, op_states = self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
-        same = all(map(is_, ahead.state, state)) and all(map(is_, ahead.op_states, op_states))
-        return ahead if same else None
+        return all(map(is_, computed.state, state)) and all(map(is_, computed.op_states, op_states))
 
     def _check_own(self, packed: list[jax.Array]) -> jax.Array:
         """Dispatch the check of the message, if this is the only worker, whose message no exchange changes. The result
@@ -296,6 +324,10 @@ class SteadyStep:
             vectors[vector][place] = value(reading)
         return vectors, there if self._final_is_fed_alike else vectors
 
+    def leaves_of(self, batch: Any) -> list[Any]:
+        """Return the leaves of a batch."""
+        return (self._leaves or self._find_leaves)(batch)
+
     def _find_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         self._leaves = tree.flatten_up_to  # for later batches of this structure, without a Python call
@@ -312,11 +344,20 @@ class SteadyStep:
         self.runs_ahead = self.runs_ahead and has_room(self._ctx.world.devices[0], self._microbatch_bytes)
         return calls
 
-    def _compute(
-        self, sizes: Microbatches, reading: Reading, vectors: Vectors, leaves: list[Any]
+    def compute(
+        self,
+        sizes: Microbatches,
+        reading: Reading,
+        vectors: Vectors,
+        leaves: list[Any],
+        packed: Sequence[jax.Array] = (),
+        done: int = 0,
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Dispatch the kernels. Returns the parts of all messages, summed over microbatches, and the last kernel's
         outputs.
+
+        Args:
+          packed, done: the parts of this worker's first examples, if they are computed, and the number of those.
         """
         ctx, state, op_states = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
         calls = self._microbatches[1] if self._microbatches[0] is sizes else self._planned(sizes)
@@ -328,20 +369,20 @@ class SteadyStep:
             "microbatch": [],
             "message": [],
         }
-        packed: list[jax.Array] = []
         for call in calls:
             given["const"] = call.consts
-            if call.rows is None:
+            if call.rows is None and not done:
                 given["batch"], (given["floats"], given["ints"]) = batch, vectors
             else:
-                given["batch"] = [leaf[call.rows] for leaf in batch]
-                of_microbatch = self._steps.feed.for_microbatch(vectors, reading, call.rows.start, call.examples)
+                given["batch"] = batch if call.rows is None else [leaf[call.rows] for leaf in batch]
+                start = done if call.rows is None else done + call.rows.start
+                of_microbatch = self._steps.feed.for_microbatch(vectors, reading, start, call.examples)
                 given["floats"], given["ints"] = of_microbatch
             out = call.run(given)
             new = out.pop("parts")
             packed = ctx.programs[sum_kind(0), 0, 0](packed, new) if packed else new
             del new  # so that the next microbatch's parts can reuse that memory
-        return packed, out["outputs"]
+        return list(packed), out["outputs"]
 
     def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment, whose results become the worker's state. Returns them."""

@@ -107,6 +107,7 @@ class Compilations(list):
 def test_the_program_lists_members_and_keeps_the_global_batch_if_possible():
     world = LocalWorld(3)
     with build(descend, jnp.zeros(()), data_of(), 20, world=world, max_local_batch=8) as program:
+        problems.warm(program)
         assert program.step().members == (0, 1, 2)
         world.leave(1)
         report = program.step()

@@ -1,0 +1,181 @@
+"""What remains of a step in which workers are lost: the others add the lost examples to what they have computed."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+from adaptive.program.lost_examples import divided, whole
+from tests.program.problems import stream, warm
+from tests.threaded_world import Job
+
+COVERS = ("adaptive/data/stream.py", "adaptive/runtime/steady_step.py", "adaptive/program/steady_loop.py")
+
+EXAMPLES, BATCH, STEPS, SEED = 60, 12, 5, 3
+LAST = 3  # the step in whose message processes die
+DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
+
+
+class Source:
+    """Examples that are read one by one."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, index):
+        return {name: leaf[index] for name, leaf in DATA.items()}
+
+
+def trained(dies, *, source=DATA, driver=None, **options):
+    """Train on three processes, of which some die in message `LAST`. Returns the reports, the state, and the numbers of
+    the examples that were computed in the step, by process.
+    """
+    found = {}
+
+    def script(world):
+        seen, on = [], threading.Event()
+
+        def take(numbers):
+            if on.is_set():
+                seen.append(np.sort(numbers))
+            return np.float32(0)
+
+        def train(state, batch):
+            zero = jax.pure_callback(take, jax.ShapeDtypeStruct((), jnp.float32), batch["number"])
+            return (driver or plain)(state, {**batch, "x": batch["x"] + zero})
+
+        state = {"taken": jnp.zeros(EXAMPLES, jnp.int32), "sum": jnp.zeros(())}
+        with ad.Program(train, state, source, global_batch=BATCH, world=world, seed=SEED, **options) as program:
+            warm(program)
+            reports = []
+            for report in program.run(steps=STEPS - 1):
+                reports.append(report)
+                if report.step == LAST - 1:
+                    on.set()
+                    if world.workers[0] in dies:  # at its next operation, or at the one after that
+                        at = len(world.job.operations[world.workers[0]]) + dies[world.workers[0]]
+                        world.job.dies[world.workers[0]] = at
+                if report.step == LAST:
+                    on.clear()
+                    found[world.workers[0]] = list(seen)
+            return reports, program.state
+
+    returned = Job(3).run(script)
+    return returned, found
+
+
+def plain(state, batch):
+    noise = jax.random.normal(ad.batch_key(), batch["x"].shape)  # of each example by its place in the global batch
+    mean = comm.all_reduce((batch["x"] + noise).mean())
+    taken = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
+    return {"taken": state["taken"] + taken, "sum": state["sum"] + mean}, {"mean": mean, "there": ad.workers()}
+
+
+def counting(state, batch):
+    """What this computes of a batch depends on the number of workers."""
+    new, metrics = plain(state, {**batch, "x": batch["x"] * ad.workers().astype(jnp.float32)})
+    return {**new, "sum": new["sum"] * 0}, metrics
+
+
+@pytest.mark.parametrize(
+    ("who", "source"),
+    [
+        (0, DATA),
+        pytest.param(1, ad.data.from_source(Source()), id="source"),
+        pytest.param(2, DATA, marks=pytest.mark.long),
+    ],
+)
+def test_the_others_add_the_lost_examples_to_their_own(who, source):
+    calm, _ = trained({}, source=source)
+    returned, computed = trained({who: 0}, source=source)
+    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH].reshape(3, 4)
+    lost = numbers[who]
+    for first, process in enumerate(sorted(returned)):
+        own, rest = numbers[process], lost[2 * first : 2 * first + 2]
+        np.testing.assert_array_equal(np.concatenate(computed[process]), [*np.sort(own), *np.sort(rest)])
+        reports, state = returned[process]
+        step = reports[LAST - 2]  # without the first one
+        assert [loss.workers for loss in step.lost] == [(who,)]
+        assert step.batch_sizes == tuple(0 if slot == who else 6 for slot in range(3))
+        assert step.metrics["there"] == 2
+        np.testing.assert_array_equal(state["taken"], calm[0][1]["taken"])
+        np.testing.assert_allclose(state["sum"], calm[0][1]["sum"], rtol=1e-6)
+        assert step.seconds >= sum(step.breakdown) * 0.99
+
+
+def test_another_one_may_be_lost_in_what_remains():
+    calm, _ = trained({})
+    returned, computed = trained({0: 0, 1: 1})
+    ((reports, state),) = returned.values()
+    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH]
+    np.testing.assert_array_equal(np.sort(np.concatenate(computed[2])), np.sort(numbers))  # none of them twice
+    assert [loss.workers for loss in reports[LAST - 2].lost] == [(0,), (1,)]
+    np.testing.assert_array_equal(state["taken"], calm[0][1]["taken"])
+    np.testing.assert_allclose(state["sum"], calm[0][1]["sum"], rtol=1e-6)
+
+
+def test_two_may_be_lost_at_once():
+    calm, _ = trained({})
+    returned, computed = trained({1: 0, 2: 0})
+    ((_, state),) = returned.values()
+    assert sum(map(len, computed[0])) == BATCH
+    np.testing.assert_allclose(state["sum"], calm[0][1]["sum"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("driver", "options"), [(counting, {}), (plain, {"deterministic": True})], ids=["counts workers", "deterministic"]
+)
+def test_where_parts_depend_on_the_members_a_step_is_computed_anew(driver, options):
+    returned, computed = trained({1: 0}, driver=driver, **options)
+    calm, _ = trained({}, driver=driver, **options)
+    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH]
+    for process, (_, state) in returned.items():
+        assert sum(map(len, computed[process])) == 4 + 6
+        np.testing.assert_array_equal(state["taken"], calm[0][1]["taken"])
+    again = np.concatenate([np.concatenate(computed[process])[4:] for process in returned])
+    np.testing.assert_array_equal(np.sort(again), np.sort(numbers))
+
+
+def test_a_noise_scale_stays_that_of_all_examples():
+    def driver(state, batch):
+        grads = {"w": batch["x"].mean()}
+        averaged = comm.all_reduce(grads)
+        scale = mon.noise_scale(grads, averaged)
+        return {**state, "sum": state["sum"] + averaged["w"]}, {"noise": scale.scale}
+
+    calm, _ = trained({}, driver=driver)
+    returned, _ = trained({0: 0}, driver=driver)
+    for reports, state in returned.values():
+        np.testing.assert_allclose(state["sum"], calm[1][1]["sum"], rtol=1e-6)
+        assert np.isfinite(reports[-1].metrics["noise"]) == np.isfinite(calm[1][0][-1].metrics["noise"])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "after"),
+    [
+        ((4, 4, 4), (6, 0, 6), [[(0, 4), (4, 2)], [], [(8, 4), (6, 2)]]),
+        ((4, 4, 4), (0, 0, 12), [[], [], [(8, 4), (0, 4), (4, 4)]]),
+        ((3, 3, 3, 3), (0, 5, 4, 3), [[], [(3, 3), (0, 2)], [(6, 3), (2, 1)], [(9, 3)]]),
+        ((3, 0, 3), (6, 0, 0), [[(0, 3), (3, 3)], [], []]),
+        ((4, 4, 4, 4), (0, 10, 0, 6), [[], [(4, 4), (0, 4), (8, 2)], [], [(12, 4), (10, 2)]]),
+        ((4, 4, 4), (3, 0, 9), None),  # the first had more
+        ((4, 4, 4), (4, 0, 4), None),  # another global batch
+        ((6, 6, 0), (0, 8, 4), None),  # the third had none
+    ],
+)
+def test_lost_examples_are_divided(before, now, after):
+    found = divided(whole(before), now)
+    assert (found and [list(map(tuple, ranges)) for ranges in found]) == after
+
+
+def test_examples_are_divided_again_after_a_further_loss():
+    once = divided(whole((4, 4, 4)), (0, 6, 6))
+    again = divided(once, (0, 0, 12))
+    assert again == ((), (), ((8, 4), (2, 2), (4, 4), (0, 2)))
