@@ -53,6 +53,7 @@ from adaptive.base.link_probe import LinkProbe as LinkProbe
 from adaptive.base.link_probe import ProbesLinks as ProbesLinks
 from adaptive.base.link_probe import no_links as no_links
 from adaptive.base.mailbox import CopyMailbox as CopyMailbox
+from adaptive.base.mailbox import HoldsCopies as HoldsCopies
 from adaptive.base.mailbox import LocalMailboxes as LocalMailboxes
 from adaptive.base.mailbox import Mailbox as Mailbox
 from adaptive.base.mailbox import OffersCopies as OffersCopies

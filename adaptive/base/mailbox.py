@@ -83,6 +83,28 @@ class CopyMailbox(Mailbox, Protocol):
         ...
 
 
+class HoldsCopies(Protocol):
+    """The copies that a process holds, as its world sees them."""
+
+    def newest(self) -> int:
+        """Return the number of the newest complete copy that this process can continue from; -1 if there is none.
+        Local.
+        """
+        ...
+
+    def has_place(self) -> bool:
+        """Return whether this process has a place for its copies: a spawned one has none at first. Local."""
+        ...
+
+    def create(self, make: Callable[[Sequence[int]], CopyMailbox]) -> None:
+        """Create mailboxes with a place for each process of the job. Called on all of them, if one has none.
+
+        Args:
+          make: creates a mailbox for vectors of these sizes in bytes. Collective.
+        """
+        ...
+
+
 @runtime_checkable
 class OffersCopies(Protocol):
     """The methods of a world whose processes keep copies of each other's state, besides those of `World`."""
@@ -98,22 +120,22 @@ class OffersCopies(Protocol):
         """Return why this world keeps no copies; "" if it does. Replicated."""
         ...
 
-    def create_copies(self, nbytes: Sequence[int], about: str, instead_of: CopyMailbox | None = None) -> CopyMailbox:
+    def create_copies(self, nbytes: Sequence[int], about: str) -> CopyMailbox:
         """Create a mailbox for copies; before a run, with places for all processes, in reserve too. Collective.
 
         A worker's memory is allocated when it first publishes, which raises OSError if memory is short.
 
         Args:
-          nbytes, about, instead_of: see `OffersMailboxes.create_mailbox`.
+          nbytes, about: see `OffersMailboxes.create_mailbox`.
         """
         ...
 
-    def hold_copies(self, newest: Callable[[], int] | None) -> None:
+    def hold_copies(self, holder: HoldsCopies | None) -> None:
         """Let the processes in reserve continue the run when all members are lost. Called on every process.
 
         Args:
-          newest: returns the number of the newest complete copy that this process can continue from, -1 if there is
-            none. The process with the largest number continues. `None`: the job ends with an error.
+          holder: the copies of this process. The process with the newest one continues. `None`: the job ends with an
+            error.
         """
         ...
 

@@ -8,6 +8,9 @@ other hosts fetch the copies (`copy_puller.py`): the partner on the next host, a
 Copies have serial numbers, the same on all workers, and each worker's last two are kept. A copy is used only if its
 writer completed it, and a copy of the run only if the parts of all workers are there. If a process dies while it
 writes, the copy before is complete.
+
+When a spawned process joins, all processes of the job, those in reserve too, create new memory with a place for it at
+the rendezvous. Those in reserve read the earlier copies until there is a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +29,15 @@ from adaptive.base.world import World
 from adaptive.base.world_members import TransferPayload
 from adaptive.runtime.worker_state import WorkerState
 
-from .copy_puller import NO_SERIAL, CopyPuller
+from .copy_places import CopyPlaces
+from .copy_puller import NO_SERIAL
 
 if TYPE_CHECKING:
     from .parts import ProgramParts
 
 _HEAD = 16  # bytes: the step, and the length of the small part
 _SMALL = 1 << 20  # most bytes of the small part
+_REPLACED = 2  # the most memories that were replaced, and are still read
 _FULL, _LOCAL = "full", "local"
 _log = logging.getLogger("adaptive")
 
@@ -53,10 +58,8 @@ class MemoryCopies:
         self._world, self._workers, self._one_data_set = world, workers, one_data_set
         self.active = False
         self._every = 1
-        self._mailboxes: dict[str, CopyMailbox] = {}
-        self._index: CopyMailbox | None = None
-        self._puller: CopyPuller | None = None
-        self._slots: tuple[int, ...] = ()  # the worker slots with a place in the mailboxes. Replicated
+        # The memory that is in use, last, and before it what it replaced: that is read until the next copy is complete.
+        self._places: list[CopyPlaces] = []
         self._serial = 0  # of the last copy. Replicated
         self._orphans: list[int] = []  # slots of workers that are gone, whose state nobody has continued. Replicated
         self._n_losses = 0  # of the world, that `_orphans` accounts for. Replicated
@@ -86,7 +89,7 @@ class MemoryCopies:
             self._create(name)
             self._n_losses = len(world.losses)
         if isinstance(world, OffersCopies):
-            world.hold_copies(self.newest)
+            world.hold_copies(self)
         return ""
 
     def close(self) -> None:
@@ -95,45 +98,54 @@ class MemoryCopies:
             self.active, self._found = False, None
             if isinstance(self._world, OffersCopies):
                 self._world.hold_copies(None)
-            self._publish_index(NO_SERIAL)
-            self._close_puller()
+            self._end_places()
 
-    def _close_puller(self) -> None:
-        puller, self._puller = self._puller, None
-        if puller is not None:
-            puller.close()
+    def _end_places(self) -> None:
+        """Tell others that no copies come any more, and drop the memory."""
+        own = [self._world.workers[i] for i in self._workers.present]
+        for places in self._places:
+            places.publish_index(own, NO_SERIAL)
+            places.close()
+        self._places = []
 
     def _create(self, name: str) -> None:
-        """Create the mailboxes for the present processes. Communicates."""
-        world, about = self._world, f"memory for copies of {name}"
+        """Create the memory for the present processes. Communicates."""
+        world = self._world
         assert isinstance(world, OffersCopies)
-        self._close_puller()
-        self._publish_index(NO_SERIAL)  # to those that have no place in the new ones
-        replicated = [array.nbytes for array in self._workers.views()]
-        local = [array.nbytes for array in self._workers.local_views(0)]
-        sizes = {_FULL: [_HEAD, _SMALL, *replicated]}
-        if self._has_local:
-            sizes[_LOCAL] = [_HEAD, *local]
-        before = self._mailboxes
-        self._mailboxes = {key: world.create_copies(n, about, before.get(key)) for key, n in sizes.items()}
-        self._index = world.create_copies([8], about, self._index)
-        hosts = self._index.hosts
-        self._slots = tuple(hosts)
-        if len(set(hosts.values())) > 1:
-            self._puller = CopyPuller(self._index, self._mailboxes, world.workers[0], self._wanted)
+        offers = world
+        self._end_places()
+        self.create(lambda nbytes: offers.create_copies(nbytes, f"memory for copies of {name}"))
 
-    def _wanted(self) -> dict[int, list[str]]:
+    def has_place(self) -> bool:
+        """Return whether this process has a place for copies: the protocol of `HoldsCopies`."""
+        return bool(self._places) and self._world.workers[0] in self._places[-1].slots
+
+    def create(self, make: Callable[[Sequence[int]], CopyMailbox]) -> None:
+        """Create memory with a place for each process that takes part: the protocol of `HoldsCopies`."""
+        sizes = {_FULL: [_HEAD, _SMALL, *(array.nbytes for array in self._workers.views())]}
+        if self._has_local:
+            sizes[_LOCAL] = [_HEAD, *(array.nbytes for array in self._workers.local_views(0))]
+        mailboxes = {key: make(nbytes) for key, nbytes in sizes.items()}
+        for places in self._places:
+            places.close()
+        new = CopyPlaces(mailboxes, make([8]), self._world.workers[0], self._wanted)
+        self._places = [*self._places[-_REPLACED:], new]
+
+    def _use_new_places(self) -> None:
+        """Publish in the memory that was created last, and drop what it replaced."""
+        self._places, before = self._places[-1:], self._places[:-1]
+        for places in before:
+            places.publish_index([self._world.workers[i] for i in self._workers.present], NO_SERIAL)
+
+    def _wanted(self, places: CopyPlaces) -> dict[int, list[str]]:
         """Return the worker slots of other hosts that this process fetches copies of, and which copies."""
-        world, index = self._world, self._index
-        if index is None:
-            return {}
-        others = [slot for slot in self._slots if not index.is_mapped(slot)]
+        world, others = self._world, places.elsewhere
         if world.in_reserve:
-            return {slot: list(self._mailboxes) for slot in others}
+            return dict.fromkeys(others, places.names)
         if not self._has_local:
             return {}
-        hosts, members = index.hosts, [slot for slot in world.members if slot in self._slots]
-        partner = partners({slot: hosts[slot] for slot in members})
+        members = [slot for slot in world.members if slot in places.slots]
+        partner = partners({slot: places.hosts[slot] for slot in members})
         return {slot: [_LOCAL] for slot in others if partner.get(slot) in world.workers}
 
     # --- taking copies ------------------------------------------------------------------------------------------------
@@ -155,15 +167,16 @@ class MemoryCopies:
         small = self._small(parts)
         if self._given_up:
             return
+        places = self._places[-1]
         try:
             if self._has_local:
                 for i in workers.present:
                     vectors = [_head(step, 0), *map(_bytes, workers.local_views(i))]
-                    self._mailboxes[_LOCAL].publish(world.workers[i], serial, vectors)
+                    places.publish(_LOCAL, world.workers[i], serial, vectors)
             if small:
                 vectors = [_head(step, len(small)), np.frombuffer(small, np.uint8), *map(_bytes, workers.views())]
-                self._mailboxes[_FULL].publish(world.workers[workers.some_present], serial, vectors)
-            self._publish_index(serial)
+                places.publish(_FULL, world.workers[workers.some_present], serial, vectors)
+            places.publish_index([world.workers[i] for i in workers.present], serial)
         except OSError as error:
             self._give_up(f"memory is short: {error.strerror or error}")
 
@@ -181,12 +194,6 @@ class MemoryCopies:
             self._give_up(f"the state of hooks and data takes {len(small)} bytes, more than {_SMALL}")
         return small
 
-    def _publish_index(self, serial: int) -> None:
-        if self._index is not None:
-            for i in self._workers.present:
-                if self._world.workers[i] in self._slots:
-                    self._index.publish(self._world.workers[i], 0, [np.array([serial]).view(np.uint8)])
-
     def _give_up(self, why: str) -> None:
         self._given_up = True
         _log.warning("this process copies no more of its state to memory: %s.", why)
@@ -199,39 +206,25 @@ class MemoryCopies:
     @property
     def _has_reserve(self) -> bool:
         """Whether any process with a place for copies is in reserve, as far as is known."""
-        return bool(set(self._slots) - set(self._world.members) - self._away)
+        return bool(self._places) and bool(set(self._places[-1].slots) - set(self._world.members) - self._away)
 
     # --- copies that are here -----------------------------------------------------------------------------------------
 
     def _serials(self, name: str, slot: int) -> list[int]:
         """Return the serial numbers of the complete copies of a worker that this process can read, newest first."""
-        mailbox = self._mailboxes.get(name)
-        if mailbox is None or slot not in self._slots:
-            return []
-        if mailbox.is_mapped(slot):
-            return [serial for serial in mailbox.rounds(slot) if serial > 0]
-        return [] if self._puller is None else self._puller.serials(name, slot)
+        return sorted({serial for places in self._places for serial in places.serials(name, slot)}, reverse=True)
 
     def _copy_of(self, name: str, slot: int, serial: int) -> Vectors | None:
-        mailbox = self._mailboxes[name]
-        if mailbox.is_mapped(slot):
-            return mailbox.copy_of(slot, serial)
-        return None if self._puller is None else self._puller.copy_of(name, slot, serial)
-
-    def _has_ended(self, slot: int) -> bool:
-        """Return whether a worker has ended its copies, or takes them elsewhere."""
-        index = self._index
-        if index is None or not index.is_mapped(slot):
-            return self._puller is not None and self._puller.latest(slot) == NO_SERIAL
-        found = index.copy_of(slot, 0)
-        return found is not None and int(found[0].view(np.int64)[0]) == NO_SERIAL
+        holders = (places for places in reversed(self._places) if serial in places.serials(name, slot))
+        return next((found for places in holders if (found := places.copy_of(name, slot, serial)) is not None), None)
 
     def newest(self) -> int:
         """Return the serial number of the newest copy of the run that is complete here; -1 if there is none. Local."""
         self._found = None
-        if any(map(self._has_ended, self._slots)):
+        if not self._places or any(map(self._places[-1].has_ended, self._places[-1].slots)):
             return NO_SERIAL
-        pairs = {(serial, slot) for slot in self._slots for serial in self._serials(_FULL, slot)}
+        slots = {slot for places in self._places for slot in places.slots}
+        pairs = {(serial, slot) for slot in slots for serial in self._serials(_FULL, slot)}
         for serial, slot in sorted(pairs, reverse=True):
             vectors = self._copy_of(_FULL, slot, serial)
             if vectors is None:
@@ -275,13 +268,11 @@ class MemoryCopies:
         losses = self._world.losses
         self.gone(slot for loss in losses[self._n_losses :] for slot in loss.workers)
         self._n_losses, notes = len(losses), []
-        spawned = set(joined) & self._away or set(joined) - set(self._slots)
         self._away -= set(joined)
         if joined and self._has_local and self._orphans:
             notes = self._give_to(heirs(joined, self._orphans, same_slot=not self._one_data_set), name)
         self._serial += 1  # lost workers may have begun the next copy
-        if spawned:  # they have no place in the mailboxes
-            self._create(name)
+        self._use_new_places()
         return notes
 
     def _give_to(self, heir_of: Mapping[int, int], name: str) -> list[str]:
@@ -318,11 +309,11 @@ class MemoryCopies:
 
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part, for `adopt` on a joining process."""
-        return self._serial, self._orphans, self._n_losses, self._slots, self._away
+        return self._serial, self._orphans, self._n_losses, self._away
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the replicated part by what another process has exported."""
-        self._serial, self._orphans, self._n_losses, self._slots, self._away = exported
+        self._serial, self._orphans, self._n_losses, self._away = exported
 
 
 def partners(hosts: Mapping[int, int]) -> dict[int, int]:

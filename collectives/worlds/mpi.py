@@ -15,6 +15,7 @@ import jax
 
 from adaptive import WorkerError
 from adaptive.extend import (
+    HoldsCopies,
     LinkProbe,
     Loss,
     PartSpec,
@@ -133,6 +134,7 @@ class MPIWorld(MultiProcessWorld):
                     respawn=respawn,
                     abandon=abandon,
                     build_digests=build_digests,
+                    create_mailbox=self._create_for_all,
                 )
             else:
                 self.elastic = spawned_process(
@@ -141,6 +143,7 @@ class MPIWorld(MultiProcessWorld):
                     spawns=max_workers is not None,
                     abandon=abandon,
                     build_digests=build_digests,
+                    create_mailbox=self._create_for_all,
                 )
                 everyone = self.transport.group
             self.capacity, self.workers = self.elastic.capacity, self.elastic.workers
@@ -183,13 +186,21 @@ class MPIWorld(MultiProcessWorld):
             return "no process is survived: start the job by `adaptive run` with Open MPI 5"
         return self.why_no_mailbox() if self.transport.group.comm.size > 1 or self.spawns else "there is one process"
 
-    def create_copies(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
+    def create_copies(self, nbytes: Sequence[int], about: str) -> mailbox.ProcessMailbox:
         """Create a mailbox for copies: see `OffersCopies`."""
-        return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, None, lazy=True)
+        creation = self._mailboxes.creation(about, nbytes, lambda: self.transport.group.everyone, None, None, lazy=True)
+        self.transport.run(creation)
+        return self._mailboxes.lend(creation.result)
 
-    def hold_copies(self, newest: Callable[[], int] | None) -> None:
+    def hold_copies(self, holder: HoldsCopies | None) -> None:
         """Let the processes in reserve continue when all members are lost: see `OffersCopies`."""
-        self.elastic.newest_copy = newest
+        self.elastic.copies = holder
+
+    def _create_for_all(self, job: ProcessGroup, nbytes: Sequence[int]) -> Any:
+        """Create a mailbox for copies of all processes of the job, also those in reserve. Collective over `job`."""
+        creation = self._mailboxes.creation("memory for copies", nbytes, lambda: job.everyone, None, None, lazy=True)
+        creation.carry_out(job.comm)
+        return self._mailboxes.lend(creation.result)
 
     def probe_links(self, about: str = "") -> LinkProbe:
         """Measure the links between the members' hosts: see `ProbesLinks`."""

@@ -63,11 +63,9 @@ class MultiProcessWorld(Channels, WorldBase):
         everyone: Callable[[], Sequence[Process]],
         replaces: Any,
         mpi: Any,
-        *,
-        lazy: bool = False,
     ) -> ProcessMailbox:
         """Create a mailbox on all processes, with MPI windows if `mpi` is given."""
-        creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi, lazy=lazy)
+        creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi)
         self.transport.run(creation)
         return self._mailboxes.keep(creation.result, replaces)
 

@@ -1,6 +1,7 @@
 """Jobs whose state is copied to other processes' memory: `copied.py CASE [HOSTS]`; see test_memory_copies.py.
 
-Two workers train, others are in reserve or are spawned. Each example must be taken once per epoch, whatever is lost.
+Two workers train, others are in reserve or are spawned; in "beside" and "at once" a spawned one joins while another one
+stays in reserve. Each example must be taken once per epoch, whatever is lost.
 Each worker counts its steps in its per-worker state. HOSTS are the ranks' hosts, which are made up: 0,0,1,1.
 """
 
@@ -22,6 +23,7 @@ from collectives.worlds.mailboxes.seqlock import SlotLayout
 
 CASE, HOSTS = sys.argv[1], sys.argv[2:]
 EXAMPLES, STEPS, DIES = 64, 40, 20
+BESIDE = CASE in ("beside", "at once")
 data = {"number": np.arange(EXAMPLES)}
 logging.basicConfig(level=logging.WARNING)
 
@@ -67,8 +69,22 @@ class DeadlyVector:
         die()
 
 
+def join_beside_the_reserve(program, report) -> None:
+    """Request two more workers, and one when the spawned one is ready to join; then all members die."""
+    world = program.world
+    if report.step == 3:
+        program.rescale(workers=4)
+    if report.step == 5:
+        while world.rank == 0 and not world.poll_ready():
+            time.sleep(0.01)
+        program.rescale(workers=3)
+    if world.members == (0, 1, 3) and report.step == DIES:
+        die()
+
+
 def main() -> None:
     options = {"max_workers": 2} if CASE == "spawned" else {"workers": 2}
+    options |= {"max_workers": 4} if BESIDE else {}
     with comm.world(**options, respawn=CASE in ("one", "spawned"), hang_timeout=60) as world:
         state = {"taken": jnp.zeros(EXAMPLES, jnp.int32), "steps": jnp.zeros(())}
         program = ad.Program(
@@ -78,10 +94,17 @@ def main() -> None:
             per_worker_state=lambda state: state["steps"],
         )
         first = world.workers[0]
+        if BESIDE and first == 2:
+            program._parts.engine.kernels.can_join = lambda: False  # it gets ready too late
+        elif CASE == "at once":
+            program._parts.copies.hand_over = lambda joined, name: die()
         for report in program.run(steps=STEPS, checkpoint=ad.Checkpoints(memory=1, memory_every=1)):
             if world.rank == 0:
                 for note in report.notes:
                     print(f"step {report.step}: {note}", flush=True)
+            if BESIDE:
+                join_beside_the_reserve(program, report)
+                continue
             if world.losses and len(world.members) < 2:
                 time.sleep(1.5 if CASE == "spawned" else 0.3)  # for the worker that gets ready to join
             if report.step == DIES and (first == 1 or CASE in ("all", "torn")) and not world.losses:

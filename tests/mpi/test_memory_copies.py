@@ -55,6 +55,19 @@ def test_the_reserve_continues_when_all_members_are_lost(case, hosts):
         assert STEPS - 1 <= steps_of(worker, result) <= STEPS, result
 
 
+@pytest.mark.parametrize("hosts", [[], pytest.param(["0,0,1"], marks=pytest.mark.long)])
+@pytest.mark.parametrize("case", ["beside", pytest.param("at once", marks=pytest.mark.long)])
+def test_a_reserve_continues_although_a_spawned_worker_has_joined(case, hosts):
+    """Also when all members are lost at once, before they have taken a copy with the new one."""
+    result = job(case, 3, *hosts)
+    found = re.search(r"all members were lost.*continue from the copy in memory after step (\d+)", result.stdout)
+    assert found, result
+    lost = DIES if case == "beside" else 6
+    assert lost - 2 <= int(found[1]) <= lost, result
+    assert result.stdout.count(" lost: rank ") == 3, result
+    assert steps_of(2, result) >= STEPS - 2, result
+
+
 def test_without_copies_that_is_the_end(tmp_path):
     script = tmp_path / "without.py"
     script.write_text(SCRIPT.read_text().replace(", checkpoint=ad.Checkpoints(memory=1, memory_every=1)", ""))

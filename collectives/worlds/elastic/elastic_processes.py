@@ -18,6 +18,7 @@ import numpy as np
 
 from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
 from adaptive.extend import (
+    HoldsCopies,
     Loss,
     TransferPayload,
     WorkerSlots,
@@ -67,6 +68,7 @@ class ElasticProcesses:
       spawns: whether processes may be spawned.
       abandon: closes the world on this process alone.
       build_digests: returns digests of this process's program. A spawned process must have the same.
+      create_mailbox: creates a mailbox for all processes of the job; collective.
 
     Attributes:
       capacity: number of worker slots. Replicated.
@@ -78,7 +80,7 @@ class ElasticProcesses:
       in_reserve: whether this process is on standby, or must go on standby. Local.
       run_under_way: whether a run is under way in which processes can be on standby. Replicated.
       needs_state_transfer: whether a process has joined that has not received the run's state. Replicated.
-      newest_copy: see `OffersCopies.hold_copies`.
+      copies: see `OffersCopies.hold_copies`.
       known_before_take_over: see `OffersCopies`.
     """
 
@@ -92,8 +94,10 @@ class ElasticProcesses:
         spawns: bool,
         abandon: Callable[[], None],
         build_digests: Callable[[], Mapping[str, str]],
+        create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
     ):
         self._transport, self._mpi, self._abandon = transport, transport.mpi, abandon
+        self._create_mailbox = create_mailbox
         self.respawn, self.spawns = respawn, spawns
         self.worker_slots, self.capacity = worker_slots, worker_slots.capacity
         self.generation, self.losses = 0, ()
@@ -108,7 +112,7 @@ class ElasticProcesses:
         self._standby = [process for process in everyone.everyone if not self._works(process)]  # replicated
         self._working_ranks: Sequence[int] = ()  # in the job, as far as this process knows
         self._has_state = True  # of the run
-        self.newest_copy: Callable[[], int] | None = None
+        self.copies: HoldsCopies | None = None
         self.known_before_take_over: int | None = None
         self.spawner = Spawner(self._mpi)
         self._requested = len(self.members)
@@ -339,7 +343,8 @@ class ElasticProcesses:
         transport, was_on_standby = self._transport, self.in_reserve
         own = next(p for p in self._job.everyone if p.worker_slots == self.workers)
         rank, ready = NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready()
-        role = Attendee(own, rank, ready, peer=transport.peers.get(own))
+        has_place = None if self.copies is None else self.copies.has_place()
+        role = Attendee(own, rank, ready, peer=transport.peers.get(own), has_place=has_place)
         if was_on_standby and self._continues_without_workers:
             role = role._replace(copy=self._newest_copy())
         spawned: list[SpawnedProcess] = []
@@ -355,7 +360,10 @@ class ElasticProcesses:
             transport.mark_begun(Operation("a rendezvous of all processes", "", RENDEZVOUS))
             plan = partial(self._plan, purpose, workers)
             outcome = rendezvous(
-                *(self._mpi, self._job, role, plan), survives=transport.survives, spawned=spawned, entry=self._entry
+                *(self._mpi, self._job, role, plan, self._create_places),
+                survives=transport.survives,
+                spawned=spawned,
+                entry=self._entry,
             )
         if self._job.lost_in(outcome.job):
             transport.confirm_alive()
@@ -453,12 +461,17 @@ class ElasticProcesses:
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
 
     def _newest_copy(self) -> int:
-        return NO_COPY if self.newest_copy is None else self.newest_copy()
+        return NO_COPY if self.copies is None else self.copies.newest()
 
     @property
     def _continues_without_workers(self) -> bool:
         """Whether processes on standby may have a copy of the run's state to continue from. Replicated."""
-        return self.newest_copy is not None and self._transport.survives
+        return self.copies is not None and self._transport.survives
+
+    def _create_places(self, job: ProcessGroup) -> None:
+        """Create memory for copies for all processes of the job. Collective."""
+        assert self.copies is not None
+        self.copies.create(partial(self._create_mailbox, job))
 
     def await_admission(self, pair: Any, members: Sequence[int]) -> None:
         """Start on standby as a spawned process. `pair`: the communicator with the process that spawned it."""
@@ -501,6 +514,7 @@ def started_processes(
     respawn: bool,
     abandon: Callable[[], None],
     build_digests: Callable[[], Mapping[str, str]],
+    create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
 ) -> ElasticProcesses:
     """Return the processes with which the job was started. For the arguments see `MPIWorld`.
 
@@ -520,6 +534,7 @@ def started_processes(
         spawns=spawns,
         abandon=abandon,
         build_digests=build_digests,
+        create_mailbox=create_mailbox,
     )
     if workers is not None and processes.nearest(workers) != workers:
         raise WorkerCountError(
@@ -540,6 +555,7 @@ def spawned_process(
     spawns: bool,
     abandon: Callable[[], None],
     build_digests: Callable[[], Mapping[str, str]],
+    create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
 ) -> ElasticProcesses:
     """Return a spawned process's view of the job: it is on standby, known only to the process that spawned it.
 
@@ -553,7 +569,12 @@ def spawned_process(
         if slot not in request.members:
             worker_slots.leave(slot)
     processes = ElasticProcesses(
-        *(transport, alone, worker_slots), respawn=respawn, spawns=spawns, abandon=abandon, build_digests=build_digests
+        *(transport, alone, worker_slots),
+        respawn=respawn,
+        spawns=spawns,
+        abandon=abandon,
+        build_digests=build_digests,
+        create_mailbox=create_mailbox,
     )
     processes.await_admission(pair, request.members)
     return processes

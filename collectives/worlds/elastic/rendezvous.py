@@ -34,6 +34,7 @@ class Attendee(NamedTuple):
     spawned: int = 0  # number of spawned processes that it admits; only the first working process does
     peer: Peer | None = None  # its contact data, for the others' watchdogs
     copy: int = NO_COPY  # number of the newest copy of the run's state from which a process on standby can continue
+    has_place: bool | None = None  # for copies of its state; `None` if it holds none
 
 
 class RendezvousPlan(NamedTuple):
@@ -62,6 +63,7 @@ def rendezvous(
     job: ProcessGroup,
     role: Attendee,
     make_plan: MakePlan,
+    create_places: Callable[[ProcessGroup], None],
     *,
     survives: bool,
     spawned: Sequence[SpawnedProcess] = (),
@@ -75,6 +77,8 @@ def rendezvous(
       role: this process's facts.
       make_plan: returns the plan, given the present job and all roles; called on one working process, or, if none is
         left, on the process on standby with the newest copy.
+      create_places: creates memory for copies of the run's state, with a place for each process of the job; called on
+        all, if they hold copies and one has no place. Collective.
       survives: whether MPI survives losses.
       spawned: the spawned processes to admit; only on the first working process.
       entry: on a spawned process that is admitted here: its communicator with the process that spawned it, and the
@@ -94,7 +98,7 @@ def rendezvous(
             everyone = _enter(mpi, entry)
         found: list[RendezvousResult] = []
         try:
-            found.append(_meet(mpi, everyone, role, make_plan))
+            found.append(_meet(mpi, everyone, role, make_plan, create_places))
             error = None
         except Exception as failed:  # not only MPI's: data of a dead process may be missing without an error from MPI
             if not survives:
@@ -173,7 +177,9 @@ def _enter(mpi: Any, entry: Any) -> Any:
     return everyone
 
 
-def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> RendezvousResult:
+def _meet(
+    mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan, create_places: Callable[[ProcessGroup], None]
+) -> RendezvousResult:
     """Exchange facts, decide on the members, and create the communicator of the working processes."""
     roles = comm.allgather(role)
     job = ProcessGroup(comm, tuple(r.process for r in roles))
@@ -191,4 +197,7 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     new = comm.Split(0 if works else mpi.UNDEFINED, key)
     if works:
         new.Set_errhandler(mpi.ERRORS_RETURN)
+    places = {r.has_place for r in roles}
+    if plan.purpose == JOIN and None not in places and False in places:
+        create_places(job)
     return RendezvousResult(plan, job, new, peers)

@@ -16,6 +16,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 from zlib import crc32
 
 import numpy as np
@@ -223,6 +224,7 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self._made: list[ProcessMailbox] = []  # in use, or with an MPI window; in the order of their creation
+        self._lent = WeakSet[ProcessMailbox]()  # their memory is free when nobody refers to them any more
         self._service: MailboxServer | None = None
 
     def creation(
@@ -243,6 +245,11 @@ class Mailboxes:
         self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), mailbox]
         return mailbox
 
+    def lend(self, mailbox: ProcessMailbox) -> ProcessMailbox:
+        """Return a mailbox of shared files that is kept as long as the caller keeps it."""
+        self._lent.add(mailbox)
+        return mailbox
+
     def free_among(self, everyone: Sequence[Process]) -> None:
         """Free all memory: see `ProcessMailbox.free_among`."""
         for mailbox in self._made:
@@ -250,7 +257,7 @@ class Mailboxes:
 
     def stop(self) -> None:
         """Stop copying and answering."""
-        for mailbox in self._made:
+        for mailbox in (*self._made, *self._lent):
             mailbox.stop()
         self._made = []
         if self._service is not None:
