@@ -39,7 +39,7 @@ def driver(state, batch):
 
 def built(world):
     state = {"sums": [jnp.zeros(N)] * 4, "islands": ISLANDS.init(jnp.zeros(N))}
-    options = {"global_batch": 12, "microbatch": 2, "world": world, "seed": 3}
+    options = {"global_batch": 12, "microbatch": 2, "world": world, "seed": 3, "deterministic": True}
     return ad.Program(
         driver, state, DATA, per_worker_state=lambda state: ISLANDS.per_worker_state(state["islands"]), **options
     )

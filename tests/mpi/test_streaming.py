@@ -13,6 +13,7 @@ COVERS = ("collectives/strategies/_streamed.py",)
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 
-def test_streamed_rounds_on_ranks_are_those_of_one_process_through_a_loss_a_leave_and_a_join():
-    result = run(Path(__file__).with_name("streaming.py"), n=3, ours=True)
+@pytest.mark.parametrize("fragments", ["dense", "sparse"])
+def test_streamed_rounds_on_ranks_are_those_of_one_process_through_a_loss_a_leave_and_a_join(fragments):
+    result = run([Path(__file__).with_name("streaming.py"), fragments], n=3, ours=True)
     assert result.stdout.count("ended well") == 2, result
