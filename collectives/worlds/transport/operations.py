@@ -22,6 +22,7 @@ import numpy as np
 from adaptive import WorkerError
 from adaptive.extend import TransferPayload
 
+from .direct_read import ShownMemory, read
 from .disagreement import Intent
 
 _MESSAGE_BYTES = 1 << 30  # MPI counts with 32 bits
@@ -113,7 +114,8 @@ class Regroup(FinalOperation):
 class StateTransfer(Operation):
     """The operation that sends a run's state to joining processes. It is their `result`; on others that is None.
 
-    Small objects are broadcast. Arrays are sent in parallel: each process with the state serves some joining ones.
+    Small objects are broadcast. Arrays are sent in parallel: each process with the state serves some joining ones, and
+    those of its host read its memory, if the system permits that (`direct_read.py`).
 
     Args:
       about: see `World`.
@@ -154,12 +156,23 @@ class StateTransfer(Operation):
             arrays = self._room()
         sent = [piece for array in arrays for piece in pieces(array)]
         if self._has_state:
-            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in own_receivers]
+            left = _not_read_by(comm, own_receivers, arrays)
+            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in left]
         else:
-            under_way = [comm.Irecv(piece, sender_of[comm.rank], _TAG) for piece in sent]
+            is_read = read(comm.recv(source=sender_of[comm.rank], tag=_TAG), arrays)
+            comm.send(is_read, sender_of[comm.rank], _TAG)
+            under_way = [comm.Irecv(piece, sender_of[comm.rank], _TAG) for piece in sent if not is_read]
         for request in under_way:
             request.Wait()
         self.result = None if self._has_state else (small, arrays)
+
+
+def _not_read_by(comm: Any, receivers: Sequence[int], arrays: Sequence[np.ndarray]) -> list[int]:
+    """Let these ranks read arrays from this process's memory. Returns those that cannot."""
+    shown = ShownMemory(arrays)
+    for rank in receivers:
+        comm.send(shown.addresses, rank, _TAG)
+    return [rank for rank in receivers if not comm.recv(source=rank, tag=_TAG)]
 
 
 class StepOnMesh(Operation):
