@@ -207,6 +207,7 @@ def judged(
     inside = [step for step in steps if step["t"] < began + seconds]
     spans = [(a["t"], b["t"], b["taking_part"]) for a, b in pairwise(inside)]
     usual = float(np.median([b - a for a, b, _ in spans]))
+    full = float(np.median([b - a for a, b, n in spans if n == workers]))
     ended = [line for lines in notes for line in lines if line["kind"] == "ended"]
     first = ended[0]
     batches = [workers * LOCAL_BATCH] * first["steps"]
@@ -216,6 +217,8 @@ def judged(
         event["longest"] = max((b - a for a, b, _ in spans if b > event["t"] and a < until), default=usual) - usual
         back = [b for a, b, n in spans if a > event["t"] and n == workers]
         event["back"] = back[0] - event["t"] if back else None
+        over = event["t"] + (event["back"] or WINDOW)
+        event["lost"] = sum(b - a - full for a, b, _ in spans if b > event["t"] and a < over)
     return {
         "steps": len(inside),
         "step seconds": usual,
@@ -269,11 +272,11 @@ def by_kind(run: dict[str, Any], workers: int) -> list[str]:
             longest = [event["longest"] for event in those]
             text = f"{len(those)} × {kind}: the longest step of the next {WINDOW:g} s is longer than the median one by "
             text += f"{readable(float(np.median(longest)))} (median), {readable(max(longest))} at most"
+            lost = float(np.median([event["lost"] for event in those]))
+            text += f"; steps take {readable(lost)} longer in all (median), until all take part again"
             back = [event["back"] for event in those if event["back"] is not None]
             if back and kind != "stop":
-                text += (
-                    f"; all {workers} take part again after {np.median(back):.1f} s (median), {max(back):.1f} s at most"
-                )
+                text += f", which is after {np.median(back):.1f} s (median), {max(back):.1f} s at most"
             told.append(f"* {text}.")
     return told
 
