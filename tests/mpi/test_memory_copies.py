@@ -9,7 +9,11 @@ import pytest
 
 from tests.mpirun import Result, run, survives_losses
 
-COVERS = ("adaptive/program/memory_copies.py", "collectives/worlds/elastic/rendezvous.py")
+COVERS = (
+    "adaptive/program/copy_places.py",
+    "adaptive/program/memory_copies.py",
+    "collectives/worlds/elastic/rendezvous.py",
+)
 
 pytestmark = [pytest.mark.ranks, survives_losses]
 

@@ -16,7 +16,7 @@ from adaptive.program.lost_examples import divided, whole
 from tests.program.problems import stream, warm
 from tests.threaded_world import Job
 
-COVERS = ("adaptive/data/stream.py", "adaptive/runtime/steady_step.py", "adaptive/program/steady_loop.py")
+COVERS = ("adaptive/program/lost_examples.py", "adaptive/runtime/pieces.py")
 
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 5, 3
 LAST = 3  # the step in whose message processes die
