@@ -4,6 +4,7 @@ At least 30 of the 32 take part in the mean, every example is visited once per e
 a plain loop.
 
     python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1] [--in-turn]
+    python benchmarks/storm.py --workers 12 --each 32    # one fault of each kind, 32 s apart, and what each costs
 
 Faults come at random times (exponential intervals) to random workers: half are kills (SIGKILL); a fifth are SIGTERM,
 upon which the worker leaves; a fifth stop the process for 0.5 to 3 s (SIGSTOP, SIGCONT); a tenth hang its Python code
@@ -281,6 +282,29 @@ def by_kind(run: dict[str, Any], workers: int) -> list[str]:
     return told
 
 
+def one_of_each(args: argparse.Namespace) -> None:
+    """Run a job with one fault of each kind, and print and write what each costs."""
+    kinds, each = [*KINDS, "kill"], args.each
+    faults = [Fault(each * (i + 0.3), kind, (0.55 * i) % 1, 1.5) for i, kind in enumerate(kinds)]
+    run = storm(args.workers, each * len(kinds), faults, wait_per_example=args.wait)
+    table = [
+        {
+            "fault": event["kind"],
+            "the longest step is longer by": readable(event["longest"]),
+            "all take part again after": f"{event['back']:.1f} s" if event["back"] else "",
+            "steps until then are longer by": readable(event["lost"]),
+        }
+        for event in run["events"]
+    ]
+    notes = [
+        f"{args.workers} processes on {os.cpu_count()} cores; a step takes {readable(run['step seconds'])} (median). A "
+        f"stop lasts 1.5 s; `hang_timeout={HANG_TIMEOUT:g}`. Load average at the end: {run['load']:.1f}. Every example "
+        f"once per epoch: {run['each once']}; largest difference from a plain loop: {run['difference']:.1e}.",
+    ]
+    path = None if args.no_results else RESULTS / "storm_by_fault.md"
+    report("What a fault of each kind costs", table, path, notes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rank", metavar="FOLDER")
@@ -288,6 +312,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--faults-per-hour", type=float, default=125.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--each", type=float, metavar="SECONDS", help="one fault of each kind, this far apart")
     parser.add_argument("--wait", type=float, default=40e-3, metavar="SECONDS", help="for each example")
     parser.add_argument("--in-turn", action="store_true", help="the run without faults first, and then the storm")
     parser.add_argument("--json", type=Path, help="a file for what came of both runs")
@@ -295,6 +320,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank:
         rank(args.rank, args.workers, args.wait)
+        return
+    if args.each:
+        one_of_each(args)
         return
     seconds = 60 * args.minutes
     faults = schedule(args.seed, seconds, args.faults_per_hour)
