@@ -93,6 +93,7 @@ class BatchSizes:
         self.resizable = True
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
+        self._restored = False  # since the last step: then no step has had the current sizes
         self.causes: tuple[Cause, ...] = ()
         self._pending_by: tuple[Cause, ...] = ()  # the causes of `pending`
         self._next_by: tuple[Cause, ...] = ()
@@ -276,7 +277,7 @@ class BatchSizes:
 
     def _stopgap(self, before: Split) -> Split | None:
         """Return sizes instead of the current ones for which all processes have had kernels since the last step."""
-        if self.waits or self._all_able or not self.resizable:
+        if self.waits or self._all_able or self._restored or not self.resizable:
             return None
         splittable = not self.one_by_one
         return stopgap(sum(self.current), before, self.current, self.limits.upper, splittable=splittable)
@@ -318,7 +319,7 @@ class BatchSizes:
 
     def step_done(self) -> None:
         """Record a step with the current sizes. The next one has the pending sizes, if all processes can make them."""
-        self.previous, self.causes = self.current, ()
+        self.previous, self.causes, self._restored = self.current, (), False
         ready, self._all_ready = self._all_ready, False  # valid for one step
         if self.pending is not None and (ready or self._all_able):
             self._take_up()
@@ -357,18 +358,18 @@ class BatchSizes:
         self._pending_by, self._next_by, self._wanted_by = (), (), None
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
-        self._all_ready = False
+        self._all_ready, self._restored = False, True
         self.limits = self._with_quantum(sum(self.current), self.shares)
 
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part of the state, for `adopt` on a joining process."""
         split = self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits
         causes = self.causes, self._pending_by, self._next_by, self._wanted_by
-        return split, self.members, (self._all_ready, self._all_able), causes
+        return split, self.members, (self._all_ready, self._all_able, self._restored), causes
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the state with what another process has exported."""
-        split, self.members, (self._all_ready, self._all_able), causes = exported
+        split, self.members, (self._all_ready, self._all_able, self._restored), causes = exported
         self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
         self.causes, self._pending_by, self._next_by, self._wanted_by = causes
 

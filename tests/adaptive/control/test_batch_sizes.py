@@ -302,6 +302,14 @@ def test_kernels_are_waited_for_where_speeds_must_not_decide_or_nothing_compiles
     assert after_a_loss(sizes, [0, 2], [1])[:3] == ((48, 0, 48), None, [(48, 0, 48)])
 
 
+def test_kernels_are_waited_for_where_a_checkpoint_was_of_more_workers():
+    sizes = in_force(48, (96,) * 3, (1, 1, 0))
+    sizes.restart((32, 32, 32), (1, 1, 1), members=(0, 1, 2))
+    assert after_a_loss(sizes, [0, 1], [2])[:3] == ((48, 48, 0), None, [(48, 48, 0)])
+    step(sizes)
+    assert after_a_loss(sizes, [0], [1])[:3] == ((96, 0, 0), None, [(48, 48, 0)])
+
+
 def test_a_worker_without_examples_so_far_has_no_kernels_to_go_on_with():
     sizes = in_force(64, (96,) * 3, (1, 1, 0))
     assert after_a_loss(sizes, [2], [0, 1])[:3] == ((0, 0, 64), None, [(0, 0, 64)])
