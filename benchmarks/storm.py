@@ -208,7 +208,7 @@ def judged(
     inside = [step for step in steps if step["t"] < began + seconds]
     spans = [(a["t"], b["t"], b["taking_part"]) for a, b in pairwise(inside)]
     usual = float(np.median([b - a for a, b, _ in spans]))
-    full = float(np.median([b - a for a, b, n in spans if n == workers]))
+    full = float(np.median([b - a for a, b, n in spans if n == workers] or [usual]))
     ended = [line for lines in notes for line in lines if line["kind"] == "ended"]
     first = ended[0]
     batches = [workers * LOCAL_BATCH] * first["steps"]
