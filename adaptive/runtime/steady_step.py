@@ -270,7 +270,7 @@ class SteadyStep:
     ) -> Computed:
         """Return what was computed of a batch with the present state: packed parts, kept outputs, and times."""
         state, op_states = list(self._ctx.workers.local_states[0]), list(self._ctx.workers.local_op_states[0])
-        return Computed(step, sizes, batch, state, op_states, *computed, finite=finite)
+        return Computed(step, sizes, batch, state, op_states, *computed)._replace(finite=finite)
 
     def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> Computed | None:
         """Return the kernels that were dispatched ahead for this step; `None` if an input has changed since."""
