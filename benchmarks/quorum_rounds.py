@@ -100,8 +100,8 @@ class Run:
 
         def driver(state: Any, batch: Any) -> Any:
             new, loss = strategy.step(state, jax.value_and_grad(loss_fn), batch)
-            told = (mon.compute_seconds(), new.taken if name == "quorum" else 0)
-            return new, {"loss": comm.all_reduce(loss), "told": comm.all_gather(told)}
+            measured = (mon.compute_seconds(), new.taken if name == "quorum" else 0)
+            return new, {"loss": comm.all_reduce(loss), "measured": comm.all_gather(measured)}
 
         state = strategy.init(NET.init(jax.random.key(0), TRAIN["image"][:1]))
         options: dict[str, Any] = {"global_batch": SIZE * kind.updates * world.size, "resizable": False, "world": world}
@@ -127,7 +127,7 @@ class Run:
         while self.seconds < until:
             for done in self.program.run(steps=1 if self.kind.updates > 1 else 4):
                 self.seconds, self.steps = self.seconds + done.seconds, self.steps + 1
-                seconds, left = (np.asarray(x) for x in done.metrics["told"])
+                seconds, left = (np.asarray(x) for x in done.metrics["measured"])
                 if self.name == "full rounds" and np.isfinite(seconds).all():
                     self.slowness.append(float(seconds[SLOW] / np.delete(seconds, SLOW).mean()))
                 if self.name == "quorum":

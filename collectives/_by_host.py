@@ -24,10 +24,10 @@ def by_host(world: World) -> tuple[tuple[int, ...], ...]:
       ...     print(comm.by_host(world))
       ((0,),)
     """
-    own = json.dumps([this_host(), list(world.workers)])
-    told = world.all_gather_bytes(own.encode(), "the hosts of workers") if world.processes > 1 else [own.encode()]
+    own = json.dumps([this_host(), list(world.workers)]).encode()
+    hosts_of_all = world.all_gather_bytes(own, "the hosts of workers") if world.processes > 1 else [own]
     hosts: dict[str, list[int]] = {}
-    for host, workers in map(json.loads, told):
+    for host, workers in map(json.loads, hosts_of_all):
         hosts.setdefault(host, []).extend(workers)
     known = {worker for workers in hosts.values() for worker in workers}
     others = ((worker,) for worker in range(world.capacity) if worker not in known)

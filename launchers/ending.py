@@ -49,7 +49,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN SECONDS HOST ADDRESS:PORT ADDRESS:PORT …
-RECRUIT = "ADAPTIVE_RECRUIT"  # in the environment of processes that others of the job have spawned
+SPAWNED = "ADAPTIVE_SPAWNED"  # in the environment of processes that others of the job have spawned
 SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 FINALIZE_SECONDS = 2.0  # wait for MPI_Finalize at the end of a job that survives losses
 HURRY_SECONDS = 0.2  # the same if others continue or this process has failed: MPI_Finalize only has to begin
@@ -231,7 +231,7 @@ def introduction(environ: Mapping[str, str], pid: int, supervised: bool = False)
         "rank": rank,
         "size": _number(environ, _SIZES) or rank + 1,
         "job": environ.get("PMIX_NAMESPACE", ""),
-        "spawned": RECRUIT in environ,
+        "spawned": SPAWNED in environ,
         "host": socket.gethostname(),
         "pid": pid,
         "supervised": supervised,

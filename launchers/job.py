@@ -60,7 +60,7 @@ class Job:
         self._talks: set[asyncio.Task] = set()
         self._ended: list[ProcessState] = []  # in the order in which they ended
         self._lost: list[ProcessState] = []  # cut off; the other processes continue without them
-        self._told: signal.Signals | None = None  # the signal that ends the job
+        self._ended_by: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
         self._forced = False  # this process has ended mpirun
@@ -80,8 +80,8 @@ class Job:
         port = server.sockets[0].getsockname()[1]
         names = [f"{address}:{port}" for address in self._addresses]
         self._environ[LAUNCHER] = " ".join([self._token, str(self._host_timeout), socket.gethostname(), *names])
-        if self._told is not None:
-            return 128 + self._told
+        if self._ended_by is not None:
+            return 128 + self._ended_by
         own_pid = os.getpid()
         self._launcher = await asyncio.create_subprocess_exec(
             *self._command,
@@ -90,7 +90,7 @@ class Job:
             process_group=0,  # Ctrl-C reaches this process only, which passes it on
             preexec_fn=lambda: _end_with(own_pid),
         )
-        if self._told is not None:  # a signal arrived while mpirun was being started
+        if self._ended_by is not None:  # a signal arrived while mpirun was being started
             self._terminate()
         own = await self._launcher.wait()
         if self._talks:
@@ -100,7 +100,7 @@ class Job:
 
     def end(self, code: int) -> JobEnd:
         """Return how the job has ended, given the result of `run`."""
-        return JobEnd(code, self._told, self._saved)
+        return JobEnd(code, self._ended_by, self._saved)
 
     def _verdict(self, own: int) -> int:
         own = own if own >= 0 else 128 - own
@@ -115,8 +115,8 @@ class Job:
         code = verdict(self._in_order(), None if self._forced else own)
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
-        if self._told is not None and (nobody_said or (cut_short and not failed)):
-            return 128 + self._told
+        if self._ended_by is not None and (nobody_said or (cut_short and not failed)):
+            return 128 + self._ended_by
         return code
 
     # --- what processes report ----------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ class Job:
             process.is_command = True
         process.pid = said["pid"]
         self._lines[writer] = process
-        if self._told is not None:  # the process connected after the signal was passed on
-            self._send(writer, "signal", int(self._told))
+        if self._ended_by is not None:  # the process connected after the signal was passed on
+            self._send(writer, "signal", int(self._ended_by))
         return process
 
     def _take_down(self, process: ProcessState, said: Mapping[str, int]) -> None:
@@ -216,7 +216,7 @@ class Job:
             self._look_again()
 
     def _say_why(self) -> None:
-        if not self._forced and self._told is None and (why := reason_to_end(self._in_order())):
+        if not self._forced and self._ended_by is None and (why := reason_to_end(self._in_order())):
             sys.stderr.write(f"adaptive run: {why}\n")
 
     def _lose(self, process: ProcessState) -> None:
@@ -240,12 +240,12 @@ class Job:
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Pass a signal on to all ranks; for an ending signal, also schedule the forced end of the job."""
-        again = self._told is not None
+        again = self._ended_by is not None
         reached = {process: writer for writer, process in self._lines.items() if process.connected}
         for writer in reached.values():
             self._send(writer, "signal", int(number))
         if number in ENDING:
-            self._told = self._told or number
+            self._ended_by = self._ended_by or number
             asyncio.get_running_loop().call_later(self._grace if reached and not again else 0.0, self._terminate)
         elif not reached and self._launcher is not None:
             with suppress(ProcessLookupError):

@@ -18,12 +18,12 @@ class JobEnd(NamedTuple):
 
     Attributes:
       code: its exit code.
-      told: the signal to the launcher that ended it; None if there was none.
+      ended_by: the signal to the launcher that ended it; None if there was none.
       saved: the step of the last checkpoint that it has written; None if it has written none.
     """
 
     code: int
-    told: signal.Signals | None
+    ended_by: signal.Signals | None
     saved: int | None
 
 
@@ -42,7 +42,7 @@ class Restarts:
 
     def after(self, end: JobEnd) -> tuple[bool, str]:
         """Return whether the job is started again after this end, and a sentence for the user; "" if none is needed."""
-        if not self._most or end.code in (0, USAGE) or end.told is not None:
+        if not self._most or end.code in (0, USAGE) or end.ended_by is not None:
             return False, ""
         progress = end.saved is not None and (self._saved is None or end.saved > self._saved)
         if progress:

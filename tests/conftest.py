@@ -51,7 +51,7 @@ hypothesis.settings.load_profile("suite")
 
 
 def _set_the_compilers_speed(speed: str) -> None:
-    """No test is to depend on when kernels are ready behind the steps. With TESTS_COMPILER=quick they are as soon as
+    """No test may depend on when kernels are ready in the background. With TESTS_COMPILER=quick they are as soon as
     they are asked for, with TESTS_COMPILER=slow long after.
     """
     background, compile_kernel = BackgroundCompiler, CompiledKernels.compile

@@ -1,6 +1,6 @@
 """Trees as a library that stores them by the names of their leaves gives them back.
 
-What `orbax.checkpoint.StandardCheckpointer` (0.12) returns, if it is not told what it had been given.
+What `orbax.checkpoint.StandardCheckpointer` (0.12) returns, if it does not get the original structure.
 """
 
 from __future__ import annotations

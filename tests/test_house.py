@@ -1,4 +1,4 @@
-"""The house keeps its order: who may import whom, doors that only re-export, and nothing public without a word on it.
+"""Rules of the source text: imports between packages, `__init__` files that only re-export, documented public names.
 
 The directions are those of the design: driver -> controllers, monitors -> collectives -> adaptive -> launchers.
 """

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from tests import allowances
-from tests.language import CHECKERS, needed, phrases_of, reaches, too_many, unnamed_errors
+from tests.language import CHECKERS, needed, phrases_of, phrases_of_lines, reaches, too_many, unnamed_errors
 
 
 @pytest.mark.parametrize("name", CHECKERS)
@@ -44,8 +44,18 @@ def test_an_error_of_a_constructor_may_be_named_by_its_class():
 
 def test_a_banned_phrase_is_seen_across_lines():
     found = phrases_of(ast.parse("'''It has nothing to go\nby.'''\nx = f'{y} was told of neighbours'\n"), "f.py")
-    assert [text.partition(": ")[2] for text in found] == ["to go by", "was told", "neighbours"]
+    assert [text.partition(": ")[2] for text in found] == ["to go by", "told", "neighbours"]
     assert list(phrases_of(ast.parse("'''Return the measurements.'''"), "f.py")) == []
+
+
+def test_a_banned_phrase_is_seen_in_names_and_comments_of_tests():
+    def found(line):
+        return [text.partition(": ")[2] for text in phrases_of_lines(line, "test_f.py")]
+
+    assert found("def test_hooks_are_told():") == ["told"]
+    assert found("x = 1  # for newcomers") == ["newcomers"]
+    assert found('path = "a_told_story"') == []
+    assert found("def test_hooks_are_called():") == []
 
 
 def test_private_names_of_others_are_seen():

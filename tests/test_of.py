@@ -14,7 +14,7 @@ def test_tests_stand_where_their_modules_do():
 
 @pytest.fixture
 def repository(tmp_path):
-    """A package of two modules; returns a function that writes one test file, and what is then found."""
+    """A package of two modules; returns a function that writes one test file and returns the complaints."""
     (tmp_path / "monitors").mkdir()
     (tmp_path / "tests" / "monitors").mkdir(parents=True)
     for name in ("__init__", "_noise", "_ema"):

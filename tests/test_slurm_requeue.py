@@ -12,9 +12,9 @@ import pytest
 from tests.speed import limit
 
 BATCH = Path(__file__).parents[1] / "examples" / "slurm_requeue.sbatch"
-# Says that it is there; ends at once with CODE, or, when it is told by SIGTERM, with 143 or as TOLD says.
+# Prints a line; ends at once with CODE, or after SIGTERM with 143 or the code in CODE_AFTER_TERM.
 ADAPTIVE = """#!/bin/bash
-trap 'echo told; [ "$TWICE" ] && { read -r _ < "$TWICE"; }; exit ${TOLD:-143}' TERM
+trap 'echo signaled; [ "$TWICE" ] && { read -r _ < "$TWICE"; }; exit ${CODE_AFTER_TERM:-143}' TERM
 echo "$@"
 [ "$CODE" ] && exit "$CODE"
 while :; do sleep 0.02; done
@@ -49,27 +49,27 @@ def end(batch) -> tuple[int, str]:
 
 @pytest.mark.parametrize("code", [0, 1, 137, 143])
 def test_a_job_that_ends_by_itself_is_not_queued_again(environment, code):
-    """Whoever ended it with 143 has told its ranks, and not this shell: somebody who does not want it any more."""
+    """It ends with 143 without a signal to this shell, so a person has ended its ranks."""
     assert end(start({**environment, "CODE": str(code)})) == (code, "")
 
 
 def test_out_of_time(environment):
     batch = start(environment)
     batch.send_signal(signal.SIGUSR1)
-    assert end(batch) == (143, "told\nscontrol requeue 4711\n")
+    assert end(batch) == (143, "signaled\nscontrol requeue 4711\n")
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_job_that_is_complete_or_fails_is_not_requeued(environment, code):
-    batch = start({**environment, "TOLD": str(code)})
+    batch = start({**environment, "CODE_AFTER_TERM": str(code)})
     batch.send_signal(signal.SIGUSR1)
-    assert end(batch) == (code, "told\n")
+    assert end(batch) == (code, "signaled\n")
 
 
 def test_a_canceled_job_is_not_requeued(environment):
     batch = start(environment)
     batch.send_signal(signal.SIGTERM)
-    assert end(batch) == (143, "told\n")
+    assert end(batch) == (143, "signaled\n")
 
 
 def test_signals_that_follow_do_not_reach_the_job_while_it_keeps_its_state(environment, tmp_path):
@@ -78,7 +78,7 @@ def test_signals_that_follow_do_not_reach_the_job_while_it_keeps_its_state(envir
     os.mkfifo(fifo)
     batch = start({**environment, "TWICE": str(fifo)})
     batch.send_signal(signal.SIGUSR1)
-    assert batch.stdout.readline() == "told\n"
+    assert batch.stdout.readline() == "signaled\n"
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         batch.send_signal(number)
     fifo.write_text("now\n")

@@ -21,7 +21,7 @@ _JOB = re.compile(r"(?<![.\w])(?:mpirun\.|jaxrun\.)?run\(")
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine that is as slow as the test says, and its clock."""
+    """A machine of a given speed, and its clock."""
     found = SimpleNamespace(slow=1.0, now=0.0)
     monkeypatch.setenv(speed.SLOWNESS, "1.0")
     monkeypatch.setattr(speed, "slowness", lambda: found.slow)

@@ -1,4 +1,4 @@
-"""What is built from this repository has all that it must: every room, and that it is typed."""
+"""A wheel contains every package, and the marker that it is typed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job whose processes are threads of this one, and die when they are told to: for tests of what is lost where.
+"""A job whose processes are threads of this one, and die at chosen operations: for tests of losses.
 
 `ThreadedWorld` is the protocol of `World` in its shortest form: an operation is completed on all processes that come
-to it, or on none. A process dies as it comes to an operation, so a test can count the operations of what it tests, and
+to it, or on none. A process dies when it reaches an operation, so a test can count the operations of what it tests, and
 have a process die at each of them in turn. To die in the middle of an operation, when some of the others have completed
 it, is the same to a program as to die before the next one: that it is, the tests of `MPIWorld` show (tests/mpi).
 """
@@ -119,8 +119,8 @@ class Job:
             self._losses += (
                 Loss((worker_slot,), f"process {worker_slot}", next(iter(self._came.values())).about, 0.0),
             )
-        told = self._worker_slots, self._losses, bool(gone), dict(self._came)
-        self._done.update({number: deepcopy(told[:2]) + told[2:] for number in self._came})
+        state = self._worker_slots, self._losses, bool(gone), dict(self._came)
+        self._done.update({number: deepcopy(state[:2]) + state[2:] for number in self._came})
         self._came.clear()
         self._changed.notify_all()
 

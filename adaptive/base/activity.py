@@ -95,7 +95,7 @@ class Activity:
         self._seconds = [0.0] * len(NAMES)  # of all steps so far
         self._before = list(self._seconds)  # when the step began
         self._known = list(self._seconds)  # at the last call of `between`
-        self._told = self._by_itself  # when the last status was told
+        self._reported = self._by_itself  # when the last status was sent
         self.turned: Turned | None = None
         self.message = 0
 
@@ -191,7 +191,7 @@ class Activity:
         """
         self.turn(self.now)
         own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
-        busy, self._told = self._by_itself - self._told, self._by_itself
+        busy, self._reported = self._by_itself - self._reported, self._by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]
         # Computation during an exchange takes no time of this thread: scale the measured seconds to cover it.
         longest = max(own, default=0.0)
@@ -206,7 +206,7 @@ class Activity:
         """
         between = self.waited_before - self._waited
         by_itself = now - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING] - between
-        busy, self._told = by_itself - self._told, by_itself
+        busy, self._reported = by_itself - self._reported, by_itself
         return busy
 
     @property

@@ -25,5 +25,5 @@ def chosen_threads(environ: Mapping[str, str] = os.environ) -> str:
 
 def n_cores() -> int:
     """Return the number of cores for this process: at most its number of threads, if that is set."""
-    allowed, told = len(allowed_cpus()), chosen_threads()
-    return min(allowed, int(told)) if told.isdigit() and int(told) else allowed
+    allowed, chosen = len(allowed_cpus()), chosen_threads()
+    return min(allowed, int(chosen)) if chosen.isdigit() and int(chosen) else allowed

@@ -89,5 +89,5 @@ def report_failure(world: WorldMessages, where: str, error: BaseException, *, kn
 
 def is_known(error: BaseException) -> bool:
     """Return whether all processes know of an error: all of them raise it, or it has been reported."""
-    told = getattr(error, "known_by_all", False)
-    return told or isinstance(error, WorkerError | DisagreementError | NonFiniteError)
+    known = getattr(error, "known_by_all", False)
+    return known or isinstance(error, WorkerError | DisagreementError | NonFiniteError)

@@ -81,12 +81,12 @@ class MeanCheck:
         known = hash(str(trial.traced[0].jaxpr))
         if self._looks.get(known, 0) >= _LOOKS or not trial.can_be_repeated:
             return
-        tells = True
+        conclusive = True
         for name, one in zip(names, trial.leaves(), strict=True):
             if name is not None:
                 _refuse(name, one, op)
-                tells = tells and one.tells
-        self._looks[known] = _LOOKS if tells else self._looks.get(known, 0) + 1
+                conclusive = conclusive and one.conclusive
+        self._looks[known] = _LOOKS if conclusive else self._looks.get(known, 0) + 1
 
 
 class _Leaf:
@@ -111,7 +111,7 @@ class _Leaf:
             return np.isfinite(gaps) & (gaps > self._relative * self._scale() + noise + _ABSOLUTE)
 
     @property
-    def tells(self) -> bool:
+    def conclusive(self) -> bool:
         """Whether the parts differ; if not, every function looks like a mean."""
         with np.errstate(all="ignore"):
             return bool((np.abs(self.first - self.second) > self._relative * self._scale()).any())

@@ -36,8 +36,8 @@ class HostSurvey:
 
     def __init__(self, world: WorldMessages, about: str = ""):
         own = json.dumps([kind_of_machine(world.devices), cache_of_host(), this_host()]).encode()
-        told = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
-        everyone = [json.loads(theirs) for theirs in told]
+        descriptions = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
+        everyone = [json.loads(theirs) for theirs in descriptions]
         self.heterogeneous = len({kind for kind, _, _ in everyone}) > 1
         caches = [cache for _, cache, _ in everyone]
         hosts = dict.fromkeys(host for _, _, host in everyone)

@@ -257,8 +257,8 @@ class _Rows:
         decision, notes = fields["decision"], fields.get("notes")
         joined, lost = fields.get("joined"), fields.get("lost")
         if decision or notes or joined or lost:
-            told = tuple(joined or ()), tuple(lost or ()), tuple(notes or ())
-            self._notices.append(Notice(row, decision, *told, fields.get("asked")))
+            lists = tuple(joined or ()), tuple(lost or ()), tuple(notes or ())
+            self._notices.append(Notice(row, decision, *lists, fields.get("asked")))
 
     def _settle(self) -> None:
         breakdown = [self._breakdown] if self._breakdown is not None else []
@@ -279,8 +279,8 @@ class _Rows:
         if workers:
             absent = workers["busy"] <= 0
             absent[[0, *(restored.row for restored in self._restored)]] = True
-            for told in self._notices:
-                absent[told.row, list(told.joined)] = True
+            for notice in self._notices:
+                absent[notice.row, list(notice.joined)] = True
             workers = {name: np.where(absent, np.float32(np.nan), column) for name, column in workers.items()}
         return Columns(
             self._header,

@@ -70,10 +70,10 @@ def run_events(run: Columns) -> tuple[list[RunEvent], int]:
 def hook_summary(run: Columns) -> list[str]:
     """Return a sentence per hook: how often it made requests, and how many of them were new."""
     times, new = Counter[str](), Counter[str]()
-    for told in run.notices:
-        for request in asked(run, told):
+    for notice in run.notices:
+        for request in asked(run, notice):
             times[request.by] += 1
-            new[request.by] += asks_for_more(request.wish, told.asked or {})
+            new[request.by] += asks_for_more(request.wish, notice.asked or {})
     return [
         f"{by} made {counted(times[by], 'request')}"
         + (f", {new[by]:,} of them for a change" if new[by] < times[by] else "")
@@ -144,13 +144,13 @@ def _guesses(run: Columns) -> dict[int, tuple[str, str]]:
 
     A decision counts as the cause of the first change after it.
     """
-    told, moves = iter(run.notices), {move.row: move for move in _moves(run)}
-    following, last = next(told, None), None
+    notices, moves = iter(run.notices), {move.row: move for move in _moves(run)}
+    following, last = next(notices, None), None
     found = {}
     for row in map(int, run.changes[1:]):
         while following is not None and following.row < row:
             last = following if is_about_sizes(following.decision or {}) else last
-            following = next(told, None)
+            following = next(notices, None)
         why = moves[row].why if row in moves else ""
         if last is not None and last.decision:
             by = hooks_behind(run, last)
@@ -200,10 +200,10 @@ def _folded(run: Columns, alike: Sequence[_Resize]) -> RunEvent:
 
 def _unfulfilled(run: Columns) -> Iterator[RunEvent]:
     """Yield the requests that were not in effect at the end, and the request to stop."""
-    for told in run.notices:
-        for request in asked(run, told):
+    for notice in run.notices:
+        for request in asked(run, notice):
             if request.wish.get("stop"):
-                yield RunEvent(told.row, "stop", "Stop of the run", f"{request.by} asked for it")
+                yield RunEvent(notice.row, "stop", "Stop of the run", f"{request.by} asked for it")
     waiting = (
         _waiting_in_older(run) if run.waiting is None else [(int(r["step"]), r) for r in run.waiting if "step" in r]
     )
@@ -215,7 +215,7 @@ def _unfulfilled(run: Columns) -> Iterator[RunEvent]:
 
 def _waiting_in_older(run: Columns) -> list[tuple[int, dict[str, Any]]]:
     """Return the last decision if sizes have not changed since."""
-    last = next((told for told in reversed(run.notices) if told.decision), None)
+    last = next((notice for notice in reversed(run.notices) if notice.decision), None)
     if last is None or not last.decision or not last.asked or last.row >= len(run) - 1 or run.changes[-1] > last.row:
         return []
     wish = {**last.decision, "hook": hooks_behind(run, last)}
@@ -241,11 +241,11 @@ class _Move(NamedTuple):
 
 
 def _moves(run: Columns) -> Iterator[_Move]:
-    told = {told.row: told for told in run.notices if told.joined or told.lost}
+    by_row = {notice.row: notice for notice in run.notices if notice.joined or notice.lost}
     others = dict(run.members[1:])
     before = {row: set(members) for (row, _), (_, members) in zip(run.members[1:], run.members[:-1], strict=True)}
-    for row in sorted(told.keys() | others.keys()):
-        joined, lost = (told[row].joined, told[row].lost) if row in told else ((), ())
+    for row in sorted(by_row.keys() | others.keys()):
+        joined, lost = (by_row[row].joined, by_row[row].lost) if row in by_row else ((), ())
         gone = before[row] - set(others[row]) if row in others else set()
         left = gone - {slot for text in lost for slot in _lost_worker_slots(text)}
         yield _Move(row, joined, lost, tuple(sorted(left)))
@@ -265,11 +265,11 @@ def _come_and_gone(run: Columns) -> Iterator[RunEvent]:
             yield RunEvent(move.row, "left", f"{workers(move.left).capitalize()} left", "")
         for text in move.lost:
             yield RunEvent(move.row, "lost", text[:1].upper() + text[1:], _cost_of_loss(run, move.row))
-    for told in run.notices:
-        told_already = {*told.lost, *(told.decision or {}).get("notes", ())}
-        for note in told.notes:
-            if note not in told_already and "has joined in worker slot" not in note and not note.startswith(_SKIPPED):
-                yield RunEvent(told.row, "note", note[:1].upper() + note[1:], "")
+    for notice in run.notices:
+        already_listed = {*notice.lost, *(notice.decision or {}).get("notes", ())}
+        for note in notice.notes:
+            if note not in already_listed and "has joined in worker slot" not in note and not note.startswith(_SKIPPED):
+                yield RunEvent(notice.row, "note", note[:1].upper() + note[1:], "")
 
 
 def _cost_of_loss(run: Columns, row: int) -> str:
@@ -293,7 +293,7 @@ def _restored(run: Columns) -> Iterator[RunEvent]:
 def _skipped(run: Columns) -> Iterator[RunEvent]:
     """Yield the skipped steps, consecutive ones in one line, with the notes on the reason only."""
     rows = np.flatnonzero(run.skipped)
-    notes = {told.row: [note for note in told.notes if note.startswith(_SKIPPED)] for told in run.notices}
+    notes = {notice.row: [note for note in notice.notes if note.startswith(_SKIPPED)] for notice in run.notices}
     groups = _beside(rows)
     if len(groups) > _FOLD:
         lengths = f", in {len(groups):,} places" if len(rows) > len(groups) else ", one here and one there"

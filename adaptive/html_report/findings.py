@@ -85,9 +85,9 @@ def when(run: Columns, first: int, end: int) -> str:
 def _whens(run: Columns, found: Sequence[Interval]) -> str:
     """Describe the longest of several intervals."""
     longest = sorted(sorted(found, key=lambda interval: interval.first - interval.end)[:_LONG_SHOWN])
-    told = [when(run, interval.first, interval.end) for interval in longest]
+    texts = [when(run, interval.first, interval.end) for interval in longest]
     more = f", and in {counted(len(found) - len(longest), 'shorter interval', 'shorter intervals')}"
-    return listed([told[0], *(t.removeprefix("from step ") for t in told[1:])]) + more * (len(found) > len(longest))
+    return listed([texts[0], *(t.removeprefix("from step ") for t in texts[1:])]) + more * (len(found) > len(longest))
 
 
 # --- of the workers ---------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def _parts(run: Columns) -> Iterable[Finding]:
         if not found:
             continue
         levels = sorted(interval.level for interval in found)
-        told = percent(levels[0]) if len(found) == 1 else f"{100 * levels[0]:.0f} to {percent(levels[-1])}"
-        text = _WORDS[part].format(share=told, when=_whens(run, found)) + "." + _ADVICE[part]
+        level_text = percent(levels[0]) if len(found) == 1 else f"{100 * levels[0]:.0f} to {percent(levels[-1])}"
+        text = _WORDS[part].format(share=level_text, when=_whens(run, found)) + "." + _ADVICE[part]
         lost = sum(level * float(usual[first:end].sum()) for first, end, level in found)
         yield Finding(text, lost, found[0].first, found[-1].end)
 
@@ -318,8 +318,8 @@ def _long_steps(run: Columns) -> Iterable[Finding]:
     if not len(rows):
         return
     longest = rows[np.argsort(-seconds[rows])][:_LONG_SHOWN]
-    told = [f"step {run.step[row]:,} ({duration(float(run.seconds[row]))}{_by(run, row)})" for row in longest]
-    more = f"; the longest were {listed(told)}" if len(rows) > len(told) else f": {listed(told)}"
+    named = [f"step {run.step[row]:,} ({duration(float(run.seconds[row]))}{_by(run, row)})" for row in longest]
+    more = f"; the longest were {listed(named)}" if len(rows) > len(named) else f": {listed(named)}"
     steps = counted(len(rows), "step")
     text = f"{steps[0].upper()}{steps[1:]} took more than {LONG:.0f} times as long as nearby steps{more}."
     yield Finding(text, lost, int(rows[0]), int(rows[-1]) + 1)
@@ -334,9 +334,9 @@ def _medians_around(seconds: np.ndarray) -> np.ndarray:
 
 def _by(run: Columns, row: int) -> str:
     """Return why a step was long: a loss, joining workers, or its largest part."""
-    told = next((told for told in run.notices if told.row == row and (told.lost or told.joined)), None)
-    if told is not None:
-        return ", in which a worker was lost" if told.lost else f", in which {workers(told.joined)} joined"
+    notice = next((notice for notice in run.notices if notice.row == row and (notice.lost or notice.joined)), None)
+    if notice is not None:
+        return ", in which a worker was lost" if notice.lost else f", in which {workers(notice.joined)} joined"
     if run.breakdown is None:
         return ""
     part = run.parts[int(run.breakdown[row].argmax())]
@@ -350,8 +350,8 @@ def where_it_went(run: Columns) -> str:
     total = run.breakdown.sum(0, dtype=np.float64)
     order = np.argsort(-total)
     shares = [(run.parts[i], total[i] / max(total.sum(), 1e-9)) for i in order]
-    told = [f"{percent(share)} {name}" for name, share in shares if share >= 0.01]
-    return listed(told)
+    parts = [f"{percent(share)} {name}" for name, share in shares if share >= 0.01]
+    return listed(parts)
 
 
 def speed(run: Columns) -> str:

@@ -58,8 +58,8 @@ def workers(slots: Sequence[int]) -> str:
             runs[-1].append(slot)
         else:
             runs.append([slot])
-    told = [piece for run in runs for piece in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    return f"workers {listed(told)}"
+    pieces = [piece for run in runs for piece in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    return f"workers {listed(pieces)}"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -24,23 +24,23 @@ class HookRequest(NamedTuple):
     wish: Mapping[str, Any]
 
 
-def asked(run: Columns, told: Notice) -> list[HookRequest]:
+def asked(run: Columns, notice: Notice) -> list[HookRequest]:
     """Return the request of each hook after a step; for an older record, one request for all hooks."""
-    decision = told.decision or {}
+    decision = notice.decision or {}
     requests = decision.get("requests")
     if requests:
         return [HookRequest(request["hook"], request) for request in requests]
-    return [HookRequest(hooks_behind(run, told), decision)] if decision else []
+    return [HookRequest(hooks_behind(run, notice), decision)] if decision else []
 
 
-def hooks_behind(run: Columns, told: Notice) -> str:
+def hooks_behind(run: Columns, notice: Notice) -> str:
     """Return the names of the hooks that made a decision; for the oldest records, which lack them, of the hooks that
     were due.
     """
-    names = (told.decision or {}).get("by")
+    names = (notice.decision or {}).get("by")
     if names:
         return listed(names)
-    step = int(run.step[told.row])
+    step = int(run.step[notice.row])
     due = [hook["name"].partition("/")[2] or hook["name"] for hook in run.header["hooks"] if step % hook["every"] == 0]
     return " or ".join(due) or "a hook"
 

@@ -195,7 +195,7 @@ class Subscription:
         """Stop calling the listener."""
         self._listeners.remove(self)
 
-    def tell(self, event: StepEvent) -> None:
+    def notify(self, event: StepEvent) -> None:
         """Call the listener."""
         self._listener(event)
 
@@ -238,7 +238,7 @@ class Listeners:
         self._all = tuple(s for s in self._all if s is not subscription)
         self.any = bool(self._all) and not self._suspended
 
-    def tell(self, event: StepEvent) -> list[str]:
+    def notify(self, event: StepEvent) -> list[str]:
         """Call all listeners.
 
         Returns:
@@ -247,7 +247,7 @@ class Listeners:
         notes = []
         for subscription in self._all:
             try:
-                subscription.tell(event)
+                subscription.notify(event)
             except Exception as error:
                 self.remove(subscription)
                 expected = isinstance(error, Unsubscribe)

@@ -207,10 +207,10 @@ class Progress:
         still = time.monotonic() - self._last_seen
         if still >= max(_LONG_SECONDS, 3 * _median_seconds(self._recent)) or self._last is None:
             return f"waiting {still:.0f} s{self._stands_in()}"
-        told = time_lost(list(self._recent))
+        parts = time_lost(list(self._recent))
         if not self._kernels.warm:
-            told.append(f"compiling {self._kernel_in_words()} in the background")
-        return f"({'; '.join(told)})" if told else ""
+            parts.append(f"compiling {self._kernel_in_words()} in the background")
+        return f"({'; '.join(parts)})" if parts else ""
 
     def _stands_in(self) -> str:
         now, what = self._activity.now, thread_status_of(sys._current_frames().get(self._steps_thread))
@@ -324,16 +324,16 @@ def time_lost(events: list[StepEvent]) -> list[str]:
     seconds = sum(event.report.seconds for event in events)
     if len(events) < 3 or not seconds:
         return []
-    told = []
+    parts = []
     input_ = sum(event.report.breakdown.input for event in events)
     if input_ > _NOTABLE * seconds:
-        told.append(f"input {input_ / seconds:.0%} of the time")
+        parts.append(f"input {input_ / seconds:.0%} of the time")
     who = slowest(events)
     by_it = [event.workers for event in events if event.workers.busy.argmax() == who]
     waited = sum(float(workers.waiting.max(initial=0.0)) for workers in by_it)
     if waited > _NOTABLE * seconds:
-        told.append(f"others wait for worker {who} {waited / seconds:.0%} of the time")
-    return told
+        parts.append(f"others wait for worker {who} {waited / seconds:.0%} of the time")
+    return parts
 
 
 def slowest(events: list[StepEvent]) -> int | None:

@@ -35,7 +35,7 @@ class RunWarnings:
       resizable: whether batch sizes can change.
       inputs: `Status.inputs`; `None` if examples are rows of arrays in memory, which cause no waiting.
       deterministic: whether the program waits for kernels so that no measured time decides when sizes change.
-      tells: whether every step has a message in which processes can report that their kernels are ready.
+      has_status: whether every step has a message in which processes can report that their kernels are ready.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class RunWarnings:
         inputs: Inputs | None,
         *,
         deterministic: bool,
-        tells: bool,
+        has_status: bool,
     ):
         self._inputs = inputs
         self._plan, self._hooks, self._resizable = plan, hooks, resizable
-        self._deterministic, self._tells = deterministic, tells
+        self._deterministic, self._has_status = deterministic, has_status
         self._said: set[object] = set()
         self._steps, self._seconds = 0, 0.0
         self._input, self._heard = 0.0, list[np.ndarray]()
@@ -132,7 +132,7 @@ class RunWarnings:
                 "deterministic programs wait for the kernels of a new size. Compile them before the run "
                 "(program.warm_up()), or let sizes change when their kernels are ready (deterministic=False)."
             )
-        elif not self._tells:
+        elif not self._has_status:
             why = (
                 "this driver does not send a message in every step, by which processes report that their kernels are "
                 "ready, so a new size waits for its kernels. Compile them before the run:  program.warm_up()"

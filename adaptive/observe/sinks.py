@@ -117,7 +117,7 @@ class SinkThread:
         self._recent: deque[tuple[float, StepEvent]] = deque(maxlen=_MOST_WAITING)  # while another process has rank 0
         self._last: tuple[str, int] | None = None  # run and step of the last event
         self._resumption: Resumption | None = None  # of the next step to be written
-        self._behind = self._told = False
+        self._behind = self._noted = False
         self._failure: Exception | None = None
         self._writing = threading.Lock()
         self._closed = threading.Event()
@@ -220,7 +220,7 @@ class SinkThread:
         self._sink.write(step.event)
 
     def _no_more(self, error: Exception) -> Unsubscribe:
-        self._told = True
+        self._noted = True
         if isinstance(error, Unsubscribe):
             return error
         _log.warning("%s failed:", self, exc_info=error)
@@ -239,7 +239,7 @@ class SinkThread:
                 self._failure = self._failure or error
             if self._thread is not None:
                 self._thread.join()  # no thread may be running when the interpreter exits
-        if self._failure is not None and not self._told:  # after the last step no report can carry a note
+        if self._failure is not None and not self._noted:  # after the last step no report can carry a note
             _log.warning("%s", self._no_more(self._failure))
 
     def __str__(self) -> str:

@@ -73,9 +73,9 @@ class TensorBoard:
         if step % self._every == 0 or event.report.epoch_ended:
             values = [summary_of.Value(tag=name, simple_value=value) for name, value in scalars(event).items()]
             self._writer.write_event(event_of(wall_time=now, step=step, summary=summary_of(value=values)))
-        told = describe(event)
-        if told:
-            lines = text("notes", "\n\n".join(told))
+        notes = describe(event)
+        if notes:
+            lines = text("notes", "\n\n".join(notes))
             self._writer.write_event(event_of(wall_time=now, step=step, summary=lines))
 
     def flush(self) -> None:

@@ -55,16 +55,16 @@ class WandB:
         if self._run is None:
             self._run = self._given if self._given is not None else _wandb().init(**self._options(event.run_id))
             self._defined.clear()
-        told: dict[str, Any] = dict(scalars(event))
+        row: dict[str, Any] = dict(scalars(event))
         if self._restored_after is not None:
-            told["restored_after"], self._restored_after = self._restored_after, None
+            row["restored_after"], self._restored_after = self._restored_after, None
         lines = describe(event)
         if lines:
-            told["notes"] = "\n".join(lines)
-        for name in told.keys() - self._defined:
+            row["notes"] = "\n".join(lines)
+        for name in row.keys() - self._defined:
             self._run.define_metric(name, step_metric="step")
-        self._defined.update(told)
-        self._run.log({"step": event.report.step, **told})
+        self._defined.update(row)
+        self._run.log({"step": event.report.step, **row})
 
     def _options(self, run_id: str) -> dict[str, Any]:
         """Return the arguments of `wandb.init`, which resumes the run if it exists."""

@@ -104,10 +104,10 @@ def takes_another_step(missing: Any, taken: Any, quorum: Any, grace: float, name
     trace = tracing()
     if trace is None:
         return jnp.asarray(True)
-    told = jnp.stack([jnp.asarray(x, _PUBLISHED) for x in (missing, taken, quorum)])
+    published = jnp.stack([jnp.asarray(x, _PUBLISHED) for x in (missing, taken, quorum)])
     if not trace.numbers:
         trace.wants_numbers.append(name)  # the driver is then traced again with them
-        return told[0] == told[0]
-    clock = RoundClock(trace.mailboxes, "quorum", (told.nbytes,), f"{name}{at(current_line())}", grace=grace)
-    (found,) = read_peer_p.bind(trace.numbers[0], told, pairing=clock)
+        return published[0] == published[0]
+    clock = RoundClock(trace.mailboxes, "quorum", (published.nbytes,), f"{name}{at(current_line())}", grace=grace)
+    (found,) = read_peer_p.bind(trace.numbers[0], published, pairing=clock)
     return found[0] > 0

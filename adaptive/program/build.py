@@ -166,7 +166,7 @@ def build(
     run_warnings = RunWarnings(
         *(plan, hooks, resizable, None if stream.in_memory else status.inputs),
         deterministic=deterministic,
-        tells=engine.has_status,
+        has_status=engine.has_status,
     )
     activity.begin()
     activity.end()

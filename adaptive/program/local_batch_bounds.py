@@ -59,7 +59,7 @@ def fit_local_batches(engine: Engine, sizes: BatchSizes, name: str) -> list[str]
         engine.kernels.require_first([before[worker] for worker in world.workers])
         own = json.dumps({worker: memory.most for worker in world.workers if memory.most is not None}).encode()
         everyone = with_same_members(world, partial(world.all_gather_bytes, own, f"local batches of {name}"))
-        found = {int(worker): most for told in everyone for worker, most in json.loads(told).items()}
+        found = {int(worker): most for bounds in everyone for worker, most in json.loads(bounds).items()}
         upper = sizes.limits.upper
         notes += sizes.limit_local_batches([found.get(slot, upper[slot]) for slot in range(world.capacity)])
         if sizes.current == before:

@@ -298,8 +298,8 @@ class MemoryCopies:
             newest = max(range(len(everyone)), key=lambda rank: everyone[rank][str(orphan)])
             if newest == self._world.rank and mine[orphan] != NO_SERIAL:
                 sent[orphan] = self._copy_of(_LOCAL, orphan, mine[orphan])
-        told = [pickle.loads(said) for said in self._world.all_gather_bytes(pickle.dumps(sent), about)]
-        copies = {slot: vectors for of_one in told for slot, vectors in of_one.items() if vectors is not None}
+        received = [pickle.loads(said) for said in self._world.all_gather_bytes(pickle.dumps(sent), about)]
+        copies = {slot: vectors for of_one in received for slot, vectors in of_one.items() if vectors is not None}
         return {slot: (int(_numbers(vectors[0])[0]), vectors[1:]) for slot, vectors in copies.items()}
 
     def _local_serials(self, slot: int) -> list[int]:

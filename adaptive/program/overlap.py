@@ -132,5 +132,5 @@ def measured(world: World, nbytes: int, about: str) -> float:
             lambda: world.exchange(parts, ["sum", "sum"], np.zeros(0, np.float32), "overlap", f"measuring {about}")
         )
         least = min(least, time.perf_counter() - began)
-    told = world.all_gather_bytes(json.dumps(least).encode(), f"what {about} takes")
-    return max(map(json.loads, told)) * nbytes / (4 * count)
+    everyone = world.all_gather_bytes(json.dumps(least).encode(), f"what {about} takes")
+    return max(map(json.loads, everyone)) * nbytes / (4 * count)

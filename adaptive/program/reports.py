@@ -91,7 +91,7 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
         details = limits, p.seed, values, asked, decided, p.status.seconds, requests, causes
         origin, run.origin = run.origin, None
         clock = time.time(), activity.between(), origin
-        failed = p.listeners.tell(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored, *clock))
+        failed = p.listeners.notify(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored, *clock))
         report = replace(report, notes=(*report.notes, *failed)) if failed else report
     run.restored = False
     p.tracing.after(run.step)

@@ -51,7 +51,7 @@ class RunCheckpointer:
         self._saved = self._began = time.monotonic()
         self._n_losses, self._best = len(parts.world.losses), BestInterval()
         self._last_kept: bool | None = None  # whether the last step was saved; `None` before the first step
-        self._left_out = self._told = False  # whether the last due checkpoint was skipped; whether a note said so
+        self._left_out = self._noted = False  # whether the last due checkpoint was skipped; whether a note said so
         self._status = parts.status
         if self._every.by_clock and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
@@ -133,8 +133,8 @@ class RunCheckpointer:
         if wait:
             self._writer.wait()
         self._left_out = self._writer.busy
-        if self._left_out and not self._told:
-            self._told = True
+        if self._left_out and not self._noted:
+            self._noted = True
             self._writer.note(
                 f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
                 f"checkpoints may be skipped without a note: every={self._options.every!r} is shorter than the time to "

@@ -97,8 +97,8 @@ def _cache_home() -> Path:
     Raises:
       RuntimeError: there is no home directory.
     """
-    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return told if told.is_absolute() else Path.home() / ".cache"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return base if base.is_absolute() else Path.home() / ".cache"
 
 
 def _belongs_to_others(folder: Path) -> str | None:
@@ -108,11 +108,11 @@ def _belongs_to_others(folder: Path) -> str | None:
     """
     real, me = folder.resolve(strict=True), os.geteuid()
     for part in (real, *real.parents):
-        told = part.stat()
-        if told.st_uid not in (me, 0) or (part == real and told.st_uid != me):
-            return f"{part} belongs to user {told.st_uid}"
-        sticky = told.st_mode & stat.S_ISVTX and part != real  # only owners may rename its entries
-        if told.st_mode & (stat.S_IWGRP | stat.S_IWOTH if part == real else stat.S_IWOTH) and not sticky:
+        status = part.stat()
+        if status.st_uid not in (me, 0) or (part == real and status.st_uid != me):
+            return f"{part} belongs to user {status.st_uid}"
+        sticky = status.st_mode & stat.S_ISVTX and part != real  # only owners may rename its entries
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH if part == real else stat.S_IWOTH) and not sticky:
             return f"others may write to {part}"
     if real.stat().st_mode & _OTHERS:
         real.chmod(0o700)

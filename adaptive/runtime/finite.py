@@ -336,8 +336,8 @@ def find_together(
     world: WorldMessages, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]
 ) -> Trouble:
     """Combine the findings of all processes. Communicates; all processes call it, because all saw the same message."""
-    told = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
-    everyone = world.all_gather_bytes(told, "whose contributions are not finite")
+    own_findings = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
+    everyone = world.all_gather_bytes(own_findings, "whose contributions are not finite")
     culprits = [Culprit(w, tuple(numbers), origin) for found in everyone for w, numbers, origin in json.loads(found)]
     return Trouble(message, arrived, tuple(sorted(culprits, key=lambda c: c.worker)))
 

@@ -172,11 +172,11 @@ def launcher_findings(mpi: Implementation, own: JobFacts) -> Iterator[HealthChec
 
 def clock_findings(ranks: Sequence[JobFacts], links: Sequence[LinkTimes]) -> Iterator[HealthCheck]:
     """Yield a problem for each host whose clock differs from rank 0's by more than `CLOCK_SECONDS`."""
-    told = {ranks[0].host}
+    named = {ranks[0].host}
     for link in links:
         host = ranks[link.rank].host
-        if abs(link.offset) - link.within > CLOCK_SECONDS and host not in told:
-            told.add(host)
+        if abs(link.offset) - link.within > CLOCK_SECONDS and host not in named:
+            named.add(host)
             yield wrong(
                 f"The clock of {host} is {abs(link.offset):.3g} s {'ahead of' if link.offset > 0 else 'behind'} "
                 f"that of {ranks[0].host}: logs and traces of the two do not line up.",

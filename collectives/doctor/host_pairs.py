@@ -47,8 +47,8 @@ def host_pairs(comm: Any, leaders: Sequence[int]) -> list[HostPair]:
       comm: a communicator.
       leaders: a rank of each host.
     """
-    told = comm.gather(timed_pairs(comm, leaders), 0) or []
-    return [HostPair((leaders[a], leaders[b]), MEGABYTE / seconds) for of_rank in told for a, b, seconds in of_rank]
+    gathered = comm.gather(timed_pairs(comm, leaders), 0) or []
+    return [HostPair((leaders[a], leaders[b]), MEGABYTE / seconds) for of_rank in gathered for a, b, seconds in of_rank]
 
 
 def slow_links(names: Sequence[str], pairs: Sequence[HostPair]) -> list[SlowLink]:

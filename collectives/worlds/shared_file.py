@@ -33,7 +33,7 @@ class SharedFile:
 
     Attributes:
       memory: the memory, zeros at first; stays valid when the file is closed.
-      told: the file's address, to send to other processes.
+      address: the file's address, to send to other processes.
     """
 
     def __init__(self, size: int, *, lazy: bool = False):
@@ -54,7 +54,7 @@ class SharedFile:
             whole = np.zeros(_TOKEN + size, np.uint8)
         whole[:_TOKEN] = np.frombuffer(token, np.uint8)
         self.memory = whole[_TOKEN:]
-        self.told = SharedFileAddress("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
+        self.address = SharedFileAddress("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
 
     def allocate(self) -> None:
         """Allocate the pages of a lazy file. Calling it again does nothing.
@@ -76,26 +76,26 @@ class SharedFile:
             self._file = None
 
 
-def open_shared(told: SharedFileAddress, *, write: bool = False) -> np.ndarray:
+def open_shared(address: SharedFileAddress, *, write: bool = False) -> np.ndarray:
     """Return the shared memory of another process of this host.
 
     Args:
-      told: the address that the other process has sent.
+      address: the address that the other process has sent.
       write: whether to map it writable.
 
     Raises:
       OSError: it cannot be opened.
       ValueError: the path is not a shared file, or another one.
     """
-    file = os.open(told.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK)  # it may be a pipe
+    file = os.open(address.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK)  # it may be a pipe
     try:
         state = os.fstat(file)
         if not stat.S_ISREG(state.st_mode) or state.st_size < _TOKEN:
-            raise ValueError(f"{told.path} is not a shared file")
+            raise ValueError(f"{address.path} is not a shared file")
         access = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
         whole = np.frombuffer(mmap.mmap(file, state.st_size, prot=access), np.uint8)
     finally:
         os.close(file)
-    if whole[:_TOKEN].tobytes() != told.token:
-        raise ValueError(f"{told.path} is another file")
+    if whole[:_TOKEN].tobytes() != address.token:
+        raise ValueError(f"{address.path} is another file")
     return whole[_TOKEN:]

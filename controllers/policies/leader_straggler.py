@@ -80,12 +80,12 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         observation: Observation, state: LeaderStragglerState, has_memory: np.ndarray
     ) -> tuple[Decision | None, LeaderStragglerState]:
         limits, means = observation.limits, state.times.mean
-        told = means[active_of(observation)]
+        active = means[active_of(observation)]
         sizes = np.array(split(observation.global_batch, observation.batch_sizes, limits))
         lead = np.where((sizes < limits.upper) & has_memory, means, np.inf)
         lag = np.where(sizes > limits.lower, means, -np.inf)
         leader, straggler = int(np.argmin(lead)), int(np.argmax(lag))
-        apart = float((told.max() - told.min()) / told.mean())
+        apart = float((active.max() - active.min()) / active.mean())
         if apart < gap or not lead[leader] < lag[straggler]:
             return None, state
         if not np.isnan(state.rest):

@@ -240,13 +240,13 @@ def _learn_links(observation: Observation, exchange: np.ndarray, state: Mitigati
 
 def _probed(observation: Observation, state: MitigationState) -> tuple[tuple[str, ...], MitigationState]:
     """Return notes on messages that take longer, and on what a probe has found."""
-    links, told = state.links, []
+    links, notes = state.links, []
     if links.slow and links.probability > 0:
         sure = f" (probability {links.probability:.3f})" if links.probability < 1 else ", and ever longer"
-        told.append(f"messages take {links.factor:.2f} times as long as before, since step {links.since}{sure}")
+        notes.append(f"messages take {links.factor:.2f} times as long as before, since step {links.since}{sure}")
         links = links._replace(probability=np.asarray(0.0))
     found, links = links.heard(observation)
-    return (*told, *found), state._replace(links=links)
+    return (*notes, *found), state._replace(links=links)
 
 
 # --- remedies ---------------------------------------------------------------------------------------------------------

@@ -117,10 +117,10 @@ class TimeModel(NamedTuple):
 
         # The shape's share of the deviation; the rest belongs to the level.
         first, unsettled = seen & ~measured, level.unsettled
-        tells = seen & measured & ~jump & ~unsettled & (stay < ARRIVAL)
+        informative = seen & measured & ~jump & ~unsettled & (stay < ARRIVAL)
         rest, share = step, np.zeros(len(step))
-        if tells.any():
-            share = np.where(tells, shape.variance / (level.step_variance + shape.variance), 0.0)
+        if informative.any():
+            share = np.where(informative, shape.variance / (level.step_variance + shape.variance), 0.0)
         if first.any() or unsettled.any() or share.any():
             surprise = np.where(share > 0, surprise, 0.0)
             shape = shape.learn(surprise, share, first, unsettled & seen)

@@ -1,4 +1,4 @@
-"""What these tests are made with: traces and plans of small drivers, handlers for hooks, and who an error points at."""
+"""Helpers: traces and plans of small drivers, handlers for hooks, and the lines that errors name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mean_loss(w: jax.Array, batch: Any) -> jax.Array:
 
 
 class Recorder:
-    """A hook's handler that keeps what it is shown, and asks for what the test says."""
+    """A hook's handler that records its observations, and requests what the test sets."""
 
     def __init__(self, decide: Callable[[Observation], Decision | None] = lambda o: None, *, every_step: bool = False):
         self.every_step = every_step
@@ -92,7 +92,7 @@ def sizes_of(reports: Sequence[ad.Report]) -> list[tuple[int, ...]]:
 
 
 class HeldCompiler:
-    """In the place of the thread that compiles behind the steps: keeps what is asked for until the test lets it."""
+    """Stands in for the background compiler: keeps requested sizes until the test releases them."""
 
     def __init__(self, kernels: Kernels):
         self.kernels, self.asked, self.error = kernels, [], None
@@ -120,14 +120,14 @@ class HeldCompiler:
         self.asked.clear()
 
     def compile(self, *sizes: int) -> None:
-        """Those sizes, or all that is asked for."""
+        """Compile those sizes, or all that are requested."""
         for local, size in [a for a in self.asked if not sizes or a[1] in sizes]:
             self.asked.remove((local, size))
             self.kernels.compiled.compile(local, size)
 
 
 def uncompiled(monkeypatch: Any) -> None:
-    """Run segments operation by operation: what is tested is what they do, and compiling takes most of the time."""
+    """Run segments operation by operation, because compiling would take most of the time."""
     for module in (_programs, _kernels):
         monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, **options: function)
 
@@ -157,7 +157,7 @@ def event(
     **report: Any,
 ) -> StepEvent:
     """One step, made up."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "step": step,
         "epoch": 0,
         "examples": 4 * step,
@@ -176,7 +176,7 @@ def event(
         "notes": tuple(notes),
         "members": tuple(range(len(sizes))),
     }
-    made = Report(**{**told, **report})
+    made = Report(**{**fields, **report})
     seconds = workers or WorkerSeconds(*[np.ones(len(sizes))] * 3)
     limits = Limits((1,) * len(sizes), (9,) * len(sizes))
     asked = Asked(sum(sizes), made.members, (len(sizes),) * 3)

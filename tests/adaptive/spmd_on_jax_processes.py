@@ -79,7 +79,7 @@ def test_both_give_the_same_states_and_reports(world, driver, taken, monkeypatch
     assert driver is not spoilt or sum(report.skipped for report in mine[0]) == 3
 
 
-def test_without_determinism_all_begin_to_use_the_program_in_the_same_step(world, taken):
+def test_without_determinism_all_processes_switch_to_the_program_in_the_same_step(world, taken):
     """Whichever process has compiled it last."""
     if world.processes == 1:
         pytest.skip("there is no other process")
@@ -99,9 +99,7 @@ def test_without_determinism_all_begin_to_use_the_program_in_the_same_step(world
     assert sorted(taken) == [9, 10, 11, 12, 13, 14, 15, 17, 18, 19]
 
 
-def test_where_one_process_cannot_compile_the_program_all_are_told_and_go_on_without_it(
-    world, taken, monkeypatch, caplog
-):
+def test_if_one_process_cannot_compile_the_program_all_continue_without_it(world, taken, monkeypatch, caplog):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the program\nand more")
 
@@ -118,7 +116,7 @@ def test_where_one_process_cannot_compile_the_program_all_are_told_and_go_on_wit
     assert "for the program. Steps continue" in warning.message
 
 
-def test_a_process_that_is_in_another_collective_or_fails_is_told_of_before_the_state_is_given_up(world, taken):
+def test_another_collective_or_a_failure_raises_before_the_state_is_donated(world, taken):
     if world.processes == 1:
         pytest.skip("there is no other process")
 

@@ -1,4 +1,4 @@
-"""Effects take place once, where the driver has them; what comes from the host is asked for once."""
+"""Effects run once, in the driver's order; values of the host are requested once."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def started(*, monitored: bool = False, **options: object) -> list:
     ],
 )
 def test_a_first_step_compiles_few_programs(options, programs):
-    """And no operation runs by itself, which would be a program of its own."""
+    """No operation runs alone, because it would be a separate program."""
     found, traced = started(**options)
     assert found == programs
     assert traced in ([16, 8], [8, 4])  # the size of a call, and one more to compare with

@@ -160,7 +160,7 @@ def nnx_step(reduce):
 
 
 def test_nnx_objects_can_be_state():
-    """A driver changes them in place; they come back as what they are, and what was given is left alone."""
+    """A driver changes nnx objects in place; the state has their types, and the given objects are unchanged."""
     given = nnx_state("workers")
     before = jax.tree.map(jnp.copy, nnx.state(given[0]))
     with ad.Program(nnx_step(comm.all_reduce), given, make_data(), global_batch=EXAMPLES, resizable=False) as program:
@@ -242,7 +242,7 @@ def half_loss(params, batch):
 
 
 def of_flax(axis):
-    """As in docs/loss_scaling.md; without the axis as it is written for one worker, gradients reduced behind it."""
+    """As in docs/loss_scaling.md; without the axis as it is written for one worker, gradients reduced after it."""
 
     @relaxed
     def driver(state, batch):

@@ -1,4 +1,4 @@
-"""The benchmarks of noise scales: each monitor leaves training as it is, and the tables hold what was measured."""
+"""The benchmarks of noise scales: monitors do not change training, and the tables have the measurements."""
 
 from __future__ import annotations
 

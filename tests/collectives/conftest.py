@@ -1,5 +1,5 @@
 """Which worlds the suite runs over: two in this process, or those that the ranks of an mpirun, or of `jax.distributed`,
-were told to make.
+were set to create.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def world():
         yield world
 
 
-def test_what_is_large_is_added_up_in_the_order_of_ranks(world):
+def test_large_arrays_are_summed_in_the_order_of_ranks(world):
     found, went = exchange(world)
     assert went == ([1, 3, 4] if world.size > 1 else [])
     for x, kind in zip(found, zip(SHAPES, TYPES, strict=True), strict=True):
@@ -94,7 +94,7 @@ class OnTheHost(cuda.Shareable):
         ctypes.memmove(to, source, nbytes)
 
 
-def test_where_other_processes_cannot_map_what_jax_has_it_is_copied(world, monkeypatch):
+def test_memory_of_jax_that_other_processes_cannot_map_is_copied(world, monkeypatch):
     plain, _ = exchange(world)
     on_cpu = world.devices[0].platform == "cpu"
     monkeypatch.setattr(world.transport.cuda_sums, "_shareable", OnTheHost() if on_cpu else cuda.Shareable())
@@ -106,7 +106,7 @@ def test_where_other_processes_cannot_map_what_jax_has_it_is_copied(world, monke
     assert (world.transport.cuda_sums._shareable._nbytes > 0) == (world.size > 1)
 
 
-def test_results_stay_as_they_were_whatever_comes(world):
+def test_results_are_unchanged_by_later_messages(world):
     large = [SHAPES[0], SHAPES[2]], TYPES[:2]
     first, _ = exchange(world, *large)
     before = [np.array(x) for x in first]
@@ -131,7 +131,7 @@ def test_where_one_process_cannot_all_go_through_the_host():
 
 
 @pytest.mark.parametrize("faster", [HOST, DEVICES])
-def test_it_goes_the_way_that_is_faster(monkeypatch, faster):
+def test_the_faster_algorithm_is_used(monkeypatch, faster):
     """By times of which one rank alone knows that they differ."""
     large = [SHAPES[0]], TYPES[:1]
     with from_device_to_device(jax.local_devices()[:1]) as world:
@@ -170,7 +170,7 @@ def test_a_deterministic_program_goes_through_the_host(world):
             assert fixed.algorithm(0) == "through the host, not measured: in a deterministic program"
 
 
-def test_it_says_how_large_sums_go(world):
+def test_the_algorithm_of_large_sums_is_described(world):
     exchange(world)
     world.transport.cuda_sums._remember(0)
     assert world.algorithm(0) == ("from device to device" if world.size > 1 else "")

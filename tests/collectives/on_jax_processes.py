@@ -50,7 +50,7 @@ def test_it_is_picked_with_all_devices_of_all_processes():
         assert repr(picked).startswith(f"JaxWorld({picked.size} workers; rank {jax.process_index()} of ")
 
 
-def test_a_launcher_that_started_others_too_is_believed(monkeypatch):
+def test_a_launcher_with_several_processes_is_recognized(monkeypatch):
     """As of four that mpirun has started two call jax.distributed; where it is all, that is what they want."""
     monkeypatch.setattr("collectives.worlds.mpi.MPIWorld", lambda **options: "MPI's")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(2 * jax.process_count()))
@@ -65,14 +65,14 @@ def test_a_launcher_that_started_others_too_is_believed(monkeypatch):
     [{"max_workers": 100}, {"respawn": True}, {"lost": "continue"}, {"workers": 1}, {"min_workers": 100}],
     ids=str,
 )
-def test_what_only_processes_that_come_and_go_could_have_is_refused(option):
+def test_options_of_elastic_worlds_are_refused(option):
     with pytest.raises(WorkerCountError, match=f"^{next(iter(option))}="):
         comm.world(**option)
     with comm.world(workers=4 * jax.process_count(), lost="stop"):
         pass
 
 
-def test_nobody_comes_and_nobody_leaves(world):
+def test_members_do_not_change(world):
     assert (world.least, world.most, world.survives, world.respawn) == (world.size, world.size, False, False)
     for change in (lambda: world.request_workers(1), lambda: world.change(1)):
         with pytest.raises(WorkerCountError, match="workers neither join nor leave"):
@@ -119,8 +119,8 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     assert backend[-3:] == ["backend_compile_duration", "frame", "frame"]
 
 
-def test_what_is_larger_than_a_row_of_shared_memory_goes_through_it_in_several_loads(world, monkeypatch):
-    """Parts of all kinds, as by XLA; and whoever looks is shown each element once."""
+def test_arrays_larger_than_a_row_of_shared_memory_are_sent_in_pieces(world, monkeypatch):
+    """Parts of all kinds, as reduced by XLA; and the check sees each element once."""
     rng = np.random.default_rng(world.rank)
     sizes = [(3000,), (), (40, 50), (0,), (7,), (5000,)]
     dtypes = [np.float32, np.float32, np.int32, np.float32, np.complex64, np.uint8]
@@ -165,7 +165,7 @@ def test_results_by_memory_stay_until_the_next_message(world):
         np.testing.assert_array_equal(results[0][1], np.full(1_500_000, step * world.size, np.float32))
 
 
-def test_processes_that_send_different_messages_are_told(either):
+def test_processes_that_send_different_messages_raise(either):
     world = either
     n = 500 + world.rank
     before = world.waited
@@ -178,7 +178,7 @@ def test_processes_that_send_different_messages_are_told(either):
     assert world.waited > before
 
 
-def test_processes_that_meet_in_different_worlds_are_told(world):
+def test_processes_in_different_worlds_raise(world):
     with comm.JaxWorld(jax.local_devices()[:1]) as other:
         with pytest.raises(DisagreementError, match=r"a barrier, in world \d+ \("):
             (other if world.rank else world).barrier()
@@ -186,7 +186,7 @@ def test_processes_that_meet_in_different_worlds_are_told(world):
             each.barrier()
 
 
-def test_a_process_that_makes_a_world_while_others_do_not_is_told(world):
+def test_a_process_that_builds_a_world_alone_raises(world):
     with pytest.raises(DisagreementError, match=r"making world \d+ of"):
         world.barrier() if world.rank == 0 else comm.JaxWorld(jax.local_devices()[:1])
     with comm.JaxWorld(jax.local_devices()[:1]) as other:  # all count alike
@@ -202,7 +202,7 @@ def test_patience_must_be_the_same():
 
 
 def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):
-    """So that the others are told, rather than left in a collective."""
+    """So that the others raise instead of waiting in a collective."""
 
     def send_odd():
         if world.rank == 0:

@@ -58,7 +58,7 @@ def test_on_the_first_cpu_results_are_the_buffers_that_mpi_wrote(world):
     assert all(address % 64 == 0 for address in addresses[0])
 
 
-def test_few_layouts_are_kept(make_world, monkeypatch):
+def test_few_layouts_are_cached(make_world, monkeypatch):
     monkeypatch.setattr("adaptive.base.channel.KEPT_CHANNELS", 3)
     with make_world() as fresh:
         for n in range(1, 7):
@@ -66,7 +66,7 @@ def test_few_layouts_are_kept(make_world, monkeypatch):
         assert len(fresh._kept) == 3
 
 
-def test_ranks_that_send_different_messages_are_told(world):
+def test_ranks_that_send_different_messages_raise(world):
     n = 500 + world.rank
     if world.processes == 1:
         send(world, np.zeros(n, np.float32))
@@ -79,7 +79,7 @@ def test_ranks_that_send_different_messages_are_told(world):
     assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
 
 
-def test_ranks_that_meet_in_different_eager_collectives_are_told(world):
+def test_ranks_in_different_eager_collectives_raise(world):
     if world.processes == 1:
         return
     with pytest.raises(
@@ -94,7 +94,7 @@ def test_ranks_that_meet_in_different_eager_collectives_are_told(world):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool"])
-def test_what_mpi_cannot_sum_is_refused_by_name(world, dtype):
+def test_dtypes_that_mpi_cannot_sum_are_refused_by_name(world, dtype):
     with pytest.raises(CollectiveError, match=f"part 1 of a message is {dtype}, which MPI cannot reduce"):
         send(world, jnp.zeros(3, dtype))
 
@@ -114,7 +114,7 @@ def test_an_error_of_mpi_names_the_rank(world):
         world.transport.comm = whole
 
 
-def test_it_says_who_and_where_it_is(world):
+def test_the_world_describes_its_rank_and_host(world):
     text = repr(world)
     assert text.startswith(f"MPIWorld({world.size} worker")
     assert f"rank {world.rank} of {world.processes}: worker" in text
@@ -160,7 +160,7 @@ def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, mon
     assert counting.nbytes == 2 * allreduces
 
 
-def test_what_travels_in_the_frame_overflows_and_keeps_nans_as_elsewhere(world):
+def test_values_in_the_preamble_overflow_and_keep_nans_as_elsewhere(world):
     most = np.finfo(np.float32).max
     for n in (4, 400):
         x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
@@ -180,7 +180,7 @@ def test_small_sums_in_double_precision_are_not_rounded(world):
         assert float(results[0][0][0]) == world.size * (1 + 2.0**-50)
 
 
-def test_a_world_that_is_left_in_the_middle_of_a_message_says_so(make_world, monkeypatch):
+def test_leaving_a_world_in_the_middle_of_a_message_raises(make_world, monkeypatch):
     with make_world() as torn:
         monkeypatch.setattr(torn.transport.preamble, "heard", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -244,7 +244,7 @@ def test_python_calls_of_a_message(world, shapes, status, looks, most):
     """What grows with parts are calls of MPI and of `look`: two Python functions a piece, as in a program."""
     parts = [[jax.device_put(np.ones(shape, np.float32), device) for shape in shapes] for device in world.devices]
     specs = [PartSpec(shape, np.dtype(np.float32), "sum") for shape in shapes]
-    channel, told, seen = world.channel(specs, status, "a message"), np.ones(status, np.float32), []
+    channel, own_status, seen = world.channel(specs, status, "a message"), np.ones(status, np.float32), []
 
     def largest(piece):
         seen.append(float(np.maximum.reduce(piece)))
@@ -253,7 +253,7 @@ def test_python_calls_of_a_message(world, shapes, status, looks, most):
         largest(piece)
 
     def exchange():
-        channel.exchange(parts, told, "a message", "", look, 1)
+        channel.exchange(parts, own_status, "a message", "", look, 1)
 
     exchange()  # the first one may have to ask the others for their devices
     seen.clear()
@@ -262,20 +262,20 @@ def test_python_calls_of_a_message(world, shapes, status, looks, most):
     assert len(called) - 1 <= most, called  # the last is this function's own call
 
 
-def test_a_short_message_and_the_general_way_give_the_same_bits(world, monkeypatch):
+def test_a_short_message_and_the_general_path_give_the_same_bits(world, monkeypatch):
     """By name, also of extremes; a process may take one way while the others take the other."""
     rng = np.random.default_rng(world.rank)
     sent = [rng.normal(size=shape).astype(np.float32) for shape in [(300,), (3, 100, 701), (40,), (7,)]]
     sent[2][world.rank] = np.nan
     specs = [PartSpec(x.shape, x.dtype, op) for x, op in zip(sent, ["sum", "sum", "max", "min"], strict=True)]
     parts = [[jax.device_put(x, device) for x in sent] for device in world.devices]
-    told = np.array([1.5, world.rank], np.float32)
+    own_status = np.array([1.5, world.rank], np.float32)
     found = []
     for number in range(4):
         channel = world.channel(specs, 2, "a message")
         monkeypatch.setattr(channel, "_fast", number == 3 or (number == 2 and world.rank == 0))
         for _ in range(2):
-            results, status = channel.exchange(parts, told, f"message {number}")
+            results, status = channel.exchange(parts, own_status, f"message {number}")
         found.append([np.array(x)[: 298 if j == 0 else None].tobytes() for j, x in enumerate(results[0])])
         assert status.dtype == np.float32
         np.testing.assert_array_equal(status, [1.5 * world.size, sum(range(world.size))])

@@ -1,4 +1,4 @@
-"""The asynchronous mean of pairs: what is computed, in which worlds, and what is refused. Processes: test_pairs.py."""
+"""The asynchronous mean of pairs: results, worlds, and errors. Processes: test_pairs.py."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_derivatives_treat_published_values_as_constants():
 
 
 def test_rounds_restart():
-    """What was published in another round, or before a checkpoint was restored, is not there."""
+    """Values of another round, or of before a restore, are missing."""
     mailbox = LocalMailbox()
     mailbox.publish(0, 7, [np.ones(2)])
     assert mailbox.look(0, 1, 7) is not None

@@ -9,14 +9,14 @@ from adaptive.runtime.local_world import LocalWorld
 
 
 class Hosts(LocalWorld):
-    """A world of five processes on two hosts, one of which is in reserve, and a slot that nobody has."""
+    """A world of five processes on two hosts, one of which is in reserve, and an empty slot."""
 
     processes = 5
 
     def all_gather_bytes(self, value, about="", more=""):
-        told = [["a", [0]], ["b", [1]], ["a", [2]], ["b", [3]], ["a", []]]
+        hosts = [["a", [0]], ["b", [1]], ["a", [2]], ["b", [3]], ["a", []]]
         assert json.loads(value)[1] == list(self.workers)
-        return [json.dumps(of_process).encode() for of_process in told]
+        return [json.dumps(of_process).encode() for of_process in hosts]
 
 
 def test_workers_of_a_host_are_together_and_unknown_ones_apart():

@@ -1,4 +1,4 @@
-"""`all_reduce` in codes of a few bits: error feedback, weights, gates, and what is not finite."""
+"""`all_reduce` in codes of a few bits: error feedback, weights, gates, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_worker_without_examples_keeps_its_residual():
 
 
 def test_a_checkpoint_has_the_residual():
-    """Restored, the program goes on to the bit; on another number of workers it is refused, by name."""
+    """A restored program continues bitwise; another number of workers is refused, by name."""
     program = built(driver_of(wire="2bit", rounding=FEEDBACK))
     for _ in range(3):
         program.step()

@@ -25,7 +25,7 @@ def as_users_have_it():
 
 @flax.struct.dataclass
 class Extremes(clu.Metric):
-    """Of one's own: the largest and the least, beside a number that all have."""
+    """A user metric: the largest and the least, beside a number that all workers have."""
 
     largest: jax.Array
     least: jax.Array

@@ -127,7 +127,7 @@ def test_coordinates_stay_among_those_of_good_workers(op, by, dtype):
 
 @pytest.mark.parametrize("there", [(0, 1, 2, 3), (1, 2, 4), (0, 3), (2,)], ids=str)
 def test_a_trimmed_mean_of_few_workers_leaves_one_or_two_of_them(there, dtype):
-    """Where `trim` from either end would leave nobody, as many are left out as leave the middle."""
+    """If `trim` at both ends would leave no worker, as many are left out as leave the middle."""
     rows, weights = vectors(0, 1, 20, dtype), np.zeros(5)
     weights[list(there)] = WEIGHTS[list(there)]
     found = reduced(comm.trimmed_mean(2), rows, weights, dtype)

@@ -1,4 +1,4 @@
-"""What holds for every policy, whatever it is good for."""
+"""Properties of every policy."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_empty_worker_slots_get_nothing_and_joining_workers_get_a_share(name):
     if case.keeps_the_batch:
         assert (sim.sizes.sum(axis=1) == 128).all()
         if name not in ("static_proportional", "federated"):  # which go by something else than the seconds
-            assert sim.over_ideal[79] > 2  # a newcomer begins with the mean share, and this one is slow
+            assert sim.over_ideal[79] > 2  # a joining worker starts with the mean share, and this one is slow
             near = 1.7 if name == "leader_straggler" else 1.35  # which takes its time
             assert (sim.over_ideal[[38, 78, 118, 199]] < near).all()  # at the end of each spell
 
@@ -264,7 +264,7 @@ def comings_and_goings(seed: int, steps: int, n: int = 6) -> Cluster:
 @every_policy
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
 def test_workers_may_be_lost_leave_and_join_at_any_time(name, seed):
-    """Whatever a policy asks for meanwhile: another hook asks for numbers of workers at random."""
+    """Another hook requests random numbers of workers, beside any requests of the policy."""
     case, rng, steps = POLICIES[name], np.random.default_rng([seed, 1]), 200
     numbers = rng.integers(1, 9, steps + 1).tolist()
 

@@ -1,4 +1,4 @@
-"""Requests of a hook: what is taken, and what is refused."""
+"""Requests of a hook: accepted and refused ones."""
 
 from __future__ import annotations
 

@@ -132,8 +132,8 @@ def on_ranks():
         found = [measure(factors=(1, 2, 4)), measure(factors=(1, 2, 4))]
         assert found[0] == found[1]
         assert np.asarray(program.state).tobytes() == before
-        told = world.all_gather_bytes(repr(found).encode())
-        assert len(set(told)) == 1
+        found_by_all = world.all_gather_bytes(repr(found).encode())
+        assert len(set(found_by_all)) == 1
         assert program.step().step == 2
         if world.rank == 0:
             print("measured by", world.size)

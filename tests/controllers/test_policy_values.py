@@ -101,15 +101,15 @@ def test_readable_values_are_accepted(policy, read):
 
 
 def test_a_user_policys_check_gets_the_known_shapes():
-    told = []
+    checked = []
 
     def check(values, n_workers, name):
-        told.append((values, n_workers, name))
+        checked.append((values, n_workers, name))
 
     policy = ctrl.Policy(lambda n_workers: (), lambda observation, state: (None, state), "own", check=check)
     with building(policy, lambda g, a: (mon.noise_scale(g, a), seconds(), iteration())):
         pass
-    (noise, of_all, one), n_workers, name = told[0]
+    (noise, of_all, one), n_workers, name = checked[0]
     assert (n_workers, name) == (2, "own")
     assert (noise.scale.shape, noise.scale.sources) == ((), frozenset())
     assert (of_all.shape, of_all.dtype, of_all.sources) == ((2,), np.float32, {"compute_seconds"})

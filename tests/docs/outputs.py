@@ -1,4 +1,4 @@
-"""What blocks of a page print, and what the page says that they print."""
+"""The output of a page's blocks, and the output that the page shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def printed_below(page: Path) -> list[tuple[int, str, str | None]]:
 
 
 def session(page: Path, command: str) -> tuple[str, bool]:
-    """What a page shows below a command in a `console` block, and whether it says above it that numbers vary."""
+    """The output below a command in a `console` block, and whether a comment above says that numbers vary."""
     for line, block in fences(page, "console"):
         lines = block.splitlines()
         for number, text in enumerate(lines):
@@ -36,7 +36,7 @@ def session(page: Path, command: str) -> tuple[str, bool]:
 
 
 def differs(shown: str, got: str, *, varies: bool = False) -> str:
-    """Why what a page shows is not what was printed; "" if it is.
+    """Return how a page's output differs from the printed one; "" if it does not.
 
     Words have to be the same, and numbers close. A line "…" stands for any number of lines.
 

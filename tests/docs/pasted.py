@@ -16,7 +16,7 @@ from tests.docs.pages import fences
 
 
 class Prompt(InteractiveConsole):
-    """Python's prompt; what goes wrong at it is kept."""
+    """Python's prompt; records its errors."""
 
     def __init__(self) -> None:
         super().__init__({"__name__": "__main__"})

@@ -12,7 +12,7 @@ import pytest
 from tests.docs.pages import DOCS
 from tests.test_house import DOORS, public
 
-FIRST = ["adaptive", "controllers"]  # where what several doors pass on is told
+FIRST = ["adaptive", "controllers"]  # where names that several packages export are documented
 LAUNCHERS = {door for door in DOORS if door.startswith("launchers")}  # for our own packages; users have the command
 PUBLIC = [*FIRST, *sorted(DOORS - LAUNCHERS - set(FIRST)), "controllers.simulate"]
 
@@ -29,7 +29,7 @@ def places() -> dict[tuple[str, int], str]:
 
 
 @cache
-def told() -> list[str]:
+def documented() -> list[str]:
     """What the pages of the reference are about."""
     pages = [page.read_text() for page in DOCS if page.parent.name == "api"]
     return [name for page in pages for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)]
@@ -38,10 +38,10 @@ def told() -> list[str]:
 @pytest.mark.parametrize("door", PUBLIC)
 def test_every_public_name_is_documented(door):
     names = [name for name in places().values() if name.rpartition(".")[0] == door]
-    missing = [f"::: {name}" for name in names if name not in told()]
+    missing = [f"::: {name}" for name in names if name not in documented()]
     assert missing == [], "to be added to a page of docs/api"
 
 
 def test_names_are_documented_once_and_private_ones_not():
-    assert [name for name in set(told()) if told().count(name) > 1] == []
-    assert set(told()) - set(places().values()) == set()
+    assert [name for name in set(documented()) if documented().count(name) > 1] == []
+    assert set(documented()) - set(places().values()) == set()

@@ -79,7 +79,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_every_block_has_a_language():
-    """So that none goes untested because nobody said that it is code."""
+    """A block without a language would not be tested."""
     fenced = [(page, token) for page in PAGES for token in tokens(page) if token.type == "fence" and token.map]
     assert [f"{name(page)}:{t.map[0] + 1}" for page, t in fenced if t.info.strip() not in LANGUAGES] == []
     assert {page for page, token in fenced if token.info.strip() == "python"} == set(RUN)

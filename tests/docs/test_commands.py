@@ -21,7 +21,7 @@ OTHERS = {"apt-get", "cd", "export", "git", "kill", "kubectl", "module", "perf",
 
 
 def commands(page: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each command: all lines of `sh` and `bash`, those behind a prompt in `console`."""
+    """Line and text of each command: all lines of `sh` and `bash`, those after a prompt in `console`."""
     for language in ("sh", "bash", "console"):
         for first, block in fences(page, language):
             lines = block.replace("\\\n", "  ").splitlines()

@@ -24,7 +24,7 @@ README, TUTORIAL, STRATEGIES = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 
 
 def file_of(page: Path, path: Path) -> Path:
-    """The blocks of a page in a file, as the reader is asked to save them."""
+    """The blocks of a page in a file, as the page says to save them."""
     path.write_text("\n\n".join(text for _, text in fences(page, "python")))
     return path
 

@@ -1,4 +1,4 @@
-"""What the readme says was measured is what the results say."""
+"""The figures in the readme are those of the results."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def rows(page: str) -> list[list[str]]:
 
 def test_figures_of_the_readme_are_those_of_the_results():
     measured = {what: figure for what, figure, _ in rows("docs/results.md")}
-    told = dict(row for row in rows("README.md") if len(row) == 2)  # another table is a command's output
-    assert len(told) > 5
-    assert {what: figure for what, figure in told.items() if measured.get(what) != figure} == {}
+    shown = dict(row for row in rows("README.md") if len(row) == 2)  # another table is a command's output
+    assert len(shown) > 5
+    assert {what: figure for what, figure in shown.items() if measured.get(what) != figure} == {}

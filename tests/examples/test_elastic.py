@@ -1,4 +1,4 @@
-"""The elastic example: workers join as the noise scale says; rank 0 is killed, another one stopped, and one goes on."""
+"""The elastic example: workers join by the noise scale; rank 0 is killed, another one stopped, and one continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BRIEF = ["--epochs", str(EPOCHS), "--examples-per-worker", "8", "--every", "10"]
 
 
 def rows(printed: str) -> list[tuple[int, list[str], int]]:
-    """Step, what is on each worker slot, and the global batch, of each line of the table."""
+    """Step, worker of each slot, and global batch, of each line of the table."""
     found = re.findall(r"^ +(\d+) +\d+ +\d+   ([\d+ -]+) = (\d+)$", printed, re.MULTILINE)
     return [(int(step), worker_slots.split(" + "), int(batch)) for step, worker_slots, batch in found]
 

@@ -20,7 +20,7 @@ STEPS = 40
 
 
 def code(script: Path) -> list[str]:
-    """A script's lines, behind its docstring."""
+    """A script's lines, after its docstring."""
     source = script.read_text()
     return source.splitlines()[ast.parse(source).body[0].end_lineno :]
 

@@ -39,7 +39,7 @@ def build(case: Case, world, **defaults) -> ad.Program:
 
 @contextmanager
 def comes_back(world):
-    """Whoever leaves inside its block is there again behind it."""
+    """A worker that leaves inside the block is back after it."""
     yield
     for worker_slot in set(range(world.capacity)) - set(world.members):
         world.join(worker_slot)

@@ -1,4 +1,4 @@
-"""A launcher of an MPI, without MPI: it starts N processes, and ends as FAKE_ENDS says when they have ended."""
+"""A launcher without MPI: starts N processes, and ends as FAKE_ENDS says after them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ for i in range(n):
     place = {"OMPI_COMM_WORLD_RANK": str(i), "OMPI_COMM_WORLD_SIZE": str(n), "PMIX_NAMESPACE": "job"}
     if i == n - 1 and os.environ.get("FAKE_SPAWNED"):
         place = {**place, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_NAMESPACE": "spawned"}
-        place["ADAPTIVE_RECRUIT"] = "1"
+        place["ADAPTIVE_SPAWNED"] = "1"
     elif os.environ.get("FAKE_SPAWNED"):
         place["OMPI_COMM_WORLD_SIZE"] = str(n - 1)
     ranks.append(subprocess.Popen(command, env={**os.environ, **place}, start_new_session=True))

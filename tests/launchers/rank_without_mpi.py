@@ -17,7 +17,7 @@ from launchers import ending
 
 FOLDER, PHASE, WAY = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 RANK, SIZE = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-SPAWNED = ending.RECRUIT in os.environ
+SPAWNED = ending.SPAWNED in os.environ
 ENDS = SPAWNED or (RANK == SIZE - 1 and "FAKE_SPAWNED" not in os.environ)
 IS_LOST = WAY in ("SIGKILL", "SIGSEGV", "os._exit(0)", "leaves")
 

@@ -1,4 +1,4 @@
-"""The command `adaptive`: what it lists, what it loads and when, and what it says where that fails."""
+"""The command `adaptive`: its list of commands, what it imports and when, and errors."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ HELLO = {
 
 
 def started(script: Path, port: int, supervised: bool) -> subprocess.Popen[str]:
-    """A process whose launcher is behind a port here."""
+    """A process whose launcher listens on a port of this process."""
     script.write_text(SCRIPT)
     command = [sys.executable, *([str(RANK)] if supervised else []), str(script)]
     environ = {**os.environ, "ADAPTIVE_LAUNCHER": f"secret 30 {socket.gethostname()} 127.0.0.1:{port}"}

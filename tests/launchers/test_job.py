@@ -1,4 +1,4 @@
-"""How a job ends, by where and how one of its ranks does: its exit code, and who is named. Without MPI."""
+"""How a job ends if one of its ranks does: exit code, and the rank that is named. Without MPI."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def end(start):
-    """Runs a job; returns its exit code, what ranks said, and what the launcher said."""
+    """Run a job; return its exit code, the ranks' output, and the launcher's."""
 
     def run(*words: str, n: int = 3, **given):
         with start(*words, n=n, **given) as job:
@@ -183,15 +183,15 @@ def test_how_mpirun_ends_decides_nothing(phase, way, ends, code, end):
     ],
 )
 def test_a_spawned_process_decides_nothing_before_it_joins(phase, way, ends, said, end):
-    code, well, told = end(phase, way, after=5.0, FAKE_SPAWNED="1", FAKE_ENDS=ends)
-    assert (code, well) == (0, 2), told
-    assert re.search(rf"rank 0 of a spawned job \(pid .*\) {said}", told), told
+    code, well, output = end(phase, way, after=5.0, FAKE_SPAWNED="1", FAKE_ENDS=ends)
+    assert (code, well) == (0, 2), output
+    assert re.search(rf"rank 0 of a spawned job \(pid .*\) {said}", output), output
 
 
 def test_a_spawned_process_that_never_ends_is_not_waited_for(end):
     """Rank 0, which has spawned it, may be gone, and with it all that it waits for."""
-    code, well, told = end("none", "none", FAKE_SPAWNED="1")
-    assert (code, well, told) == (0, 2, "")
+    code, well, output = end("none", "none", FAKE_SPAWNED="1")
+    assert (code, well, output) == (0, 2, "")
 
 
 @pytest.mark.parametrize(

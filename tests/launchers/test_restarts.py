@@ -37,9 +37,9 @@ sys.exit(int(code))
 """
 
 
-def ended(*ends: tuple[int, int | None], most: int = 3, told: signal.Signals | None = None) -> list[bool]:
+def ended(*ends: tuple[int, int | None], most: int = 3, ended_by: signal.Signals | None = None) -> list[bool]:
     starts = Restarts(most)
-    return [starts.after(JobEnd(code, told, saved))[0] for code, saved in ends]
+    return [starts.after(JobEnd(code, ended_by, saved))[0] for code, saved in ends]
 
 
 @pytest.mark.parametrize("end", [JobEnd(0, None, None), JobEnd(2, None, None), JobEnd(143, signal.SIGTERM, 5)])

@@ -243,7 +243,7 @@ SAYS = {
 
 @pytest.fixture
 def launcher(tmp_path):
-    """Makes a launcher that says who it is, and else prints what it is told and how."""
+    """Create a launcher that prints its version, or its arguments and environment."""
 
     def make(name: str) -> str:
         path = tmp_path / name
@@ -306,10 +306,10 @@ def test_unknown_options_are_passed_to_the_launcher(launcher, monkeypatch):
     words = shlex.split("--np=2 --mca btl tcp,self -x A -H a,b -genv B 1 --bind-to none --grace 3 x.py --show")
     said = shlex.split(adaptive_run("--mpirun", launcher("five"), "--show", *words).stdout)
     assert said[-2:] == ["x.py", "--show"]
-    told = " ".join(said)
-    assert "-n 2 --host a:1,b:1 --mca btl tcp,self -x A -genv B 1 --bind-to none" in told
-    assert "--grace" not in told
-    assert "-x JAX_PLATFORMS" in told  # ranks on other hosts would not have it
+    text = " ".join(said)
+    assert "-n 2 --host a:1,b:1 --mca btl tcp,self -x A -genv B 1 --bind-to none" in text
+    assert "--grace" not in text
+    assert "-x JAX_PLATFORMS" in text  # ranks on other hosts would not have it
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Rank:
         return self.process.stdout.readline().rstrip()
 
     def end(self) -> tuple[list[dict], int]:
-        """The rest of what is reported, and the exit status."""
+        """Return the remaining output, and the exit status."""
         rest = [json.loads(line) for line in self._lines]
         return rest, self.process.wait(limit(100))
 

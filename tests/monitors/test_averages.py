@@ -11,7 +11,7 @@ from monitors._averages import SharedError, add_sample, no_samples, ratio_bounds
 
 
 def after(samples, decay):
-    """Averages behind a stream of shape (steps, 2) or, of many streams at once, (steps, 2, streams)."""
+    """Averages after a stream of shape (steps, 2) or, of many streams at once, (steps, 2, streams)."""
 
     def one(stream):
         return jax.lax.scan(lambda a, x: (add_sample(a, x, decay), None), no_samples(stream.dtype), stream)[0]

@@ -18,7 +18,7 @@ TWO = frozenset({0, 1})
 
 
 def share(*readings):
-    """The share read behind each counter but the first."""
+    """The share read after each counter but the first."""
     counters = iter(readings)
     meter = CpuShare(lambda: next(counters))
     return [meter() for _ in readings[1:]]

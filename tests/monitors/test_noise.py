@@ -40,7 +40,7 @@ def random_steps(sizes, steps=6, seed=0, dtype=np.float32):
 
 
 def expected(steps, sizes, decay=0.95, confidence=0.95):
-    """The noise scale behind steps, from its parts."""
+    """The noise scale after some steps, from its parts."""
     averages = no_samples(np.float32)
     for rows in steps:
         flat = np.array([np.append(g["w"].ravel(), g["b"]).astype(np.float64) for (g,) in rows])
@@ -264,7 +264,7 @@ def regression(seed=0, examples=128):
 
 
 def train(world, **options):
-    """Eight steps of a linear regression; the noise scale behind each."""
+    """Eight steps of a linear regression; the noise scale after each."""
 
     def loss(w, batch):
         return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)

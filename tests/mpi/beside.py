@@ -65,8 +65,8 @@ def in_time(row, message, computing=None):
     if alone not in channels:
         layout = [PartSpec(x.shape, x.dtype, op) for x, op in zip(row, OPS, strict=True)]
         channels[alone] = world.channel(layout, 1, f"channel of {alone}")
-    told = np.ones(1, np.float32), f"message {message}", "", look, message, computing
-    arriving = channels[alone].start([[jax.device_put(x) for x in row]], *told)
+    arguments = np.ones(1, np.float32), f"message {message}", "", look, message, computing
+    arriving = channels[alone].start([[jax.device_put(x) for x in row]], *arguments)
     (got,), said = arriving.wait()
     assert said == world.processes, said
     assert sum(size for part, size in pieces if part == 1) == SIZE

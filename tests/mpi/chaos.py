@@ -152,7 +152,7 @@ class Log:
 
 
 class Hand:
-    """A process of its own, which sends signals when it is told to, a while later."""
+    """A separate process that sends signals on request, after a delay."""
 
     def __init__(self) -> None:
         reads, self._writes = os.pipe()
@@ -174,9 +174,9 @@ class Hand:
         while is_open or due:
             wait = max(0.0, min(due)[0] - time.monotonic()) if due else None
             if is_open and select.select([reads], [], [], wait)[0]:
-                told = os.read(reads, 4096).decode()
-                is_open = bool(told)
-                *lines, rest = (rest + told).split("\n")
+                data = os.read(reads, 4096).decode()
+                is_open = bool(data)
+                *lines, rest = (rest + data).split("\n")
                 for line in lines:
                     pid, number, delay, then = line.split()
                     at = time.monotonic() + float(delay)

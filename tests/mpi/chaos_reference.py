@@ -1,4 +1,4 @@
-"""What is trained in the jobs of `chaos.py`, and the plain loop that says what has to come out."""
+"""The model of the jobs of `chaos.py`, and the plain loop with the expected results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _losses(w: Any, batch: dict[str, Any]) -> Any:
 
 
 def plain_loop(seed: int, batches: Sequence[int], count: int = EXAMPLES) -> dict[str, np.ndarray]:
-    """The model behind consecutive batches of the stream, in one process, without the library."""
+    """The model after consecutive batches of the stream, in one process, without the library."""
     with jax.enable_x64(True):
         examples, order = data(count), stream(count, seed, sum(batches))
         model, widest = begun(), max(batches)

@@ -123,7 +123,7 @@ def _is_there(pid: int) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> list[str]:
-    """Kill what is left. Returns what was left although the launcher has ended."""
+    """Kill the remaining processes. Returns those that remained although the launcher had ended."""
     session = []
     for found in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A job that keeps checkpoints and goes on from them: `mpirun -n N python -m mpi4py checkpointing.py RUN STEPS`.
+"""A job that saves checkpoints and resumes from them: `mpirun -n N python -m mpi4py checkpointing.py RUN STEPS`.
 
 Rank 0 prints where the job began, and its end as text, to be compared with that of other jobs.
 """
@@ -22,5 +22,5 @@ with comm.world() as world:
     reports = list(program.run(steps=STEPS - began, checkpoint=ad.Checkpoints(RUN, every=2)))
     if world.rank == 0:
         state = {k: np.asarray(v).tolist() for k, v in program.state["params"]["inner"].items()}
-        told = {"workers": world.size, "began": began, "losses": [float(r.metrics["loss"]) for r in reports]}
-        print(json.dumps({**told, "state": state, "examples": reports[-1].examples}), flush=True)
+        result = {"workers": world.size, "began": began, "losses": [float(r.metrics["loss"]) for r in reports]}
+        print(json.dumps({**result, "state": state, "examples": reports[-1].examples}), flush=True)

@@ -41,7 +41,7 @@ def directory(world, tmp_path):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """The disk is quick: what is due is never left out because of the one before."""
+    """A fast disk: no due checkpoint is skipped because of the previous one."""
     write = Writer.write
     monkeypatch.setattr(Writer, "write", lambda writer, checkpoint: (write(writer, checkpoint), writer.wait()))
 
@@ -68,7 +68,7 @@ def own(state):
     return state["own"]
 
 
-def test_one_writes_and_all_go_on(world, directory):
+def test_one_rank_writes_and_all_resume(world, directory):
     with build(descend, 0.0, make_data(), N, world=world) as program:
         threads = set()
         for _ in program.run(steps=5, checkpoint=ad.Checkpoints(directory, every=2)):
@@ -82,7 +82,7 @@ def test_one_writes_and_all_go_on(world, directory):
         assert [other.step().metrics["loss"].item() for _ in range(3)] == after
 
 
-def test_local_state_of_all_ranks_comes_back(world, directory):
+def test_local_state_of_all_ranks_is_restored(world, directory):
     start = {"all": 0.0, "own": 0.0}
     with build(local, start, make_data(), N, world=world, per_worker_state=own) as program:
         list(program.run(steps=3, checkpoint=ad.Checkpoints(directory, every=2)))
@@ -97,7 +97,7 @@ def test_local_state_of_all_ranks_comes_back(world, directory):
 
 @pytest.mark.parametrize("options", [{}, {"per_worker_state": own}], ids=["replicated", "local"])
 def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
-    """Each rank has a clock of its own; that of rank 0 counts, and all keep a checkpoint of the same step."""
+    """Each rank has its own clock; that of rank 0 counts, and all save a checkpoint of the same step."""
     now = [0.0]
     monkeypatch.setattr("adaptive.program.run_checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
     driver, start = (local, {"all": 0.0, "own": 0.0}) if options else (descend, 0.0)
@@ -108,7 +108,7 @@ def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
     assert steps == [5, 7]  # a minute has passed before step 4, which tells the others with step 5
 
 
-def test_all_take_what_rank_0_has_chosen(world, directory):
+def test_all_ranks_restore_the_selection_of_rank_0(world, directory):
     with build(descend, 0.0, make_data(), N, world=world) as program:
         list(program.run(steps=4, checkpoint=ad.Checkpoints(directory, every=2)))
         world.barrier()
@@ -200,7 +200,7 @@ class Sums:
         return (ad.Decision(global_batch=N + int(state * 1e6) % 7) if observation.due else None), state
 
 
-def test_hooks_decide_alike_behind_a_checkpoint(world, directory):
+def test_hooks_decide_equally_after_a_restore(world, directory):
     """A checkpoint shows hooks the steps before their turn, on all ranks, or they would be shown other limits."""
     with build(counting_hook, 0.0, make_data(), N, world=world, resizable=True) as program:
         reports = list(program.run(steps=30, checkpoint=ad.Checkpoints(directory, every=3)))

@@ -18,7 +18,7 @@ import psutil
 from launchers import ending
 
 CASES = {int(rank): case for case, _, rank in (argument.partition(":") for argument in sys.argv[1:]) if rank}
-told: list[int] = []
+received: list[int] = []
 
 
 def die() -> None:
@@ -52,12 +52,12 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             code = "from mpi4py import MPI; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
             world.transport.mpi.COMM_SELF.Spawn(sys.executable, args=["-c", code])
         case "waits for a signal":
-            signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
-            signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+            signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+            signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
             print("waiting", flush=True)
-            while not told:
+            while not received:
                 time.sleep(0.01)
-            print(f"told {signal.Signals(told[0]).name}", flush=True)
+            print(f"received {signal.Signals(received[0]).name}", flush=True)
 
 
 def before_its_world(case: str) -> None:

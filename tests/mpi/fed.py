@@ -84,5 +84,5 @@ with comm.world() as world:
             global_batch=6,
         )
     except ad.DisagreementError as error:
-        print(f"rank {own} was told: {error}", flush=True)
+        print(f"rank {own} raised: {error}", flush=True)
 print(f"rank {own} ended well", flush=True)

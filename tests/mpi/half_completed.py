@@ -1,7 +1,7 @@
 """Jobs in which a rank is lost when some have completed what all were in, and one has not; see test_losses.py.
 
 `adaptive run -n 4 half_completed.py CASE`. Three workers, and a process in reserve. One worker dies
-when it has done its part of an operation; the others have completed it, but one is told by MPI that somebody was lost.
+when it has done its part of an operation; the others have completed it, but on one MPI reports a lost rank.
 What comes next is done somewhere else than among the workers, or needs what the operation has brought.
 """
 
@@ -35,7 +35,7 @@ def is_there(pid: int) -> bool:
 
 
 def lose() -> None:
-    """Called once behind an operation: one rank dies, and another hears of it as if in the midst of it."""
+    """Called once after an operation: one rank dies, and another gets an error as if within the operation."""
     global is_done
     is_done = True
     if own == DIES:
@@ -77,7 +77,7 @@ with comm.world(workers=3) as world:
     program = ad.Program(adam_driver, adam_state(), make_data(160), global_batch=GLOBAL_BATCH, seed=SEED)
     if CASE == "the end of a run":
         half_completed_message(f"step {STEPS} ")
-    elif CASE == "a join":  # in step 5 it is told that the fourth is ready
+    elif CASE == "a join":  # in step 5 the status says that the fourth is ready
         half_completed_message("step 5 ")
     elif CASE == "a hand-over":
         half_completed_hand_over()

@@ -1,4 +1,4 @@
-"""Ranks that are in different places at once: all of them are told, and none waits for ever.
+"""Ranks in different operations at once: all of them raise, and none waits for ever.
 
 test_programs_on_ranks.py runs this under mpirun, and tests/collectives/worlds/test_jax_world.py without MPI. What one
 rank raises all raise, so the next test finds them together.
@@ -93,7 +93,7 @@ def test_programs_of_one_layout_do_not_share_their_buffers(world):
 
 
 @pytest.mark.parametrize("what", ["evaluate", "checkpoint", "build", "eager", "barrier", "share"])
-def test_something_else_on_one_rank_while_others_step(world, what):
+def test_another_call_on_one_rank_while_others_step(world, what):
     data = make_data()
     with build(local, {"all": 0.0, "own": 0.0}, data, N, world=world, per_worker_state=lambda s: s["own"]) as program:
         program.step()
@@ -129,7 +129,7 @@ def test_a_run_that_ends_earlier_on_one_rank(world):
         assert program.steps == 2
 
 
-def test_a_rank_that_has_gone_back_to_an_earlier_step(world):
+def test_a_rank_at_an_earlier_step(world):
     with build(descend, 0.0, make_data(), N, world=world) as program:
         program.step()
         checkpoint = program.checkpoint()
@@ -201,7 +201,7 @@ def test_a_rank_that_fails_while_a_program_is_built(world):
         build(driver, 0.0, make_data(), N, world=world)
 
 
-def test_what_all_ranks_find_wrong_each_raises_itself(world):
+def test_an_error_on_all_ranks_is_raised_by_each(world):
     with pytest.raises(ad.ReplicationError):
         build(lambda state, batch: (state + batch["x"].mean(), {}), 0.0, make_data(), N, world=world)
 
@@ -251,7 +251,7 @@ def test_a_world_that_is_closed_while_others_step(how):
 
 
 def in_threads(*works):
-    """What each of them raises or returns, side by side; none takes for ever."""
+    """Return what each of them raises or returns, side by side; each within a time limit."""
     results = [None] * len(works)
 
     def run(i, work):

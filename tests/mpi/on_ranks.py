@@ -47,7 +47,7 @@ def odd(world) -> bool:
 
 
 def all_refuse(*texts, driver=adam_driver, state=None, data=None, global_batch=N, **options):
-    """Every rank is told why the program cannot be built."""
+    """Every rank raises the reason why the program cannot be built."""
     with pytest.raises(ad.DisagreementError) as caught:
         build(
             driver,
@@ -183,7 +183,7 @@ def test_settings_that_differ(world, name, mine):
 
 
 def decide(world, ask):
-    """A program whose hook asks for what `ask(control, odd)` says, in the hooks after step 2."""
+    """A program whose hook calls `ask(control, odd)` after step 2."""
 
     def adapt(control, loss):
         if control.step == 2:
@@ -279,7 +279,7 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
 
 
 class Checkpoints(NamedTuple):
-    """Of one program, in the course of its run."""
+    """Membership of one program, during its run."""
 
     older: bytes
     newer: bytes
@@ -371,8 +371,8 @@ def test_a_rank_that_cannot_restore(course, name):
     refuses(course, edit, ad.CheckpointError if own else ad.WorkerError, why)
 
 
-def test_ranks_that_disagree_can_go_back_to_what_they_agree_on(world):
-    """Their ledgers of decisions differ; behind the same checkpoint they are the same."""
+def test_ranks_that_disagree_can_restore_a_common_checkpoint(world):
+    """The digests of decisions differ; after a restore of one checkpoint they are equal."""
     with decide(world, ASKS["another batch"]) as program:
         program.step()
         kept = program.checkpoint()
@@ -416,7 +416,7 @@ def trained(world):
 
 
 @pytest.mark.parametrize("name", EVALUATED_OTHERWISE)
-def test_ranks_that_evaluate_otherwise(trained, name):
+def test_ranks_that_evaluate_different_functions(trained, name):
     mine, text = EVALUATED_OTHERWISE[name]
     fn = mean_times(jnp.full(3, 1.0)) if name == "constant" else mean_of_x
     alike = {"fn": fn, "data": {"x": np.ones((32, 2))}, "batch": 8}
@@ -511,7 +511,7 @@ def test_processes_of_one_host_compile_in_an_order_of_their_own(world, monkeypat
 
 @pytest.mark.parametrize("ask", list(ASKS))
 def test_on_unlike_machines_one_decides_for_all(world, heterogeneous, ask):
-    """Were each to go by its own last bits, the run would end as soon as they matter."""
+    """If each rank decided by its own last bits, the run would end as soon as they matter."""
     with decide(world, ASKS[ask]) as program:
         program.warm_up()
         reports = list(program.run(steps=6))
@@ -599,7 +599,7 @@ def test_a_computation_that_raises_on_one_rank(world):
 
 
 def test_a_backward_pass_in_stages(world):
-    """By itself it stays whole on one host; where stages are asked for, training is the same."""
+    """By default it is not cut on one host; with stages, training gives the same."""
     states = []
     for overlap in ("auto", 2):
         with build(adam_driver, adam_state(), make_data(), N, world=world, overlap=overlap) as program:
@@ -649,7 +649,7 @@ def test_a_hook_that_raises_on_one_rank(world, steps):
 
 
 def test_a_batch_that_does_not_fit_one_rank(world):
-    """An error found while compiling behind the steps, on the ranks that need that size."""
+    """An error of the background compiler, on the ranks that need that size."""
 
     def driver(state, batch):
         if odd(world) and len(batch["x"]) == 2:
@@ -697,7 +697,7 @@ def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
     ],
     ids=lambda strategy: strategy.name,
 )
-def test_strategies_are_what_they_are_in_one_place(world, strategy):
+def test_strategies_give_the_results_of_one_process(world, strategy):
     """Replicas, their mean and their distance, of ranks and of as many workers of one process."""
 
     def switch(control, loss):

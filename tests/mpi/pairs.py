@@ -37,7 +37,7 @@ def sees(mailbox, worker, reader, round) -> bool:
     return mailbox.look(worker, reader, round) is not None
 
 
-def told(what: str) -> Path:
+def mark(what: str) -> Path:
     return FOLDER / what.replace(" ", "-")
 
 
@@ -89,7 +89,7 @@ def overtaken(world) -> None:
 
 
 def a_stopped_rank(world) -> None:
-    """Is in nobody's way. Whoever waited for it would wait for ever: it is woken up behind the looks."""
+    """A stopped rank. A reader that waited for it would never return: it resumes after the reads."""
     mailbox = world.create_mailbox([8 * NUMBERS], "a mailbox with a stopped rank")
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
     mailbox.publish(world.rank, 0, [np.full(NUMBERS, float(world.rank))])
@@ -102,9 +102,9 @@ def a_stopped_rank(world) -> None:
             found = mailbox.look(LAST, world.rank, 0)
             assert found is None or (found[0].view(np.float64) == LAST).all()
         assert found is not None or not ONE_HOST
-        told(f"rank {world.rank} has looked").touch()
+        mark(f"rank {world.rank} has looked").touch()
     if world.workers[0] == WAKES:
-        until(lambda: all(told(f"rank {rank} has looked").exists() for rank in range(LAST)))
+        until(lambda: all(mark(f"rank {rank} has looked").exists() for rank in range(LAST)))
         os.kill(pids[LAST], signal.SIGCONT)
     world.barrier()
     until(lambda: mailbox.look(LAST, world.rank, 0) is not None)
@@ -126,11 +126,11 @@ def held_up(w, batch):
 
     def first(worker, step, w):
         if worker == LAST:
-            until(lambda: all(told(f"{rank} in {step}").exists() for rank in range(LAST)))
+            until(lambda: all(mark(f"{rank} in {step}").exists() for rank in range(LAST)))
         return w
 
     def behind(worker, step, w):
-        told(f"{worker} in {step}").touch()
+        mark(f"{worker} in {step}").touch()
         return w
 
     w = io_callback(first, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker(), step, w)
@@ -140,7 +140,7 @@ def held_up(w, batch):
 
 
 def programs(world) -> None:
-    """Replicas come together, and nobody waits for who is slow."""
+    """Replicas converge, and no rank waits for a slow one."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72, shares=(9, 7, 2)) as program:
         apart = [float(report.metrics["apart"]) for report in program.run(steps=20)]
@@ -171,7 +171,7 @@ def going_on(world, members, happens, steps=8):
         return w
 
     def behind(worker, step, w):
-        told(f"{worker} behind {step}").touch()
+        mark(f"{worker} behind {step}").touch()
         return w
 
     def step(w, batch):
@@ -195,9 +195,9 @@ def killed(world) -> None:
 
     def happens(worker):
         if worker == LAST:
-            told("it dies").touch()
+            mark("it dies").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        until(told("it dies").exists)
+        until(mark("it dies").exists)
 
     going_on(world, (0, 1), happens)
 
@@ -209,25 +209,25 @@ def a_killed_host(world) -> None:
 
     def happens(worker):
         if host == gone:
-            told(f"{worker} dies").touch()
+            mark(f"{worker} dies").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        until(lambda: told("1 dies").exists() and told("2 dies").exists())
+        until(lambda: mark("1 dies").exists() and mark("2 dies").exists())
 
     going_on(world, (0,), happens)
 
 
 def a_host_that_is_cut_off(world) -> None:
-    """In the middle of a round: whoever looks at its ranks goes without."""
+    """In the middle of a round: readers of its ranks continue without them."""
 
     def happens(worker):
-        told(f"{worker} is there").touch()
-        until(told("it is cut").exists)
+        mark(f"{worker} is there").touch()
+        until(mark("it is cut").exists)
 
     going_on(world, (0,), happens)
 
 
 def stopped(world) -> None:
-    """A rank is stopped in the middle of a round, until the others are behind theirs."""
+    """A rank is stopped in the middle of a round, until the others have ended theirs."""
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
 
     def happens(worker):
@@ -239,14 +239,14 @@ def stopped(world) -> None:
             until(lambda: " T " in Path(f"/proc/{pids[LAST]}/stat").read_text())
 
     def wake():
-        until(lambda: all(told(f"{worker} behind 3").exists() for worker in range(LAST)))
+        until(lambda: all(mark(f"{worker} behind 3").exists() for worker in range(LAST)))
         os.kill(pids[LAST], signal.SIGCONT)
 
     going_on(world, (0, 1, 2), happens)
 
 
 def a_lost_rank(world) -> None:
-    """Its mailbox is made anew among those who are left, in the same round."""
+    """The mailboxes are rebuilt among the remaining ranks, in the same round."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
     own = world.rank
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
@@ -314,7 +314,7 @@ def joins(world) -> None:
     with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
         joined, more, deadline, own = 0, len(world.members) + 1, Deadline(60), world.workers[0]
         for report in program.run():
-            time.sleep(0.005)  # or the newcomer hardly gets to import anything
+            time.sleep(0.005)  # or the joining rank hardly gets time for its imports
             if report.step == 3:
                 program.rescale(workers=more)
             joined = joined or (report.step if report.joined else 0)

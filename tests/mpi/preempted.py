@@ -1,8 +1,8 @@
-"""Jobs whose ranks are told to go: `mpirun -n 4 … preempted.py RUN PHASE:RANK …`; see test_preemption.py.
+"""Jobs whose ranks receive SIGTERM: `mpirun -n 4 … preempted.py RUN PHASE:RANK …`; see test_preemption.py.
 
-Each rank that is named gets SIGTERM in its phase, or, where the phase ends in " twice", SIGUSR1 and SIGTERM. Whoever
-stays checks that what it has is what a plain loop over the same stream brings, and that every example was taken once.
-The checkpoints are kept in RUN, and gone on from; without a RUN ("-") there are none.
+Each rank that is named gets SIGTERM in its phase, or, where the phase ends in " twice", SIGUSR1 and SIGTERM. The
+remaining ranks check that their results are those of a plain loop over the same stream, with every example once.
+Checkpoints are saved in RUN, and resumed; without a RUN ("-") there are none.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from tests.program.problems import adam_driver, adam_state, difference, make_dat
 
 EXAMPLES, GLOBAL_BATCH, SEED = 160, 48, 3
 RUN, *arguments = sys.argv[1:]
-TOLD = dict(reversed(argument.split(":")) for argument in arguments if ":" in argument)  # phase, by worker slot
+PHASES = dict(reversed(argument.split(":")) for argument in arguments if ":" in argument)  # phase, by worker slot
 STEPS = next((int(a.removeprefix("steps=")) for a in arguments if a.startswith("steps=")), None)  # more of them
 WORKERS = next((int(a.removeprefix("workers=")) for a in arguments if a.startswith("workers=")), None)
-if "at once" in arguments:  # do not wait for others who might be told, too
+if "at once" in arguments:  # do not wait for signals to others
     membership.TOGETHER_SECONDS = 0.0
-MINE = ""  # the phase in which this rank is told
+MINE = ""  # the phase in which this rank is signaled
 _times: Counter[str] = Counter()
 
 
-def tell(pid: int | None = None) -> None:
+def send_signal(pid: int | None = None) -> None:
     for number in (signal.SIGUSR1, signal.SIGTERM) if MINE.endswith("twice") else (signal.SIGTERM,):
         os.kill(pid or os.getpid(), number)
 
 
 def phase(name: str, at: int = 1) -> None:
-    """Where a rank may be told: at the `at`-th time that it comes here."""
+    """A place where a rank may be signaled: at the `at`-th pass."""
     _times[name] += 1
     if name == MINE.removesuffix(" twice") and _times[name] == at:
-        tell()
+        send_signal()
 
 
 def driver(state, batch):
@@ -96,7 +96,7 @@ data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
 try:
     with comm.world(workers=WORKERS) as world:
         own = world.workers[0]
-        MINE = TOLD.get(str(own), "")
+        MINE = PHASES.get(str(own), "")
         pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
         phase("before a program is built")
         program = ad.Program(
@@ -128,10 +128,10 @@ try:
             phase("between steps", at=7)
             if step == 5:
                 if MINE.startswith("within 100 ms"):
-                    threading.Timer(random.Random(own + began).uniform(0, 0.1), tell).start()
-                for worker_slot, where in TOLD.items():
+                    threading.Timer(random.Random(own + began).uniform(0, 0.1), send_signal).start()
+                for worker_slot, where in PHASES.items():
                     if where == "blocked" and world.rank == 0:  # the others are in the next step, and wait for us
-                        tell(pids[int(worker_slot)])
+                        send_signal(pids[int(worker_slot)])
                 if world.rank == 0:
                     print("under way", flush=True)
             if step == 20:

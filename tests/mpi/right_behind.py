@@ -2,7 +2,7 @@
 
 `adaptive run -n 3 right_behind.py CASE WAY`. A channel has one set of receive buffers, so what a message has brought
 must not be overwritten before all have it. In the case "half completed" one rank has completed message 2 and waits in
-message 3, one is told in message 2 that somebody was lost, and gets its results from the first. In the case "in the
+message 3, one gets the error about a lost rank in message 2, and gets its results from the first. In the case "in the
 midst" the rank dies between two pieces of message 3.
 """
 

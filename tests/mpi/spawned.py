@@ -26,7 +26,7 @@ from tests.speed import limit  # noqa: E402
 
 EXAMPLES, GLOBAL_BATCH, SEED = 160, 48, 3
 CASE = sys.argv[1]
-SPAWNED = "ADAPTIVE_RECRUIT" in os.environ
+SPAWNED = "ADAPTIVE_SPAWNED" in os.environ
 
 
 def driver(state, batch):
@@ -54,7 +54,7 @@ with comm.world(max_workers=3, respawn=CASE == "replaced", hang_timeout=HANG_TIM
     program = ad.Program(driver, state, data, global_batch=GLOBAL_BATCH, seed=SEED)
     joined, deadline = 0, time.monotonic() + limit(60)
     for report in program.run():
-        time.sleep(0.005)  # or the newcomer hardly gets to import anything
+        time.sleep(0.005)  # or the joining rank hardly gets time for its imports
         joined = report.step if report.joined else joined
         if CASE == "replaced" and report.step == 5 and world.workers[0] and not SPAWNED:
             os.kill(os.getpid(), signal.SIGKILL)

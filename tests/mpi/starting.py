@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 WHO, PHASE, NUMBER = sys.argv[1], sys.argv[2], int(sys.argv[3])
-IS_SPAWNED = "ADAPTIVE_RECRUIT" in os.environ
+IS_SPAWNED = "ADAPTIVE_SPAWNED" in os.environ
 SPAWNS = WHO == "spawned" or PHASE == "spawning"
 DIES = IS_SPAWNED if WHO == "spawned" else not IS_SPAWNED and os.environ["OMPI_COMM_WORLD_RANK"] == WHO
 FILE, STEPS = Path(sys.argv[4]), 20

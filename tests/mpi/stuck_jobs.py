@@ -61,7 +61,7 @@ def sleeps_in_a_step() -> None:
 
 
 def goes_its_own_way(what: str, program: ad.Program) -> None:
-    """What a rank does after step 3, while the others go on."""
+    """What a rank does after step 3, while the others continue."""
     match what:
         case "loops":
             while True:
@@ -92,7 +92,7 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
 
 
 class Resumes(logging.Handler):
-    """Lets a stopped rank go on as soon as it is named."""
+    """Resume a stopped rank as soon as it is named."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if named := re.search(r"kill -CONT (\d+)", record.getMessage()):

@@ -51,7 +51,7 @@ def test_an_error_of_one_rank_ends_the_job():
 
 
 def test_the_code_of_one_rank_is_the_jobs():
-    """Those who hear of it end with 1, and most times before it."""
+    """Ranks that get the error end with 1, and mostly before it."""
     end("sys.exit 3:1", code=3)
 
 
@@ -76,7 +76,7 @@ def test_a_rank_that_ends_before_its_world():
 
 @pytest.mark.long
 def test_exit_codes_after_the_world_is_closed():
-    """Nobody does what a rank does there, so it cannot be lost."""
+    """No other rank can replace it there, so the job ends with it."""
     assert end("exit 4 in the end:2", code=4).stdout.count("ended well") == 3
     result = end("killed behind its world:1", code=137)
     assert result.stdout.count("ended well") == 3, result
@@ -111,12 +111,12 @@ def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
         finally:
             mpirun._kill(job)
     assert job.returncode == code, said
-    assert said.count(f"told {number.name}") == (2 if code == 0 else 0), said
+    assert said.count(f"received {number.name}") == (2 if code == 0 else 0), said
 
 
 @pytest.mark.parametrize("here", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_host_that_is_cut_off(here):
-    """The launcher's side goes on, and ends well; the other side ends."""
+    """The launcher's side continues, and ends well; the other side ends."""
     with hosts(2) as made:
         environ = {**mpirun._environment({}), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         ranks = [f"meets until one is lost:{rank}" for rank in range(here + 1)]

@@ -1,4 +1,4 @@
-"""Whatever happens to one rank, the job ends: with an error that says what, a status other than 0, and no orphans."""
+"""If one rank fails in any way, the job ends: with an error that names it, a status other than 0, and no orphans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parent / "failing_jobs.py"
 
 
 def fail(case: str) -> Result:
-    """Run a case, which must end by itself and badly, and leave no process behind."""
+    """Run a case, which must end by itself with a failure, and leave no process."""
     result = run([SCRIPT, case], n=2, expect_failure=True, timeout=60)
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", result.stdout)]
     assert len(pids) == 2, result

@@ -1,4 +1,4 @@
-"""Ranks that die, in whatever they do: the others go on, and what they compute is what one worker would have."""
+"""Ranks that die in any phase: the others continue, and their results are those of one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that publish and look, in processes: copies are whole, and nobody waits for anybody."""
+"""Workers that publish and read, in processes: copies are consistent, and no read blocks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_spawned_ranks_read_and_are_read(tmp_path):
 
 
 def job_on(made: Hosts, launcher: Sequence[str], *arguments: object) -> subprocess.Popen:
-    """Three ranks, or so many as the launcher is told: the first on host h1, the others on h2."""
+    """Three ranks, or as many as given: the first on host h1, the others on h2."""
     environ = {**mpirun._environment({}), **made.environment()}
     environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
     options = [] if "-n" in launcher else ["-n", "3"]
@@ -127,7 +127,7 @@ def test_a_joining_rank_is_read_between_hosts(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
 def test_between_hosts(tmp_path, ours):
-    """Who is asked computes, or is stopped."""
+    """The process that is read computes, or is stopped."""
     plain = [mpirun._mpirun(), "-H", "h1:1,h2:2"]
     script = [SCRIPT] if ours else [sys.executable, "-m", "mpi4py", SCRIPT]
     cases = ["whole_copies", "a_stopped_rank", "programs", "stopped"]

@@ -1,4 +1,4 @@
-"""Ranks that are told to go, in whatever they do: one leaves, and the others go on; all save, and end with 143."""
+"""Ranks that receive SIGTERM in any phase: one leaves and the others continue; or all save, and end with 143."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ SCRIPT = Path(__file__).parent / "preempted.py"
 ULFM = "--with-ft", "ulfm"
 
 
-def leave(*told: str, n: int = 4, workers: int | None = None) -> Result:
-    """Run a job in which these ranks are told to go, one at a time, and the others end well."""
+def leave(*phases: str, n: int = 4, workers: int | None = None) -> Result:
+    """Run a job in which these ranks are signaled, one at a time, and the others end well."""
     options = ["at once", "steps=30", *([] if workers is None else [f"workers={workers}"])]
-    result = run([SCRIPT, "-", *told, *options], n=n, ours=True)
-    assert result.stdout.count("ended well") == n - len(told), result
-    assert result.stdout.count("left alone") == len(told), result
+    result = run([SCRIPT, "-", *phases, *options], n=n, ours=True)
+    assert result.stdout.count("ended well") == n - len(phases), result
+    assert result.stdout.count("left alone") == len(phases), result
     return result
 
 
 def left_after(result: Result) -> list[int]:
-    """The steps after which workers have left, as rank 0 was told."""
+    """The steps after which workers have left, as rank 0 reports."""
     notes = [line for line in result.stdout.splitlines() if "upon a termination signal" in line]
     return [int(note.split("left after step ")[1].split(",")[0]) for note in notes]
 
 
 def end(directory: Path, *arguments: str, n: int, ulfm: bool) -> Result:
-    """Run a job that ends because its ranks are told to go: all with 143, and with its last state on the disk."""
+    """Run a job whose ranks are all signaled: all end with 143, and the last state is on disk."""
     options = ULFM if ulfm else ()
     result = run([SCRIPT, directory, *arguments], n=n, options=options, expect_failure=True)
     check_end(directory, n, result)
@@ -56,7 +56,7 @@ def check_end(directory: Path, n: int, result: Result) -> None:
 @pytest.mark.long
 def test_one_after_another_from_the_start_on():
     result = leave("before a program is built:2", "the first compile:0", "a hook twice:3")
-    assert left_after(result) == [1, 7]  # two of them after the first; and who is told after a step, after the next
+    assert left_after(result) == [1, 7]  # two of them after the first; one signaled after a step leaves after the next
 
 
 @pytest.mark.long
@@ -70,13 +70,13 @@ def test_beside_the_steps():
 
 @pytest.mark.long
 def test_in_reserve():
-    """The others do not wait for it when the run is over, and all who are there come together."""
+    """At the end of the run the others do not wait for it, and all present ranks meet."""
     assert left_after(leave("in reserve twice:3", workers=2)) == []
 
 
 @pytest.mark.long
 def test_all_and_from_three_ranks_to_two_to_three_to_one(tmp_path):
-    """In all of them, by whatever they are started, the last state is kept and gone on from; nothing is lost of it."""
+    """Under every launcher, the last state is saved and resumed, and nothing is lost."""
     directory = tmp_path / "run"
     check_end(directory, 3, by_our_launcher(directory))
     end(directory, "within 100 ms:0", "within 100 ms twice:1", n=2, ulfm=True)
@@ -96,7 +96,7 @@ def test_in_reserve_where_processes_cannot_leave_alone(tmp_path):
 
 
 def by_our_launcher(directory: Path) -> Result:
-    """It is told, and tells all ranks."""
+    """The launcher gets the signal, and passes it to all ranks."""
     command = [sys.executable, "-m", "launchers.run", "-n", "3", str(SCRIPT), str(directory)]
     environ, pipe = mpirun._environment({}), subprocess.PIPE
     with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as job:

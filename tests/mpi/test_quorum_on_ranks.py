@@ -1,4 +1,4 @@
-"""Rounds by quorum between processes: who is slow is late, and is counted later; a loss changes the quorum."""
+"""Rounds by quorum between processes: slow ranks count in later rounds; a loss changes the quorum."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def start(who: str, phase: str, seed: int, folder: Path, *, n: int) -> Result:
     ],
 )
 def test_a_rank_is_killed_before_its_world_is_made(phase, seed, tmp_path):
-    """Where it has made its world by then, the others go on; else the job ends, because of it."""
+    """If the rank has built its world by then, the others continue; else the job ends because of it."""
     result = start(str(seed % 3), phase, seed, tmp_path, n=3)
     assert (tmp_path / "killed").exists(), result
     if result.returncode == 0:
@@ -68,7 +68,7 @@ def test_a_rank_is_killed_before_its_world_is_made(phase, seed, tmp_path):
     ],
 )
 def test_a_process_is_killed_while_another_is_spawned(who, phase, seed, tmp_path):
-    """Those who train end well, whatever becomes of the others, and of mpirun."""
+    """Training ranks end well, whatever happens to the others and to mpirun."""
     result = start(who, phase, seed, tmp_path, n=2)
     assert (tmp_path / "killed").exists(), result
     assert result.returncode == 0, result

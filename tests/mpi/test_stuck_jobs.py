@@ -88,8 +88,8 @@ def test_missing_ranks_are_reported():
 
 
 def test_a_rank_that_loops_is_found_even_if_it_shares_its_core():
-    told = "Unless rank 1 comes, the job ends", "The job ends because of rank 1"
-    check_said(start("loops"), *told, errors=None, warnings=None)  # it may be reported to wait for a core, at first
+    texts = "Unless rank 1 comes, the job ends", "The job ends because of rank 1"
+    check_said(start("loops"), *texts, errors=None, warnings=None)  # it may be reported to wait for a core, at first
 
 
 @survives_losses
@@ -97,19 +97,19 @@ def test_a_stuck_rank_is_killed_where_its_loss_is_survived():
     result = start(
         "is stopped", n=3, block=True, fails=False, ours=True
     )  # mpirun itself now and then does not end then
-    told = r"Unless rank 2 comes, rank 2 will be killed when that is \d+ s"
-    check_said(result, told, "rank 2: killed, and lost.", errors=2)
+    texts = r"Unless rank 2 comes, rank 2 will be killed when that is \d+ s"
+    check_said(result, texts, "rank 2: killed, and lost.", errors=2)
     assert result.stdout.count("ended well") == 2, str(result)
 
 
 @survives_losses
 def test_by_default_a_stopped_rank_is_found_early_and_an_idle_one_is_not_reported():
     result = start("rests", "is stopped", n=3, block=True, fails=False, ours=True, hang_timeout=None)
-    told = (
+    texts = (
         r"Unless rank 2 comes, rank 2 will be killed when that is \S+ s\. By default that is \S+ s for a rank that is "
         "stopped or idle in a step, and 60 s for others"
     )
-    check_said(result, told, "rank 2: killed, and lost.", errors=2)
+    check_said(result, texts, "rank 2: killed, and lost.", errors=2)
     assert result.stdout.count("ended well") == 2, str(result)
 
 
@@ -126,8 +126,8 @@ def test_a_rank_that_sleeps_in_a_step_is_found_early_by_default():
 def test_a_rank_that_waits_for_a_core_is_let_alone():
     """It loops for more than twice the hang_timeout, like one that is stuck, but runs for a fraction of that."""
     result = start("gets no core", block=True, fails=False, hang_timeout=1.5)
-    told = r"rank 1 .* It waited for a core for \S+ s of the last \S+ s, which does not count\."
-    check_said(result, told, "As far as is known, no rank is stuck", errors=0, warnings=1)
+    texts = r"rank 1 .* It waited for a core for \S+ s of the last \S+ s, which does not count\."
+    check_said(result, texts, "As far as is known, no rank is stuck", errors=0, warnings=1)
     assert result.stdout.count("ended well") == 2, str(result)
 
 
@@ -152,7 +152,7 @@ def test_a_slow_or_late_rank_is_not_ended():
     ],
 )
 def test_a_rank_that_has_left(way, how):
-    """It says so itself, so no hang_timeout has to pass."""
+    """The rank reports it itself, so no hang_timeout has to pass."""
     check_said(
         start(way, hang_timeout=20),
         rf"rank 1 .* has ended: its script is over, {how}\. The last .* step 3 of program 1",
@@ -164,7 +164,7 @@ def test_a_rank_that_has_left(way, how):
 @pytest.mark.long  # a plain mpirun now and then does not end behind a loss that was survived
 @survives_losses
 def test_a_rank_that_has_left_where_losses_are_survived():
-    """It says so before it waits in MPI_Finalize, where nobody could ask it."""
+    """The rank reports it before it waits in MPI_Finalize, where it cannot answer."""
     result = start("sys.exit", n=3, fails=False, options=["--with-ft", "ulfm"])
     check_said(result, "rank 2 .* has ended: its script is over", "rank 2: killed, and lost.", errors=1)
     assert result.stdout.count("ended well") == 2, str(result)
@@ -178,7 +178,7 @@ def test_a_rank_that_takes_one_step_more():
 
 
 def test_sys_exit_in_the_block_of_a_world():
-    """All are told at once, in the frame."""
+    """All raise at once, in the preamble."""
     result = start("sys.exit", hang_timeout=20, block=True)
     assert "ended well" not in result.stdout, str(result)
     assert re.search(r"rank 1: the end of its world's block \(.*\); before it, sys.exit\(\)", result.stderr), str(

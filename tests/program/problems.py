@@ -65,7 +65,7 @@ def adam_driver(state, batch):
 
 
 def descend(state, batch):
-    """The smallest driver that trains: little to compile, for tests in which it does not matter what is trained."""
+    """The smallest driver that trains, with little to compile, for tests of anything else."""
     loss, grad = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"].sum(1) - s).mean())(state))
     return state - 0.1 * grad, {"loss": loss}
 
@@ -163,5 +163,5 @@ def by_first(world: Any, compute: Callable[[], Any]) -> Any:
 
 
 def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:
-    """A program whose sizes stay as they are, unless it is told otherwise: most tests need no kernels for buckets."""
+    """A program of fixed sizes by default, because most tests need no kernels for buckets."""
     return ad.Program(driver, state, data, global_batch=global_batch, **{"seed": 3, "resizable": False, **options})

@@ -1,4 +1,4 @@
-"""What a user can get wrong: each mistake ends in an error that says so, on every worker."""
+"""Users' mistakes: each ends in an error that names it, on every worker."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_a_driver_that_is_another_program_for_another_size(world):
 
 @pytest.mark.parametrize("what", ["the new state", "a metric", "a hook"])
 def test_a_number_of_the_batchs_shape_for_one_of_the_batch(world, what):
-    """It is of one microbatch of one worker, and would be compiled into what is compiled once."""
+    """The value belongs to one microbatch of one worker, and would become a constant of the final segment."""
 
     def driver(state, batch):
         n, total = len(batch["x"]), comm.all_reduce(batch["x"].sum(), op="sum")
@@ -362,13 +362,13 @@ def test_a_source_with_an_odd_row(world, row, says):
         program.step()
     errors = [e.decode() for e in world.all_gather_bytes(f"{type(caught.value).__name__}: {caught.value}".encode())]
     assert any(says in e for e in errors)
-    assert [e[:9] for e in errors].count("DataError") == 1  # of the one who met it; the others are told
+    assert [e[:9] for e in errors].count("DataError") == 1  # on the process that found it; the others get a WorkerError
     assert all("failed in step 1" in e for e in errors if not e.startswith("DataError"))
 
 
 @pytest.fixture(scope="module")
 def standing(world):
-    """A program that goes on whatever is asked of it."""
+    """A program that continues after any error."""
     with build(total, 0.0, X, 12, resizable=True) as program:
         yield program
 

@@ -1,4 +1,4 @@
-"""What is promised of epochs: each example once in each, and what a batch that spans the end of one holds."""
+"""Epochs: each example once in each, and the examples of a batch that spans the end of one."""
 
 from __future__ import annotations
 

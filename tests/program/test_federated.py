@@ -72,7 +72,7 @@ def plain_rounds(workers: int, rounds: Sequence[tuple[int, ...]]):
 
 
 def train(program: ad.Program, steps: range) -> list[tuple[int, ...]]:
-    """Rounds, in some of which another global batch and another split are asked for. Returns their sizes."""
+    """Run rounds, some with requests for another global batch and split. Returns their sizes."""
     n, rounds = program.world.size, []
     for step in steps:
         if step in (1, 4):
@@ -105,7 +105,7 @@ def test_rounds_are_those_of_plain_jax_through_changes_of_size_and_a_checkpoint(
 
 
 def test_the_policy_resizes_a_federated_program(workers):
-    """Clients that say they are slow get fewer examples, in whole multiples, and go on meanwhile."""
+    """Clients that say they are slow get fewer examples, in whole multiples, and training continues."""
 
     def driver(state, batch):
         slowness = 1.0 + ad.worker().astype(float)

@@ -1,4 +1,4 @@
-"""What is combined on one worker alone: `local_mean`, and collectives in the steps in which they are not sent."""
+"""Values combined on one worker alone: `local_mean`, and collectives in steps in which they are not sent."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def means() -> np.ndarray:
 
 
 def check(program: ad.Program, reports: list[ad.Report]) -> None:
-    """What was trained is what one worker would have, and nobody's share is left out."""
+    """Results are those of one worker, and no worker's share is missing."""
     numbers = stream(EXAMPLES, SEED, STEPS * BATCH)
     np.testing.assert_array_equal(program.state["taken"], np.bincount(numbers, minlength=EXAMPLES))
     np.testing.assert_allclose([r.metrics["mean"] for r in reports], means()[STEPS - len(reports) :], rtol=1e-6)
@@ -65,7 +65,7 @@ def check(program: ad.Program, reports: list[ad.Report]) -> None:
 
 
 def dying(script: Callable[[ThreadedWorld], Any], who: tuple[int, ...], first: int = 0) -> list[list[str]]:
-    """Run a script with nobody dying, and then as often as it has operations: these processes die at each in turn.
+    """Run a script without losses, and then once per operation: these processes die at each in turn.
 
     Args:
       first: the operation to begin with.
@@ -197,7 +197,7 @@ def test_while_replicas_are_averaged(who):
 
 
 def test_where_one_process_decides_for_all(monkeypatch):
-    """On machines of several kinds the first process's decisions count; in the last step nobody compares them."""
+    """On machines of several kinds the first process's decisions count; in the last step they are not compared."""
     kinds = itertools.count()
     monkeypatch.setattr(hosts, "kind_of_machine", lambda devices: f"kind {next(kinds)}")
     monkeypatch.setattr(KernelsOf, "call_overhead", lambda kernels: 6.0)

@@ -93,7 +93,7 @@ def test_leaving_and_joining_traces_and_compiles_nothing(worker_slots):
 
 
 class Compilations(list):
-    """What is traced, and compiled by XLA, inside its block."""
+    """Record traces and compilations inside the block."""
 
     def __enter__(self):
         self._listen = lambda event, *_, **__: self.append(event) if "compile" in event or "trace" in event else None
@@ -195,7 +195,7 @@ def test_operator_states_of_a_joining_worker_are_those_of_the_others(worker_slot
 
 
 def test_policies_forget_the_worker_that_has_left(worker_slots):
-    """And a worker that is not measured yet keeps nobody from deciding once it is."""
+    """A worker without measurements delays decisions until it has some."""
     shown = []
 
     def update(observation, state):
@@ -224,10 +224,10 @@ def test_policies_forget_the_worker_that_has_left(worker_slots):
 
 
 def test_hooks_get_all_workers_that_joined_since_their_last_call(worker_slots):
-    told = []
+    calls = []
 
     def look(control):
-        told.append((control.step, control.members))
+        calls.append((control.step, control.members))
 
     def driver(state, batch):
         ctrl.hook(look, every=4)
@@ -238,7 +238,7 @@ def test_hooks_get_all_workers_that_joined_since_their_last_call(worker_slots):
             if step == 6:
                 worker_slots.leave(3)
             program.step()
-    assert told == [(4, (0, 1, 2, 3)), (8, (0, 1, 2))]
+    assert calls == [(4, (0, 1, 2, 3)), (8, (0, 1, 2))]
 
 
 def test_a_checkpoint_with_an_empty_worker_slot_can_be_restored_anywhere(worker_slots):

@@ -1,4 +1,4 @@
-"""Values that are not finite: who sent them, where they were made, and what becomes of the step; in every world."""
+"""Values that are not finite: the worker, the line, and the outcome of the step, in every world."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_contributions_that_are_not_finite_raise(world):
             program.step()
         text = str(caught.value)
         assert f"step {step}: the contributions of worker {world.size - 1} to all_reduce (test_not_finite.py:" in text
-        assert f"On worker {world.size - 1} batch['x'] holds NaNs." in text  # and every rank is told so
+        assert f"On worker {world.size - 1} batch['x'] holds NaNs." in text  # on every rank
         assert same_everywhere(world, text)
         assert 'nonfinite="skip"' in str(caught.value)
         assert program.steps == 1

@@ -220,7 +220,7 @@ def test_check():
 
 
 class Beside:
-    """A channel that gives `computes` what is computed beside each message, before it is exchanged."""
+    """A channel that passes the computation beside each message to `computes`, before the exchange."""
 
     def __init__(self, channel, computes):
         self._channel, self._computes = channel, computes
@@ -237,7 +237,7 @@ class Beside:
 
 
 class SlowWorld(LocalWorld):
-    """Each message takes 1000 seconds by a clock of ours; what is computed beside it is computed meanwhile."""
+    """Each message takes 1000 seconds by a simulated clock, during which other stages are computed."""
 
     SECONDS = 1000.0
 
@@ -275,23 +275,23 @@ class TellingWorld(LocalWorld):
 
     def __init__(self):
         super().__init__(1)
-        self.asked, self.noted, self.told = threading.Event(), threading.Event(), []
+        self.asked, self.noted, self.calls = threading.Event(), threading.Event(), []
 
     def channel(self, *layout):
         return Beside(super().channel(*layout), self.computes)
 
     def computes(self, beside):
         if beside is None:
-            self.told.append(None)
+            self.calls.append(None)
             return
         began = beside()
         self.asked.set()
         assert self.noted.wait(limit(60))
-        self.told.append((began, beside()))
+        self.calls.append((began, beside()))
 
 
 def test_worlds_learn_which_computation_overlaps_a_message(monkeypatch):
-    """The end of the second stage is noted after the world has asked, whenever XLA has computed it."""
+    """The end of the second stage is noted after the world's query, whenever XLA has computed it."""
     world = TellingWorld()
     waiting = _step.GeneralStep._start_waiting
 
@@ -310,7 +310,7 @@ def test_worlds_learn_which_computation_overlaps_a_message(monkeypatch):
     monkeypatch.setattr(_step.GeneralStep, "_start_waiting", wait_beside)
     with built(world=world, overlap=2, resizable=False) as program:
         program.step()
-    assert world.told == [(True, False), None]
+    assert world.calls == [(True, False), None]
 
 
 def test_a_trace_shows_each_stage(tmp_path):

@@ -1,4 +1,4 @@
-"""Collectives of one's own: a class and a call, on every world, in programs and outside of them."""
+"""User-defined collectives: a class and a call, on every world, in programs and outside of them."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_in_a_program(world):
     def driver(state, batch):
         del batch
         own = jnp.square(ad.worker().astype(jnp.float32) - 1) + state * jnp.arange(2.0)
-        told = comm.all_gather({"own": own, "next": shifted(own), "second": shifted(own, 2)})
-        return state + 1, {**told, "median": median(own)}
+        gathered = comm.all_gather({"own": own, "next": shifted(own), "second": shifted(own, 2)})
+        return state + 1, {**gathered, "median": median(own)}
 
     with build(driver, 0.0, make_data(), 8 * world.size, world=world) as program:
         for step in range(3):

@@ -163,7 +163,7 @@ def test_goodput_workers_handles_joining_and_leaving_workers(kind):
 
 
 def test_hooks_share_one_decision(world):
-    """Of two hooks of a barrier, the later sees what the earlier asked for; both are in force in the next step."""
+    """Of two hooks of a barrier, the later sees the requests of the earlier; both are in force in the next step."""
     saw = []
 
     def batch(control):

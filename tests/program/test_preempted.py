@@ -1,4 +1,4 @@
-"""A process that is told to go: its run ends between two steps, with its last state on the disk, and with 143."""
+"""A process that receives SIGTERM: its run ends between two steps, the last state is on disk, the exit code 143."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def undisturbed():
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
-def tell(number: int = signal.SIGTERM) -> None:
+def send_signal(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
@@ -55,8 +55,8 @@ def test_the_last_state_is_saved_and_resumed(kind, number, tmp_path, caplog):
         for report in program.run(steps=9, checkpoint=kept):
             steps.append(report.step)
             if report.step == 4:
-                tell(number)
-                tell(signal.SIGTERM)  # the first one is being acknowledge_termination
+                send_signal(number)
+                send_signal(signal.SIGTERM)  # the first one is being acknowledge_termination
 
     def train():
         with program_of() as program:
@@ -85,21 +85,21 @@ def test_the_last_state_is_saved_and_resumed(kind, number, tmp_path, caplog):
 
 def test_without_checkpoints_the_run_ends_all_the_same(caplog):
     with comm.SoloWorld(), program_of() as program:
-        tell()
+        send_signal()
         with pytest.raises(ad.Preempted, match=r"saves no checkpoint, because run\(\) has no checkpoint="):
             list(program.run(steps=9))
         assert program.steps == 0
-        assert len(list(program.run(steps=2))) == 2  # whoever catches it may go on
+        assert len(list(program.run(steps=2))) == 2  # a script that catches it may continue
 
 
 def where(phase):
-    """A driver and an evaluated function which are told in this phase."""
+    """A driver and an evaluated function that send the signal in this phase."""
     seen = []
 
     def once(name):
         if name == phase and not seen:
             seen.append(name)
-            tell()
+            send_signal()
 
     def watch(control):
         once("a hook")
@@ -141,7 +141,7 @@ def test_a_signal_waits_for_the_next_point_between_two_steps(phase, last, tmp_pa
 def test_step_by_step():
     with comm.SoloWorld(), program_of() as program:
         program.step()
-        tell()
+        send_signal()
         with pytest.raises(ad.Preempted) as caught:
             program.step()
         assert (program.steps, caught.value.code) == (1, 143)

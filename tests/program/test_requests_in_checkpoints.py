@@ -1,4 +1,4 @@
-"""What was asked for goes to the disk with a checkpoint, and not only what could be had of it when it was taken."""
+"""A checkpoint has the requested batch and number of workers, beside the feasible ones in force."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(world, global_batch=30):
 
 
 def stored(kept, tmp_path):
-    """The checkpoint as it comes back from the disk."""
+    """The checkpoint after a round trip to disk."""
     CheckpointTable(kept).write(tmp_path)
     return load(tmp_path)
 
@@ -118,7 +118,7 @@ def test_an_invalid_global_batch_is_refused(wrong):
 
 @pytest.mark.parametrize(("at_first", "then"), [(3, 2), (2, 3), (1, 3)])
 def test_a_restore_in_place_returns_to_the_saved_number_of_workers(at_first, then):
-    """A request behind a checkpoint is taken back with the rest, whether anybody had asked before or not."""
+    """A restore undoes a request made after the checkpoint, with or without an earlier one."""
     world = LocalWorld(3, workers=at_first)
     with build(world, global_batch=10) as program:
         program.step()

@@ -106,11 +106,11 @@ def test_the_highest_worker_slots_leave_and_the_lowest_free_ones_are_taken(kind)
 
 def test_a_hook_asks_for_workers_and_their_batch():
     """Listing 1: peers are the noise over the batch of each."""
-    noises, told = iter([8.0, 16.4, 31.0, 100.0, 6.0, 1.0]), []
+    noises, seen = iter([8.0, 16.4, 31.0, 100.0, 6.0, 1.0]), []
 
     def adapt(control):
         noise = next(noises)
-        told.append((control.target_workers, control.most_workers, len(control.members), control.capacity))
+        seen.append((control.target_workers, control.most_workers, len(control.members), control.capacity))
         control.barrier()
         control.rescale(workers=noise / 8, global_batch=noise)
         control.barrier()
@@ -125,7 +125,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
     assert [r.decision.workers for r in reports] == [1, 2, 4, 12, 1, 1]
     assert [len(r.members) for r in reports] == [1, 1, 2, 4, 4, 1]
     assert [r.global_batch for r in reports] == [8, 8, 16, 31, 32, 6]
-    assert told == [(1, 4, 1, 4), (1, 4, 1, 4), (2, 4, 2, 4), (4, 4, 4, 4), (4, 4, 4, 4), (1, 4, 1, 4)]
+    assert seen == [(1, 4, 1, 4), (1, 4, 1, 4), (2, 4, 2, 4), (4, 4, 4, 4), (4, 4, 4, 4), (1, 4, 1, 4)]
     assert reports[2].notes == (
         "a worker has joined in worker slot 1.",
         "hook 'adapt': global batch 31 clipped to 16, the maximum of these workers, until other workers have joined.",

@@ -184,7 +184,7 @@ def rounds(state, batch):
 
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_messages_may_be_more_than_levels(world, precision, monkeypatch):
-    """Each contribution in a message of its own: the same to the last bits, and as many messages as there are."""
+    """Each contribution in a separate message gives bitwise equal results, and as many messages."""
     found, sent = [], []
     for grouped in (None, lambda ready: [[c] for c in ready]):
         if grouped:

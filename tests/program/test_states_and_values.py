@@ -220,7 +220,7 @@ def line_search_step(state, batch, reduce):
 
 
 def test_a_line_search_over_sizes_side_by_side(workers):
-    """Two messages a step, whatever is found; and the same course as on one worker without the library."""
+    """Two messages per step in any case; and the results of one worker without the library."""
     params, data = make_params(), make_data(48)
     state = params, LBFGS.init(params)
     with build(lambda s, b: line_search_step(s, b, comm.all_reduce), state, data, 48, world=workers) as program:

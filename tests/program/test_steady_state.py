@@ -93,7 +93,7 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
 
 
 def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
-    """Before the buckets are compiled, the old sizes go on until every worker can make its new one."""
+    """Before the buckets are compiled, the old sizes stay in force until every worker can compose its new one."""
     with build(descend, 0.0, make_data(), 48, world=world, resizable=True) as program:
         first = program.step()
         program.rescale(global_batch=60, shares=range(1, world.size + 1))
@@ -109,7 +109,7 @@ def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
 
 
 def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
-    """All examples of a worker in one call: then a new size is a new kernel, compiled behind the steps too."""
+    """All examples of a worker in one microbatch: then a new size is a new kernel, also compiled in the background."""
     import collectives as comm
 
     def driver(state, batch):

@@ -116,7 +116,7 @@ def how_read(program: ad.Program) -> str:
 
 
 def written(page: str, group: Group) -> str:
-    """The page with this group's part anew."""
+    """Return the page with a new part for this group."""
     before, found, rest = page.partition(begin(group) + "\n")
     assert found, f"{PAGE.name} has no line {begin(group)}"
     return before + part(group) + rest[rest.index(END) + len(END) :]

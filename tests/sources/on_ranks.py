@@ -23,7 +23,7 @@ STEPS, KEPT = 11, 8  # two epochs and a part of the third; the checkpoint is in 
 
 
 def walk(group: Group, row: Row, world: ad.World) -> None:
-    """Resize in mid-epoch, go on past the end of two epochs, restore."""
+    """Resize in mid-epoch, continue past the end of two epochs, restore."""
     seen = {}
     with program_of(row, group.build(row)) as program:
         for report in program.run(steps=KEPT):
@@ -43,7 +43,7 @@ def walk(group: Group, row: Row, world: ad.World) -> None:
 
 
 def walk_alone(group: Group, row: Row) -> None:
-    """The same where each worker has an iterator of its own: nothing is resized, and nobody shares an epoch."""
+    """The same with an iterator per worker: no resizes, and each worker has its own epochs."""
     seen = {}
     with program_of(row, group.build(row), global_batch=6) as program:
         for report in program.run(steps=KEPT):

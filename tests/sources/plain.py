@@ -1,4 +1,4 @@
-"""Arrays, lists and objects of one's own."""
+"""Arrays, lists and user-defined objects."""
 
 from __future__ import annotations
 
@@ -96,20 +96,20 @@ def arrays(folder: Path) -> dict[str, Any]:
 
 @cache
 def npz(folder: Path) -> Any:
-    """A file of arrays; opened once, since nobody closes it."""
+    """A file of arrays; opened once, because it is never closed."""
     np.savez(folder / "data.npz", i=IDS, x=X)
     return np.load(folder / "data.npz")
 
 
 @cache
 def lines(folder: Path) -> Any:
-    """A file of text; opened once, since nobody closes it."""
+    """A file of text; opened once, because it is never closed."""
     (folder / "data.jsonl").write_text("{}\n")
     return (folder / "data.jsonl").open()
 
 
 def own(folder: Path) -> dict[str, Any]:
-    """The names of the table of objects of one's own."""
+    """The names of the table of user-defined objects."""
     names = {f.__name__: f for f in (Files, Slow, Lines, double, noise, rows, batches, endless, rows_of_worker)}
     return {"ad": ad, "math": math, "ids": IDS, "x": X, "lines": lines(folder), **names}
 

@@ -1,4 +1,4 @@
-"""The examples of most sources. Without JAX: PyTorch's worker processes import this, anew in each epoch."""
+"""The examples of most sources. Without JAX: PyTorch's worker processes import this in each epoch."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def take_over_plan(
       wanted: the number of workers before.
       worker_slots, losses: without the lost processes. Changed here.
     """
-    for slot in worker_slots.members:  # of processes that left before, which those on standby were not told
+    for slot in worker_slots.members:  # of processes that left before, of which those on standby do not know
         worker_slots.empty(slot)
     worker_slots.generation += _GENERATIONS
     holder = max(range(len(roles)), key=lambda rank: roles[rank].copy)

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from collectives.worlds.transport.process_group import Process
-from launchers.ending import RECRUIT, leave_job
+from launchers.ending import SPAWNED, leave_job
 
 from .standby import ASK, CLOSED, READY, REFUSED, ControlMessages
 
@@ -97,7 +97,7 @@ class Spawner:
         mpi = self._mpi
         try:
             info = mpi.Info.Create()
-            info.Set("PMIX_ENVAR", f"{RECRUIT}=1")
+            info.Set("PMIX_ENVAR", f"{SPAWNED}=1")
             command, *arguments = sys.orig_argv
             both = mpi.COMM_SELF.Spawn(command, arguments, 1, info)
             pair = both.Merge(high=False)
@@ -158,7 +158,7 @@ class Spawner:
 
 def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, SpawnRequest] | None:
     """Return the communicator with the process that spawned this one, and its request; None if it was not spawned."""
-    if RECRUIT not in environ or mpi.Comm.Get_parent() == mpi.COMM_NULL:
+    if SPAWNED not in environ or mpi.Comm.Get_parent() == mpi.COMM_NULL:
         return None
     parent = mpi.Comm.Get_parent()
     parent.Set_errhandler(mpi.ERRORS_RETURN)

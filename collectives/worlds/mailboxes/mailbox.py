@@ -97,8 +97,8 @@ class CreateMailbox(Operation):
             memory = Windows(self._mpi, comm, here, size)
         else:
             with closing(Files(size, lazy=self._lazy)) as memory:
-                told = comm.allgather(memory.told)
-                memory.open(comm.rank, {rank: told[rank] for rank in here})
+                addresses = comm.allgather(memory.address)
+                memory.open(comm.rank, {rank: addresses[rank] for rank in here})
                 comm.allgather(None)
         self.result = ProcessMailbox(layout, memory, everyone, comm.rank)
         if self._mpi is None or len(here) < len(everyone):

@@ -112,13 +112,13 @@ class Files:
 
     def __init__(self, size: int, *, lazy: bool = False):
         self._file = SharedFile(size, lazy=lazy)
-        self.own, self.told = self._file.memory, self._file.told
+        self.own, self.address = self._file.memory, self._file.address
         self._memory: dict[int, np.ndarray] = {}
 
-    def open(self, own: int, told: Mapping[int, SharedFileAddress]) -> None:
+    def open(self, own: int, addresses: Mapping[int, SharedFileAddress]) -> None:
         """Open the files of other ranks, if possible. The files must exist until `close`."""
         self._memory[own] = self.own
-        for rank, its in told.items():
+        for rank, its in addresses.items():
             if its.path and rank != own:
                 with suppress(OSError, ValueError):
                     self._memory[rank] = open_shared(its)

@@ -200,11 +200,11 @@ def shared_rows(
     size = (len(hosts) + 1) * ROW
     with ExitStack() as stack:
         own = stack.enter_context(closing(SharedFile(size))) if rank == 0 and wanted else None
-        told = pickle.loads(gather(pickle.dumps(own and own.told))[0])
+        address = pickle.loads(gather(pickle.dumps(own and own.address))[0])
         memory = None
-        if wanted and told is not None and told.path:
+        if wanted and address is not None and address.path:
             with suppress(OSError, ValueError):
-                memory = own.memory if own is not None else open_shared(told, write=True)
+                memory = own.memory if own is not None else open_shared(address, write=True)
         if not all(gather(b"" if memory is None else b"it has it")):
             return None
     return memory.reshape(len(hosts) + 1, ROW) if memory is not None else None

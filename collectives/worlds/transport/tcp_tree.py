@@ -80,9 +80,9 @@ class TCPTree:
         with socket.create_server(("", 0), backlog=max(1, len(below))) as door:
             secret = secrets.token_bytes(2 * _SECRET)
             addresses = [(host, door.getsockname()[1]) for host in own_hosts()]
-            told = _of_everyone(json.dumps([secret.hex(), socket.gethostname(), addresses]).encode())
+            announced = _of_everyone(json.dumps([secret.hex(), socket.gethostname(), addresses]).encode())
             if above is not None:
-                key, host, addresses = json.loads(told[above])
+                key, host, addresses = json.loads(announced[above])
                 reachable = addresses if host == socket.gethostname() else addresses[1:]  # the first is loopback
                 self._above = above, _connect(above, bytes.fromhex(key), reachable, self.rank)
             self._below = _admit(door, secret, below)
@@ -208,15 +208,15 @@ def _neighbors(rank: int, processes: int) -> tuple[int | None, range]:
 # --- meeting for the first time ---------------------------------------------------------------------------------------
 
 
-def _of_everyone(told: bytes) -> list[bytes]:
+def _of_everyone(data: bytes) -> list[bytes]:
     """Gather each process's bytes, by rank, over XLA, because no other connection exists yet."""
-    if len(told) > _ROOM:
-        raise LaunchError(f"this host has too many addresses: {len(told)} bytes, but at most {_ROOM} can be sent.")
+    if len(data) > _ROOM:
+        raise LaunchError(f"this host has too many addresses: {len(data)} bytes, but at most {_ROOM} can be sent.")
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
     mesh = Mesh(np.array([first[rank] for rank in range(jax.process_count())]), ("process",))
-    own = jax.device_put(np.frombuffer(told.ljust(_ROOM), np.uint8)[None], first[jax.process_index()])
+    own = jax.device_put(np.frombuffer(data.ljust(_ROOM), np.uint8)[None], first[jax.process_index()])
     by_process, for_all = (NamedSharding(mesh, P(*axes)) for axes in (["process"], []))
 
     def gather() -> np.ndarray:

@@ -116,10 +116,10 @@ def report(rank: int, about: str, line: str, waited: float, findings: Sequence[R
       findings: the findings about all other ranks.
       rest: the last sentence: the consequences.
     """
-    told = [finding for finding in findings if finding.state is not RankState.HERE]
-    more = [f"    and {len(told) - _SHOWN} more ranks are not in it"] if len(told) > _SHOWN else []
+    missing = [finding for finding in findings if finding.state is not RankState.HERE]
+    more = [f"    and {len(missing) - _SHOWN} more ranks are not in it"] if len(missing) > _SHOWN else []
     head = f"rank {rank} has waited for {_seconds(waited)} in {about}{at(line)}:"
-    body = "\n".join([head, *map(str, told[:_SHOWN]), *more])
+    body = "\n".join([head, *map(str, missing[:_SHOWN]), *more])
     return f"{body[:_MOST]}\n{rest}"
 
 

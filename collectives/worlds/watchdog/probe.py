@@ -144,9 +144,9 @@ class Probe:
         return False
 
     def _of_answer(self, number: int, answer: Datagram) -> RankFinding:
-        told = {key: answer[key] for key in ("doing", "line", "seconds", "stack")}
-        told["core_time"] = _core_time(answer["core_time"])
-        return RankFinding(self.rank(number), self._peers[number].process, RankState[answer["state"]], **told)
+        fields = {key: answer[key] for key in ("doing", "line", "seconds", "stack")}
+        fields["core_time"] = _core_time(answer["core_time"])
+        return RankFinding(self.rank(number), self._peers[number].process, RankState[answer["state"]], **fields)
 
     def _of_silence(self, peer: Peer, helper: int | None, here: Callable[[Datagram], None]) -> RankFinding:
         finding = RankFinding(self.rank(peer.number), peer.process, RankState.SILENT)

@@ -1,4 +1,4 @@
-"""Where a step's seconds go: the parts add up, whatever is nested in what, and waiting for others is told apart."""
+"""The breakdown of a step's seconds: parts add up however they are nested, and waiting for others is separate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.adaptive.drivers import Recorder
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.now = self.waited = 0.0
@@ -85,8 +85,8 @@ def test_time_between_two_messages_counts_as_busy(clock):
         clock.pass_(1)
         activity.turn(COMPUTING)
         clock.pass_(10)
-        told = activity.of_workers([10.0, 7.0, math.nan])
-        assert told == (1, [10, 7, 0], [11 + between, 8 + between, 1 + between])
+        result = activity.of_workers([10.0, 7.0, math.nan])
+        assert result == (1, [10, 7, 0], [11 + between, 8 + between, 1 + between])
         activity.turn(EXCHANGING)
         clock.pass_(5, waited=4)
         activity.turn(OTHER)
@@ -95,14 +95,14 @@ def test_time_between_two_messages_counts_as_busy(clock):
 
 
 def test_a_listener_is_called_when_an_activity_ends(clock):
-    activity, told = Activity(clock), []
-    activity.turned = lambda *what: told.append(what)
+    activity, calls = Activity(clock), []
+    activity.turned = lambda *what: calls.append(what)
     activity.begin()
     clock.pass_(1)
     activity.turn(INPUT)
     clock.pass_(2, waited=0.5)
     activity.end()
-    assert told == [(BETWEEN, 0, 0, 0), (OTHER, 0, 1, 0), (INPUT, 1, 3, 0.5)]
+    assert calls == [(BETWEEN, 0, 0, 0), (OTHER, 0, 1, 0), (INPUT, 1, 3, 0.5)]
 
 
 def test_waiting_is_for_the_last():

@@ -29,7 +29,7 @@ def launched(monkeypatch):
 
 
 def in_a_thread(work):
-    """What `work` raises in a thread of its own."""
+    """Return what `work` raises in another thread."""
     errors = []
 
     def run():

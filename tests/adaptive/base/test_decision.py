@@ -1,4 +1,4 @@
-"""Limits of a split: what is computed from them once, and kept."""
+"""Limits of a split, and the values cached from them."""
 
 from __future__ import annotations
 

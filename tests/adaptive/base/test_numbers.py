@@ -1,4 +1,4 @@
-"""What is taken for a number, and what is not."""
+"""Which objects count as numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that tell this process to go: what is taken down of them, and what was there before."""
+"""Signals that end this process: they are recorded, and earlier handlers return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.speed import limit
 
 @pytest.fixture(autouse=True)
 def undisturbed():
-    """No test leaves a signal or a handler behind."""
+    """Remove signals and handlers after each test."""
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
     signals.acknowledge_termination()

@@ -377,7 +377,7 @@ def test_batch_norm_is_found_in_parameters_and_statistics():
 
 
 def contrastive(w, batch):
-    """Each example is told from the others of its call."""
+    """Compare each example with the others of its microbatch."""
     scores = (batch["x"] * w[None]) @ batch["x"].T
     return -jnp.mean(jax.nn.log_softmax(scores)[jnp.arange(len(scores)), jnp.arange(len(scores))])
 

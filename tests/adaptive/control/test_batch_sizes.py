@@ -14,7 +14,7 @@ COVERS = ("adaptive/control/global_batch.py", "adaptive/control/stopgap.py")
 
 
 class Made:
-    """Sizes are ready when the test says so."""
+    """Kernels that are ready when the test sets it."""
 
     def __init__(self):
         self.able, self.ready, self.prepared, self.waited = False, set(), [], []
@@ -44,7 +44,7 @@ def in_force(global_batch=12, upper=(10, 10), shares=(1, 1), quantum=1, examples
 
 
 def step(sizes, *, ready=None, able=False):
-    """A step, in which all processes say what this one does, or what the test says."""
+    """A step in which all processes send this one's status, or the given one."""
     sizes.on_agreed(
         can_make_pending=sizes.can_make_pending if ready is None else ready,
         can_make_any=able or sizes.can_make_any,
@@ -319,7 +319,7 @@ def test_a_worker_without_examples_so_far_has_no_kernels_to_go_on_with():
 
 
 def hook(by, step, **asked):
-    """What a hook asked for, as `apply_decision` hands it on."""
+    """A hook's request, as `apply_decision` passes it on."""
     return {"decision": Decision(**asked), "hooks": [by], "requests": [Request(by, step, Decision(**asked))]}
 
 

@@ -1,4 +1,4 @@
-"""Processes that were built from different things are told so."""
+"""Processes with different builds raise a DisagreementError that names the difference."""
 
 from __future__ import annotations
 

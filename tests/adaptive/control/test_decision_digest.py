@@ -1,4 +1,4 @@
-"""Processes that decide differently are told so."""
+"""Processes with different decisions raise a DisagreementError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers there are to be: asked for, called in, told of with the status, and changed between two steps."""
+"""The number of workers: requested, joined from the reserve, announced in the status, changed between two steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py", "adaptive/
 
 
 class World(WorkerSlots):
-    """Worker slots whose newcomers are ready when the test says so; of one process, or of one per worker slot."""
+    """Worker slots whose joining workers are ready when the test sets it; of one process, or of one per slot."""
 
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):
         super().__init__(size, workers, least)
@@ -53,9 +53,9 @@ class World(WorkerSlots):
         return [value] + [b"0"] * (self.processes - 1)
 
 
-def said(membership, world, *, newcomers=None, wishes=None):
+def said(membership, world, *, joining=None, wishes=None):
     """A status arrives."""
-    count = membership.ready_to_join if newcomers is None else newcomers
+    count = membership.ready_to_join if joining is None else joining
     world.leave_requests = wishes or [0.0] * world.capacity
     membership.on_agreed(ready_to_join=count, leave_requests=np.array(world.leave_requests))
 
@@ -89,7 +89,7 @@ def test_the_highest_worker_slots_leave_at_once_and_the_lowest_free_ones_are_tak
     assert membership.ready_to_join == 2
     membership.change()  # nothing was heard yet
     for few in (0, 1):
-        said(membership, world, newcomers=few)
+        said(membership, world, joining=few)
         membership.change()
         assert world.members == (0, 1)
     said(membership, world)
@@ -229,7 +229,7 @@ def test_a_lost_process_of_the_reserve_is_not_waited_for():
     assert (membership.target, membership.pending) == (2, False)
 
 
-# --- told to go -------------------------------------------------------------------------------------------------------
+# --- preemption -------------------------------------------------------------------------------------------------------
 
 
 def test_a_preempted_worker_leaves_for_good_at_its_deadline():
@@ -351,7 +351,7 @@ def test_one_leaves_and_another_joins_between_the_same_steps():
 events = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 7)),
     st.tuples(st.just("lose"), st.integers(0, 4)),
-    st.tuples(st.just("told"), st.lists(st.integers(0, 2), min_size=5, max_size=5)),
+    st.tuples(st.just("preempted"), st.lists(st.integers(0, 2), min_size=5, max_size=5)),
     st.tuples(st.just("come"), st.booleans()),
 )
 
@@ -366,7 +366,7 @@ def test_any_sequence_of_events_leaves_a_member_and_reaches_the_last_target(happ
             membership.request(what)
         elif kind == "lose" and what in world.members and len(world.members) > 1:
             world.leave(what)
-        elif kind == "told":
+        elif kind == "preempted":
             wishes = [float(w) for w in what]
         elif kind == "come":
             world.come = what
@@ -436,7 +436,7 @@ def test_a_loss_during_a_membership_change_counts_as_missing_only_if_replaced(re
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_worker_lost_during_a_build_or_restore_is_replaced(restored):
-    """What a program is made of takes a while to be built, and all of it begins with the same members."""
+    """Building a program's parts takes time, and all of them start with the same members."""
     world = World(workers=3, processes=4, respawn=True)
     there = Roster.of(world)
     world.leave(1)

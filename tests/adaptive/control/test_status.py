@@ -42,7 +42,7 @@ class Process:
 
 
 class Members:
-    """What a process says of those who come and go, and what it hears."""
+    """A process's announcements of joining and leaving workers, and what it receives."""
 
     def __init__(self, ready_to_join: int, leave_request: int):
         self.ready_to_join, self.leave_request, self.heard = ready_to_join, leave_request, None
@@ -91,12 +91,12 @@ def test_the_cost_of_a_microbatch_is_the_mean_over_processes(costs, workers, dty
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=4),
     st.sampled_from([np.float32, np.float64]),
 )
-def test_joining_workers_are_summed_and_each_worker_may_ask_to_leave(told, dtype):
-    saying = [{"ready_to_join": ready, "leave_request": request} for _, ready, request in told]
-    these = processes([workers for workers, _, _ in told], saying)
+def test_joining_workers_are_summed_and_each_worker_may_ask_to_leave(announced, dtype):
+    saying = [{"ready_to_join": ready, "leave_request": request} for _, ready, request in announced]
+    these = processes([workers for workers, _, _ in announced], saying)
     exchange(these, dtype)
-    requests = [request for workers, _, request in told for _ in range(workers)]
-    assert [p.members.heard for p in these] == [(sum(ready for _, ready, _ in told), requests)] * len(these)
+    requests = [request for workers, _, request in announced for _ in range(workers)]
+    assert [p.members.heard for p in these] == [(sum(ready for _, ready, _ in announced), requests)] * len(these)
 
 
 @pytest.mark.parametrize("asking", [[False, False], [True, False], [False, True], [True, True]])

@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 @flax.struct.dataclass
 class Both:
-    """A pytree of arrays that can be indexed, too: by rows, or by what `odd` says."""
+    """A pytree of arrays that can be indexed, too: by rows, or by `odd`."""
 
     x: Any
     odd: Any = flax.struct.field(pytree_node=False, default=None)

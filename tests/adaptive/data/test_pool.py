@@ -1,4 +1,4 @@
-"""Processes that read examples: what they read is what one process would, and they end with whoever started them."""
+"""Reader processes return what one process would read, and end with their parent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UserError(Exception):
 
 
 class Broken(Numbers):
-    """Example 13 cannot be read, and who reads example 23 first is killed."""
+    """Example 13 cannot be read, and the first reader of example 23 is killed."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -116,7 +116,7 @@ def test_an_error_in_a_reader_is_raised_and_reading_continues(tmp_path):
 
 
 class FailsOnce(Numbers):
-    """Whoever reads example 3 first cannot."""
+    """The first read of example 3 raises."""
 
     def __init__(self, marker):
         self.marker = marker

@@ -1,4 +1,4 @@
-"""Reads that hang: what is said, when it ends, and that nothing else waits for them."""
+"""Reads that hang: warnings, the error, and that nothing else waits for them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def until(condition):
 
 
 def raises(call, *patterns):
-    """Check that a call raises a DataError that says all that, and return the error."""
+    """Check that a call raises a DataError with these texts, and return the error."""
     with pytest.raises(ad.DataError) as error:
         call()
     text = str(error.value)
@@ -165,7 +165,7 @@ def test_a_deadline_is_given_once():
 
 
 def test_the_deadline_is_of_each_read_and_not_of_the_batch():
-    """Data of which another example is read whenever somebody looks."""
+    """Data of which another example is read at each look."""
     future, looks = Future(), []
 
     def look():

@@ -53,7 +53,7 @@ def opened(path):
 
 
 class Waits:
-    """Says which thread has read an example, and which copy of this object."""
+    """Returns the thread and the copy of this object that read an example."""
 
     def __len__(self):
         return ROWS
@@ -64,7 +64,7 @@ class Waits:
 
 
 class Watched(Waits):
-    """Keeps who reads, by thread and object; all copies have the record in common."""
+    """Records the readers, by thread and object; all copies share the record."""
 
     def __init__(self, record):
         self.record = record
@@ -75,7 +75,7 @@ class Watched(Waits):
 
 
 class Record(threading.local):
-    """Who has read what. Copies of a source have it in common, as all that a library has made for threads."""
+    """The reads by reader. Copies of a source share it, like all locks of a library."""
 
     def __init__(self, reads):
         self.reads = reads

@@ -1,4 +1,4 @@
-"""Whether processes have the same data: what is compared, and sources that cannot be."""
+"""Whether processes have the same data: what is compared, and sources that cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of checkpoints: which is the newest, which are kept, and what a failed writer leaves."""
+"""Directories of checkpoints: the newest, retention, and leftovers of a failed writer."""
 
 from __future__ import annotations
 

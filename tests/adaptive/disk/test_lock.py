@@ -1,4 +1,4 @@
-"""One writer at a time: who holds the lock of a directory, and when it is taken over."""
+"""One writer at a time: the owner of a directory's lock, and when another takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a driver is cut into segments and messages, alike for every batch size."""
+"""The partition of a driver into segments and messages, equal for every batch size."""
 
 from __future__ import annotations
 

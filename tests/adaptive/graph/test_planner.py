@@ -1,4 +1,4 @@
-"""A driver is traced at other times, in other threads and for other sizes, and says the same; or is found out."""
+"""Traces of a driver at other times, in other threads and for other sizes are equal, or the difference raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values are replicated, and what is refused because workers can differ or a batch cannot be split."""
+"""Which values are replicated, and drivers refused because workers can differ or a batch cannot be split."""
 
 from __future__ import annotations
 

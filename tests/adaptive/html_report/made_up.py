@@ -10,7 +10,7 @@ PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "o
 
 
 def record(
-    path, busy, *, sizes=None, input_=None, parts=None, told=None, metrics=None, noise=None, version=3, every=10
+    path, busy, *, sizes=None, input_=None, parts=None, fields=None, metrics=None, noise=None, version=3, every=10
 ):
     """Write a run.
 
@@ -19,7 +19,7 @@ def record(
       sizes: examples; by default 32 for each who is there.
       input_: of these, seconds of input; by default none.
       parts: seconds of the breakdown by name, scalars or shape=(T,); computing and waiting follow from `busy`.
-      told: fields of single steps, by their number.
+      fields: fields of single steps, by their number.
       metrics: by name; shape=(T,).
       noise: scale and bounds; shape=(T, 3).
       version: 2 is a record from before there were breakdowns.
@@ -54,7 +54,7 @@ def record(
             of_workers = {"input": input_[t], "computing": busy[t] - input_[t], "busy": busy[t]}
             line["workers"] = {name: np.where(there[t], values, 0).tolist() for name, values in of_workers.items()}
             line["metrics"] = {name: plain(values[t]) for name, values in (metrics or {}).items()}
-        lines.append(line | (told or {}).get(t + 1, {}))
+        lines.append(line | (fields or {}).get(t + 1, {}))
     with path.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     return path

@@ -15,7 +15,7 @@ ORIGIN = {
 
 
 def test_rows_name_hosts_versions_commit_and_settings(tmp_path):
-    path = record(tmp_path / "run.jsonl", uneven(9, 2, 0.1), told={1: {"origin": ORIGIN}, 5: {"origin": ORIGIN}})
+    path = record(tmp_path / "run.jsonl", uneven(9, 2, 0.1), fields={1: {"origin": ORIGIN}, 5: {"origin": ORIGIN}})
     assert about(read_columns(path)) == {
         "began": "2001-09-09 01:46:40 UTC, started 2 times",
         "hosts": "a, b",

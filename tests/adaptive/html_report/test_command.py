@@ -18,7 +18,7 @@ pytest.importorskip("jinja2")
 
 def test_a_followed_report_reloads_and_the_last_one_stays(tmp_path, monkeypatch):
     run, page, seen = tmp_path / "run.jsonl", tmp_path / "run.html", []
-    record(run, uneven(5, 1, 0.1), told={1: {"origin": ORIGIN}})
+    record(run, uneven(5, 1, 0.1), fields={1: {"origin": ORIGIN}})
 
     def sleep(seconds):
         seen.append((seconds, page.read_text(), page.stat().st_mtime_ns))

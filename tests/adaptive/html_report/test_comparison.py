@@ -19,9 +19,9 @@ def runs(tmp_path):
     slower = busy + 0.02
     loss = 1.0 / (1 + np.arange(200))
     origins = [ORIGIN, {**ORIGIN, "settings": {**ORIGIN["settings"], "seed": 7}}]
-    a = record(tmp_path / "a.jsonl", busy, metrics={"loss": loss}, told={1: {"origin": origins[0]}})
-    told = {1: {"origin": origins[1]}, 9: {"lost": ["rank 1"]}}
-    b = record(tmp_path / "b.jsonl", slower, input_=0.02, metrics={"loss": 2 * loss}, told=told)
+    a = record(tmp_path / "a.jsonl", busy, metrics={"loss": loss}, fields={1: {"origin": origins[0]}})
+    fields = {1: {"origin": origins[1]}, 9: {"lost": ["rank 1"]}}
+    b = record(tmp_path / "b.jsonl", slower, input_=0.02, metrics={"loss": 2 * loss}, fields=fields)
     return read_columns(a), read_columns(b)
 
 

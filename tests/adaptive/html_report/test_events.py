@@ -42,7 +42,7 @@ def caused(*causes, **fields):
 
 
 def test_a_change_has_the_reason_that_the_record_gives(listed):
-    lines, _ = listed(sizes=GROWN, told={10: asked(global_batch=112), 13: caused(GROW)})
+    lines, _ = listed(sizes=GROWN, fields={10: asked(global_batch=112), 13: caused(GROW)})
     assert lines == [
         (13, "Batch sizes: 32 + 32 = 64 → 64 + 48 = 112", "adapt, after step 10: a global batch of 112"),
     ]
@@ -50,7 +50,7 @@ def test_a_change_has_the_reason_that_the_record_gives(listed):
 
 def test_requests_of_the_script_are_not_attributed_to_a_hook(listed):
     sizes = np.repeat([[32, 32], [64, 48], [32, 32]], [12, 8, 20], axis=0)
-    lines, _ = listed(sizes=sizes, told={10: asked(global_batch=112), 13: caused(GROW), 21: caused(RESCALE)})
+    lines, _ = listed(sizes=sizes, fields={10: asked(global_batch=112), 13: caused(GROW), 21: caused(RESCALE)})
     assert [why for *_, why in lines] == [
         "adapt, after step 10: a global batch of 112",
         "program.rescale, after step 20: a global batch of 64",
@@ -62,14 +62,14 @@ def test_a_loss_before_a_request_is_carried_out_does_not_hide_it(listed):
     busy[12:, 1] = np.nan
     sizes = np.repeat([[32, 32], [112, 0]], [12, 28], axis=0)
     lost = {"lost": ["worker 1 lost: rank 1 disconnected"]}
-    lines, _ = listed(busy, sizes=sizes, told={10: asked(global_batch=112), 13: caused(GROW, {"lost": [1]}, **lost)})
+    lines, _ = listed(busy, sizes=sizes, fields={10: asked(global_batch=112), 13: caused(GROW, {"lost": [1]}, **lost)})
     assert lines[-1][2] == "adapt, after step 10: a global batch of 112; worker 1 lost"
 
 
 def test_membership_changes_and_restores_are_causes(listed):
     sizes = np.repeat([[32, 32], [64, 48], [32, 32]], [12, 8, 20], axis=0)
     moved = {"joined": [0, 1], "left": [3]}
-    lines, _ = listed(sizes=sizes, told={13: caused(moved), 21: caused({"script": "program.restore", "step": 0})})
+    lines, _ = listed(sizes=sizes, fields={13: caused(moved), 21: caused({"script": "program.restore", "step": 0})})
     assert [why for *_, why in lines] == ["workers 0 and 1 joined and worker 3 left", "program.restore"]
 
 
@@ -80,7 +80,7 @@ def test_hooks_that_asked_for_other_things_in_the_same_step_are_no_reason(listed
         {"hook": "plateau", "step": 10, "hyperparameters": {"lr": 0.5}},
         {"hook": "enough", "step": 10, "stop": True},
     ]
-    lines, hooks = listed(sizes=GROWN, told={10: decision, 13: caused(GROW)})
+    lines, hooks = listed(sizes=GROWN, fields={10: decision, 13: caused(GROW)})
     assert [why for *_, why in lines] == ["enough asked for it", "adapt, after step 10: a global batch of 112"]
     assert hooks == [f"{by} made 1 request." for by in ("adapt", "plateau", "enough")]
 
@@ -91,15 +91,15 @@ def test_pending_requests_at_the_end_are_listed_with_their_hooks(listed):
         "workers": [2, 1, 2],
         "by": [{"script": "program.rescale", "step": 35, "global_batch": 112}],
     }
-    lines, _ = listed(told={30: asked(global_batch=128), 40: {"asked": asked_for}})
+    lines, _ = listed(fields={30: asked(global_batch=128), 40: {"asked": asked_for}})
     assert lines == [(35, "Request for, and not there by the end: a global batch of 112", "program.rescale")]
     none_waits = {"asked": {**asked_for, "by": []}}
-    assert listed(told={30: asked(global_batch=128), 40: none_waits})[0] == []
+    assert listed(fields={30: asked(global_batch=128), 40: none_waits})[0] == []
 
 
 def test_causes_in_an_older_record_are_marked_as_guesses(listed):
-    told = {10: asked(global_batch=112, shares=[4.0, 3.0]), 20: asked(global_batch=64), 30: asked(global_batch=64)}
-    lines, hooks = listed(sizes=GROWN, told=told)
+    fields = {10: asked(global_batch=112, shares=[4.0, 3.0]), 20: asked(global_batch=64), 30: asked(global_batch=64)}
+    lines, hooks = listed(sizes=GROWN, fields=fields)
     what, why = (
         "Batch sizes: 32 + 32 = 64 → 64 + 48 = 112",
         "probably adapt, after step 10: a global batch of 112 and a split of 57 % : 43 %",
@@ -111,19 +111,19 @@ def test_causes_in_an_older_record_are_marked_as_guesses(listed):
 def test_an_older_record_names_the_hooks_that_were_due(listed):
     sizes = np.repeat([[32, 32], [64, 48]], [12, 28], axis=0)
     decision = {key: value for key, value in asked(global_batch=112)["decision"].items() if key != "by"}
-    ((_, _, why),), _ = listed(sizes=sizes, told={10: {"decision": decision}}, version=2)
+    ((_, _, why),), _ = listed(sizes=sizes, fields={10: {"decision": decision}}, version=2)
     assert why == "probably adapt, after step 10: a global batch of 112"
 
 
 def test_an_older_record_has_a_decision_carried_out_once(listed):
     sizes = np.repeat([[32, 32], [64, 48], [32, 32]], [12, 8, 20], axis=0)
-    lines, _ = listed(sizes=sizes, told={10: asked(global_batch=112)})
+    lines, _ = listed(sizes=sizes, fields={10: asked(global_batch=112)})
     assert lines[1][2] == "asked for by the script, or because workers joined or left"
 
 
 def test_an_older_record_leaves_open_whether_a_loss_or_a_hook_changed_sizes(listed):
     lost = {"lost": ["worker 1 lost: rank 1 disconnected"]}
-    lines, _ = listed(sizes=GROWN, told={10: asked(global_batch=112), 13: lost})
+    lines, _ = listed(sizes=GROWN, fields={10: asked(global_batch=112), 13: lost})
     assert lines[-1][2] == "worker 1 lost; perhaps adapt, after step 10: a global batch of 112"
 
 
@@ -138,7 +138,7 @@ def test_joining_and_leaving_workers_are_listed(listed):
     lost = "worker 2 lost: rank 2 (pid 7 on node) disconnected in message 1 of step 21; 3 ms to repair."
     lines, _ = listed(
         busy,
-        told={
+        fields={
             11: {"joined": [1], "notes": ["a worker has joined in worker slot 1."]},
             21: {"lost": [lost], "notes": [lost]},
         },
@@ -153,40 +153,40 @@ def test_joining_and_leaving_workers_are_listed(listed):
 
 def test_skipped_steps_beside_one_another_are_one_line_with_why(listed):
     why = "skipped: all_reduce brought NaN from worker 1"
-    told = {step: {"skipped": True, "notes": [why]} for step in (5, 6, 7, 30)}
-    assert listed(told=told)[0] == [(5, "3 steps skipped, up to step 7", why), (30, "1 step skipped", why)]
+    fields = {step: {"skipped": True, "notes": [why]} for step in (5, 6, 7, 30)}
+    assert listed(fields=fields)[0] == [(5, "3 steps skipped, up to step 7", why), (30, "1 step skipped", why)]
 
 
 def test_a_note_of_another_thing_is_no_reason_for_a_skipped_step(listed):
     why, other = "skipped: all_reduce brought NaN from worker 1", "the checkpoint could not be written: no space"
-    lines, _ = listed(told={5: {"skipped": True, "notes": [other, why]}})
+    lines, _ = listed(fields={5: {"skipped": True, "notes": [other, why]}})
     assert lines == [(5, other[0].upper() + other[1:], ""), (5, "1 step skipped", why)]
 
 
 def test_many_skipped_steps_are_one_line(listed):
-    told = {step: {"skipped": True} for step in range(2, 40, 3)}
-    assert listed(told=told)[0] == [(2, "13 steps skipped, one here and one there, up to step 38", "")]
+    fields = {step: {"skipped": True} for step in range(2, 40, 3)}
+    assert listed(fields=fields)[0] == [(2, "13 steps skipped, one here and one there, up to step 38", "")]
 
 
 def test_notes_and_the_end_are_listed(listed):
-    told = {7: {"notes": ["the checkpoint could not be written: no space"]}, 40: asked(stop=True)}
+    fields = {7: {"notes": ["the checkpoint could not be written: no space"]}, 40: asked(stop=True)}
     expected = [
         (7, "The checkpoint could not be written: no space", ""),
         (40, "Stop of the run", "adapt asked for it"),
     ]
-    assert listed(told=told)[0] == expected
+    assert listed(fields=fields)[0] == expected
 
 
 def test_requests_not_in_force_at_the_end_are_listed(listed):
-    assert listed(told={30: asked(global_batch=128)})[0] == [
+    assert listed(fields={30: asked(global_batch=128)})[0] == [
         (30, "Request for, and not there by the end: a global batch of 128", "adapt")
     ]
 
 
 def test_many_adjustments_of_the_split_are_one_line(listed):
     sizes = np.array([[32 + t // 5, 32 - t // 5] for t in range(40)])
-    told = {t: asked(shares=[float(s) for s in sizes[t]]) for t in range(5, 40, 5)}
-    ((step, what, why),), _ = listed(sizes=sizes, told=told)
+    fields = {t: asked(shares=[float(s) for s in sizes[t]]) for t in range(5, 40, 5)}
+    ((step, what, why),), _ = listed(sizes=sizes, fields=fields)
     assert (step, why) == (6, "probably adapt")
     assert what.startswith(
         "Batch sizes: 7 changes up to step 36, of the split alone; in the largest, in step 6, 1 example moved"
@@ -196,8 +196,8 @@ def test_many_adjustments_of_the_split_are_one_line(listed):
 
 def test_changes_of_the_global_batch_are_one_line_with_its_way(listed):
     sizes = np.array([[32 * (1 + t // 8)] * 2 for t in range(40)])
-    told = {t: asked(global_batch=int(sizes[t].sum())) for t in range(8, 40, 8)}
-    ((_, what, _),), _ = listed(sizes=sizes, told=told)
+    fields = {t: asked(global_batch=int(sizes[t].sum())) for t in range(8, 40, 8)}
+    ((_, what, _),), _ = listed(sizes=sizes, fields=fields)
     assert "64 → 128 → 192 → 256 → 320; in the end 160 + 160 = 320" in what
 
 
@@ -208,16 +208,16 @@ def test_sizes_of_many_workers_are_given_by_their_range(listed):
 
 
 def test_a_list_without_end_is_cut_at_the_least_important(tmp_path):
-    told = {t: {"notes": [f"note {t}"]} for t in range(1, 400)} | {400: {"lost": ["worker 1 lost: gone"]}}
-    lines, left_out = run_events(read_columns(record(tmp_path / "r", np.full((400, 2), 0.02), told=told)))
+    fields = {t: {"notes": [f"note {t}"]} for t in range(1, 400)} | {400: {"lost": ["worker 1 lost: gone"]}}
+    lines, left_out = run_events(read_columns(record(tmp_path / "r", np.full((400, 2), 0.02), fields=fields)))
     assert (len(lines), left_out) == (300, 100)
     assert lines[-1].what == "Worker 1 lost: gone"
 
 
 def test_a_hyperparameter_that_was_set_is_no_reason_for_sizes(listed):
     sizes = np.repeat([[32, 32], [64, 48]], [12, 28], axis=0)
-    told = {8: asked(global_batch=112), 10: asked(hyperparameters={"lr": 0.5}, by=["plateau"])}
-    ((_, _, why),), hooks = listed(sizes=sizes, told=told)
+    fields = {8: asked(global_batch=112), 10: asked(hyperparameters={"lr": 0.5}, by=["plateau"])}
+    ((_, _, why),), hooks = listed(sizes=sizes, fields=fields)
     assert why == "probably adapt, after step 8: a global batch of 112"
     assert hooks == ["adapt made 1 request.", "plateau made 1 request."]
 
@@ -234,7 +234,7 @@ def test_a_loss_is_listed_with_the_cost_of_its_step(listed):
     busy = np.full((40, 2), 0.02)
     busy[20] = 1.45
     lost = "worker 1 lost: rank 1 disconnected in message 1 of step 21; 0.4 ms to repair."
-    lines, _ = listed(busy, told={21: {"lost": [lost]}})
+    lines, _ = listed(busy, fields={21: {"lost": [lost]}})
     ((row, what, why),) = lines
     assert (row, what) == (21, "W" + lost[1:])
     assert why == "step 21 took 1.45 s, repair and retry included; the median step took 20 ms"

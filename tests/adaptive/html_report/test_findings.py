@@ -1,4 +1,4 @@
-"""What is found is what was put in, and nothing where nothing was."""
+"""Findings are the problems put into a made-up record, and no others."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ COVERS = ("adaptive/html_report/intervals.py",)
 
 
 @pytest.fixture
-def told(tmp_path):
+def findings_of(tmp_path):
     """The findings of a made-up run, as text."""
 
-    def told(busy, **options):
+    def findings_of(busy, **options):
         return [finding.text for finding in findings(read_columns(record(tmp_path / "run.jsonl", busy, **options)))]
 
-    return told
+    return findings_of
 
 
 def steps_of(text):
@@ -86,129 +86,129 @@ def test_excess_is_over_half_of_the_others():
 
 
 @pytest.mark.parametrize(("n", "spread"), [(2, 0.05), (2, 0.3), (5, 0.2), (16, 0.1)])
-def test_workers_that_differ_by_chance_are_not_blamed(told, n, spread):
+def test_workers_that_differ_by_chance_are_not_blamed(findings_of, n, spread):
     for seed in range(3):
-        assert not [text for text in told(uneven(600, n, spread, seed)) if "made the others wait" in text]
+        assert not [text for text in findings_of(uneven(600, n, spread, seed)) if "made the others wait" in text]
 
 
-def test_a_slow_worker_is_named_with_its_steps_and_why(told):
+def test_a_slow_worker_is_named_with_its_steps_and_why(findings_of):
     busy = uneven(1200, 4, 0.05)
     busy[399:900, 2] *= 1.5
-    (text,) = told(busy)
+    (text,) = findings_of(busy)
     assert text.startswith("Worker 2 made the others wait 3")
     assert "an example took it 1.5 times as long" in text
     np.testing.assert_allclose(steps_of(text), (400, 900), atol=6)
 
 
-def test_a_report_says_how_long_the_run_would_have_taken_without_a_slow_phase(told):
+def test_a_report_says_how_long_the_run_would_have_taken_without_a_slow_phase(findings_of):
     busy = np.full((1000, 4), 0.1) * (1 + 0.001 * uneven(1000, 4, 0.05))
     usual = busy.max(axis=1).sum()
     busy[499:, 2] *= 2
-    (text,) = told(busy)
+    (text,) = findings_of(busy)
     less, share = re.search(r"the run would have taken ([\d.]+) s \((\d+) %\) less", text).groups()
     saved = busy.max(axis=1).sum() - usual
     np.testing.assert_allclose(float(less), saved, rtol=0.05)
     np.testing.assert_allclose(int(share), 100 * saved / busy.max(axis=1).sum(), atol=2)
 
 
-def test_of_two_workers_the_slow_one_is_named(told):
+def test_of_two_workers_the_slow_one_is_named(findings_of):
     busy = uneven(300, 2, 0.05)
     busy[:, 1] *= 1.4
-    (text,) = told(busy)
+    (text,) = findings_of(busy)
     assert re.match(r"Worker 1 made the others wait 2\d % of the time throughout: an example took it 1.4", text)
 
 
-def test_workers_of_one_host_are_named_together(told):
+def test_workers_of_one_host_are_named_together(findings_of):
     busy = uneven(2000, 16, 0.03)
     busy[1000:1500, 8:12] *= 1.6
-    (text,) = told(busy)
+    (text,) = findings_of(busy)
     assert text.startswith("Workers 8 to 11 made the others wait 3")
     np.testing.assert_allclose(steps_of(text), (1001, 1500), atol=10)
 
 
-def test_a_worker_with_too_many_examples_is_not_called_slow(told):
+def test_a_worker_with_too_many_examples_is_not_called_slow(findings_of):
     busy = uneven(300, 3, 0.02) * [2, 1, 1]
-    (text,) = told(busy, sizes=[64, 32, 32])
+    (text,) = findings_of(busy, sizes=[64, 32, 32])
     assert "Worker 0" in text
     assert "it had 2.0 times as many examples" in text
     assert "an example" not in text
 
 
-def test_a_worker_that_waits_for_its_input_is_not_called_slow(told):
+def test_a_worker_that_waits_for_its_input_is_not_called_slow(findings_of):
     busy = uneven(300, 3, 0.02) + np.array([0, 0.02, 0])
-    (text,) = told(busy, input_=[0.0, 0.02, 0.0])
+    (text,) = findings_of(busy, input_=[0.0, 0.02, 0.0])
     assert "Worker 1" in text
     assert "it waited 20 ms a step for its input" in text
 
 
-def test_no_worker_is_named_for_uneven_steps_of_many(told):
-    (text,) = told(uneven(800, 16, 0.25))
+def test_no_worker_is_named_for_uneven_steps_of_many(findings_of):
+    (text,) = findings_of(uneven(800, 16, 0.25))
     assert re.match(
         r"Workers waited for one another \d\d % of the time throughout, now for one and now for another", text
     )
     assert "because their computing is uneven" in text
 
 
-def test_if_most_workers_are_slow_the_waiting_one_is_named(told):
-    (text,) = told(uneven(400, 5, 0.02) * [1, 2, 2, 2, 2])
+def test_if_most_workers_are_slow_the_waiting_one_is_named(findings_of):
+    (text,) = findings_of(uneven(400, 5, 0.02) * [1, 2, 2, 2, 2])
     assert re.match(r"Worker 0 finished early, and waited \d\d % of the time throughout", text)
 
 
-def test_workers_are_compared_over_the_steps_of_their_membership(told):
+def test_workers_are_compared_over_the_steps_of_their_membership(findings_of):
     busy = uneven(900, 3, 0.03)
     busy[:300, 2] = np.nan
     busy[300:600, 2] *= 2
     busy[600:, 2] = np.nan
     busy[300, 2] = 60.0  # getting ready, for which nobody waited
-    (text,) = [text for text in told(busy, told={301: {"joined": [2]}}) if "wait" in text]
+    (text,) = [text for text in findings_of(busy, fields={301: {"joined": [2]}}) if "wait" in text]
     assert text.startswith("Worker 2 made the others wait 5")
     np.testing.assert_allclose(steps_of(text), (301, 600), atol=6)
 
 
-def test_one_worker_has_no_finding_about_waiting(told):
-    assert told(uneven(300, 1, 0.3)) == []
+def test_one_worker_has_no_finding_about_waiting(findings_of):
+    assert findings_of(uneven(300, 1, 0.3)) == []
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_for_input_on_all_workers_is_a_finding(told):
+def test_waiting_for_input_on_all_workers_is_a_finding(findings_of):
     busy = uneven(500, 2, 0.03)
     input_ = np.zeros((500, 2))
     input_[100:200] = 0.014
-    (text,) = told(busy + input_, input_=input_)
+    (text,) = findings_of(busy + input_, input_=input_)
     assert text.startswith("Input was 4")
     np.testing.assert_allclose(steps_of(text), (101, 200), atol=6)
 
 
-def test_long_exchanges_and_hooks_are_findings(told):
+def test_long_exchanges_and_hooks_are_findings(findings_of):
     exchanging = np.where(np.arange(400) < 200, 0.04, 1e-4)
     hooks = np.where(np.arange(400) < 200, 1e-4, 0.01)
-    texts = told(uneven(400, 1, 0.03), parts={"exchanging": exchanging, "hooks": hooks})
+    texts = findings_of(uneven(400, 1, 0.03), parts={"exchanging": exchanging, "hooks": hooks})
     assert [text.split()[0] for text in texts] == ["Exchanging", "Control"]
     np.testing.assert_allclose(steps_of(texts[1]), (201, 400), atol=6)
 
 
-def test_intervals_of_one_kind_are_one_sentence(told):
+def test_intervals_of_one_kind_are_one_sentence(findings_of):
     exchanging = np.where(np.arange(600) % 200 < 60, 0.03, 1e-4)
-    (text,) = told(uneven(600, 1, 0.03), parts={"exchanging": exchanging})
+    (text,) = findings_of(uneven(600, 1, 0.03), parts={"exchanging": exchanging})
     assert re.match(
         r"Exchanging took (\d\d to )?\d\d % of the step from step 1 to \d+, \d+ to \d+ and \d+ to \d+\.", text
     )
 
 
-def test_compilation_is_a_finding_with_its_steps(told):
+def test_compilation_is_a_finding_with_its_steps(findings_of):
     compiling = np.zeros(300)
     compiling[0], compiling[49] = 2.0, 1.1
-    texts = told(uneven(300, 2, 0.03), parts={"compiling": compiling})
+    texts = findings_of(uneven(300, 2, 0.03), parts={"compiling": compiling})
     assert texts == ["Steps waited for a compiler for 3.1 s, 2 s of it in step 1 and the rest in 1 step up to step 50."]
 
 
-def test_single_long_steps_are_findings_with_their_cause(told):
+def test_single_long_steps_are_findings_with_their_cause(findings_of):
     other = np.zeros(300)
     other[[120, 200]] = 1.0, 0.5
     lost = "worker 1 lost: rank 1 disconnected in message 1 of step 121; 1 ms to repair."
-    (text,) = told(uneven(300, 2, 0.03), parts={"other": other}, told={121: {"lost": [lost]}})
+    (text,) = findings_of(uneven(300, 2, 0.03), parts={"other": other}, fields={121: {"lost": [lost]}})
     assert re.match(
         r"2 steps took more than 5 times as long .*: step 121 \(1\.0\d s, in which a worker was lost\)", text
     )
@@ -216,8 +216,8 @@ def test_single_long_steps_are_findings_with_their_cause(told):
     assert "other things)" in text
 
 
-def test_a_quiet_run_has_no_findings(told):
-    assert told(uneven(1000, 4, 0.05)) == []
+def test_a_quiet_run_has_no_findings(findings_of):
+    assert findings_of(uneven(1000, 4, 0.05)) == []
 
 
 def test_where_it_went_adds_up(tmp_path):

@@ -39,11 +39,11 @@ def test_it_prints_causes_over_the_run_the_last_hour_and_the_worst(run):
 
 
 def test_it_prints_json_for_programs(run):
-    told = json.loads(CliRunner().invoke(goodput_command, [str(run), "--json", "--window", "20"]).output)
-    assert told["wall"] == pytest.approx(6000)
-    assert told["goodput"] == pytest.approx({"run": 0.9, "last 20 min": 1.0, "worst 20 min": 0.5})
-    assert told["seconds"]["run"]["input"] == pytest.approx(600)
-    assert told["steps"] == 100
+    output = json.loads(CliRunner().invoke(goodput_command, [str(run), "--json", "--window", "20"]).output)
+    assert output["wall"] == pytest.approx(6000)
+    assert output["goodput"] == pytest.approx({"run": 0.9, "last 20 min": 1.0, "worst 20 min": 0.5})
+    assert output["seconds"]["run"]["input"] == pytest.approx(600)
+    assert output["steps"] == 100
 
 
 def test_bad_input_is_one_line(run, tmp_path):

@@ -1,4 +1,4 @@
-"""The page as text: what is said in it, that it loads nothing, and what happens where it cannot be made."""
+"""The report as text: its content, that it loads nothing, and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_report_contains_findings_and_events(made, run):
     noise = np.stack([100.0 + steps, 50.0 + steps, np.where(steps < 300, np.inf, 200.0 + steps)], axis=1)
     loss = 2.0 / (1 + steps)
     loss[5] = np.nan
-    page = made(record(run, busy, noise=noise, metrics={"loss": loss}, told={300: {"skipped": True}}))
+    page = made(record(run, busy, noise=noise, metrics={"loss": loss}, fields={300: {"skipped": True}}))
     text = Text(page)
     assert text.loads == []
     assert "default-src 'none'" in page  # nor may what is drawn load anything
@@ -100,7 +100,7 @@ def test_a_report_contains_findings_and_events(made, run):
 
 def test_text_of_a_record_is_escaped(made, run):
     note = "<script>alert('x')</script> & more"
-    page = made(record(run, uneven(20, 1, 0.1), told={5: {"notes": [note]}}, metrics={"<b>loss</b>": np.ones(20)}))
+    page = made(record(run, uneven(20, 1, 0.1), fields={5: {"notes": [note]}}, metrics={"<b>loss</b>": np.ones(20)}))
     assert "alert('x')" not in page
     assert "&lt;script&gt;" in page
     assert "<b>loss" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

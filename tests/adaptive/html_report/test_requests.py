@@ -1,4 +1,4 @@
-"""Runs whose sizes a hook, the script, a checkpoint and workers that leave have changed: the record says which."""
+"""Causes of new sizes in a record: a hook, the script, a checkpoint, leaving workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line that says what adapted in a run."""
+"""The summary line of what a run adapted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who listens to a program is told of every step; and whoever fails at that harms nobody."""
+"""Listeners are called for every step, and an error in one affects nothing else."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_an_event_has_the_report_and_the_values_of_hooks(events):
     assert list(first.values) == [*noise, "rows['a']", "value_2"]
     assert heard[0].hooks[1].names == ("seconds",)  # as the policy calls it
     assert heard[0].hooks[2].names == ("value_0",)
-    told, measured = heard[2].hooks[1].values["seconds"], heard[1].report.compute_seconds
-    np.testing.assert_array_equal(told, np.float32(measured))
+    given, measured = heard[2].hooks[1].values["seconds"], heard[1].report.compute_seconds
+    np.testing.assert_array_equal(given, np.float32(measured))
 
 
 def test_without_listeners_no_event_is_built(monkeypatch):
@@ -153,25 +153,25 @@ def test_a_step_that_is_skipped_gave_the_hooks_nothing():
 
 
 def test_a_listener_that_raises_is_removed_and_the_run_continues(caplog):
-    told = {"failing": 0, "leaving": 0, "well": 0}
+    calls = {"failing": 0, "leaving": 0, "well": 0}
 
     def failing(event):
-        told["failing"] += 1
+        calls["failing"] += 1
         raise ZeroDivisionError("by zero")
 
     def leaving(event):
-        told["leaving"] += 1
+        calls["leaving"] += 1
         raise Unsubscribe
 
     def well(event):
-        told["well"] += 1
+        calls["well"] += 1
 
     with build() as program, caplog.at_level(logging.WARNING, "adaptive"):
         for listener in (failing, leaving, well):
             program.subscribe(listener)
         notes = [report.notes for report in program.run(steps=3)]
     why = "listener 'failing' failed, and is disabled: ZeroDivisionError('by zero')"
-    assert told == {"failing": 1, "leaving": 1, "well": 3}
+    assert calls == {"failing": 1, "leaving": 1, "well": 3}
     assert [[note for note in of_step if "listener" in note] for of_step in notes] == [[why], [], []]
     assert [record.message for record in caplog.records if "listener" in record.message] == [why]
 

@@ -22,7 +22,7 @@ T0 = 1_700_000_000.0
 
 
 class Written:
-    """A record that is written line by line, with a clock that is set by hand."""
+    """A record that is written line by line, with a clock that the test sets."""
 
     def __init__(self, path):
         self.path, self.now, self.step = path, T0, 0
@@ -73,18 +73,18 @@ def test_each_second_of_a_run_with_kills_has_the_cause_it_was_made_of(tmp_path):
     for _ in range(20):
         run.add(computing=0.1, exchanging=0.05)
     ledger = read_ledger(run.path)
-    told = ledger.by_cause()
+    seconds = ledger.by_cause()
     assert ledger.wall == pytest.approx(run.now - T0)
-    assert sum(told.values()) == pytest.approx(run.now - T0)
-    assert abs(told["unaccounted"]) < 1e-3
-    assert told["start"] == pytest.approx(6)
-    assert told["down"] == pytest.approx(5)
-    assert told["tracing and compiling"] == pytest.approx(8)
-    assert told["first step"] == pytest.approx(0.4)
+    assert sum(seconds.values()) == pytest.approx(run.now - T0)
+    assert abs(seconds["unaccounted"]) < 1e-3
+    assert seconds["start"] == pytest.approx(6)
+    assert seconds["down"] == pytest.approx(5)
+    assert seconds["tracing and compiling"] == pytest.approx(8)
+    assert seconds["first step"] == pytest.approx(0.4)
     repeated = 21 * 0.17 + 0.87 + 0.47 + 0.1  # steps 11 to 34
-    assert told["repeated steps"] == pytest.approx(repeated, abs=1e-3)
-    assert told["script"] == pytest.approx(30 * 0.03 + 0.5)
-    assert told["computing"] == pytest.approx(31 * 0.1)
+    assert seconds["repeated steps"] == pytest.approx(repeated, abs=1e-3)
+    assert seconds["script"] == pytest.approx(30 * 0.03 + 0.5)
+    assert seconds["computing"] == pytest.approx(31 * 0.1)
     assert (ledger.steps, ledger.starts, ledger.restores, ledger.losses) == (
         31,
         2,
@@ -92,7 +92,7 @@ def test_each_second_of_a_run_with_kills_has_the_cause_it_was_made_of(tmp_path):
         1,
     )  # the loss in a discarded step
     assert (ledger.repeated, ledger.examples_lost) == (24, 24 * 8)
-    assert goodput(told) == pytest.approx((told["computing"] + told["exchanging"]) / ledger.wall)
+    assert goodput(seconds) == pytest.approx((seconds["computing"] + seconds["exchanging"]) / ledger.wall)
 
 
 def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
@@ -102,12 +102,12 @@ def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
     run.add(computing=0.1, exchanging=0.05, waiting=0.7, line={"lost": ["rank 1"]})
     run.add(computing=0.1, exchanging=0.05, other=0.3, line={"joined": [1]})
     run.add(computing=0.2, line={"skipped": True})
-    told = read_ledger(run.path).by_cause()
-    assert told["repairs"] == pytest.approx(0.7)
-    assert told["joins"] == pytest.approx(0.3)
-    assert told["skipped steps"] == pytest.approx(0.2)
-    assert told["computing"] == pytest.approx(3.2)
-    assert told["unaccounted"] == pytest.approx(0, abs=1e-4)
+    seconds = read_ledger(run.path).by_cause()
+    assert seconds["repairs"] == pytest.approx(0.7)
+    assert seconds["joins"] == pytest.approx(0.3)
+    assert seconds["skipped steps"] == pytest.approx(0.2)
+    assert seconds["computing"] == pytest.approx(3.2)
+    assert seconds["unaccounted"] == pytest.approx(0, abs=1e-4)
 
 
 def test_a_process_that_repeats_steps_and_is_killed_again_before_a_checkpoint_is_in_the_ledger(tmp_path):
@@ -124,14 +124,14 @@ def test_a_process_that_repeats_steps_and_is_killed_again_before_a_checkpoint_is
         for _ in range(4):
             run.add(computing=1)
     ledger = read_ledger(run.path)
-    told = ledger.by_cause()
+    seconds = ledger.by_cause()
     assert ledger.wall == pytest.approx(run.now - T0)
-    assert told["repeated steps"] == pytest.approx(10)
-    assert told["computing"] == pytest.approx(10)
-    assert told["down"] == pytest.approx(8)
-    assert told["start"] == pytest.approx(5)
-    assert told["tracing and compiling"] == pytest.approx(3)
-    assert told["unaccounted"] == pytest.approx(0, abs=1e-4)
+    assert seconds["repeated steps"] == pytest.approx(10)
+    assert seconds["computing"] == pytest.approx(10)
+    assert seconds["down"] == pytest.approx(8)
+    assert seconds["start"] == pytest.approx(5)
+    assert seconds["tracing and compiling"] == pytest.approx(3)
+    assert seconds["unaccounted"] == pytest.approx(0, abs=1e-4)
     assert (ledger.starts, ledger.restores, ledger.repeated) == (3, 2, 10)
 
 
@@ -140,9 +140,9 @@ def test_unexplained_time_is_listed_separately(tmp_path):
     run.add(computing=1)
     run.now += 3
     run.add(computing=1)
-    told = read_ledger(run.path).by_cause()
-    assert told["unaccounted"] == pytest.approx(3)
-    assert told["computing"] == pytest.approx(2)
+    seconds = read_ledger(run.path).by_cause()
+    assert seconds["unaccounted"] == pytest.approx(3)
+    assert seconds["computing"] == pytest.approx(2)
 
 
 def test_a_window_has_the_seconds_of_its_own_time(tmp_path):
@@ -194,14 +194,14 @@ def test_a_run_in_two_parts_is_accounted_for_within_a_hundredth(tmp_path, monkey
             time.sleep(0.01)
             assert report.step > 5
     ledger = read_ledger(record)
-    told = ledger.by_cause()
+    seconds = ledger.by_cause()
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     origin, last = next(line["origin"] for line in lines if "origin" in line), lines[-1]["at"]
     assert ledger.wall == pytest.approx(last - origin["process"], abs=1e-3)
-    assert sum(told.values()) == pytest.approx(ledger.wall)
-    assert abs(told["unaccounted"]) < 0.01 * (last - origin["build"])
+    assert sum(seconds.values()) == pytest.approx(ledger.wall)
+    assert abs(seconds["unaccounted"]) < 0.01 * (last - origin["build"])
     assert (ledger.steps, ledger.starts, ledger.restores, ledger.repeated) == (15, 2, 1, 3)
-    assert told["restore"] > 0
-    assert told["checkpoints"] > 0
-    assert told["script"] >= 14 * 0.01
-    assert set(told) == set(CAUSES)
+    assert seconds["restore"] > 0
+    assert seconds["checkpoints"] > 0
+    assert seconds["script"] >= 14 * 0.01
+    assert set(seconds) == set(CAUSES)

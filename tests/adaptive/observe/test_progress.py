@@ -1,4 +1,4 @@
-"""The progress line: what it says, on a terminal and elsewhere, and whatever the run is doing."""
+"""The progress line on a terminal and elsewhere, in every phase of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bench:
     """A progress line without a run: its console, and what it looks at."""
 
     def __init__(self, monkeypatch, *, terminal=False, rank=0, course=COURSE):
-        monkeypatch.setattr(_progress, "REFRESH_SECONDS", 3600)  # it looks when it is told to
+        monkeypatch.setattr(_progress, "REFRESH_SECONDS", 3600)  # the test refreshes it
         self.world, self.text = LocalWorld(2), io.StringIO()
         self.world.rank = rank
         self.activity = Activity(self.world)
@@ -40,7 +40,7 @@ class Bench:
         self.line = Progress(course, self.world, self.activity, self.kernels, console)
 
     def stands_still(self):
-        """What the line says when no event has come for some time."""
+        """Return the line after some time without an event."""
         self.line._last_seen -= 7
         return self.line._line()
 
@@ -221,9 +221,9 @@ def test_a_run_shows_it_until_its_end(capsys):
                 print("the script's own line")
         for _ in program.run(progress=True):
             break
-    told = capsys.readouterr()
-    lines = told.err.splitlines()
-    assert told.out == "the script's own line\n" * 2
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert printed.out == "the script's own line\n" * 2
     assert lines[0] == "driver: 2 workers, 24 examples, batch 2 + 2 = 4"
     assert lines[1].startswith("compiling ")
     assert lines[2].startswith("epoch 0.2/2  step 1  loss ")

@@ -1,4 +1,4 @@
-"""A record is beside the point of a run: what cannot be written is said, and the run goes on."""
+"""A record never ends a run: a failure to write it is noted, and the run continues."""
 
 from __future__ import annotations
 
@@ -168,11 +168,11 @@ def test_unchanged_fields_are_omitted_and_restored_when_read(trace):
                 program.rescale(global_batch=8)
     lines = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
     assert ["members" in line for line in lines] == [True] + [False] * 5
-    assert len({told.report.batch_sizes for told in events}) == 2
-    for told, (_, fields) in zip(events, read_run(trace).steps, strict=True):
-        assert fields["previous_batch_sizes"] == list(told.previous_batch_sizes)
-        assert fields["members"] == list(told.report.members)
-        assert fields["asked"]["global_batch"] == told.asked.global_batch
+    assert len({written.report.batch_sizes for written in events}) == 2
+    for written, (_, fields) in zip(events, read_run(trace).steps, strict=True):
+        assert fields["previous_batch_sizes"] == list(written.previous_batch_sizes)
+        assert fields["members"] == list(written.report.members)
+        assert fields["asked"]["global_batch"] == written.asked.global_batch
 
 
 def test_records_are_read_alike_without_the_faster_reader(program, trace, monkeypatch):

@@ -1,4 +1,4 @@
-"""A run that goes on from an earlier step: each step is in each log once, as it was taken last."""
+"""A run resumed at an earlier step: each log has the last version of each step, once."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ ID, OTHER = "0123456789ab", "ba9876543210"
 
 
 class TerminationNotice:
-    """A user's own sink: what it was told, in order. Steps are numbers, resumptions tuples."""
+    """A user's own sink that records its calls in order. Steps are numbers, resumptions tuples."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def resume(self, resumption):
-        self.told.append(tuple(resumption))
+        self.calls.append(tuple(resumption))
 
     def write(self, event):
-        self.told.append(event.report.step)
+        self.calls.append(event.report.step)
 
     def close(self):
         pass
@@ -88,7 +88,7 @@ def steps_of(path):
     return [int(row["step"]) for row in rows_of(path)]
 
 
-# --- what sinks are told ----------------------------------------------------------------------------------------------
+# --- calls of sinks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_sink_is_notified_of_the_start_and_resumption_of_a_run(build):
@@ -100,7 +100,7 @@ def test_a_sink_is_notified_of_the_start_and_resumption_of_a_run(build):
             kept = None
     list(program.run(steps=1, log=[sink]))
     begins, restored, again = (0, run_id, False), (0, run_id, True), (3, run_id, False)
-    assert sink.told == [begins, 1, 2, restored, 1, 2, 3, again, 4]
+    assert sink.calls == [begins, 1, 2, restored, 1, 2, 3, again, 4]
 
 
 def test_the_first_step_after_a_restore_is_marked_for_listeners(build):
@@ -146,7 +146,7 @@ def test_omitted_steps_do_not_hide_a_resumption(monkeypatch):
     thread.flush()
     thread(event(4))
     thread.close()
-    assert sink.told == [(0, ID, False), 1, 2, 3, (1, ID, False), 4]
+    assert sink.calls == [(0, ID, False), 1, 2, 3, (1, ID, False), 4]
 
 
 class Ranked(LocalWorld):
@@ -167,7 +167,7 @@ def test_the_next_rank_0_writes_the_last_steps_again(monkeypatch):
     world.rank = 0
     thread(event(10))
     thread.close()
-    assert sink.told == [(5, ID, False), 6, 7, 8, 9, 10]
+    assert sink.calls == [(5, ID, False), 6, 7, 8, 9, 10]
 
 
 def test_logs_of_the_next_rank_0_have_each_step_once(build, tmp_path):

@@ -1,4 +1,4 @@
-"""What a run should not have to put up with is said once, with what to do about it."""
+"""Each problem of a run is warned of once, with its remedy."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def said(
     waited=(),
     resizable=True,
     deterministic=False,
-    tells=True,
+    has_status=True,
     reads=True,
 ):
-    """What is logged in so many steps of half a second each."""
+    """Return the log of so many steps of half a second each."""
     inputs = partial(np.sum, axis=0) if reads else None
-    advice = RunWarnings(program.plan, hooks, resizable, inputs, deterministic=deterministic, tells=tells)
+    advice = RunWarnings(program.plan, hooks, resizable, inputs, deterministic=deterministic, has_status=has_status)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
         advice.begin()
@@ -122,7 +122,7 @@ def test_values_have_the_policys_names(program):
 
 
 def test_a_run_warns_of_missing_values(caplog, monkeypatch):
-    """From what hooks are shown to the line in the log; and nobody else says it."""
+    """From the values of hooks to one line in the log, on rank 0 alone."""
     monkeypatch.setattr(_run_warnings, "STEPS", 6)
 
     def blind(state, batch):

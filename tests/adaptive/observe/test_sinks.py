@@ -1,4 +1,4 @@
-"""Sinks: whatever ends a run, what was told of it is written; and whatever a sink does, the run goes on."""
+"""Sinks write all steps however a run ends, and a run continues whatever a sink does."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_file_is_refused_by_what_to_write_instead(program, tmp_path):
 
 
 def test_a_process_that_ends_without_its_last_line_of_python_writes(tmp_path):
-    """An error that nobody catches leaves the run's generator alive; and some ends are no end of Python's at all."""
+    """An uncaught error leaves the run's generator alive; and some exits skip Python's own."""
     script = textwrap.dedent(
         """
         import os, sys

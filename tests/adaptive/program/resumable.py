@@ -20,7 +20,7 @@ PLACE = Source("place", lambda r: 1.0 + r.worker)
 
 
 class Growing(Recorder):
-    """A policy with a state: after every third step it asks for as many examples more as it has seen steps."""
+    """A policy with a state: after every third step it requests as many more examples as it has seen steps."""
 
     def __init__(self):
         super().__init__(every_step=True)

@@ -1,4 +1,4 @@
-"""A branch leaves no trace: what goes on after it takes the course that it would have taken."""
+"""A branch leaves no trace: the run continues as without it."""
 
 from __future__ import annotations
 

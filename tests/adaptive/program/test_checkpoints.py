@@ -1,4 +1,4 @@
-"""Checkpoints of a run on disk: what comes back is what was, and what goes wrong with the disk ends no run."""
+"""Checkpoints of a run on disk: states round-trip, and errors of the disk do not end a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def names(directory):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """The disk is quick: what is due is never left out because of the one before."""
+    """A fast disk: no due checkpoint is skipped because of the previous one."""
     write = Writer.write
 
     def patient(writer, checkpoint):
@@ -302,7 +302,7 @@ def test_the_newest_checkpoints_are_retained(tmp_path, patient):
 
 @contextmanager
 def slow_disk(monkeypatch):
-    """A disk that is written when the test says so."""
+    """A disk whose writes the test releases."""
     ready, write = threading.Event(), CheckpointTable.write
 
     def waits(table, folder):

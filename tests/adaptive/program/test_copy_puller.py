@@ -1,4 +1,4 @@
-"""Copies of workers on other hosts, fetched while their owner goes on."""
+"""Copies of workers on other hosts, fetched while their owner continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan in words: what is computed, what is sent, with how many bytes, and by which line of the driver."""
+"""The text of a plan: segments, messages with their bytes, and the driver's lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a worker slot is what has happened to its present worker."""
+"""Notes about a worker slot are about its present worker."""
 
 from __future__ import annotations
 

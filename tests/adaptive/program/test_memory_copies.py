@@ -1,4 +1,4 @@
-"""Whose process keeps whose copy, and who continues whose per-worker state; and worlds that keep none."""
+"""Which process keeps which copies and continues which per-worker state; and worlds without copies."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_initial_values_of_local_leaves_are_kept(before):
 
 
 def adam(state, batch):
-    """Adam by hand: two moments use the averaged gradient, which is large enough to travel by itself."""
+    """Adam written out: two moments use the averaged gradient, which is large enough for its own part."""
     w, m, v = state
     loss, grad = jax.value_and_grad(lambda w: jnp.mean(batch["x"]) * jnp.mean(jnp.sin(w)))(w)
     grad = comm.all_reduce(grad)

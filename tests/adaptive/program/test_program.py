@@ -208,8 +208,8 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
     monkeypatch.delenv("PJRT_NPROC", raising=False)
     allowed = n_cores()
     assert allowed >= 1
-    for told, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
-        monkeypatch.setenv("PJRT_NPROC", told)
+    for value, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
+        monkeypatch.setenv("PJRT_NPROC", value)
         assert n_cores() == cores
 
 
@@ -591,15 +591,15 @@ def test_another_process_that_fails_ends_the_step():
         program.step()
         before = program.state
 
-        def tell(status):
+        def notify(status):
             raise ad.WorkerError("rank 1 failed")
 
-        world.other = tell
+        world.other = notify
         with pytest.raises(ad.WorkerError, match="rank 1 failed") as error:
             program.step()
         assert error.value.__notes__ == ["The state of program 1 ('sgd') is that of step 1."]
         assert np.array_equal(program.state, before)
-        assert not world.heard  # nobody has to be told
+        assert not world.heard  # all processes raise by themselves
 
 
 def test_another_process_that_is_not_finite_skips_the_step_here_too():

@@ -127,7 +127,7 @@ def test_a_named_checkpoint_that_was_deleted_is_an_error(run, monkeypatch):
 
 
 class OfTwo(LocalWorld):
-    """The first of two processes, of which the other one says the same, but once that what it read was deleted."""
+    """The first of two processes; the other agrees, but once reports that its checkpoint was deleted."""
 
     def __init__(self):
         super().__init__()

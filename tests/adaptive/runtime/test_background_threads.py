@@ -15,7 +15,7 @@ from tests.speed import limit
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).with_name("ending.py")
-# In a cache the kernel would be found, were it ever compiled; a crash is told by its signal.
+# In a cache the kernel would be found, were it ever compiled; a crash is recognized by its signal.
 ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
 STATUS = {"end": 0, "raise": 1, "exit": 3, "close": 0}
 
@@ -44,7 +44,7 @@ def test_a_process_ends_before_a_kernel_is_compiled(how, tmp_path):
 
 @pytest.mark.parametrize("how", ["end", pytest.param("exit", marks=pytest.mark.long)])
 def test_a_kernel_that_is_compiled_while_the_process_ends_does_no_harm(how, tmp_path):
-    """A thread that comes back to an interpreter that is going aborts the process, if nobody sees to it."""
+    """A thread that returns to an interpreter that is shutting down would abort the process."""
     ended(how, tmp_path / "compiled", "short", "late")
 
 

@@ -1,4 +1,4 @@
-"""A step is what the driver says, however its batch is split over workers and calls; and it commits whole or not."""
+"""A step has the driver's results for any split into workers and microbatches, and commits completely or not at all."""
 
 # ruff: noqa: B023  # by_hand's functions are called at once, where they stand
 
@@ -144,7 +144,7 @@ def test_three_workers_of_5_2_and_9_take_the_step_of_one(monkeypatch, driver, st
 #
 # A driver of random operations on scalars, as a list of (operation, i, j): each adds its result to a pool of values
 # that the later ones draw from. The same list is carried out below in plain numpy, on a table of every worker's every
-# call, with scopes told from the operations alone.
+# call, with scopes derived from the operations alone.
 
 OPERATIONS = ["sine", "cosine", "mean", "weighted", "sum", "max", "min", "gather", "broadcast", "op_state", "pair"]
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -348,7 +348,7 @@ def test_the_callers_arrays_are_copied_and_workers_do_not_share_theirs():
 
 
 class Faulty(LocalWorld):
-    """A world whose messages fail where the test says."""
+    """A world whose messages fail at chosen places."""
 
     broken: int | None = None
 

@@ -52,7 +52,7 @@ def arrive(contributions, values, weights=1.0, workers=2):
 
 
 def passes(contributions, values, weights=1.0):
-    """What the look says, on a CPU and on other devices alike; checked against what comes out of the message."""
+    """Return the finding, the same on CPUs and other devices; compared with the reduced message."""
     layout, _, reduced = arrive(contributions, values, weights)
     found = {FiniteCheck(layout, platform).passes(reduced) for platform in ("cpu", "gpu")}
     found |= {passes_in_pieces(layout, reduced, size) for size in (1, 3, 100)}
@@ -76,7 +76,7 @@ def test_a_program_over_all_devices_reports_finite_values(dtype, weight):
 
 
 def passes_in_pieces(layout, reduced, size):
-    """What the look says that was shown pieces of `size` elements, as they arrived, and then nothing but weights."""
+    """Return the finding of a check that saw pieces of `size` elements on arrival, and then only weights."""
     look = FiniteCheck(layout, "cpu")
     take_in = look.begin()
     if take_in is None:

@@ -27,11 +27,11 @@ def all_ways(size, kernels):
 
 
 costs = st.fixed_dictionaries({k: st.floats(0.1, 10) for k in POWERS})
-ladders = st.sets(st.sampled_from(POWERS), min_size=1)
+bucket_sets = st.sets(st.sampled_from(POWERS), min_size=1)
 any_kernels = st.sets(st.integers(1, 24), min_size=1, max_size=5)
 
 
-@given(st.integers(1, 30), ladders | any_kernels, st.data())
+@given(st.integers(1, 30), bucket_sets | any_kernels, st.data())
 def test_kernels_are_put_together_at_the_least_cost_if_they_can_be(size, kernels, data):
     seconds = data.draw(st.fixed_dictionaries({k: st.floats(0.1, 10) for k in kernels}))
     found = cheapest(size, kernels, seconds.__getitem__)
@@ -107,7 +107,7 @@ def test_without_measurements_fewer_microbatches_win():
     assert cheapest(40, [*POWERS, 32], lambda s: predict(s, {})) == (32, 8)
 
 
-@given(st.integers(1, 64), ladders | any_kernels, st.data())
+@given(st.integers(1, 64), bucket_sets | any_kernels, st.data())
 def test_candidates_make_the_size_and_have_the_best_among_them(size, kernels, data):
     seconds = data.draw(st.fixed_dictionaries({k: st.floats(0.1, 10) for k in kernels}))
     found = candidates(size, kernels, seconds.__getitem__)

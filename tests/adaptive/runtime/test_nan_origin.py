@@ -21,7 +21,7 @@ X = np.arange(1.0, 9, dtype=np.float32)
 
 
 def origin(driver, x=X, state=1.0, workers=1, **options) -> str:
-    """What a program says of where the first value comes from, with lines relative to the driver's first."""
+    """Return a program's text about the origin of the first NaN, with lines relative to the driver's first."""
     options = {"global_batch": len(x), **options}
     program = ad.Program(driver, state, {"x": x}, world=LocalWorld(workers), resizable=False, **options)
     with program, pytest.raises(ad.NonFiniteError) as error:
@@ -149,17 +149,17 @@ def test_of_two_messages_the_second():
 
 
 def test_effects_are_not_repeated_in_the_search():
-    told = []
+    called = []
 
     def driver(state, batch):
         shape = jax.ShapeDtypeStruct((), np.float32)
         number = jax.experimental.io_callback(
-            lambda x: told.append(float(x)) or np.float32(x), shape, batch["x"].mean()
+            lambda x: called.append(float(x)) or np.float32(x), shape, batch["x"].mean()
         )
         return state + comm.all_reduce(jnp.log(-number)), {}
 
     assert "`io_callback` (+2) has an effect, and is not repeated" in origin(driver, workers=2)
-    assert len([x for x in told if x]) == 2  # once per microbatch of the step
+    assert len([x for x in called if x]) == 2  # once per microbatch of the step
 
 
 def test_an_error_in_the_search_does_not_block_other_processes(monkeypatch):

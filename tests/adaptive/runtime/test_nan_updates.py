@@ -1,4 +1,4 @@
-"""An update that makes NaNs of finite values is told, and what may be NaN in a state is left alone."""
+"""An update that makes NaNs of finite values raises; values of the state that may be NaN do not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_next_step_raises_and_does_not_run(nonfinite):
         assert "The state is that of step 2, with these NaNs" in str(error.value)
         assert "program.restore(checkpoint)" in str(error.value)
         assert program.steps == 2
-        state = program.state  # it has been told, so it can be looked at
+        state = program.state  # the error was raised, so the state can be read
         assert np.isnan(state["w"])
         assert state["moment"] == -0.5
 
@@ -199,8 +199,8 @@ def local(state):
 
 def test_local_state_of_any_worker_here_is_looked_at():
     with build(own_root, LOCAL, per_worker_state=local) as program:
-        told = r"the update of step 3 made NaNs on worker 1: in state\['root'\] \(test_nan_updates.py:\d+\)"
-        with pytest.raises(ad.NonFiniteError, match=told):
+        message = r"the update of step 3 made NaNs on worker 1: in state\['root'\] \(test_nan_updates.py:\d+\)"
+        with pytest.raises(ad.NonFiniteError, match=message):
             list(program.run(steps=6))
 
 
@@ -245,7 +245,7 @@ def test_of_replicated_state_every_process_finds_the_same_by_itself():
         with pytest.raises(ad.NonFiniteError, match=MADE_NANS):
             program.step()
         assert len(world.statuses) == 2
-        assert world.heard == []  # nobody has to be told
+        assert world.heard == []  # all processes raise by themselves
 
 
 def test_all_processes_hear_together_of_local_state_that_one_of_them_asks_for():

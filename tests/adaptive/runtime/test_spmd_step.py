@@ -248,7 +248,7 @@ def test_each_worker_is_timed_now_and_then():
     with comm.DeviceWorld() as world, built(monitored, world=world, global_batch=32) as program:
         seconds = [program.step().compute_seconds for _ in range(4)]
     assert len(set(seconds[1])) == 4  # by the general path: of each by itself
-    assert seconds[2] == seconds[1]  # told again
+    assert seconds[2] == seconds[1]  # reported again
 
 
 def test_without_determinism_steps_move_from_the_general_path_to_one_program(taken, general):

@@ -238,7 +238,7 @@ def test_dispatched_microbatches_are_dropped_if_the_state_changes(monkeypatch):
 
 
 def test_dispatched_microbatches_are_dropped_by_a_general_step(monkeypatch):
-    """In the last step of a run: the next run begins where that ended."""
+    """In the last step of a run; the next run starts at its end."""
 
     def losses():
         with ad.Program(plain, begun(), DATA, global_batch=16, deterministic=True) as program:

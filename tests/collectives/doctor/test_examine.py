@@ -159,8 +159,8 @@ def test_of_folders(tmp_path):
     seen = Folder("/x", "ext4", 1, "", (1,))
     assert "/x on a is not the folder of that name on b" in only(folder_findings(ranks, seen, asked=False), "note").what
     only(folder_findings(ranks, seen, asked=True))
-    told = replace(seen, trouble="Permission denied", unseen=())
-    assert "cannot be written to on a: Permission denied" in only(folder_findings(ranks, told, asked=True)).what
+    result = replace(seen, trouble="Permission denied", unseen=())
+    assert "cannot be written to on a: Permission denied" in only(folder_findings(ranks, result, asked=True)).what
     assert list(folder_findings(ranks, replace(seen, unseen=()), asked=True)) == []
 
 
@@ -171,8 +171,8 @@ def test_a_folder_that_only_some_see(tmp_path, monkeypatch):
     answers = iter([[b"there\n"], [b"1", b"0"]])
     there = folder(tmp_path, lambda own: next(answers), 1)
     assert (there.unseen, there.trouble) == ((1,), "")
-    told = folder(tmp_path / "nowhere", lambda own: [own], 0)
-    assert (told.trouble, told.unseen) == ("No such file or directory", ())
+    result = folder(tmp_path / "nowhere", lambda own: [own], 0)
+    assert (result.trouble, result.unseen) == ("No such file or directory", ())
 
 
 def test_which_file_system():

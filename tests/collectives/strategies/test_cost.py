@@ -1,4 +1,4 @@
-"""What a step costs on a link: bytes against the code that sends them, and seconds by hand."""
+"""The cost of a step on a link: bytes compared with the messages, and seconds with a calculation by hand."""
 
 from __future__ import annotations
 

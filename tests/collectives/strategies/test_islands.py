@@ -153,7 +153,7 @@ def test_the_update_is_that_of_a_plain_loop(microbatch):
 
 @pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 3], [1], [2]]])
 def test_leaving_and_joining_workers(groups):
-    """A lost worker leaves its island's state to the others; who joins waits for the end of a round."""
+    """A lost worker leaves its island's state to the others; a joining one waits for the end of a round."""
     world = LocalWorld(4)
     strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
     program = built(strategy, world, global_batch=24, microbatch=2, resizable=True)

@@ -115,7 +115,7 @@ def test_each_fragment_has_its_own_error_feedback(overlap):
 
 
 def test_leaving_and_joining_workers():
-    """Nothing is on its way between two steps, so that a change of members loses nothing; who joins begins with z."""
+    """Between two steps no message is under way, so changes of members lose nothing; a joining worker starts with z."""
     world = LocalWorld(3)
     strategy, loop = sync.streamed(INNER, OUTER, ROUND, PARTS), Loop(True, 0.5, 3)
     program = built(strategy, world, max_local_batch=12, resizable=True)
@@ -157,7 +157,7 @@ def wide(wire=None, fragments=4, **options):
 
 
 def test_a_step_sends_a_fragment_and_takes_the_local_steps_beside_it():
-    """The exchange is a stage of its own, before the local steps; cut or not, the result is the same."""
+    """The exchange is a separate stage before the local steps; the result is the same without stages."""
     plain, cut = wide(), wide(overlap=2)
     numbers = 4 * 256 + 256 * 60
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Which world is picked, and what is said when a job was started in a way that cannot work."""
+"""Which world is chosen, and errors about jobs that were started wrongly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COVERS = (
 
 
 def python(program, **environment):
-    """Run a program in a process of its own, as started by hand but for the variables given."""
+    """Run a program in another process without a launcher, with the given variables."""
     launched = ("OMPI_", "PMI", "SLURM_", "PRTE_", "HYDI_", "MV2_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
     return subprocess.run(

@@ -96,7 +96,7 @@ def test_processes_share_memory_where_all_can():
 
 def test_memory_of_the_first_is_that_of_the_second():
     with closing(SharedFile(3 * ROW)) as first:
-        answers = iter([[pickle.dumps(first.told), b""], [b"it has it"] * 2])
+        answers = iter([[pickle.dumps(first.address), b""], [b"it has it"] * 2])
         rows = shared_rows(1, ["here", "here"], lambda own: next(answers), wanted=True)
     rows[1, 5] = 7
     assert first.memory[ROW + 5] == 7
@@ -105,8 +105,8 @@ def test_memory_of_the_first_is_that_of_the_second():
 def test_another_file_is_not_taken_for_it():
     """Two hosts of one name: what has that number here is anything."""
     with closing(SharedFile(3 * ROW)) as first, closing(SharedFile(3 * ROW)) as other:
-        told = pickle.dumps(SharedFileAddress(first.told.path, other.told.token))
-        assert shared_rows(1, ["here", "here"], lambda own: [told, own], wanted=True) is None
+        wrong = pickle.dumps(SharedFileAddress(first.address.path, other.address.token))
+        assert shared_rows(1, ["here", "here"], lambda own: [wrong, own], wanted=True) is None
 
 
 def test_shared_memory_needs_all_processes():

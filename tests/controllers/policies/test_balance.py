@@ -99,7 +99,7 @@ def test_nor_where_two_sizes_under_noise_look_like_a_line(seed):
     "policy", [ctrl.balance(), ctrl.balance(stretch_seconds=0, predictor=ctrl.arx())], ids=["balance", "arx"]
 )
 def test_speeds_that_drift_all_the_time_are_followed(policy):
-    """A mean over all steps lags behind; and who takes for a shape what is drift finds times flat, and runs away."""
+    """A mean over all steps lags, and a fit that takes drift for the curve of costs finds flat times and diverges."""
     drift = waves(0.4, 200, np.array([0.0, 0.25, 0.6, 0.9]))
     cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3), np.full(4, 0.02)), drift, jitter(0.05))
     for seed in range(4):
@@ -111,9 +111,9 @@ def test_machine_load_is_followed_before_times_change():
     rng = np.random.default_rng(0)
     share = np.repeat(rng.uniform(0.25, 1, (40, 4)), 10, axis=0)
     cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3)), by_step(1 / share), jitter(0.03), cpu=by_step(share))
-    told = Hooked(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1), ("seconds", "cpu_available"))
+    informed = Hooked(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1), ("seconds", "cpu_available"))
     knowing, blind = (
-        simulate([hook], cluster, 512, 400).over_ideal[100:].mean() for hook in (told, Hooked(ctrl.balance()))
+        simulate([hook], cluster, 512, 400).over_ideal[100:].mean() for hook in (informed, Hooked(ctrl.balance()))
     )
     assert knowing < 0.93 * blind
 
@@ -132,16 +132,16 @@ def test_a_short_pause_is_not_taken_for_a_change():
 
 
 def test_a_pause_in_the_last_step_before_a_decision_is_not_believed():
-    """It would be paid for until the next one. A change that begins in that very step waits for that, too."""
+    """An outlier would count until the next decision. A change that begins in that step waits for it, too."""
 
     def times(step, sizes):
-        slow = 3.0 if step == 19 or step >= 49 else 1.0  # times are told a step late
+        slow = 3.0 if step == 19 or step >= 49 else 1.0  # times arrive a step late
         return sizes * np.array([1e-3 * slow, 1e-3])
 
     sim = simulate(ctrl.balance(), times, [100, 100], 80, every=10, jitter=0.02)
     assert sim.changes.tolist() == [60]
-    told = simulate(ctrl.balance(), times, [100, 100], 80, every=1, jitter=0.02)
-    assert told.changes[0] == 20
+    simulation = simulate(ctrl.balance(), times, [100, 100], 80, every=1, jitter=0.02)
+    assert simulation.changes[0] == 20
 
 
 def test_the_split_of_a_global_batch_that_others_change():
@@ -276,8 +276,8 @@ def test_values_of_the_wrong_shape_are_refused():
 
 
 def test_unused_inputs_are_refused():
-    told = ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1)
-    for policy in (ctrl.balance(), told):
+    informed = ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1)
+    for policy in (ctrl.balance(), informed):
         with pytest.raises(ValueError, match="n_inputs=2"):
             policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
 

@@ -67,7 +67,7 @@ def test_the_more_a_worker_has_to_be_worth_the_fewer_there_are():
 
 
 def test_a_slow_worker_that_was_measured_is_not_asked_for_again():
-    """It is there for a while, helps nobody, goes back to the reserve, and is remembered."""
+    """The worker joins for a while, gains nothing, returns to the reserve, and is remembered."""
     slow = ctrl.BatchTime(np.array([UNIT, UNIT, 100 * UNIT]), np.array([FIXED, FIXED, 2.0]))
     simulation = settled(cluster_of(slow, first=3), 256)
     assert simulation.workers[0] == 3

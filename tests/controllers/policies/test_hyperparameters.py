@@ -1,4 +1,4 @@
-"""Hyperparameters: what can be asked for, what is refused and in which words, and the policies that set them."""
+"""Hyperparameters: valid and invalid requests, and the policies that set them."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_outside_a_program_it_is_its_first_value():
 
 
 def run(policy, values, epoch=0.0):
-    """What a policy asks for, step by step, where what it asks for is so from then on."""
+    """The requests of a policy, step by step, each in force from then on."""
     state, known, asked = policy.init(2), {"lr": 1.0}, []
     for step, value in enumerate(values, 1):
         observation = observe(*value, step=step)._replace(epoch=epoch, hyperparameters=dict(known))

@@ -35,10 +35,10 @@ def test_a_slow_worker_is_replaced_by_the_reserve_and_drained():
     ((asked, number),) = workers(simulation)
     assert number == N + 1
     assert AT < asked <= AT + 30
-    told = [note for _, note in notes(simulation)]
-    assert any(note.startswith(f"worker {SLOW} takes ") and "times as long as before" in note for note in told)
-    assert any(note.startswith(f"worker {SLOW} has cost ") and "of the reserve replaces it" in note for note in told)
-    assert any(note.startswith(f"worker {SLOW} drained") for note in told)
+    texts = [note for _, note in notes(simulation)]
+    assert any(note.startswith(f"worker {SLOW} takes ") and "times as long as before" in note for note in texts)
+    assert any(note.startswith(f"worker {SLOW} has cost ") and "of the reserve replaces it" in note for note in texts)
+    assert any(note.startswith(f"worker {SLOW} drained") for note in texts)
     assert simulation.sizes[-1].tolist()[SLOW] == 0
     assert (np.delete(simulation.sizes[-1], SLOW) > 0).all()
     assert simulation.global_batch[-1] == 64 * N

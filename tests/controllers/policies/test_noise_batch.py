@@ -17,7 +17,7 @@ COVERS = ("controllers/policies/efficiency.py",)
 
 
 def asked(policy, *values, **kwargs):
-    """The global batch that a policy without memory asks for; None where it asks for nothing."""
+    """The global batch that a policy without memory requests; None without a request."""
     decision, state = policy.update(observe(*values, **kwargs), policy.init(2))
     assert state == policy.init(2)
     return None if decision is None else decision.global_batch

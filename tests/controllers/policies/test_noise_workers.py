@@ -15,7 +15,7 @@ from tests.controllers.observations import Noise, observe
 
 
 def asked(policy, *values, there=2, target=None, most=16, least=1, batch=None, **kwargs):
-    """The number of workers and the batch that a policy without memory asks for; None where it asks for nothing."""
+    """The number of workers and the batch that a policy without memory requests; None without a request."""
     batch_sizes = (32,) * there + (0,) * (16 - there)
     numbers = (there if target is None else target, least, most)
     seen = observe(
@@ -116,7 +116,7 @@ def test_values_that_are_no_noise_scale_are_refused():
     each=st.integers(1, 500),
 )
 def test_one_decision_is_enough_and_within_its_bounds(scale, width, there, growth, each):
-    """What is asked for is asked for once, and moves as far as the growth lets it, towards the noise scale."""
+    """Each number is requested once, and moves towards the noise scale by at most the growth."""
     policy, noise = ctrl.noise_workers(each, growth=growth), Noise(scale, scale / width, scale * width)
     got = asked(policy, noise, there=there, batch=each * there)
     if got is None:

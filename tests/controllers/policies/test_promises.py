@@ -1,4 +1,4 @@
-"""Whether a split was as good as promised: judged on steps behind the decision, and remembered."""
+"""Forecasts of a split's gain are judged on the steps after the decision, and remembered."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.controllers.observations import observe
 
 
 def asked(policy, *values, **kwargs):
-    """The global batch that a policy without memory asks for; None where it asks for nothing."""
+    """The global batch that a policy without memory requests; None without a request."""
     decision, state = policy.update(observe(*values, **kwargs), policy.init(2))
     assert state == policy.init(2)
     return None if decision is None else decision.global_batch

@@ -1,4 +1,4 @@
-"""`static` and `static_proportional`: splits by what is known of the machines."""
+"""`static` and `static_proportional`: splits by known speeds of the machines."""
 
 from __future__ import annotations
 

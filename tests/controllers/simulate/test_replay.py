@@ -85,7 +85,7 @@ def test_a_recorded_run_replays_to_the_same_decisions(trace, monkeypatch):
 
 
 def test_a_run_whose_workers_follow_a_noise_scale_replays_to_the_same_decisions(trace):
-    """The observations say what had been asked for, and not what came of it."""
+    """Observations have the requests, and not their outcome."""
     policy = ctrl.noise_workers(8)
 
     def driver(w, batch):
@@ -258,7 +258,7 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
 
 
 def test_steps_after_a_truncated_line_are_not_adjacent_to_it(trace, caplog):
-    """Seconds are told behind the next step: with one missing they would be another step's."""
+    """Seconds are reported after the next step, so without that step they would be another's."""
     write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 5))
     lines = trace.read_text().splitlines(keepends=True)
     trace.write_text("".join([*lines[:3], lines[3][:50] + "\n", *lines[4:]]))
@@ -296,7 +296,7 @@ def test_an_invalid_trace_is_refused_with_its_line(trace, text, why):
 
 
 def test_the_cost_of_a_microbatch_is_replayed(trace):
-    """A split that gains less than its calls cost was not asked for, and is not in the replay."""
+    """A split that gains less than its microbatches cost is not requested, in the run or in the replay."""
 
     def times(step, sizes):
         return 6e-4 * sizes * np.array([1.1, 1.0])

@@ -1,4 +1,4 @@
-"""The simulated cluster: what policies are told in it, its clock, its noise, and what is best in it."""
+"""The simulated cluster: observations of policies, clock, noise, and the best split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AFFINE = ctrl.BatchTime(np.array([1e-3, 2e-3, 4e-3]), np.array([0.01, 0.02, 0.0]
 
 
 def scripted(decisions=None, seen=None):
-    """A policy that asks for what is listed by step, and keeps what it is shown."""
+    """A policy that requests what is listed by step, and records its observations."""
 
     def update(observation, state):
         if seen is not None:
@@ -45,7 +45,7 @@ def scripted(decisions=None, seen=None):
     return ctrl.Policy(lambda n: (), update, "scripted")
 
 
-# --- what policies are told -------------------------------------------------------------------------------------------
+# --- observations of policies -----------------------------------------------------------------------------------------
 
 
 def test_seconds_are_those_of_the_step_before_and_so_are_the_sizes_they_belong_to():
@@ -155,12 +155,12 @@ def test_sizes_are_multiples_of_the_quantum_once_they_are_asked_for():
 
 
 def test_workers_join_and_leave_and_joining_ones_have_no_measurements():
-    seen, told = [], []
+    seen, known = [], []
 
     def update(observation, state):
         state = {"steps": state["steps"] + (np.asarray(observation.batch_sizes) > 0), "all": state["all"] + 1}
         seen.append(state["steps"].tolist())
-        told.append((observation.members, observation.joined, observation.limits.active))
+        known.append((observation.members, observation.joined, observation.limits.active))
         return script.get(observation.step), state
 
     script = {2: ctrl.Decision(shares=(6.0, 3.0, 0.0))}
@@ -169,7 +169,7 @@ def test_workers_join_and_leave_and_joining_ones_have_no_measurements():
     here = [np.array(present[max(k for k in present if k <= step)], bool) for step in range(1, 8)]
     simulation = simulate(policy, Cluster(AFFINE, present=lambda step: here[step - 1]), 9, 7)
     assert seen == [[1, 1, 0], [2, 2, 0], [3, 3, 0], [3, 4, 1], [3, 5, 2], [1, 6, 3], [2, 7, 4]]
-    assert told[2:6] == [
+    assert known[2:6] == [
         ((0, 1), (), (0, 1)),
         ((1, 2), (2,), (1, 2)),
         ((1, 2), (), (1, 2)),
@@ -260,7 +260,7 @@ def test_many_workers():
 
 
 def asking(script):
-    """A policy that asks for numbers of workers: by step."""
+    """A policy that requests numbers of workers, by step."""
 
     def update(observation, state):
         return (ctrl.Decision(**script[observation.step]) if observation.step in script else None), state

@@ -1,4 +1,4 @@
-"""The level of a machine's step times: kept while it stays, followed where it drifts or jumps, and not by pauses."""
+"""The level of a machine's step times: constant, drifting or jumping; pauses do not change it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controllers.timing.level import Level
 
 
 def follow(levels, noise=0.05, seed=0, model=None):
-    """Take in steps at these true levels in turn (relative seconds), under noise; the model behind each."""
+    """Take in steps at these true levels in turn (relative seconds), under noise; the model after each."""
     rng, model, models = np.random.default_rng(seed), model or Level.init(1), []
     for level in levels:
         step = np.log(np.array([level]) * (1 + noise * rng.standard_normal(1)))

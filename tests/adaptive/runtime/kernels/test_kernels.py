@@ -1,4 +1,4 @@
-"""The first size is the only compile that anyone waits for; what comes behind it, and what a batch is then made of."""
+"""A run waits for the first size only; which kernels are compiled then, and how a batch is split into microbatches."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_cost_of_a_microbatch_is_the_mean_over_workers(make):
 
 
 def test_a_large_gradient_raises_the_expected_cost_of_a_microbatch(make):
-    """Small ones are not tried, so nothing else says what they cost before some were made."""
+    """Small kernels are not tried, so their cost is unknown until some have run."""
     kernels = warmed(make(microbatch_bytes=200_000_000), 16)
     measure(kernels, {16: 0.16})
     kernels.choose(0, 16, 1)
@@ -749,11 +749,11 @@ def test_an_exact_kernel_replaces_an_older_pending_one(pays):
 
 
 def go_through(kernels, sizes, current):
-    """Ask for one size after another, and take on each."""
+    """Request one size after another, and put each in force."""
     for size in sizes:
         kernels.ask([size], [current])
         kernels._compiler.compile()
-        assert kernels.can_make(0, size)  # as the others have been told
+        assert kernels.can_make(0, size)  # as announced to the other processes
         assert kernels.can_make(0, current)
         current = size
         assert kernels.microbatches(0, size) == (size,)
@@ -809,7 +809,7 @@ def test_no_kernel_is_dropped_before_buckets_can_replace_it(make):
     assert ready(kernels) == before
 
 
-# --- the thread behind the steps --------------------------------------------------------------------------------------
+# --- the background compiler ------------------------------------------------------------------------------------------
 
 
 def compilers():

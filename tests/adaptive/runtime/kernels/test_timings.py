@@ -1,4 +1,4 @@
-"""What a call takes is known from noisy timings, of its own size and of larger ones."""
+"""The seconds of a kernel, estimated from noisy timings of its size and of larger ones."""
 
 from __future__ import annotations
 

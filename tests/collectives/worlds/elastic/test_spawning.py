@@ -11,7 +11,7 @@ from collectives.worlds.elastic.standby import ASK, READY
 
 
 class Pair:
-    """The communicator with a spawned process that is ready as soon as it is asked.
+    """The communicator with a spawned process that is always ready.
 
     Args:
       asked: called while the process is being asked.

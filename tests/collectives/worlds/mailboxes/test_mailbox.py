@@ -1,4 +1,4 @@
-"""What workers publish, copied by those who see their memory, and by others, who have to ask."""
+"""Values that workers publish, read from shared memory or requested over TCP."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Meeting:
     def allgather(self, what):
         self._told[self.rank] = what
         self._all.wait()
-        told = list(self._told)
+        calls = list(self._told)
         self._all.wait()
-        return told
+        return calls
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def constant(number, numbers=NUMBERS):
 
 
 def seen(found):
-    """What was published, which is one number."""
+    """Return the published value, one number."""
     if found is None:
         return None
     many, one = found[0].view(np.float64), found[1].view(np.float32)
@@ -116,7 +116,7 @@ def link(owner, addresses=None) -> fetching.OwnerConnection:
 
 
 def shown(service):
-    """A process that publishes, and where it is asked."""
+    """A process that publishes, and its address."""
     (mailbox,) = mailboxes_of([service], [0])
     mailbox.publish(0, 3, constant(7))
     return mailbox, mailbox.shown_by(service)
@@ -164,7 +164,7 @@ def test_copies_are_consistent_during_writes(services, rank, pause):
 
 
 def test_a_process_that_does_not_answer_delays_one_read(services, monkeypatch):
-    """Its host takes what is sent to it, as it does for a process that is stopped."""
+    """Its host accepts data, as for a stopped process."""
     waits, is_ready = [], fetching._is_ready
     monkeypatch.setattr(fetching, "_is_ready", lambda line, on, s: waits.append(s) or is_ready(line, on, s))
     with socket.create_server(("127.0.0.1", 0)) as stopped:
@@ -300,8 +300,8 @@ def test_files_of_other_processes_are_checked_by_their_header(tmp_path):
     (tmp_path / "short").write_bytes(b"")
     memory, there = Files(64), Files(64)
     paths = {1: f"{tmp_path}/fifo", 2: f"{tmp_path}/other", 3: f"{tmp_path}/short", 4: "/nowhere", 5: ""}
-    told = {rank: SharedFileAddress(path, there.told.token) for rank, path in paths.items()}
-    memory.open(0, {0: memory.told, **told, 6: there.told})
+    addresses = {rank: SharedFileAddress(path, there.address.token) for rank, path in paths.items()}
+    memory.open(0, {0: memory.address, **addresses, 6: there.address})
     assert [rank for rank in range(7) if memory.has(rank)] == [0, 6]
     there.own[:] = 9
     room = np.zeros(64, np.uint8)

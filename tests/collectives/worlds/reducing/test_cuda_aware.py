@@ -78,7 +78,7 @@ def test_gpu_support_is_read_from_mpi(tmp_path, source, says):
 
 
 class Driver:
-    """Of two GPUs, as far as it is asked."""
+    """The used part of a driver of two GPUs."""
 
     def __init__(self):
         self.current = None

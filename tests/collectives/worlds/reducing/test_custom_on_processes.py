@@ -19,7 +19,7 @@ ROWS = {worker: np.array([worker + 1.0, 10.0 * worker]) for worker in CARRIER}
 
 
 class Request:
-    """What is to be done to complete a message."""
+    """The operations that complete a message."""
 
     def __init__(self, complete):
         self.Wait = complete

@@ -46,7 +46,7 @@ class Common:
 
 
 class Comm:
-    """A communicator, as one of its threads has it. What is sent arrives late: when it is waited for."""
+    """A communicator of one thread. Data arrives late: at the wait."""
 
     def __init__(self, common, rank):
         self._common, self.rank, self.size = common, rank, common.size
@@ -107,7 +107,7 @@ def values(rank, number, dtype):
 
 
 def sum_by_hosts(hosts, dtype=np.float32):
-    """On each rank: sums of all parts, every other of them in place; what was looked at; how MPI was called."""
+    """On each rank: sums of all parts, every other one in place; checked pieces; calls of MPI."""
     common = Common(len(hosts))
 
     def run(rank):

@@ -1,4 +1,4 @@
-"""What Open MPI is told before it is loaded."""
+"""Settings of Open MPI, set before it is loaded."""
 
 from __future__ import annotations
 

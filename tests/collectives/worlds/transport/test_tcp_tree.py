@@ -1,4 +1,4 @@
-"""TCP lines between the processes of `jax.distributed`: who is let in, and what is said of who does not come."""
+"""TCP connections between the processes of `jax.distributed`: which are accepted, and errors about missing ones."""
 
 from __future__ import annotations
 

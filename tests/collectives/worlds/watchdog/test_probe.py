@@ -11,7 +11,7 @@ from collectives.worlds.watchdog.stacks import ProcessId
 
 
 class Silence:
-    """Datagrams that nobody receives."""
+    """Datagrams without a receiver."""
 
     def join(self, key, own):
         pass

@@ -226,10 +226,10 @@ class FakeWorld:
 @contextmanager
 def two(*, groups=(0, 0), hang_timeout=60.0):
     """Two ranks of this process: what they know each other by, and their sockets."""
-    told = [introduce(number, group, hang_timeout) for number, group in enumerate(groups)]
-    peers = [peer for peer, _ in told]
-    yield peers, [datagrams for _, datagrams in told]
-    for _, datagrams in told:
+    introduced = [introduce(number, group, hang_timeout) for number, group in enumerate(groups)]
+    peers = [peer for peer, _ in introduced]
+    yield peers, [datagrams for _, datagrams in introduced]
+    for _, datagrams in introduced:
         datagrams.close()
 
 
@@ -275,7 +275,7 @@ def serving(asking, heard=lambda message: None):
 
 
 def test_a_rank_learns_that_it_was_excluded_before_it_calls_others_lost():
-    """A process that was stopped wakes up: the others have ended meanwhile, and what they have said is still there."""
+    """A stopped process resumes after the others have ended, and still gets their last datagrams."""
     with two() as (peers, sockets):
         awake, other = Probe(peers, 1, sockets[1]), Probe(peers, 0, sockets[0])
         for question in range(20):
