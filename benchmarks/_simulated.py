@@ -10,7 +10,7 @@ from _measure import RESULTS
 
 from controllers.simulate._draw import INK, new_figure, tidy
 
-COLOURS = {
+COLORS = {
     "equal": "#9aa0a8",
     "static": "#7b5ea7",
     "published": "#c8553d",

@@ -163,7 +163,7 @@ def fixed(task: Task, batch: int, lr: float, seed: int) -> Iterator[Mark]:
 
 
 class Adaptive(NamedTuple):
-    """A policy for the batch, on a machine's modelled seconds."""
+    """A policy for the batch, on a machine's modeled seconds."""
 
     policy: ctrl.Policy
     machine: Machine

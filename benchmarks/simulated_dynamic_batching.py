@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 from _measure import report, table
-from _simulated import COLOURS, label, middle, panels, save, sizes_text
+from _simulated import COLORS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from controllers._policy import Policy
@@ -40,7 +40,7 @@ def printed(dead_band: float = 0.05) -> Policy:
     return ctrl.proportional(dead_band=dead_band, renormalize=False, drop=None)
 
 
-POLICIES: dict[str, tuple[Callable[[], Policy], str, str]] = {  # what makes it, what it reads, its colour
+POLICIES: dict[str, tuple[Callable[[], Policy], str, str]] = {  # what makes it, what it reads, its color
     "equal": (equal, "seconds", "equal"),
     "static": (ctrl.static_proportional, "capacities", "static"),
     "as printed": (printed, "seconds", "published"),
@@ -144,8 +144,8 @@ def with_and_without_dead_band(steps: int = STEPS) -> list[dict[str, str]]:
         for name, make in (
             ("as printed, dead-band 5 %", lambda: printed()),
             ("as printed, none", lambda: printed(0.0)),
-            ("renormalised, dead-band 5 %", lambda: ctrl.proportional(drop=None)),
-            ("renormalised, none", lambda: ctrl.proportional(dead_band=0.0, drop=None)),
+            ("renormalized, dead-band 5 %", lambda: ctrl.proportional(drop=None)),
+            ("renormalized, none", lambda: ctrl.proportional(dead_band=0.0, drop=None)),
             ("proportional: dead-band 5 %, learns bounds", lambda: ctrl.proportional()),
             ("balance", lambda: ctrl.balance()),
         ):
@@ -203,7 +203,7 @@ def picture() -> None:
     """Draw gains; batches with and without a dead-band; the global batch as printed; the flat worker."""
     figure, ((first, second), (third, fourth)) = panels(9.6, 6.6, 2, 2)
     _gains(first)
-    for dead_band, shade, line in ((0.05, COLOURS["proportional"], 1.6), (0.0, COLOURS["published"], 0.8)):
+    for dead_band, shade, line in ((0.05, COLORS["proportional"], 1.6), (0.0, COLORS["published"], 0.8)):
         sim = simulate(ctrl.proportional(dead_band=dead_band, drop=None), cluster(CORES, 0.05), [EACH] * 3, STEPS)
         for worker in range(3):
             name = f"dead-band {100 * dead_band:.0f} %: {len(sim.changes)} changes" if worker == 0 else None
@@ -213,9 +213,9 @@ def picture() -> None:
     label(second, "the controller on 3, 5, 12 cores, 5 % jitter", "step", "examples per worker")
 
     for seed in SEEDS:
-        for dead_band, colour, text in ((0.0, COLOURS["published"], "none"), (0.05, COLOURS["proportional"], "5 %")):
+        for dead_band, color, text in ((0.0, COLORS["published"], "none"), (0.05, COLORS["proportional"], "5 %")):
             sim = simulate(printed(dead_band), cluster(CORES, 0.1), [EACH] * 3, STEPS, seed=seed)
-            third.plot(sim.global_batch, color=colour, linewidth=1, label=f"dead-band {text}" if seed == 0 else None)
+            third.plot(sim.global_batch, color=color, linewidth=1, label=f"dead-band {text}" if seed == 0 else None)
     third.axhline(3 * EACH, color="#30343b", linewidth=0.9, linestyle=(0, (3, 2)), label="as asked for")
     third.set_ylim(150, 370)
     third.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
@@ -224,7 +224,7 @@ def picture() -> None:
     for name, policy in (("proportional", ctrl.proportional()), ("balance", ctrl.balance())):
         sim = flat(policy)
         fourth.plot(
-            sim.sizes[:, 0], color=COLOURS[name], linewidth=1.6, label=f"{name}: step {sim.step_seconds[-1]:.0f} s"
+            sim.sizes[:, 0], color=COLORS[name], linewidth=1.6, label=f"{name}: step {sim.step_seconds[-1]:.0f} s"
         )
     fourth.set_ylim(0, 125)
     fourth.legend(fontsize=7, frameon=False, loc="upper right")
@@ -240,9 +240,7 @@ def _gains(axes) -> None:
         base = run("equal", cluster(capacities, 0.05))
         for j, name in enumerate(shown):
             height = gain(run(name, cluster(capacities, 0.05)), base)
-            axes.bar(
-                k + 0.2 * (j - 1.5), height, 0.18, color=COLOURS[POLICIES[name][2]], label=name if k == 0 else None
-            )
+            axes.bar(k + 0.2 * (j - 1.5), height, 0.18, color=COLORS[POLICIES[name][2]], label=name if k == 0 else None)
         axes.plot(
             [k - 0.42, k + 0.42],
             [bound(capacities)] * 2,

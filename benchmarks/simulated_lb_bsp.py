@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import report, table
-from _simulated import COLOURS, label, middle, panels, save, sizes_text
+from _simulated import COLORS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from controllers.simulate import Cluster, Simulation, jitter, simulate
@@ -69,10 +69,10 @@ def splits() -> list[dict[str, str]]:
                 "split": name,
                 "sizes": sizes_text(sizes),
                 "slowest, measured": measured,
-                "slowest, modelled": f"{took:.2f} ms",
+                "slowest, modeled": f"{took:.2f} ms",
                 "over equal": f"{slowest(EQUAL) / took:.2f} x",
                 "epoch, published": epoch,
-                "epoch, modelled": f"{steps * (took + rest) / 1e3:.2f} s",
+                "epoch, modeled": f"{steps * (took + rest) / 1e3:.2f} s",
             }
         )
     return rows
@@ -191,16 +191,16 @@ def picture() -> None:
         left.plot(1e3 * TIMES(tried).max(axis=1), color=shade, linewidth=1.4, marker=".", ms=3, label=f"D = {step}")
     two = run("balance", 0.0, 0, 100)
     tried = two.sizes[[0, *two.changes]]
-    left.plot(1e3 * TIMES(tried).max(axis=1), color=COLOURS["balance"], marker="o", ms=4, label="balance")
+    left.plot(1e3 * TIMES(tried).max(axis=1), color=COLORS["balance"], marker="o", ms=4, label="balance")
     left.axhline(slowest(exact()), color="#30343b", linewidth=0.9, linestyle=(0, (3, 2)))
     left.text(112, slowest(exact()) - 5, "exact split: 104.4 ms", fontsize=7, ha="right", va="top")
     left.set_ylim(80, 410)
     label(left, "LB-BSP's stepping, no noise", "adjustments", "slowest worker's step, ms")
     left.legend(fontsize=7, frameon=False)
 
-    for name, (_, colour) in POLICIES.items():
+    for name, (_, color) in POLICIES.items():
         sim = run(name, 0.02, 0, 400)
-        right.plot(np.arange(1, 401), sim.over_ideal, color=COLOURS[colour], linewidth=1.4, label=name)
+        right.plot(np.arange(1, 401), sim.over_ideal, color=COLORS[color], linewidth=1.4, label=name)
     right.set_ylim(0.9, 4.0)
     label(right, "policies, 2 % jitter", "step", "step time over the exact split's (noise apart)")
     right.legend(fontsize=7, frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.9))
@@ -211,9 +211,9 @@ def main() -> None:
     """Write the result and the picture."""
     steps, rest = epoch_model()
     notes = [
-        "Modelled times are lines through LBB's two measured points per GPU. Its two epochs are explained by "
+        "Modeled times are lines through LBB's two measured points per GPU. Its two epochs are explained by "
         f"{steps:.0f} steps an epoch and {rest:.0f} ms of a step beside computing: two numbers from two, so the "
-        "modelled epoch of the exact split is a prediction, the other two are not.",
+        "modeled epoch of the exact split is a prediction, the other two are not.",
         "## LB-BSP's leader/straggler stepping",
         table(first_steps()),
         f"From {sizes_text(EQUAL)}, {len(SEEDS)} seeds where there is jitter: median (least – largest), over 2000 "

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import report, table
-from _simulated import COLOURS, label, middle, panels, save, sizes_text
+from _simulated import COLORS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from adaptive.base.decision import Decision, Observation
@@ -74,7 +74,7 @@ def omnilearn_sizes(sizes: np.ndarray, seconds: np.ndarray, global_batch: int) -
     return np.ceil(shared - (shared.sum() - global_batch) / n).astype(np.int64)
 
 
-POLICIES: dict[str, tuple[Any, int, str]] = {  # what makes it, every, colour
+POLICIES: dict[str, tuple[Any, int, str]] = {  # what makes it, every, color
     "equal": (equal, 1, "equal"),
     "OmniLearn's rule": (omnilearn, EPOCH, "published"),
     "proportional, set as OmniLearn": (
@@ -161,11 +161,11 @@ def picture() -> None:
     figure, ((above,), (below,)) = panels(9.6, 6.2, 2, 1)
     x = np.arange(1, STEPS + 1) / EPOCH
     for name in DRAWN:
-        sim, colour = run(name), COLOURS[POLICIES[name][2]]
-        above.plot(x, sim.over_ideal, color=colour, linewidth=1.3, label=f"{name}: {over(sim):.2f} × ideal")
+        sim, color = run(name), COLORS[POLICIES[name][2]]
+        above.plot(x, sim.over_ideal, color=color, linewidth=1.3, label=f"{name}: {over(sim):.2f} × ideal")
         if name != "equal":
-            below.plot(x, sim.sizes[:, 3], color=colour, linewidth=1.3, label=name)
-            below.plot(x, sim.sizes[:, 2], color=colour, linewidth=1.3)
+            below.plot(x, sim.sizes[:, 3], color=color, linewidth=1.3, label=name)
+            below.plot(x, sim.sizes[:, 2], color=color, linewidth=1.3)
     best = run("equal").ideal_sizes
     for worker in (2, 3):
         text = "exact split" if worker == 2 else None
@@ -177,7 +177,7 @@ def picture() -> None:
     above.set_ylim(0.8, 4.3)
     above.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
     below.axhline(
-        LEAST, color=COLOURS["published"], linewidth=0.8, linestyle=(0, (1, 2)), label="OmniLearn's least batch"
+        LEAST, color=COLORS["published"], linewidth=0.8, linestyle=(0, (1, 2)), label="OmniLearn's least batch"
     )
     below.set_ylim(0, 130)
     below.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)

@@ -136,8 +136,8 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
     if not isinstance(op, Robust) and op not in (*get_args(Op), "median"):
         raise error(
             "all_reduce",
-            f"op={op!r} is none of 'mean', 'sum', 'max', 'min', 'median', comm.trimmed_mean(1), "
-            "comm.geometric_median().",
+            "op= must be 'mean', 'sum', 'max', 'min', 'median', comm.trimmed_mean(1) or comm.geometric_median(); got "
+            f"{op!r}.",
         )
     if weight is not None and op in _WEIGHTLESS:
         raise error(
@@ -146,7 +146,7 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
             f"    comm.all_reduce(jax.tree.map(lambda x: weight * x, tree), op={op!r})",
         )
     if nonfinite not in (None, "drop"):
-        raise error("all_reduce", f"nonfinite={nonfinite!r} is neither 'drop' nor None.")
+        raise error("all_reduce", f"nonfinite= must be 'drop' or None; got {nonfinite!r}.")
     if nonfinite and op != "mean":
         raise error("all_reduce", f"nonfinite='drop' is for means; op={op!r} cannot leave workers out.")
     if wire is not None and (isinstance(op, Robust) or op == "median"):

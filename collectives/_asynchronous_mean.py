@@ -68,7 +68,7 @@ def asynchronous_mean(tree: T, *, peer: Peer = "random") -> T:
       Mai et al. 2020, "KungFu: Making Training in Distributed Machine Learning Adaptive".
     """
     if peer not in SCHEDULES:
-        raise error(_NAME, f"peer={peer!r} is none of 'random', 'ring'.")
+        raise error(_NAME, f"peer= must be 'random' or 'ring'; got {peer!r}.")
     leaves = list(leaves_of(_NAME, tree, _problem_of).values())
     filled = [leaf for leaf in leaves if leaf.size]
     if not filled:

@@ -10,7 +10,7 @@ from adaptive.extend import World, this_host
 def by_host(world: World) -> tuple[tuple[int, ...], ...]:
     """Return the workers of each host: islands for `sync.islands`. Communicates, so every process calls it.
 
-    A worker slot that has no process yet is an island of its own, since nobody knows its host.
+    A worker slot without a process is a separate island, because its host is unknown.
 
     Args:
       world: of the program.

@@ -94,11 +94,11 @@ def check_coded(codec: Codec, rounding: Any, dtypes: Sequence[Any], op: Any) -> 
       CollectiveError: `rounding`, `op` or a dtype is not supported with `codec`.
     """
     if rounding not in get_args(Rounding):
-        raise error("all_reduce", f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
+        raise error("all_reduce", f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
     if codec.is_sparse and rounding != "error_feedback":
         raise error(
             "all_reduce",
-            f"rounding={rounding!r} loses what comm.top_k does not send. Write\n"
+            f"rounding={rounding!r} loses the elements that comm.top_k does not send. Write\n"
             '    comm.all_reduce(x, wire=comm.top_k(…), rounding="error_feedback")',
         )
     if op not in ("mean", "sum"):

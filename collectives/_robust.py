@@ -170,7 +170,7 @@ def robustly(how: Robust, tree: T, leaves: dict[str, jax.Array], weight: jax.Arr
     if not isinstance(weight, jax.core.Tracer) and jnp.isnan(weight):
         raise error(
             "all_reduce",
-            f"op={how.name!r} outside a program, where the workers' numbers of examples are unknown. Give this "
+            f"op={how.name!r} outside a program, where the workers' numbers of examples are unknown. Pass this "
             "worker's weight:\n    comm.all_reduce(x, op=…, weight=1)",
         )
     own = combine(LocalMean(), leaves, leaves, weight=weight)

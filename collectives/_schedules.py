@@ -91,7 +91,9 @@ def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
     if isinstance(schedule, str):
         if schedule not in NAMED:
             names = ", ".join(map(repr, NAMED))
-            raise error(what, f"schedule={schedule!r} is none of {names}. Pairs of your own:\n{_EXAMPLE}")
+            raise error(
+                what, f"schedule= must be one of {names}, or your own pairs; got {schedule!r}. For example:\n{_EXAMPLE}"
+            )
         return NAMED[schedule]
     try:
         turns = tuple(tuple(tuple(map(whole, pair)) for pair in turn) for turn in schedule)
@@ -102,7 +104,7 @@ def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
     if not turns:
         raise error(
             what,
-            f"schedule={schedule!r} is empty. Give the pairs of at least one step:\n{_EXAMPLE}",
+            f"schedule={schedule!r} is empty. Pass the pairs of at least one step:\n{_EXAMPLE}",
         )
     for number, turn in enumerate(turns):
         _check_turn(what, number, turn, workers)

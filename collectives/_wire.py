@@ -76,7 +76,7 @@ def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) 
     if name not in _FORMATS:
         raise error("all_reduce", f"wire={name} is not a supported format. {FORMATS_IN_WORDS}")
     if rounding not in get_args(Rounding):
-        raise error("all_reduce", f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
+        raise error("all_reduce", f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
     if rounding != "nearest" and name != "bfloat16":
         raise error("all_reduce", f"rounding={rounding!r} needs wire=jnp.bfloat16, not {name}.")
     if op not in ("mean", "sum"):

@@ -174,7 +174,7 @@ class Control:
         number = real(value)
         if number is None:
             fields = getattr(value, "_fields", ())
-            advice = f" Give one of its fields: {', '.join(fields)}." if fields else ""
+            advice = f" Pass one of its fields: {', '.join(fields)}." if fields else ""
             kind = f"an array of shape {np.shape(value)}" if np.shape(value) and not fields else f"{value!r}"
             self._refuse(request, f"the global batch is one number; got {kind}.{advice}")
         request = f"rescale(global_batch={number:g})"
@@ -231,7 +231,7 @@ def checked_workers(value: ArrayLike) -> int:
     number = real(value)
     if number is None:
         kind = f"an array of shape {np.shape(value)}" if np.shape(value) else f"{value!r}"
-        raise WorkerCountError(f"rescale(workers=…): the number of workers is one number; got {kind}.")
+        raise WorkerCountError(f"rescale(workers=…): the number of workers must be one number; got {kind}.")
     request = f"rescale(workers={number:g})"
     if np.isnan(number):
         raise WorkerCountError(

@@ -79,7 +79,7 @@ def init(seed):
     }
 
 
-def normalised(x, scale):  # over the width, independently for each character, so that nothing depends on the batch
+def normalized(x, scale):  # over the width, independently for each character, so that nothing depends on the batch
     return scale * x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
 
@@ -87,11 +87,11 @@ def logits(params, codes):
     """Return the logits of the character after each one; codes have shape=(examples, characters)."""
     x = params["characters"][codes] + params["places"][: codes.shape[1]]
     for block in params["blocks"]:
-        heads = (normalised(x, block["scales"][0]) @ block["qkv"]).reshape(*codes.shape, 3, HEADS, -1)
+        heads = (normalized(x, block["scales"][0]) @ block["qkv"]).reshape(*codes.shape, 3, HEADS, -1)
         q, k, v = jnp.moveaxis(heads, 2, 0)
         x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ block["out"]
-        x = x + jax.nn.relu(normalised(x, block["scales"][1]) @ block["up"]) @ block["down"]
-    return normalised(x, params["scale"]) @ params["characters"].T
+        x = x + jax.nn.relu(normalized(x, block["scales"][1]) @ block["up"]) @ block["down"]
+    return normalized(x, params["scale"]) @ params["characters"].T
 
 
 def loss_fn(params, batch):

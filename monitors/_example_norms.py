@@ -180,7 +180,7 @@ def _refusal(error: MixedExamples) -> str:
             "Otherwise, as with batch normalization, there are no per-example gradients: leave out `per_example`."
         )
     what = "does not depend on the batch" if error.layout == SAME else "is not a sum over examples"
-    return f"the loss {what}. Give the batch as second argument, loss_fn(params, batch), and return the mean loss."
+    return f"the loss {what}. Pass the batch as second argument, loss_fn(params, batch), and return the mean loss."
 
 
 def _check_parameters(params: Any, start: str) -> None:
@@ -200,7 +200,7 @@ def _number_of_examples(batch: Any, start: str) -> int:
         raise CollectiveError(
             f"{start}the arrays of the batch must have the examples along their first axis, and have lengths "
             f"{', '.join(found) or '(there are no arrays)'}. "
-            "Give what is equal for all examples as further arguments: loss_fn(params, batch, *others)."
+            "Pass values that are equal for all examples as further arguments: loss_fn(params, batch, *others)."
         )
     ((examples,),) = set(lengths.values())
     return int(examples)

@@ -282,7 +282,7 @@ def _adam_state(opt_state: Any, start: str) -> AdamState:
     found = [node for node in jax.tree.leaves(opt_state, is_leaf=is_adam) if is_adam(node)]
     if len(found) != 1:
         raise CollectiveError(
-            f"{start}the optimizer's state must contain the moments of one Adam, but contains {len(found)}. Give the "
+            f"{start}the optimizer's state must contain the moments of one Adam, but contains {len(found)}. Pass the "
             "state of optax.adam, adamw or a chain with one of them."
         )
     return AdamState(found[0].count, found[0].mu, found[0].nu)

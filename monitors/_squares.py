@@ -71,7 +71,7 @@ def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
         if first != second:
             raise CollectiveError(
                 f"{what}{at(current_line())}: the two gradients differ: grads{name} is {first}, avg_grads{name} is "
-                f"{second}. Give this worker's gradient and its mean over all workers:\n"
+                f"{second}. Pass this worker's gradient and its mean over all workers:\n"
                 f"    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
             )
 

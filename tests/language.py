@@ -39,7 +39,7 @@ BANNED = [
     r"\brecruits?\b",
     r"\b(rung|seat|ladder)s?\b",
     r"\bhyper-parameters?\b",
-    r"\w*(neighbour|behaviour|honour|colour)\w*",
+    r"\w*(neighbour|behaviour|honour|colour|favour|normalis|synchronis|signalled|modelled|travell)\w*",
 ]
 _BANNED = re.compile("|".join(BANNED), re.IGNORECASE)
 # Names with an underscore that are public: of named tuples, and of C.

@@ -156,12 +156,12 @@ def _as_array(value: Any) -> np.ndarray:
         return _unmasked(value)
     if is_key(value):
         raise NotAnArrayError(
-            "holds PRNG keys. Give what they are made of, jax.random.key_data(keys), and make keys of it in the "
-            "driver:  jax.random.wrap_key_data(x)"
+            "holds PRNG keys. Pass their data, jax.random.key_data(keys), and restore the keys in the driver:  "
+            "jax.random.wrap_key_data(x)"
         )
     advice = _sparse_advice(type(value))  # type: ignore[arg-type]
     if advice is not None:
-        raise NotAnArrayError(f"is a sparse matrix ({type(value).__name__}). Give {advice}.")
+        raise NotAnArrayError(f"is a sparse matrix ({type(value).__name__}). Pass {advice}.")
     try:
         return np.asarray(value)
     except Exception as error:  # whatever the library it comes from says
@@ -186,7 +186,8 @@ def _unmasked(array: np.ma.MaskedArray) -> np.ndarray:
     masked = np.argwhere(np.ma.getmaskarray(array))
     if len(masked):
         raise NotAnArrayError(
-            "is masked, and the mask would be lost. Give x.filled(0), and x.mask beside it.", tuple(masked[0].tolist())
+            "is masked, and the mask would be lost. Pass x.filled(0), and x.mask as another leaf.",
+            tuple(masked[0].tolist()),
         )
     return array.data
 
@@ -195,10 +196,10 @@ def _no_numbers(array: np.ndarray) -> NotAnArrayError:
     """Return the error for an array that doesn't hold numbers."""
     if array.dtype.names:
         return NotAnArrayError(
-            f"is a structured array. Give its fields:  {{name: x[name] for name in {list(array.dtype.names)}}}"
+            f"is a structured array. Pass its fields:  {{name: x[name] for name in {list(array.dtype.names)}}}"
         )
     if array.dtype.kind in "fc":  # longdouble
-        return NotAnArrayError(f"holds {array.dtype}, which JAX does not have. Give x.astype(np.float64).")
+        return NotAnArrayError(f"holds {array.dtype}, which JAX does not have. Pass x.astype(np.float64).")
     if array.dtype.kind != "O":
         what = _KINDS.get(array.dtype.kind, f"elements of {array.dtype}")
         return NotAnArrayError(f"holds {what}; it must be an array of numbers.")
@@ -219,8 +220,8 @@ def _no_numbers(array: np.ndarray) -> NotAnArrayError:
     return NotAnArrayError(f"holds Python objects (the first is {what}); it must be an array of numbers.")
 
 
-PAD_THEM = "Examples must have the same shapes: pad them, and give a mask beside that says which numbers count."
-GIVE_A_MASK = "Write a number in its place, 0 for example, and give a mask beside that says which numbers count."
+PAD_THEM = "Examples must have the same shapes: pad them, and add a leaf with a mask of the valid numbers."
+GIVE_A_MASK = "Put a number in its place, such as 0, and add a leaf with a mask of the valid numbers."
 
 
 @lru_cache

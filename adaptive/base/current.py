@@ -33,7 +33,7 @@ def why_not_alone() -> str | None:
     if current_world.get() is not None:
         return None
     if _entered:
-        return f"{_entered[-1]!r} was entered in another thread, and its block holds for that thread only"
+        return f"{_entered[-1]!r} was entered in another thread, and is the current world of that thread only"
     started = launcher()
     if started is not None and (started.processes or 1) > 1:
         return f"{started.name} started {started.processes} processes, of which this is one"

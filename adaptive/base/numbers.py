@@ -70,7 +70,7 @@ def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
         limits = np.iinfo(dtype)
         for number in numbers.flat:
             if not limits.min <= number <= limits.max:
-                return f"{brief(number)} does not fit into {dtype}, which ends at {limits.min} and {limits.max}"
+                return f"{brief(number)} does not fit into {dtype}, which ranges from {limits.min} to {limits.max}"
         return None
     if not jnp.issubdtype(dtype, jnp.floating):
         return None

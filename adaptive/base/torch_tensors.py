@@ -44,7 +44,7 @@ def numpy_of_tensor(tensor: Any) -> np.ndarray:
             return tensor.numpy()
         return tensor.view(getattr(sys.modules["torch"], _BITS[name])).numpy().view(jnp.dtype(name))
     except TypeError as error:
-        raise ValueError(f"is a tensor of {name}, which numpy does not have. Give x.float().") from error
+        raise ValueError(f"is a tensor of {name}, which numpy does not have. Pass x.float().") from error
 
 
 def _refuse_without_numbers(tensor: Any) -> None:
@@ -52,11 +52,11 @@ def _refuse_without_numbers(tensor: Any) -> None:
     if tensor.is_nested:
         raise ValueError(
             "is a nested tensor, with rows of different lengths. Pad it,  torch.nested.to_padded_tensor(x, 0),  and "
-            "give a mask beside it that says which numbers count."
+            "add a leaf with a mask of the valid numbers."
         )
     if str(tensor.layout) != "torch.strided":
-        raise ValueError(f"is a sparse tensor ({tensor.layout}). Give x.to_dense().")
+        raise ValueError(f"is a sparse tensor ({tensor.layout}). Pass x.to_dense().")
     if tensor.is_meta:
         raise ValueError("is a tensor on the device 'meta', which has a shape and no numbers.")
     if tensor.is_quantized:
-        raise ValueError("is a quantized tensor. Give x.dequantize().")
+        raise ValueError("is a quantized tensor. Pass x.dequantize().")

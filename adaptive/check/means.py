@@ -200,5 +200,5 @@ def _refuse(name: str, leaf: _Leaf, op: Op) -> None:
         "    a function of a mean   evaluate the mean, and apply the function to the result:  np.exp(loss)\n"
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
         "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/metrics.md\n"
-        "    batch normalisation    its running averages"
+        "    batch normalization    its running averages"
     )

@@ -84,7 +84,7 @@ class Invariance:
                 '    rngs={"dropout": ad.batch_key()}        see docs/dropout.md',
             ]
         lines += [
-            'Usual causes: batch normalisation without axis_name="workers", a loss that is summed and not averaged',
+            'Usual causes: batch normalization without axis_name="workers", a loss that is summed and not averaged',
             "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,",
             "what wire= rounds away. See docs/sharp_bits.md.",
         ]

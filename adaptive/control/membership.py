@@ -74,8 +74,8 @@ class Membership:
       roster: the members at first; by default the current ones.
 
     Attributes:
-      asked: the number of members requested last, less those lost since; `None` if nobody has asked, so that the
-        current number is the target.
+      asked: the number of members requested last, less those lost since; `None` without a request; then the target
+        is the current number.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Membership:
     def leave_request(self) -> LeaveRequest:
         """Whether this process must leave. Local.
 
-        A scheduler that signals all processes does not reach them at the same instant. So a signalled process reports
+        A scheduler that signals all processes does not reach them at the same instant. So a signaled process reports
         `SOON`, and waits a moment for the others; once one reports `NOW`, all that reported either leave.
         """
         notice = self._termination()
@@ -371,10 +371,10 @@ class Membership:
         """Restore a target.
 
         Args:
-          asked: the requested number; `None` if nobody had asked.
+          asked: the requested number; `None` without a request.
           roster: the members when restoring began; by default the current ones.
-          members: the number of members at the checkpoint. It becomes the target if nobody had asked then and somebody
-            has since: that request is withdrawn.
+          members: the number of members at the checkpoint. It becomes the target if the only request was made after
+            the checkpoint, because that request is withdrawn.
         """
         if asked is None and self.asked is not None:
             asked = members

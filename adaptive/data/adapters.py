@@ -61,7 +61,7 @@ def from_source(
     """
     if num_readers is not None:
         if whole(num_readers) is None or num_readers < 0:
-            raise DataError(f"num_readers= takes how many processes read; got {num_readers!r}.")
+            raise DataError(f"num_readers= must be a number of processes; got {num_readers!r}.")
         num_readers = int(num_readers)
     found = examples_of(data, transform=map, augment=random_map, num_readers=num_readers, read_timeout=read_timeout)
     if isinstance(found, FromIterator):
@@ -84,7 +84,7 @@ def examples_of(
     """
     if isinstance(data, Examples | FromIterator):
         if transform or augment or num_readers or read_timeout is not None:
-            raise DataError(f"{data!r}: give map=, random_map=, num_readers= and read_timeout= in one call.")
+            raise DataError(f"{data!r}: pass map=, random_map=, num_readers= and read_timeout= in one call.")
         return data
     refuse_splits(data)
     data = by_column(data)
@@ -120,13 +120,13 @@ def _has_no_index(data: Any) -> bool:
       DataError: the data are a set, an iterator, which can be iterated only once, or a function.
     """
     if isinstance(data, set | frozenset):
-        raise DataError("a set has no order. Give a list:  sorted(data)")
+        raise DataError("a set has no order. Pass a list:  sorted(data)")
     if isinstance(data, str | bytes) or is_array(data) or not jax.tree_util.all_leaves([data]):
         return False
     if hasattr(data, "__next__"):
         from_iterator(data)  # raises, with advice
     if callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "__iter__"):
-        raise DataError(f"data is a function. If it begins an iterator:  ad.data.from_iterator({_name(data)})")
+        raise DataError(f"data is a function. If it returns an iterator:  ad.data.from_iterator({_name(data)})")
     return (hasattr(data, "__iter__") and not isinstance(data, RandomAccess)) or torch_loaders.is_iterable_dataset(data)
 
 

@@ -24,14 +24,14 @@ def refuse_batches(data: Any) -> None:
     """
     if torch_loaders.is_loader(data) and torch_loaders.gives_batches(data):
         raise DataError(
-            f"the {type(data).__name__} gives batches (batch_size={data.batch_size}). To have them taken apart:  "
+            f"the {type(data).__name__} yields batches (batch_size={data.batch_size}). To split them into examples:  "
             "ad.data.from_iterator(loader, batched=True)"
         )
     how = grain_pipelines.batches_of(data) or _batches_of_hugging_face(data)
     if how:
         raise DataError(
-            f"the data set gives batches: leave out {how}, since the program makes batches of its own, whose sizes "
-            "change. To have batches taken apart:  ad.data.from_iterator(data, batched=True)"
+            f"the data set yields batches: leave out {how}, because the program makes its own batches, of changing "
+            "sizes. To split batches into examples:  ad.data.from_iterator(data, batched=True)"
         )
 
 
@@ -45,8 +45,8 @@ def refuse_parts(data: Any) -> None:
     if parts > 1:
         raise DataError(
             f"the data are one of {parts} parts of a data set (by a DistributedSampler, ShardOptions or "
-            "split_dataset_by_node). Give all processes the whole: each takes its share of every global batch. Or give "
-            "each worker its own part:  ad.data.from_iterator(lambda worker, workers: …)"
+            "split_dataset_by_node). Pass the whole data set on all processes: each takes its share of every global "
+            "batch. Or pass each worker's own part:  ad.data.from_iterator(lambda worker, workers: …)"
         )
 
 

@@ -144,8 +144,8 @@ class Examples:
                 raise DataError("the data set is empty: len(data) is 0.")
             if self.length >= _ENDLESS:
                 raise DataError(
-                    f"len(data) is {self.length}: data that are repeated without end. Leave out .repeat(): the program "
-                    "goes through the data epoch after epoch. To take them in an order of their own, without end:  "
+                    f"len(data) is {self.length}: the data are repeated without end. Leave out .repeat(), because the "
+                    "program repeats the data in every epoch. To keep an endless order of your own:  "
                     "ad.data.from_iterator(lambda: (data[i] for i in itertools.count()))"
                 )
             self._reading = ExampleReader(data, transform, augment)
@@ -250,7 +250,7 @@ def _is_source(data: Any) -> bool:
     known = not jax.tree_util.all_leaves([data])  # whether JAX knows the type as a pytree
     if isinstance(data, Mapping):
         if not known:
-            raise DataError(f"data is a {type(data).__name__}, which JAX takes for a single leaf. Give dict(data).")
+            raise DataError(f"data is a {type(data).__name__}, which JAX takes for a single leaf. Pass dict(data).")
         return False
     return isinstance(data, RandomAccess) and not (known and _rows_are_of_columns(data))
 
@@ -302,7 +302,7 @@ def _check_columns(data: Any, arrays: Any) -> int:
     """
     names, leaves = leaf_names(arrays, "data"), jax.tree.leaves(arrays)
     if not leaves:
-        raise DataError(f"the data set has no arrays: {arrays!r}. Give a pytree of arrays with one leading axis.")
+        raise DataError(f"the data set has no arrays: {arrays!r}. Pass a pytree of arrays with one leading axis.")
     for name, leaf in zip(names, leaves, strict=True):
         if leaf.ndim == 0:
             raise DataError(

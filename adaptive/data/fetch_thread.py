@@ -47,7 +47,7 @@ class FetchThread:
         return self._thread.ident if self._thread is not None else None
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Run `function(*args)` after all tasks submitted before. A task that has not started can be cancelled.
+        """Run `function(*args)` after all tasks submitted before. A task that has not started can be canceled.
 
         Raises:
           RuntimeError: the thread is closed.

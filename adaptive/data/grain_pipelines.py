@@ -35,8 +35,8 @@ def check_has_index(data: Any) -> None:
         method = _WITH_GAPS.get(type(node).__name__)
         if method:
             raise DataError(
-                f"a MapDataset with .{method}() has no example at some of its indices. Go through it in its order, "
-                "where they are passed over: give data.to_iter_dataset()"
+                f"a MapDataset with .{method}() has no example at some of its indices. Iterate over it instead, "
+                "which skips these:  data.to_iter_dataset()"
             )
 
 

@@ -41,7 +41,7 @@ def refuse_splits(data: Any) -> None:
     if module_of(data) == "datasets" and isinstance(data, dict):
         name = next(iter(data), "train")
         raise DataError(
-            f"data is a {type(data).__name__} of splits: {', '.join(map(repr, data))}. Give one:  data[{name!r}]"
+            f"data is a {type(data).__name__} of splits: {', '.join(map(repr, data))}. Pass one:  data[{name!r}]"
         )
 
 

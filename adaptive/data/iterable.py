@@ -271,7 +271,7 @@ def from_iterator(
     if length is not None and length != math.inf:
         length = whole(length)
         if length is None or length < 1:
-            raise DataError("length= takes the number of examples in an epoch, or math.inf where there are none.")
+            raise DataError("length= must be the number of examples in an epoch, or math.inf for data without epochs.")
     check_made(make, batched, per_worker=False)
     make = typed_examples(make, strict=not (map or random_map))
     timeout = checked_timeout(read_timeout)
@@ -306,8 +306,8 @@ def check_made(made: Any, batched: bool, per_worker: bool) -> None:
 def _maker(make: Any) -> tuple[Callable[..., Iterable[Any]], frozenset[str]]:
     if hasattr(make, "__next__"):
         raise DataError(
-            f"a {type(make).__name__} can be gone through once only: not for a second epoch, and not again when a "
-            "checkpoint is restored. Give a function that begins it:  ad.data.from_iterator(lambda: …)"
+            f"a {type(make).__name__} can be iterated over only once: not for a second epoch, and not again after a "
+            "restore. Pass a function that returns it:  ad.data.from_iterator(lambda: …)"
         )
     if not callable(make):
         if not hasattr(make, "__iter__"):
@@ -318,8 +318,8 @@ def _maker(make: Any) -> tuple[Callable[..., Iterable[Any]], frozenset[str]]:
     unknown = [p.name for p in parameters if p.name not in _KNOWN and p.default is p.empty and p.kind not in kinds]
     if unknown:
         raise DataError(
-            f"from_iterator's function is called with those of {', '.join(_KNOWN)} that it has as parameters; it has "
-            f"{', '.join(unknown)} besides. Bind them:  lambda epoch: rows(…)"
+            f"the function of from_iterator may have the parameters {', '.join(_KNOWN)}; this one also has "
+            f"{', '.join(unknown)}. Bind them:  lambda epoch: rows(…)"
         )
     return make, frozenset(p.name for p in parameters if p.name in _KNOWN and p.kind != p.POSITIONAL_ONLY)
 

@@ -43,7 +43,7 @@ def stack_list(data: Any) -> Stacked:
     if length is not None:
         n, kind = len(data), type(data[0]).__name__
         raise DataError(
-            f"data is a list of {n} of {kind} that are built alike, and their arrays have a common leading axis of "
+            f"data is a list of {n} of {kind} of one structure, whose arrays have a common leading axis of "
             f"{length}: it may be {n} examples, or arrays of {length} examples. Say which:\n"
             f"    jax.tree.map(lambda *xs: np.stack(xs), *data)     {n} examples\n"
             f"    tuple(data)                                       arrays of {length} examples each\n"

@@ -53,8 +53,8 @@ def _as_arrays(leaf: Any) -> Any:
     if is_tabular(leaf):
         if type(leaf).__name__ == "Series" and len(getattr(leaf, "index", ())) and isinstance(leaf.index[0], str):
             raise NotAnArrayError(
-                "is a row of a data frame, in which pandas gives all columns one dtype. Give the data frame as data: "
-                "its columns keep theirs."
+                "is a row of a data frame, in which pandas gives all columns one dtype. Pass the data frame as data: "
+                "then columns keep their dtypes."
             )
         return arrays_of(leaf)
     if isinstance(leaf, Mapping):  # a class that JAX does not know as a pytree
@@ -194,7 +194,7 @@ def check_shapes(row: Any, first: Any, name: str) -> None:
 def _other_leaves(row: Any, first: Any, name: str) -> str:
     """Return an error message on how an example's structure differs from the first one's."""
     if row is None or first is None:
-        return f"{name} is built as {jax.tree.structure(row)}, example 0 as {jax.tree.structure(first)}."
+        return f"{name} has the structure {jax.tree.structure(row)}, example 0 has {jax.tree.structure(first)}."
     here, there = _with_nones(row), _with_nones(first)
     for part, value in here.items():
         if value is None and there.get(part) is not None:
@@ -205,8 +205,8 @@ def _other_leaves(row: Any, first: Any, name: str) -> str:
     if missing and not more:
         return f"{name} has no {', '.join(missing[:_NAMED])}, which example 0 has."
     if more and not missing:
-        return f"{name} has {', '.join(more[:_NAMED])}, which example 0 has not."
-    return f"{name} is built as {jax.tree.structure(row)}, example 0 as {jax.tree.structure(first)}."
+        return f"{name} has {', '.join(more[:_NAMED])}, which example 0 does not have."
+    return f"{name} has the structure {jax.tree.structure(row)}, example 0 has {jax.tree.structure(first)}."
 
 
 def _with_nones(example: Any) -> dict[str, Any]:

@@ -109,12 +109,12 @@ def result(future: Future[Any]) -> Any:
         return future.result()
     except RuntimeError as error:
         if type(error).__name__ == "ShutdownExecutorError":  # of loky, which is imported only on demand
-            raise ReadersLostError("the processes that read examples were ended before they had read these") from error
+            raise ReadersLostError("the reader processes were ended before they had read these examples") from error
         if not isinstance(error, BrokenExecutor):
             raise
         raise ReadersLostError(
             f"a process that reads examples was lost: {error}\nIf it was killed for memory, lower num_readers=, or "
-            "give data that each of them opens for itself instead of holding them."
+            "pass data that each process opens itself instead of holding it in memory."
         ) from error
 
 

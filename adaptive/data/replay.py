@@ -118,7 +118,7 @@ class ReplayableIterator:
         except StopIteration:
             self._end_epoch()
         except Exception as error:  # kept: a generator that has raised only stops, which must not end the epoch
-            error.add_note(f"the iterator raised it instead of giving example {self.next}")
+            error.add_note(f"raised by the iterator at example {self.next}")
             self._error = error
             raise
         else:
@@ -176,7 +176,7 @@ class ReplayableIterator:
             try:
                 self._set_state(mark)
             except Exception as error:
-                _log.info("%s: %s. So its examples are gone through again, and skipped.", type(error).__name__, error)
+                _log.info("%s: %s. Its examples are read again, and skipped.", type(error).__name__, error)
                 self._restart(mark._replace(at=mark.began))
         while self.next < position:
             self.reach(self.next)
@@ -210,6 +210,6 @@ def _apart(batch: Any) -> list[Any]:
     named = zip(leaf_names(batch, "batch"), leaves, strict=True)
     shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in named)
     raise DataError(
-        "batched=True, but what the iterator gave is no batch. Its leaves have no common leading axis, with a row for "
+        "batched=True, but the iterator yielded no batch. Its leaves have no common leading axis, with a row for "
         f"each example: {shapes or 'there are none'}. If these are examples, leave out batched=True."
     )

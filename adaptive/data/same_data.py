@@ -119,10 +119,10 @@ def warn_unless_steady(data: Rows | IterableData) -> None:
             return
         if first != again:
             _log.warning(
-                "data[%d] is another example when it is read again: the source draws random numbers of its own (of "
-                "np.random, random or torch). So a step that is taken again, by this run or by a restored one, is "
-                "another one, and more than one process would refuse the data. Draw them from the rng that "
-                "random_map= is given:  ad.data.from_source(data, random_map=fn), with fn(example, rng)",
+                "data[%d] differs when it is read again: the source draws its own random numbers (of np.random, "
+                "random or torch). So a repeated step, in this run or in a restored one, gives another result, and "
+                "several processes would refuse the data. Draw the numbers from the rng that random_map= "
+                "receives:  ad.data.from_source(data, random_map=fn), with fn(example, rng)",
                 row,
             )
             return

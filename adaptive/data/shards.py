@@ -162,13 +162,13 @@ def rows_of(data: Any, workers: int | None = None) -> Rows:
         found = examples_of(data)
         if isinstance(found, FromIterator):
             raise DataError(
-                "these data have no index and no known length, so they cannot be divided here. If memory holds them, "
+                "these data have no index and no known length, so they cannot be divided here. If they fit in memory, "
                 "pass a list:  list(data)"
             )
         return found
     if workers is not None and len(data.shard_ranges) != workers:
         raise DataError(
-            f"Shards of {len(data.shard_ranges)} data sets for {workers} workers. Give one for each worker."
+            f"Shards of {len(data.shard_ranges)} data sets for {workers} workers. Pass one for each worker."
         )
     return data
 
@@ -180,8 +180,8 @@ def _examples(number: int, data: Any) -> Examples:
         raise DataError(f"shard {number}: {error}") from None
     if isinstance(found, FromIterator):
         raise DataError(
-            f"shard {number} has no index. Where each worker is to have an iterator of its own, say so by a parameter "
-            "of the function that begins it:  ad.data.from_iterator(lambda worker: …)"
+            f"shard {number} has no index. For an iterator per worker, pass a function with the parameter "
+            "worker:  ad.data.from_iterator(lambda worker: …)"
         )
     return found
 
@@ -189,7 +189,7 @@ def _examples(number: int, data: Any) -> Examples:
 def _check_like(first: Any, example: Any, number: int) -> None:
     if jax.tree.structure(example) != jax.tree.structure(first):
         raise DataError(
-            f"shard {number} is built as {jax.tree.structure(example)}, shard 0 as {jax.tree.structure(first)}."
+            f"shard {number} has the structure {jax.tree.structure(example)}, shard 0 has {jax.tree.structure(first)}."
         )
     for name, a, b in zip(leaf_names(first, "example"), jax.tree.leaves(first), jax.tree.leaves(example), strict=True):
         if (a.shape, a.dtype) != (b.shape, b.dtype):

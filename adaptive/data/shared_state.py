@@ -103,7 +103,7 @@ class _Search:
             if changed:
                 return f"{where} changes the global variable {changed}"
         if names & _OF_THE_PROCESS:
-            return f"{where} calls {min(names & _OF_THE_PROCESS)}, which threads cannot do apart from each other"
+            return f"{where} calls {min(names & _OF_THE_PROCESS)}, which affects all threads"
         for value in () if id(function) in self._copied else contents_of(function):
             why = self._of_value(value, f"what {where} keeps from call to call")
             if why:

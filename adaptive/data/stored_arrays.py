@@ -149,7 +149,7 @@ class StoredArray:
                 array = file(path, "r")[place]
             except OSError as error:
                 raise DataError(
-                    f"{name}: a process that reads cannot open {path}: {error}. Open it for reading, "
+                    f"{name}: a reader process cannot open {path}: {error}. Open it for reading, "
                     'h5py.File(path, "r"), before the program is built: HDF5 locks a file that is being written.'
                 ) from error
         self.__init__(array, name)  # type: ignore[misc]

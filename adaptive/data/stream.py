@@ -124,7 +124,7 @@ class Stream:
         """
         why = self.data.epochs_are_unknown() if isinstance(self.data, IterableData) else ""
         if why:
-            raise DataError(f"{why}. Write {instead}, or give from_iterator the length= of what counts as one.")
+            raise DataError(f"{why}. Write {instead}, or pass the length= of an epoch to from_iterator.")
 
     def in_words(self) -> list[str]:
         """Return notes for the user on how the data are read."""
@@ -216,7 +216,7 @@ class Stream:
           DataError: workers of other processes have their own iterators.
         """
         if isinstance(self.data, IterableData) and self.data.how.per_worker and len(sizes) > len(self.workers):
-            raise DataError("each worker has an iterator of its own, which others cannot read. Give check a batch.")
+            raise DataError("each worker has an iterator of its own, which others cannot read. Pass a batch to check.")
         wanted = self._wanted(self.cursors, sizes, range(len(sizes)), self.cursors)
         batches = self._watch.result(self._in_thread(self._reader.read, wanted))
         return joined([batch for batch in batches if batch is not None])

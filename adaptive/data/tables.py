@@ -134,7 +134,7 @@ def arrays_of(value: Any) -> Any:
     """
     kind, library = _class_of(type(value))  # type: ignore[arg-type]
     if kind == "lazy":
-        raise NotAnArrayError(f"is a {type(value).__name__}, which has not been read. Give {library}.")
+        raise NotAnArrayError(f"is a {type(value).__name__}, which has not been read. Pass {library}.")
     if kind == "table":
         return _arrays_of_table(value, _LIBRARIES[library])
     try:
@@ -173,7 +173,7 @@ def _names_of(table: Any) -> list[str]:
     if other:
         raise NotAnArrayError(
             f"has column names that are not text: {', '.join(map(repr, other[:8]))}. A batch is a dict of columns by "
-            "name. Name them,  df.rename(columns=str),  or give one array of all,  df.to_numpy()"
+            "name. Name them,  df.rename(columns=str),  or pass one array of all,  df.to_numpy()"
         )
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if repeated:
@@ -207,7 +207,7 @@ def _advice(wrong: Sequence[tuple[str, ColumnError]], library: _Library, alone: 
             ("" if alone else f"{listed}: ")
             + f"{what}{first}. "
             + {
-                "categories": f"Give the codes:  {library.codes.format(x=x)}",
+                "categories": f"Pass the codes:  {library.codes.format(x=x)}",
                 "missing": f"Fill them:  {library.fill.format(x=x)}"
                 + ("" if alone else f",  or leave the rows out:  {library.drop_missing.format(names=names)}"),
                 "ragged": PAD_THEM,

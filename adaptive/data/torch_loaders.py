@@ -77,7 +77,7 @@ def collate_function(loader: Any) -> Callable[[Any], Any] | None:
 def _other_order(what: str, sampler: Any) -> DataError:
     return DataError(
         f"the DataLoader's {what} is a {type(sampler).__name__}, which picks examples; the program takes each once "
-        "per epoch. Give the data set, of those examples (torch.utils.data.Subset); or, to keep the loader's order and "
+        "per epoch. Pass the data set, of those examples (torch.utils.data.Subset); or, to keep the loader's order and "
         "lose its index:  ad.data.from_iterator(loader, batched=True)"
     )
 
@@ -98,8 +98,8 @@ def note_of_loader(loader: Any, num_readers: int, in_memory: bool = False) -> st
     unused += [f"the DistributedSampler's division by {replicas_of(loader)}"] if replicas_of(loader) > 1 else []
     unused += ["worker_init_fn"] if getattr(loader, "worker_init_fn", None) is not None else []
     return (
-        f"of the {type(loader).__name__} its data set is taken, by index, {read}{collate}. Batches, their sizes and "
-        f"the order of examples are this program's: {', '.join(unused)} and drop_last go unused."
+        f"the data set of the {type(loader).__name__} is used, by index, {read}{collate}. The program makes its own "
+        f"batches and order of examples: {', '.join(unused)} and drop_last have no effect."
     )
 
 
@@ -115,7 +115,7 @@ class _OneByOne:
             if leaf.shape[:1] != (1,):
                 raise DataError(
                     f"the DataLoader's collate_fn makes an array of shape {leaf.shape} of one example; each array must "
-                    "have a leading axis of examples. Give its data set, and do the rest in  ad.data.from_source(map=…)"
+                    "have a leading axis of examples. Pass its data set, and do the rest in  ad.data.from_source(map=…)"
                 )
         return jax.tree.map(lambda leaf: leaf[0, ...], batch)  # `...` keeps arrays, so that no list of numbers results
 
@@ -199,7 +199,7 @@ def _note_of_processes(loader: Any, own: bool) -> str:
         if own
         else "started as its multiprocessing_context says"
     )
-    lasting = "" if loader.persistent_workers else ", in each epoch anew"
+    lasting = "" if loader.persistent_workers else ", again in each epoch"
     return f"the {type(loader).__name__}'s {loader.num_workers} worker processes are {started}{lasting}."
 
 
@@ -314,8 +314,8 @@ class _Repeats:
         if len(self._digests) % self._workers or len(seen) < 2 or len(set(seen)) <= len(seen) / 2:
             return
         _log.warning(
-            "the DataLoader's %d workers give the same examples (the first %d of each have been compared), so every "
-            "example comes %d times in an epoch. Let the data set's __iter__ go through worker w's part of the "
+            "the DataLoader's %d workers yield the same examples (the first %d of each were compared), so every "
+            "example occurs %d times in an epoch. Let the data set's __iter__ yield worker w's part of the "
             "examples, with w = torch.utils.data.get_worker_info().id of .num_workers; or set num_workers=1.",
             self._workers,
             len(seen),

@@ -44,9 +44,9 @@ def verify(folder: Path) -> str:
         try:
             found = path.stat().st_size
             if found != size:
-                raise DamagedError(f"{name} has {found} bytes, where {size} were written")
+                raise DamagedError(f"{name} has {found} bytes; {size} were written")
             if _checksum(path) != checksum:
-                raise DamagedError(f"{name} has other contents than were written")
+                raise DamagedError(f"{name} was changed after it was written")
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
         except OSError as error:
@@ -63,7 +63,7 @@ def _read_manifest(folder: Path) -> bytes:
         raise DamagedError(f"{MANIFEST} cannot be read: {error.strerror or error}") from error
     checksum, _, body = text.partition(b"\n")
     if checksum != b"%08x" % zlib.crc32(body):
-        raise DamagedError(f"{MANIFEST} has other contents than were written")
+        raise DamagedError(f"{MANIFEST} was changed after it was written")
     return text
 
 

@@ -311,8 +311,7 @@ class _Flattener:
             source.dtype,
         ):
             raise CollectiveError(
-                f"two different sources are called {source.name!r}{at(line_of(eqn.source_info))}. "
-                "Give one another name."
+                f"two different sources are named {source.name!r}{at(line_of(eqn.source_info))}. Rename one of them."
             )
         return known is not None
 

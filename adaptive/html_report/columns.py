@@ -142,13 +142,13 @@ def read_columns(path: str | Path, run: int = -1) -> Columns:
             except KeyError as error:
                 raise RecordError(f"{path}:{number}: a step without {error}.") from error
             except (TypeError, ValueError) as error:
-                raise RecordError(f"{path}:{number}: not what a step holds: {error}.") from error
+                raise RecordError(f"{path}:{number}: not a valid step: {error}.") from error
     if not rows.count:
         raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
     try:
         return rows.columns()
     except (TypeError, ValueError) as error:
-        raise RecordError(f"{path}: its steps do not go together: {error}.") from error
+        raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
 
 
 def _padded(fields: dict[str, Any], missing: int) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class _Rows:
         changes = np.array([row for row, _ in self._sizes])
         changed = np.array([sizes for _, sizes in self._sizes], np.int64)
         if changed.ndim != 2 or changed.shape[1] != self.workers:
-            raise ValueError("they have batch sizes of other numbers of workers than the header says")
+            raise ValueError("their batch sizes are for another number of workers than the header's")
         workers = {name: column.array() for name, column in self._workers.items()}
         if workers:
             absent = workers["busy"] <= 0

@@ -24,7 +24,7 @@ from adaptive.base.errors import RecordError
     "--run", default=-1, show_default="the last", metavar="N", help="Which run, if RECORD contains several: 0, 1, …"
 )
 @click.option(
-    "--follow", is_flag=True, help="Write the report again while the run goes on, until Ctrl-C; a browser reloads it."
+    "--follow", is_flag=True, help="Rewrite the report while the run continues, until Ctrl-C; a browser reloads it."
 )
 @click.option(
     "--every",

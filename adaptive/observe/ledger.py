@@ -123,7 +123,7 @@ def read_ledger(path: str | Path, run: int = -1) -> Ledger:
       run: index of the run, if the file holds several; by default the last.
 
     Raises:
-      RecordError: the file is not a record, has no such run, or has no wall-clock times, as older records have not.
+      RecordError: the file is not a record, has no such run, or, like older records, has no wall-clock times.
       OSError: the file cannot be read.
     """
     book = _Book()

@@ -1,6 +1,6 @@
 """Read a record: the runs in the file, and their lines.
 
-This module finds where runs begin, passes over lines that were cut, checks the version and fills in omitted fields. The
+This module finds where runs begin, skips truncated lines, checks the version and fills in omitted fields. The
 meaning of the fields is left to its callers.
 """
 
@@ -123,7 +123,7 @@ class _Lines:
         end = self._data.find(b"\n", begin)
         fields = self._object(self._data[begin : end if end >= 0 else len(self._data)])
         if fields is None:  # cut; the next run may begin in the same line
-            _log.warning("%s:%d: this line is cut. It is skipped, with its run.", self._path, self._number(begin))
+            _log.warning("%s:%d: this line is truncated. It is skipped, with its run.", self._path, self._number(begin))
             return None
         if fields.get("version") not in READABLE_VERSIONS:
             raise RecordError(

@@ -138,7 +138,7 @@ class SinkThread:
             self._behind &= bool(len(self._waiting) > 1)
         elif not self._behind:
             self._behind = True
-            _log.warning("%s cannot keep up: from step %s on steps are left out.", self, event.report.step)
+            _log.warning("%s cannot keep up: steps are omitted from step %s on.", self, event.report.step)
         if self._thread is None or not INTERVAL:
             self._begin()
             if self._failure is not None:

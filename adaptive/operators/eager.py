@@ -59,7 +59,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     if weight is not None and not np.isfinite(weight):
         raise CollectiveError(
             f"{how.name} outside a program{at(current_line())}: the mean is over examples, and the number of examples "
-            f"is known only in a program. Give a weight, or use another op:\n"
+            f"is known only in a program. Pass a weight, or use another op:\n"
             f"    comm.all_reduce(x, weight=n_examples)        comm.all_reduce(x, op='sum')"
         )
     what = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values)

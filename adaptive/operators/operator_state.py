@@ -69,7 +69,7 @@ def operator_state(label: str, init: Any, update: Callable[[Any], tuple[Any, Any
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise CollectiveError(
             f"operator state {label!r}{at(current_line())}: its initial state must be known before the first step, but "
-            "it is traced. Give concrete arrays; their shapes may come from traced values (np.zeros(x.shape))."
+            "it is traced. Pass concrete arrays; their shapes may come from traced values (np.zeros(x.shape))."
         )
     for leaf in leaves:
         try:

@@ -118,7 +118,7 @@ def leaf_mismatch(leaf: Leaf, want: LeafForm) -> str:
     except NotAnArrayError as error:
         return f"{leaf.label} {error}"
     if is_tensor(leaf.value):
-        return f"{leaf.label} is a tensor of PyTorch. Give x.numpy()"
+        return f"{leaf.label} is a tensor of PyTorch. Pass x.numpy()"
     found = form_of(leaf)
     if found.shape != want.shape:
         return f"{leaf.label} has shape {found.shape} for one of shape {want.shape}"

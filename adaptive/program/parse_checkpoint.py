@@ -196,7 +196,7 @@ def _checked_hyperparameters(op_states: dict[str, np.ndarray], engine: Engine) -
             if name is not None and value.dtype != np.bool_ and not np.isfinite(value).all():
                 raise CheckpointError(
                     f"the checkpoint's hyperparameter {name!r} is {value.tolist()}, which is not finite. Restore an "
-                    "earlier one, or give the hyperparameter another value in the checkpoint."
+                    "earlier one, or change the value in the checkpoint."
                 )
     return op_states
 
@@ -282,7 +282,7 @@ def _members(fields: Mapping[str, Any], slots: int) -> tuple[int, ...]:
     """Return the members at the checkpoint."""
     members = tuple(whole_number(slot, "members", most=slots - 1) for slot in number_list(fields["members"], "members"))
     if not members or list(members) != sorted(set(members)):
-        raise CheckpointError(f"the checkpoint's members are no worker slots: {members}.")
+        raise CheckpointError(f"the checkpoint's members are not worker slots: {members}.")
     return members
 
 

@@ -84,7 +84,7 @@ def check_step(folder: Path) -> None:
         return  # `load` raises the error
     if named is not None and step != named:
         raise DamagedError(
-            f"it holds step {step}, and its name says step {named}: it was renamed. Give it the name of its step again"
+            f"it holds step {step}, but its name says step {named}: it was renamed. Rename it to the name of its step"
         )
 
 

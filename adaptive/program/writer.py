@@ -96,7 +96,7 @@ class Writer:
             there = checkpoints(self._path)
         except HeldError as error:
             raise CheckpointError(
-                f"{self._path} is being written{error}. Give each run a directory of its own:  "
+                f"{self._path} is being written{error}. Use a separate directory for each run:  "
                 "ad.Checkpoints(directory, …)"
             ) from None
         except OSError as error:
@@ -106,7 +106,7 @@ class Writer:
             raise CheckpointError(
                 f"{self._path} holds checkpoints of another run, the newest {there[0].name}, which this run would "
                 f"delete. To continue from them:  program.restore({str(self._path)!r}, missing_ok=True)  before "
-                "program.run. To start a new run, give it another directory, or delete this one."
+                "program.run. To start a new run, use another directory, or delete this one."
             )
         sweep(self._path)
         with suppress(OSError):  # a full disk must not end the run

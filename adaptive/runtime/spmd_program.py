@@ -81,14 +81,14 @@ class Results(NamedTuple):
 def why_not(plan: Plan, mesh: WorkerMesh) -> str:
     """Return why steps of a plan cannot run as programs over the mesh; "" if they can."""
     if any(message.gate is not None for message in plan.messages):
-        return "some messages travel in some steps only"
+        return "some messages are sent in some steps only"
     if plan.graph.pairings:
-        return "workers look at each other's published state"
+        return "workers read each other's published state"
     if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
         return "a reduction is computed from numbers of the host"
     segments = [*plan.prologues.values(), *plan.microbatches.values(), plan.final]
     if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
-        return "the driver calls back to Python, or is spread over devices itself"
+        return "the driver has callbacks to Python, or is itself sharded over devices"
     return ""
 
 

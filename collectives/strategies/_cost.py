@@ -133,7 +133,7 @@ def step_cost(
     n_hosts, each, size = _counts(hosts=hosts, workers_per_host=workers_per_host, parameters=parameters)
     if strategy.traffic is None:
         advice = "Pass the strategy that is active." if strategy.name == "hybrid" else "Give it a  traffic=…"
-        raise error("step_cost", f"the strategy {strategy.name!r} does not say what it sends. {advice}")
+        raise error("step_cost", f"the strategy {strategy.name!r} does not declare what it sends. {advice}")
     traffic, over = strategy.traffic(), link if isinstance(link, Link) else Link(link)
     placed = [range(host * each, (host + 1) * each) for host in range(n_hosts)]
     computing = _compute_seconds(compute, traffic)

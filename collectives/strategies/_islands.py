@@ -50,13 +50,13 @@ def islands(
     where B_I are the island's examples in the round. Islands are groups of workers with fast links between them, such
     as the workers of a host. Within an island a step equals that of one worker with all its examples; the parameters'
     bytes go between islands once in `steps` steps, from one worker of each. Islands of one worker make `diloco`.
-    While there is one island alone, nothing is to be exchanged: its replica goes on as in `synchronous`, and z follows.
+    With a single island nothing is exchanged: its replica trains as in `synchronous`, and z follows.
 
     A step of the program is a local step, not a round: its batch may have any size, be split into microbatches, and
-    change in any step. Workers of an island have equal parameters and inner state, so that a lost worker costs nothing
-    of them. A joining worker, or one that had no examples for a step, waits for the end of the round: until then its
-    examples do not count, and then it has the state of its island; if nobody else is in its island, it begins in the
-    next step with z and the initial inner state.
+    change in any step. Workers of an island have equal parameters and inner state, so a lost worker loses none of
+    them. A joining worker, or one that had no examples for a step, waits for the end of the round: until then its
+    examples do not count, and then it has the state of its island; if its island has no other worker, it starts in
+    the next step with z and the initial inner state.
 
     Args:
       inner: an optax optimizer; its state is each island's.
@@ -117,7 +117,7 @@ def islands(
         """Return the state after the step: where it ends a round, after the exchange between islands."""
         ends = (ad.step() + 1) % steps == 0
         speaks, founds = is_current & (ad.worker() == found.first), ~found.has_current
-        # If nobody has examples, such as where all have just joined, the mean of changes is to be 0 and not 0 / 0.
+        # Without examples, for instance because all workers have just joined, the mean of changes must be 0, not 0 / 0.
         weight = jnp.where(speaks | founds, jnp.maximum(examples, 1e-20), 0)
         moved = minus(state.params, select(is_current, own.replica, state.params))
         change = all_reduced(moved, ends, weight=weight, **how)

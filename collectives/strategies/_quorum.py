@@ -21,7 +21,7 @@ from ._trees import arrays, check_optimizer, minus, rounding_without_feedback, s
 
 
 class Quorum(NamedTuple):
-    """State of `quorum`: a model that is replicated, and of each worker what no round has taken yet.
+    """State of `quorum`: the replicated model, and each worker's change that no round has counted yet.
 
     A joining worker has the initial local state, a difference of zero, so it starts at the model.
     """
@@ -89,7 +89,7 @@ def quorum(
 
     References:
       "Decoupled DiLoCo", arXiv 2604.21428: learners that do not wait for each other, and rounds that a quorum closes.
-      Its weights, t_i² / s_i, favour workers with more steps; here these are the late ones, whose gradients are older.
+      Its weights, t_i² / s_i, favor workers with more steps; here these are the late ones, whose gradients are older.
     """
     check_optimizer("quorum", inner, "inner")
     check_optimizer("quorum", outer, "outer")
@@ -107,7 +107,7 @@ def quorum(
         own, loss = _local_steps(inner, steps, needed, float(grace), state, value_and_grad, batch)
         taken, examples = state.taken + own.taken, state.examples + own.taken.astype(jnp.float32) * each
         behind, done = minus(state.params, own.params), taken >= steps
-        # If nobody is done, the mean is to be 0 and not 0 / 0.
+        # If no worker is done, the mean must be 0, not 0 / 0.
         weight = jnp.where(done, examples / taken.astype(jnp.float32), 1e-20)
         change = all_reduce(select(done, behind, zeros(behind)), weight=weight, **how)
         number = all_reduce(done.astype(jnp.int32), op="sum")

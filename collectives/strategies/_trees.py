@@ -88,13 +88,15 @@ def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Roun
     if rounding is None:
         return "nearest" if codec is None else "error_feedback"
     if rounding not in get_args(Rounding):
-        raise error(what, f"rounding={rounding!r} is none of 'nearest', 'stochastic', 'error_feedback'.")
+        raise error(what, f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
     if wire is None:
         raise error(what, f'rounding={rounding!r} needs a format to round to:  wire="4bit"')
     if codec is None and rounding != "nearest" and jnp.dtype(dtype) != jnp.bfloat16:
         raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not {jnp.dtype(dtype).name}.")
     if codec is not None and codec.is_sparse and rounding != "error_feedback":
-        raise error(what, f'rounding={rounding!r} loses what comm.top_k does not send:  rounding="error_feedback"')
+        raise error(
+            what, f'rounding={rounding!r} loses the elements that comm.top_k does not send:  rounding="error_feedback"'
+        )
     return rounding
 
 

@@ -157,6 +157,6 @@ def check_devices(devices: Sequence[jax.Device]) -> None:
     if not devices or len(set(devices)) < len(devices):
         what = "name a device twice" if devices else "are empty"
         raise ValueError(
-            f"devices= {what}: {[str(d) for d in devices]}. Give one device per worker, for example "
+            f"devices= {what}: {[str(d) for d in devices]}. Pass one device per worker, for example "
             "jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four devices of one CPU."
         )

@@ -79,7 +79,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
       >>> comm.JaxWorld()
       Traceback (most recent call last):
       ...
-      collectives.worlds.launch.LaunchError: JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.
+      collectives.worlds.launch.LaunchError: JaxWorld needs jax.distributed.initialize() before any other use of JAX.
     """
 
     transport: JaxTransport
@@ -88,7 +88,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
     def __init__(self, devices: Sequence[jax.Device] | None = None, *, hang_timeout: float | None = None):
         super().__init__(hang_timeout)
         if not jax.distributed.is_initialized():
-            raise LaunchError("JaxWorld needs jax.distributed.initialize(), before anything else of JAX's.")
+            raise LaunchError("JaxWorld needs jax.distributed.initialize() before any other use of JAX.")
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         _check_local(self.devices)
@@ -126,17 +126,17 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         """
         transport = self.transport
         room = transport.preamble.room
-        travelling = room[: len(status)] if len(status) <= len(room) else status.astype(np.float64)
+        traveling = room[: len(status)] if len(status) <= len(room) else status.astype(np.float64)
         results: list[R] = []
 
         def run() -> None:
             if len(status) > len(room):
-                transport.tree.sum(travelling)
+                transport.tree.sum(traveling)
             with ONE_AT_A_TIME:
-                results.append(program(travelling.astype(status.dtype)))
+                results.append(program(traveling.astype(status.dtype)))
 
         with transport.collective():
-            travelling[:] = status
+            traveling[:] = status
             transport.perform(StepOnMesh(about, more, run))
         return results.pop()
 
@@ -215,7 +215,7 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
         if device.process_index != own:
             raise ValueError(
                 f"devices= contains {device}, which belongs to process {device.process_index}; this is process {own}. "
-                "Give devices of this process, for example jax.local_devices()."
+                "Pass devices of this process, for example jax.local_devices()."
             )
 
 

@@ -120,7 +120,7 @@ class Promises(NamedTuple):
 
     @property
     def broken(self) -> bool:
-        """Whether the previous split would have been better."""
+        """Whether the steps since the decision show that the previous split would have been better."""
         return bool(self.back.steps >= LEAST_STEPS and self.back.gain > max(LEAST_LOSS, SURE * self.back.error))
 
     def tried_enough(self, gain: float) -> bool:

@@ -72,6 +72,6 @@ def _check(value: Any, n: int) -> None:
     if value is None or np.shape(value) != (n,):
         got = f"shape {value.shape}" if hasattr(value, "shape") else repr(value)
         raise DriverError(
-            f"static_proportional needs {n} capacities, one per worker; got {got}. Give them, or gather them:\n"
+            f"static_proportional needs {n} capacities, one per worker; got {got}. Pass them, or gather them:\n"
             f"    ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))"
         )

@@ -84,7 +84,7 @@ def linen_state():
     return {**variables, "opt": TX.init(variables["params"])}
 
 
-def test_linen_normalises_by_the_whole_batch():
+def test_linen_normalizes_by_the_whole_batch():
     """Workers with uneven batches, in several calls, and one with none take the step of one worker on all examples."""
     driver, uneven = linen_step(Linen("workers"), comm.all_reduce), {"shares": [5, 0, 1], "microbatch": 8}
     options = {"world": LocalWorld(3), "resizable": False, **uneven}
@@ -97,7 +97,7 @@ def test_linen_normalises_by_the_whole_batch():
         expected, metrics = plain(expected, make_data())
         assert loss == pytest.approx(float(metrics["loss"]), rel=1e-6)
     assert alike(state["batch_stats"], expected["batch_stats"]) < 1e-6
-    # A bias in front of a normalisation has no gradient but rounding.
+    # A bias in front of a normalization has no gradient but rounding.
     kernels = [{k: v["kernel"] for k, v in s["params"].items() if "kernel" in v} for s in (state, expected)]
     assert alike(*kernels) < 2e-6
 
@@ -126,7 +126,7 @@ def test_statistics_of_a_microbatch_train_and_check_reports_them():
         found = program.check()
         first, *_, last = (float(report.metrics["loss"]) for report in program.run(steps=8))
     assert found.verdict == "no"
-    assert 'batch normalisation without axis_name="workers"' in str(found)
+    assert 'batch normalization without axis_name="workers"' in str(found)
     assert last < first
 
 

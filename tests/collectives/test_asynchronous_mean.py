@@ -258,7 +258,7 @@ def test_where_it_cannot_stand():
     def no_such(w, batch):
         return comm.all_reduce(comm.asynchronous_mean(w, peer="any")), {}
 
-    with pytest.raises(ad.CollectiveError, match="peer='any' is none of 'random', 'ring'"):
+    with pytest.raises(ad.CollectiveError, match="peer= must be 'random' or 'ring'; got 'any'"):
         program_of(no_such)
 
 

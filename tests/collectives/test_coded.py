@@ -337,9 +337,9 @@ def test_dropped_contributions_are_in_no_code():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"wire": "4bit", "rounding": "up"}, "rounding='up' is none of"),
+        ({"wire": "4bit", "rounding": "up"}, "rounding= must be .*; got 'up'"),
         ({"wire": "4bit", "op": "max"}, "wire= is for means and sums"),
-        ({"wire": comm.top_k(3)}, "loses what comm.top_k does not send"),
+        ({"wire": comm.top_k(3)}, "loses the elements that comm.top_k does not send"),
         ({"wire": "4bit", "hosts": [[0], [1]]}, r"hosts=\[\[0\], \[1\]\] must hold each of the 3 workers"),
         ({"wire": jnp.bfloat16, "hosts": [[0, 1], [2]]}, "hosts= is for compressed formats"),
     ],
@@ -359,9 +359,9 @@ def test_integers_are_refused():
     [
         ({"wire": "5bit"}, 'is not a two-byte format, such as  wire=jnp.bfloat16 or of bits, such as  wire="4bit"'),
         ({"rounding": "stochastic"}, "needs a format to round to"),
-        ({"wire": "4bit", "rounding": "up"}, "is none of 'nearest'"),
+        ({"wire": "4bit", "rounding": "up"}, "rounding= must be 'nearest'"),
         ({"wire": jnp.float16, "rounding": "stochastic"}, "needs wire=jnp.bfloat16 or bits, not float16"),
-        ({"wire": comm.top_k(3), "rounding": "nearest"}, "loses what comm.top_k does not send"),
+        ({"wire": comm.top_k(3), "rounding": "nearest"}, "loses the elements that comm.top_k does not send"),
     ],
 )
 def test_rounds_refuse_it_before_they_are_traced(options, text):

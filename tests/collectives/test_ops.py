@@ -72,7 +72,7 @@ def test_a_tree_that_is_a_leaf_has_no_path():
 
 @pytest.mark.parametrize("op", ["avg", "MEAN", None])
 def test_an_unknown_op_is_refused(op):
-    with pytest.raises(CollectiveError, match=rf"all_reduce {HERE}: op={op!r} is none of 'mean', 'sum', 'max', 'min'"):
+    with pytest.raises(CollectiveError, match=rf"all_reduce {HERE}: op= must be 'mean', 'sum', .*; got {op!r}"):
         comm.all_reduce(1.0, op=op)
 
 

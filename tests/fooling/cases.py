@@ -484,13 +484,13 @@ def a_summed_loss(state, batch):
 
 
 @named("w", shares=None)
-def a_normalised_batch_under_a_rate_that_begins_at_zero(state, batch):
-    def normalised(w):
+def a_normalized_batch_under_a_rate_that_begins_at_zero(state, batch):
+    def normalized(w):
         out = batch["x"] @ w
         return jnp.mean(((out - out.mean()) / (out.std() + 0.1) - batch["y"]) ** 2)
 
     rate = jnp.minimum(ad.step().astype(jnp.float32) / 10, 1)
-    return step(state, rate * comm.all_reduce(jax.grad(normalised)(state["w"]))), {}
+    return step(state, rate * comm.all_reduce(jax.grad(normalized)(state["w"]))), {}
 
 
 @named("w", shares=None)

@@ -20,29 +20,29 @@ BOTH = ("examples", "workers")
 
 
 def loss(w, batch, axes, mean=jax.lax.pmean):
-    """Of predictions that are normalised over `axes`, in a function of one example."""
+    """Of predictions that are normalized over `axes`, in a function of one example."""
 
     def of_one(x, y):
         z = x @ w
-        centre = mean(z, axes)
-        return (z - centre) / jnp.sqrt(mean((z - centre) ** 2, axes) + 1) - y
+        center = mean(z, axes)
+        return (z - center) / jnp.sqrt(mean((z - center) ** 2, axes) + 1) - y
 
     return (jax.vmap(of_one, axis_name="examples")(batch["x"], batch["y"]) ** 2).mean()
 
 
-def plain_normalised(state, batch):
+def plain_normalized(state, batch):
     value, grad = jax.value_and_grad(loss)(state["w"], batch, "examples")
     return {"w": state["w"] - 0.1 * grad}, {"loss": value}
 
 
-@right(plain_normalised)
-def normalised_over_examples_and_workers(state, batch):
+@right(plain_normalized)
+def normalized_over_examples_and_workers(state, batch):
     value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH))
     return {"w": state["w"] - 0.1 * grad}, {"loss": value}
 
 
-@right(plain_normalised)
-def normalised_over_workers_and_examples(state, batch):
+@right(plain_normalized)
+def normalized_over_workers_and_examples(state, batch):
     value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH[::-1]))
     return {"w": state["w"] - 0.1 * grad}, {"loss": value}
 

@@ -20,8 +20,8 @@ from .cases import FEATURES, W, errors, loss, mean_gradient, named, not_known, p
 SCALE = np.array([1e6, 1, 1], np.float32)
 
 
-def normalised_beside_a_large_feature(w, batch):
-    """The second and third feature are normalised over the call; the first is as large as a price or a time."""
+def normalized_beside_a_large_feature(w, batch):
+    """The second and third feature are normalized over the call; the first is as large as a price or a time."""
     x = batch["x"]
     normed = (x - x.mean(0)[None]) / (x.std(0)[None] + 1e-3)
     large = jnp.mean((1e6 * x[:, 0] * w[0] - batch["y"]) ** 2)
@@ -47,23 +47,23 @@ def of(tx, w=W):
 
 
 @named("mu", **of(ADAM))
-def a_normalised_feature_beside_a_large_one_under_adam(state, batch):
-    return trained(ADAM, normalised_beside_a_large_feature, state, batch)
+def a_normalized_feature_beside_a_large_one_under_adam(state, batch):
+    return trained(ADAM, normalized_beside_a_large_feature, state, batch)
 
 
 @named("mu", **of(LION))
-def a_normalised_feature_beside_a_large_one_under_lion(state, batch):
-    return trained(LION, normalised_beside_a_large_feature, state, batch)
+def a_normalized_feature_beside_a_large_one_under_lion(state, batch):
+    return trained(LION, normalized_beside_a_large_feature, state, batch)
 
 
 @named("state['w']", **of(ADAGRAD))
-def a_normalised_feature_beside_a_large_one_under_adagrad(state, batch):
-    return trained(ADAGRAD, normalised_beside_a_large_feature, state, batch)
+def a_normalized_feature_beside_a_large_one_under_adagrad(state, batch):
+    return trained(ADAGRAD, normalized_beside_a_large_feature, state, batch)
 
 
 @named("state['w']", **of(RMSPROP))
-def a_normalised_feature_beside_a_large_one_under_rmsprop(state, batch):
-    return trained(RMSPROP, normalised_beside_a_large_feature, state, batch)
+def a_normalized_feature_beside_a_large_one_under_rmsprop(state, batch):
+    return trained(RMSPROP, normalized_beside_a_large_feature, state, batch)
 
 
 @right(lambda s, b: (step(s, jnp.sign(jax.grad(scaled)(s["w"], b))), {}))

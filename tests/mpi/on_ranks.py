@@ -685,7 +685,7 @@ def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
             program.checkpoint()
 
 
-# --- ways to synchronise ----------------------------------------------------------------------------------------------
+# --- ways to synchronize ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

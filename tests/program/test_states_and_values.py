@@ -422,7 +422,7 @@ def coupled(params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(z @ z.T, jnp.arange(len(z))).mean()
 
 
-def normalised(params, batch):
+def normalized(params, batch):
     net = BatchNormNet()
     logits, _ = net.apply({"params": params}, batch["x"], mutable=["batch_stats"])
     return cross_entropy(logits, batch)
@@ -434,14 +434,14 @@ def normalised(params, batch):
         (mean_loss, []),
         (lambda params, batch: losses(params, batch).sum(), ["inner", "outer"]),
         (coupled, ["['inner']['w']"]),
-        (normalised, ["BatchNorm_0", "Dense_0", "Dense_1"]),
+        (normalized, ["BatchNorm_0", "Dense_0", "Dense_1"]),
     ],
     ids=["mean", "sum", "coupled", "batch norm"],
 )
 def test_check_finds_drivers_that_depend_on_the_split(workers, loss_fn, differs):
     """A lone worker's are in tests/adaptive/check/test_invariance.py."""
     params = make_params()
-    if loss_fn is normalised:
+    if loss_fn is normalized:
         params = BatchNormNet().init(jax.random.key(0), jnp.zeros((2, FEATURES)))["params"]
     with build(sgd(loss_fn), {"params": params, "steps": 0}, make_data(), 32, world=workers) as program:
         before = program.state

@@ -1,4 +1,4 @@
-"""Ways to synchronise, against plain loops of the updates that were published."""
+"""Ways to synchronize, against plain loops of the updates that were published."""
 
 from __future__ import annotations
 
@@ -562,7 +562,7 @@ def test_devices_give_the_results_of_one_device(strategy):
         (lambda: sync.model_averaging(optax.sgd(1.0), alpha=2), r"alpha=2 must be above 0 and at most 1"),
         (lambda: sync.model_averaging(optax.sgd(1.0), momentum=1.0), r"momentum=1.0 must be at least 0 and below 1"),
         (lambda: sync.model_averaging(optax.sgd(1.0), wire="int8"), r"wire='int8' is not a two-byte format, such as"),
-        (lambda: sync.pair_averaging(optax.sgd(1.0), "star"), r"pair_averaging.*'star' is none of 'random'"),
+        (lambda: sync.pair_averaging(optax.sgd(1.0), "star"), r"pair_averaging.*must be one of 'random'.*got 'star'"),
         (lambda: sync.local_steps(optax.sgd(1.0), 0), r"local_steps.*steps=0 must be a positive integer"),
         (lambda: sync.diloco(optax.sgd(1.0), "sgd", 2), r"diloco.*outer='sgd' is not an optax optimizer"),
         (lambda: sync.hybrid(BY_ONE[1], optax.sgd(1.0)), r"is not a strategy"),

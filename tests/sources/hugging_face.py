@@ -49,7 +49,7 @@ HUGGING_FACE = Group(
         Row("text.remove_columns('text')", DICT),
         Row("data.select(range(12)).shuffle(seed=1)", {"i": IDS[:12], "x": X[:12]}),
         Row("text", refused="text"),
-        Row("data.to_iterable_dataset().batch(8)", refused="the data set gives batches"),
+        Row("data.to_iterable_dataset().batch(8)", refused="the data set yields batches"),
         Row("split_dataset_by_node(data.to_iterable_dataset(), 0, 3)", refused="one of 3 parts"),
     ),
 )

@@ -46,7 +46,7 @@ class SpawnedProcess:
 
     @property
     def over(self) -> bool:
-        """Whether it will not join."""
+        """Whether the process was refused or has ended, so that it will not join."""
         return self.refused or self.dead
 
     def receive(self, build_digests: Mapping[str, str]) -> None:

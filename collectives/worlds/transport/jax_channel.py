@@ -133,20 +133,20 @@ class JaxChannel:
           more: see `Channel.exchange`.
         """
         transport = self._transport
-        travelling = transport.preamble.room[: len(own[0]) if own else len(status)]
+        traveling = transport.preamble.room[: len(own[0]) if own else len(status)]
         if not self._status_in_preamble:
-            travelling = status.astype(np.float64)
+            traveling = status.astype(np.float64)
         arrived: list[list[jax.Array]] = []
         message = ReduceMessage(
             *(about, more, self._name, self._text),
             buffers=(),
             status=status,
-            reduce=lambda: self._reduce(arrived, own, rest, travelling, status),
+            reduce=lambda: self._reduce(arrived, own, rest, traveling, status),
         )
         with transport.collective():
             if own:
-                travelling[:] = sum(np.asarray(x, np.float64) for x in own)
-            travelling[len(travelling) - len(status) :] = status
+                traveling[:] = sum(np.asarray(x, np.float64) for x in own)
+            traveling[len(traveling) - len(status) :] = status
             rest.prepare()
             transport.perform(message)
         return arrived, message.arrived
@@ -156,17 +156,17 @@ class JaxChannel:
         arrived: list[list[jax.Array]],
         own: list[jax.Array],
         rest: _Rest,
-        travelling: np.ndarray,
+        traveling: np.ndarray,
         status: np.ndarray,
     ) -> np.ndarray:
         """Reduce the rest of the message, after every process has passed the preamble. Returns the status."""
         if not self._status_in_preamble:
-            self._transport.tree.sum(travelling)
-        reduced_status = travelling[len(travelling) - len(status) :].astype(status.dtype)
+            self._transport.tree.sum(traveling)
+        reduced_status = traveling[len(traveling) - len(status) :].astype(status.dtype)
         arrived[:] = rest.reduce()
         if own:
             first = np.empty(own[0].shape, own[0].dtype)  # new each time: a JAX array may alias it
-            round_to(travelling, first)
+            round_to(traveling, first)
             devices = list(self._world.devices)
             for row, x in zip(arrived, jax.device_put([first] * len(devices), devices), strict=True):
                 row.insert(0, x)

@@ -111,7 +111,7 @@ class CoreWaits:
         self._excused: dict[int, float] = {}
 
     def forget(self, number: int) -> None:
-        """Begin anew for a rank that is well."""
+        """Forget the measurements of a rank that answered."""
         self._latest.pop(number, None)
         self._excused.pop(number, None)
 

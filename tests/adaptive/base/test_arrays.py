@@ -92,8 +92,8 @@ def test_a_tensor_is_not_copied(torch):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of what it calls beta
 def test_tensors_that_have_no_numbers_are_refused_by_name(torch):
     eye = torch.eye(4)
-    refused({"x": eye.to_sparse()}, "data['x'] is a sparse tensor (torch.sparse_coo). Give x.to_dense().")
-    refused({"x": eye.to_sparse_csr()}, "data['x'] is a sparse tensor (torch.sparse_csr). Give x.to_dense().")
+    refused({"x": eye.to_sparse()}, "data['x'] is a sparse tensor (torch.sparse_coo). Pass x.to_dense().")
+    refused({"x": eye.to_sparse_csr()}, "data['x'] is a sparse tensor (torch.sparse_csr). Pass x.to_dense().")
     refused({"x": eye.to("meta")}, "data['x'] is a tensor on the device 'meta', which has a shape and no numbers")
     ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     refused({"x": ragged}, "data['x'] is a nested tensor, with rows of different lengths. Pad it")
@@ -127,7 +127,7 @@ def test_collectives_and_hooks_take_tensors_as_constants(torch):
         _, report = trained(X, driver)
         assert report.metrics["sum"].tolist() == [3, 3]
         assert seen == [[3, 3]]
-    with pytest.raises(ad.CollectiveError, match=r"the value is a tensor that is a sparse tensor .*Give x.to_dense"):
+    with pytest.raises(ad.CollectiveError, match=r"the value is a tensor that is a sparse tensor .*Pass x.to_dense"):
         comm.all_reduce(torch.eye(2).to_sparse(), op="sum")
 
     def driver(state, batch):
@@ -142,7 +142,7 @@ def test_tensors_in_a_checkpoint_are_refused_by_name(torch):
     with ad.Program(lambda state, batch: (state, {}), {"w": jnp.zeros(2)}, X, global_batch=4) as program:
         checkpoint = program.checkpoint()
         checkpoint["state"] = {"w": torch.zeros(2)}
-        with pytest.raises(ad.CheckpointError, match=r"state\['w'\] is a tensor of PyTorch. Give x.numpy\(\)"):
+        with pytest.raises(ad.CheckpointError, match=r"state\['w'\] is a tensor of PyTorch. Pass x.numpy\(\)"):
             program.restore(checkpoint)
 
 
@@ -173,19 +173,19 @@ def test_big_endian_numbers_are_read_in_this_machines_order(dtype, tmp_path):
 def test_the_error_about_a_sparse_matrix_says_what_to_write():
     sparse = pytest.importorskip("scipy.sparse")
     for make in (sparse.csr_matrix, sparse.csr_array, sparse.coo_array, sparse.lil_matrix):
-        refused({"x": make(X)}, f"data['x'] is a sparse matrix ({make.__name__}). Give x.toarray().")
-        refused(make(X), f"data is a sparse matrix ({make.__name__}). Give x.toarray().")
+        refused({"x": make(X)}, f"data['x'] is a sparse matrix ({make.__name__}). Pass x.toarray().")
+        refused(make(X), f"data is a sparse matrix ({make.__name__}). Pass x.toarray().")
 
 
 def test_masked_arrays_of_which_nothing_is_masked_are_arrays():
     assert np.array_equal(Examples(np.ma.array(X)).rows(np.arange(4)), X)
-    refused(np.ma.array(X, mask=X == 7), "data[2, 1] is masked, and the mask would be lost. Give x.filled(0)")
+    refused(np.ma.array(X, mask=X == 7), "data[2, 1] is masked, and the mask would be lost. Pass x.filled(0)")
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long doubles are doubles here")
 def test_long_doubles_are_refused():
-    refused({"x": np.zeros(4, np.longdouble)}, "which JAX does not have. Give x.astype(np.float64).")
-    refused({"x": np.zeros(4, np.clongdouble)}, "which JAX does not have. Give x.astype(np.float64).")
+    refused({"x": np.zeros(4, np.longdouble)}, "which JAX does not have. Pass x.astype(np.float64).")
+    refused({"x": np.zeros(4, np.clongdouble)}, "which JAX does not have. Pass x.astype(np.float64).")
 
 
 def test_images_of_pillow_are_arrays_of_uint8():

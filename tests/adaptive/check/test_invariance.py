@@ -372,7 +372,7 @@ def test_batch_norm_is_found_in_parameters_and_statistics():
     assert "state['batch_stats']['BatchNorm_0']['mean']" not in found.differences  # a mean of means is the mean
     text = str(found)
     assert "not split-invariant" in text
-    assert "batch normalisation" in text
+    assert "batch normalization" in text
     assert all(name in text for name in (*found.differences, *found.reductions))
 
 
@@ -414,7 +414,7 @@ OPTIMIZERS = {
 
 
 def beside_a_large_one(scale, *, normed):
-    """A loss whose first gradient is `scale` times as large as the others, of which one may be normalised in calls."""
+    """A loss whose first gradient is `scale` times as large as the others, of which one may be normalized in calls."""
 
     def loss(w, batch):
         x = batch["x"]

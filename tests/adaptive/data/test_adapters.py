@@ -112,8 +112,8 @@ def test_each_reader_opens_a_mapped_file_itself(tmp_path):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ((i for i in range(3)), "a generator can be gone through once only"),
-        (numbers, "data is a function. If it begins an iterator:  ad.data.from_iterator(numbers)"),
+        ((i for i in range(3)), "a generator can be iterated over only once"),
+        (numbers, "data is a function. If it returns an iterator:  ad.data.from_iterator(numbers)"),
         ({1, 2}, "a set has no order"),
         ("text", "holds text"),
     ],

@@ -146,7 +146,7 @@ def test_kinds_of_data_sets_are_recognized(data, row):
             "example['x'] of example 1 has shape (2,), of example 0 (3,). Examples must have the same shapes",
         ),
         (({"x": X[0], "y": 1}, {"x": X[1], "y": 1}), "If these are examples, stack them"),
-        (types.MappingProxyType({"x": X}), "a mappingproxy, which JAX takes for a single leaf. Give dict(data)"),
+        (types.MappingProxyType({"x": X}), "a mappingproxy, which JAX takes for a single leaf. Pass dict(data)"),
         (Shifted(X), "a Shifted, a pytree of arrays and a source at once, and its data[0] is not"),
         (ShiftedAtTheEnd(X), "a ShiftedAtTheEnd, a pytree of arrays and a source at once, and its data[3] is not"),
         (Both(X, odd={"first": 1}), "a Both, a pytree of arrays and a source at once, and its data["),
@@ -192,8 +192,8 @@ def test_arrays_of_another_device_are_taken_to_the_host():
 @pytest.mark.parametrize(
     ("leaf", "says"),
     [
-        (jax.random.split(jax.random.key(0), 4), "data['x'] holds PRNG keys. Give what they are made of"),
-        (np.zeros(4, [("a", "f4"), ("b", "i4")]), "is a structured array. Give its fields:  {name: x[name]"),
+        (jax.random.split(jax.random.key(0), 4), "data['x'] holds PRNG keys. Pass their data"),
+        (np.zeros(4, [("a", "f4"), ("b", "i4")]), "is a structured array. Pass its fields:  {name: x[name]"),
         (np.zeros(4, "V8"), "data['x'] holds elements of |V8"),
         (np.ma.array(X, mask=X > 3), "data['x'][1, 1] is masked, and the mask would be lost"),
         (np.array([1, 2, 2**40, 3]), "data['x'][2] holds 1099511627776, which int32 cannot"),

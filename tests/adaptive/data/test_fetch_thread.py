@@ -31,7 +31,7 @@ def test_tasks_run_in_turn_and_give_results_or_raise():
     thread.close()
 
 
-def test_pending_tasks_are_cancelled_and_close_does_not_wait():
+def test_pending_tasks_are_canceled_and_close_does_not_wait():
     thread, begun, go_on, seen = FetchThread("reads"), threading.Event(), threading.Event(), []
     hangs = thread.submit(lambda: begun.set() or go_on.wait(limit(60)))
     cancelled, last = thread.submit(seen.append, 1), thread.submit(seen.append, 2)

@@ -116,9 +116,9 @@ BATCHES = {
 
 @pytest.mark.parametrize("kind", BATCHES)
 def test_batches_are_refused_wherever_they_are_made(kind):
-    refused(BATCHES[kind](), "the data set gives batches")
+    refused(BATCHES[kind](), "the data set yields batches")
     assert ad.data.from_iterator(BATCHES[kind](), batched=True).batched
-    with pytest.raises(ad.DataError, match="the data set gives batches"):  # what a function returns is known later
+    with pytest.raises(ad.DataError, match="the data set yields batches"):  # what a function returns is known later
         opened(ad.data.from_iterator(lambda: BATCHES[kind]()))
 
 

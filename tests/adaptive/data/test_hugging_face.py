@@ -52,7 +52,7 @@ def test_batches_and_parts_of_hugging_face_are_refused():
     from datasets.distributed import split_dataset_by_node
 
     for data in (shards().batch(4), shards().batch(4).map(lambda batch: batch), table().to_iterable_dataset().batch(2)):
-        refused(data, "the data set gives batches: leave out .batch(…)")
+        refused(data, "the data set yields batches: leave out .batch(…)")
     part = split_dataset_by_node(shards(), rank=1, world_size=2)
     refused(part, "are one of 2 parts of a data set")
     flat = shards().batch(4).map(lambda batch: {"i": np.concatenate(batch["i"])}, batched=True, remove_columns=["x"])

@@ -135,11 +135,11 @@ def test_only_the_share_of_this_process_is_transformed():
 @pytest.mark.parametrize(
     ("make", "options", "says"),
     [
-        (iter([1]), {}, "a list_iterator can be gone through once only"),
+        (iter([1]), {}, "a list_iterator can be iterated over only once"),
         (3, {}, "from_iterator takes a function that returns an iterator; got a int"),
         (lambda path: [path], {}, "it has path besides. Bind them"),
-        (counted(3), {"length": 0}, "length= takes the number of examples"),
-        (counted(3), {"length": 2.5}, "length= takes the number of examples"),
+        (counted(3), {"length": 0}, "length= must be the number of examples"),
+        (counted(3), {"length": 2.5}, "length= must be the number of examples"),
     ],
 )
 def test_a_function_that_returns_no_iterator_is_refused(make, options, says):
@@ -189,7 +189,7 @@ def test_an_iterator_that_raises_has_not_ended():
     for _ in range(2):
         with pytest.raises(OSError, match="the server is gone") as error:
             stream.take((2,))
-    assert error.value.__notes__ == ["the iterator raised it instead of giving example 2"]
+    assert error.value.__notes__ == ["raised by the iterator at example 2"]
     assert stream.epoch == 0
     stream.close()
 
@@ -234,7 +234,7 @@ def test_each_worker_goes_through_its_own():
         [None, [2001, 2002, 2003]],
         [[1002], [2004]],
     ]
-    with pytest.raises(ad.DataError, match="Give check a batch"):
+    with pytest.raises(ad.DataError, match="Pass a batch to check"):
         stream.peek((1, 1, 1))
     assert stream.cursors == (3, 3, 5)
     assert stream.epoch_length is None

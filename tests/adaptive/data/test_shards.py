@@ -174,7 +174,7 @@ def test_a_digest_depends_on_shard_boundaries():
         (np.zeros((3, 4)), "a list of data sets, one per worker; got a ndarray"),
         ([numbered(0, 4), numbered(0, 0)], r"shard 1: the data set is empty: data\['number'\] has shape \(0,\)"),
         ([numbered(0, 4), Source(0, 0)], r"shard 1: the data set is empty: len\(data\) is 0"),
-        ([np.zeros(3), {"x": np.zeros(3)}], "shard 1 is built as .* shard 0 as "),
+        ([np.zeros(3), {"x": np.zeros(3)}], "shard 1 has the structure .* shard 0 has "),
         ([np.zeros((3, 2)), np.zeros((3, 5))], r"example is float32\[5\] in shard 1, but float32\[2\] in shard 0"),
         ([np.zeros(3, int), np.zeros(3)], r"example is float32\[\] in shard 1, but int32\[\] in shard 0"),
     ],

@@ -199,7 +199,7 @@ def test_a_function_of_each_example_is_given_the_rows_that_were_read_at_once(fil
     [
         ("text", r"data\['text'\] holds text; it must be an array of numbers"),
         ("ragged", r"data\['ragged'\] holds rows of different lengths; it must be"),
-        ("compound", r"data\['compound'\] is a structured array. Give its fields"),
+        ("compound", r"data\['compound'\] is a structured array. Pass its fields"),
         ("number", r"data\['number'\] is a single number; every leaf needs a leading axis"),
     ],
 )

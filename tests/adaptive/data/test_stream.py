@@ -261,7 +261,7 @@ class Ragged:
     ("odd", "wrong"),
     [
         ({"x": np.zeros(3)}, r"example\['x'\] of example 3 has shape \(3,\), of example 0 \(2,\)"),
-        ({"y": np.zeros(2)}, "example 3 is built as"),
+        ({"y": np.zeros(2)}, "example 3 has the structure"),
         ({"x": np.zeros(2), "y": 1}, r"example 3 has example\['y'\], which example 0 has not"),
     ],
 )

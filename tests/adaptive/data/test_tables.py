@@ -220,7 +220,7 @@ def test_a_frame_of_pandas_is_refused_with_all_columns_that_are_no_numbers(pd):
         "'name', 'city': text. Make numbers of them, or leave them out:  df.drop(columns=['name', 'city'])",
         "'age' (row 1): missing values. Fill them:  df['age'].fillna(0),  or leave the rows out:  "
         "df.dropna(subset=['age'])",
-        "'kind': categories. Give the codes:  df['kind'].cat.codes",
+        "'kind': categories. Pass the codes:  df['kind'].cat.codes",
         "'when': times (datetime64",
         "'what': objects of Python (dict)",
         "'tokens': lists of different lengths (2 in row 0, 1 in row 1). Examples must have the same shapes: pad them",
@@ -241,7 +241,7 @@ def test_a_frame_of_polars_is_refused_with_all_columns_that_are_no_numbers(pl):
     for part in (
         "'name', 'city': text. Make numbers of them, or leave them out:  df.drop(['name', 'city'])",
         "'age' (row 1): missing values. Fill them:  df['age'].fill_null(0),  or leave the rows out:  df.drop_nulls(['",
-        "'kind': categories. Give the codes:  df['kind'].to_physical()",
+        "'kind': categories. Pass the codes:  df['kind'].to_physical()",
         "'when': times (Date)",
         "'tokens': lists of different lengths (2 in row 0, 1 in row 1)",
     ):
@@ -249,7 +249,7 @@ def test_a_frame_of_polars_is_refused_with_all_columns_that_are_no_numbers(pl):
     df = df.drop(["name", "city", "when", "tokens"])
     df = df.with_columns(df["kind"].to_physical(), df["age"].fill_null(0))
     assert examples_of(df).rows(np.arange(3))["age"].tolist() == [1, 0, 3]
-    assert "data is a LazyFrame, which has not been read. Give x.collect()." in refused(df.lazy())
+    assert "data is a LazyFrame, which has not been read. Pass x.collect()." in refused(df.lazy())
 
 
 def test_a_table_of_arrow_is_refused_with_all_columns_that_are_no_numbers(pa):
@@ -261,7 +261,7 @@ def test_a_table_of_arrow_is_refused_with_all_columns_that_are_no_numbers(pa):
     for part in (
         "'name', 'city': text. Make numbers of them, or leave them out:  table.drop_columns(['name', 'city'])",
         "'age' (row 1): missing values. Fill them:  pyarrow.compute.fill_null(table['age'], 0)",
-        "'kind': dictionary-encoded. Give the codes:  table['kind'].combine_chunks().indices",
+        "'kind': dictionary-encoded. Pass the codes:  table['kind'].combine_chunks().indices",
         "'when': times (timestamp[s])",
         "'tokens': lists of different lengths (2 in row 0, 1 in row 1)",
     ):
@@ -561,7 +561,7 @@ def test_columns_of_text_are_refused_all_at_once(hf):
     assert says in refused(text)
     assert says in refused(text.to_iterable_dataset())
     assert_same(batch_of(text.select_columns(columns)), WANTED)
-    assert "Give one:  data['train']" in refused(hf.DatasetDict({"train": text}))
+    assert "Pass one:  data['train']" in refused(hf.DatasetDict({"train": text}))
 
 
 def test_rows_of_hugging_face_that_do_not_fit_are_named(hf):

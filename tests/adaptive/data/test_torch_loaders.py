@@ -119,7 +119,9 @@ def test_a_loaders_data_set_is_used_and_its_ignored_settings_are_named():
     loader = td.DataLoader(WITH_INDEX["of dicts"](), batch_size=4, sampler=sampler, worker_init_fn=print)
     data = examples_of(loader)
     assert len(data) == N
-    unused = "batch_size=4, shuffling, the DistributedSampler's division by 3, worker_init_fn and drop_last go unused"
+    unused = (
+        "batch_size=4, shuffling, the DistributedSampler's division by 3, worker_init_fn and drop_last have no effect"
+    )
     assert unused in data.notes[0]
     assert examples_of(td.DataLoader(WITH_INDEX["of dicts"](), num_workers=3)).num_readers == 3
 
@@ -301,8 +303,8 @@ def test_data_that_loader_workers_cannot_receive_is_refused():
     ("make", "says"),
     [
         (lambda: ad.data.from_iterator(td.DataLoader(stream_of_numbers(), batch_size=8)), "(batch_size=8)"),
-        (lambda: ad.data.from_iterator(td.DataLoader(range(N), batch_sampler=[[0]])), "the DataLoader gives batches"),
-        (lambda: opened(ad.data.from_iterator(lambda: td.DataLoader(range(N)))), "the DataLoader gives batches"),
+        (lambda: ad.data.from_iterator(td.DataLoader(range(N), batch_sampler=[[0]])), "the DataLoader yields batches"),
+        (lambda: opened(ad.data.from_iterator(lambda: td.DataLoader(range(N)))), "the DataLoader yields batches"),
         (lambda: opened(batched(stream_of_numbers(), batch_size=None)), "If these are examples, leave out batched"),
         (lambda: opened(td.DataLoader(stream_of_numbers(), num_workers=2, in_order=False)), "has in_order=False"),
         (lambda: batched(range(N), sampler=td.DistributedSampler(range(N), 3, 1)), "are one of 3 parts"),

@@ -262,7 +262,7 @@ def test_different_sources_of_one_name_are_refused():
     def driver(state, batch):
         return state, {"a": comm.all_reduce(read(load)), "b": comm.all_reduce(read(other), op="max")}
 
-    with pytest.raises(ad.CollectiveError, match="two different sources are called 'load'") as error:
+    with pytest.raises(ad.CollectiveError, match="two different sources are named 'load'") as error:
         traced(driver, 0.0)
     assert "read(other)" in pointed_at(error.value)[0]
 

@@ -37,8 +37,8 @@ def test_a_mean_in_the_forward_pass_has_a_derivative(dtype):
 
     def loss_fn(w, x, y, mean):
         z = x @ w
-        centre, square = mean((z.mean(), (z * z).mean() / 8))
-        return ((z / 16 - y - centre) ** 2).mean() / 64 + square / 512
+        center, square = mean((z.mean(), (z * z).mean() / 8))
+        return ((z / 16 - y - center) ** 2).mean() / 64 + square / 512
 
     def driver(w, batch):
         loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(w, batch["x"], batch["y"], pmean))
@@ -61,9 +61,9 @@ def test_a_mean_over_the_mapped_examples_and_the_workers_has_a_derivative(dtype)
     def loss_fn(w, batch, axes):
         def of_one(x, y):
             z = (x @ w).astype(dtype)
-            centre = jax.lax.pmean(z, axes)
-            square = jax.lax.pmean((z - centre) ** 2, axes)
-            return ((z - centre) / jnp.sqrt(square + jnp.asarray(1, dtype))).astype(jnp.float32) * y + square.astype(
+            center = jax.lax.pmean(z, axes)
+            square = jax.lax.pmean((z - center) ** 2, axes)
+            return ((z - center) / jnp.sqrt(square + jnp.asarray(1, dtype))).astype(jnp.float32) * y + square.astype(
                 jnp.float32
             )
 
@@ -101,7 +101,7 @@ class Net(eqx.Module):
 
 
 @pytest.mark.parametrize("mode", ["batch", "ema"])
-def test_equinox_normalises_by_the_whole_steps_batch(mode):
+def test_equinox_normalizes_by_the_whole_steps_batch(mode):
     """Against a plain loop on whole batches: uneven workers, in several calls, and a step at another split."""
 
     def training(axes):

@@ -210,7 +210,7 @@ def test_a_state_with_two_leaves_of_one_name_cannot_be_saved():
 
 
 class Handles(Recorder):
-    """A hook that goes through these states."""
+    """A hook whose state takes these values in turn."""
 
     def __init__(self, *states):
         super().__init__()

@@ -130,7 +130,7 @@ def masked_mean(w, batch):
     return (mask * apart(w, batch)).sum() / jnp.maximum(mask.sum(), 1)
 
 
-def normalised(w, batch):
+def normalized(w, batch):
     x = (batch["x"] - batch["x"].mean(0)[None]) / (batch["x"].std(0)[None] + 1e-3)
     return (x @ w).std() + mean_loss(w, batch)
 
@@ -145,7 +145,7 @@ NO_MEANS = {
     "sum": lambda w, b: apart(w, b).sum(),
     "count": lambda w, b: (b["y"] > 0).sum(),
     "masked": masked_mean,
-    "batch norm": normalised,
+    "batch norm": normalized,
     "first": lambda w, b: b["y"][0],
     "half precision": lambda w, b: jnp.exp(mean_loss(w.astype(jnp.bfloat16), jax.tree.map(jnp.bfloat16, b))),
 }

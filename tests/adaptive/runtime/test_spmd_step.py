@@ -80,14 +80,14 @@ def two_levels(state, batch):
     return updated(state, grads), {"spread": comm.all_reduce(jnp.mean(batch["x"]) * norm)}
 
 
-def normalised(state, batch):
+def normalized(state, batch):
     """Batch norm by a mean over all workers, within the loss."""
 
-    def loss_of_normalised(params, batch):
+    def loss_of_normalized(params, batch):
         mean = comm.all_reduce(batch["x"].mean(0))
         return loss_of(params, {**batch, "x": batch["x"] - mean[None]})
 
-    loss, grads = jax.value_and_grad(loss_of_normalised)(state["params"], batch)
+    loss, grads = jax.value_and_grad(loss_of_normalized)(state["params"], batch)
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 
@@ -120,7 +120,7 @@ def spoilt(state, batch):
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 
-DRIVERS = [plain, of_many_kinds, two_levels, normalised, monitored, of_their_own, spoilt]
+DRIVERS = [plain, of_many_kinds, two_levels, normalized, monitored, of_their_own, spoilt]
 
 
 @pytest.fixture

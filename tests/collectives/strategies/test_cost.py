@@ -218,7 +218,7 @@ def test_rates_that_are_none(rate):
         (sync.synchronous(SGD), {"compute": -1.0}, "must be seconds"),
         (sync.synchronous(SGD), {"link": sync.Link}, "must be bits per second"),
         (sync.hybrid(sync.synchronous(SGD), sync.synchronous(SGD)), {}, "Pass the strategy that is active"),
-        (sync.Strategy("mine", *(lambda *_: None,) * 4), {}, "'mine' does not say what it sends"),
+        (sync.Strategy("mine", *(lambda *_: None,) * 4), {}, "'mine' does not declare what it sends"),
     ],
 )
 def test_arguments_that_are_refused(strategy, options, complaint):

@@ -195,7 +195,11 @@ def test_a_checkpoint_between_two_fragments():
         ((INNER, OUTER, 5, 2), {}, "steps=5 must be a multiple of fragments=2"),
         ((INNER, OUTER, 4, 2), {"mixing": 1}, "mixing=1 must be at least 0 and below 1"),
         ((INNER, OUTER, 4, 2), {"wire": jnp.bfloat16, "rounding": "error_feedback"}, "is for compressed formats"),
-        ((INNER, OUTER, 4, 2), {"wire": comm.top_k(3), "rounding": "nearest"}, "loses what comm.top_k does not send"),
+        (
+            (INNER, OUTER, 4, 2),
+            {"wire": comm.top_k(3), "rounding": "nearest"},
+            "loses the elements that comm.top_k",
+        ),
         ((INNER, OUTER, 4, 2), {"rounding": "stochastic"}, "needs a format to round to"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`proportional`: as it was published, and renormalised."""
+"""`proportional`: as it was published, and renormalized."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_as_published_one_step_inflates_the_global_batch():
     assert path(published, lambda b: b / CORES, [64, 64, 64], 100, every=10)[1] == [39, 66, 158]
 
 
-def test_renormalised_it_is_there_in_one_step():
+def test_renormalized_it_is_there_in_one_step():
     sizes = proportional_step(np.full(3, 64.0), 64 / CORES)
     np.testing.assert_allclose(sizes * 192 / sizes.sum(), [28.8, 48, 115.2])
     assert path(ctrl.proportional(), lambda b: b / CORES, [64, 64, 64], 100, every=10) == [[64, 64, 64], [29, 48, 115]]
 
 
-def test_renormalised_it_is_the_rule_of_dbs():
+def test_renormalized_it_is_the_rule_of_dbs():
     rng = np.random.default_rng(0)
     sizes, seconds = rng.uniform(10, 100, 6), rng.uniform(0.1, 1, 6)
     step = proportional_step(sizes, seconds)

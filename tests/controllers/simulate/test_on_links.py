@@ -68,7 +68,7 @@ def test_strategies_of_the_user(tmp_path, monkeypatch):
     small = ("--compute", "1", "--link", "1Gbit/s", "--workers", "4", "--strategy")
     table = rows(run(*small, "my_strategies:make", "--strategy", "synchronous,wire=8bit"))
     assert table["my_strategies:make"] == table["synchronous,wire=8bit"]
-    assert "'hybrid' does not say what it sends" in refused(*small, "my_strategies:both")
+    assert "'hybrid' does not declare what it sends" in refused(*small, "my_strategies:both")
     assert "expected a collectives.strategies.Strategy" in refused(*small, "my_strategies:nothing")
     assert "must take no arguments" in refused(*small, "optax:sgd")
 
