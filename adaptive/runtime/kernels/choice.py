@@ -84,7 +84,7 @@ class Chooser:
         self.choice = NO_CHOICE
         self.size = self.steps_at_size = 0
         self._granted = -1  # `choice.steps`, when it was made
-        self._steps = self._asked_at = 0  # steps so far; the step of the contest's last choice
+        self._steps = self._taken = 0  # steps so far, the next one included; those since the last choice
         self._timed_at = 0
         self._lost = 0.0  # cost of comparisons so far, in steps
         self._unanswered = 0
@@ -135,9 +135,9 @@ class Chooser:
 
     def _count_steps(self, size: int) -> None:
         """Count the steps since the last choice, the next one included."""
-        taken = 1 + self._granted - self.choice.steps
-        self.steps_at_size = self.steps_at_size + taken if size == self.size else 0
-        self._steps += taken
+        self._taken = 1 + self._granted - self.choice.steps
+        self.steps_at_size = self.steps_at_size + self._taken if size == self.size else 0
+        self._steps += self._taken
         self.size = size
 
     def _made(
@@ -193,13 +193,11 @@ class Chooser:
         self._compared[size, at_least] = compared = _Compared(kernels, Contest(predicted))
         while len(self._compared) > _SIZES:
             del self._compared[next(iter(self._compared))]
-        self._asked_at = self._steps
         return compared
 
     def _of_contest(self, size: int, at_least: int, contest: Contest) -> Choice:
-        elapsed = self._steps - self._asked_at if contest is self._contest else 1
-        split, timed, steps = contest.next(elapsed)
-        self._asked_at = self._steps
+        # A contest counts its own steps: later rounds are not due sooner because of steps at other sizes.
+        split, timed, steps = contest.next(self._taken if contest is self._contest else 1)
         slower = timed and GAIN * contest.slower(split) > 1
         self._lost += timed * (contest.slower(split) - 1)
         steps = min(steps, _LONGEST - 1)
