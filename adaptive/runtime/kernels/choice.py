@@ -216,6 +216,15 @@ class Chooser:
         calls = cheapest(size, kernels, self.times.predict)
         return inf if calls is None else sum(map(self.times.predict, calls))
 
+    def saved_by_exact(self, size: int, microbatches: Microbatches) -> float:
+        """Return the seconds that a kernel of this exact size would have saved in the steps so far; 0 if unknown."""
+        measured = self.times.seconds
+        if not set(microbatches) <= set(measured):
+            return 0.0
+        longest = max(microbatches)
+        now, exact = sum(measured[p] for p in microbatches), measured[longest] / longest * size
+        return (now - exact) * self.steps_at_size
+
     def tried_at_a_loss(self, ready: Iterable[int]) -> bool:
         """Return whether the microbatches of the last step took longer than others would have."""
         if not self.choice.trial:

@@ -4,14 +4,13 @@ XLA compiles per shape, which takes a third of a second or more. The program wai
 *buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. Kernels are
 timed in real steps. A kernel for an exact size is compiled only if it saves more time than its compilation takes.
 
-Choosing, timing, requesting and evicting kernels share the state of each worker, so the class is in one file.
+One class requests, times and evicts kernels, because all three use the same state; it conducts the other modules here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
 import jax
@@ -26,56 +25,15 @@ from .background_compiler import BackgroundCompiler
 from .buckets import by_size_alone, coarse_buckets, larger_gains_nothing, missing_buckets
 from .choice import NO_CHOICE, Choice, Chooser
 from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
-from .memory_bound import MemoryBound
+from .options import KernelOptions
+from .worker_kernels import WorkerKernels
 
 _PRICE_OF_GOING_ON = 1.5  # maximum ratio of a step's time with the current kernels to that with all buckets
-_KEPT = 16  # minimum number of sizes, besides buckets, whose kernels a worker keeps
 _FEW_CORES = 4  # with fewer cores, a compiler slows the steps down
 LARGE_MICROBATCH = 32 << 20  # bytes; above it microbatches are chosen to save memory, not time
+_DEFAULTS = KernelOptions()
 _PASSES = 5  # passes over memory: parameters are read, the gradient is written and added to the sum
 _BYTES_PER_SECOND = {"cpu": 10e9}  # memory bandwidth, approximately; 1e12 on other platforms
-
-
-class _Worker:
-    """One worker's chooser of microbatches, and its used and requested sizes.
-
-    Attributes:
-      used: sizes of microbatches, the most recently used last.
-      asked: the size requested last by `Kernels.ask`.
-      current: the size of the steps until the requested one is in force.
-      exact: the last size for which an exact kernel was requested.
-    """
-
-    def __init__(self, chooser: Chooser):
-        self.chooser = chooser
-        self.used: dict[int, None] = {}
-        self.asked = self.current = self.exact = 0
-
-    def note_used(self, microbatches: Microbatches) -> None:
-        for size in set(microbatches):
-            self.used.pop(size, None)
-            self.used[size] = None
-
-
-@dataclass(frozen=True)
-class KernelOptions:
-    """How kernels are chosen, and in which order they are compiled.
-
-    Attributes:
-      largest_microbatch: the most examples in one microbatch (`microbatch=`), or `None`.
-      timed: whether microbatches are chosen by measured time, and exact kernels compiled; else by size alone, so that
-        the last bits of results do not depend on the machine's speed.
-      resizable: whether sizes change from step to step; if not, only required kernels are compiled.
-      compile_order: (index, count) of this process among those that share a compilation cache: they compile different
-        kernels first.
-      memory: bounds microbatches by memory, if they are bounded so.
-    """
-
-    largest_microbatch: int | None = None
-    timed: bool = True
-    resizable: bool = True
-    compile_order: tuple[int, int] = (0, 1)
-    memory: MemoryBound | None = None
 
 
 class Kernels:
@@ -112,7 +70,7 @@ class Kernels:
         splittable: bool,
         min_microbatches: int = 1,
         microbatch_bytes: int = 0,
-        options: KernelOptions = KernelOptions(),
+        options: KernelOptions = _DEFAULTS,
         name: str = "",
     ):
         self.choices: list[Choice] = [NO_CHOICE] * len(devices)
@@ -122,7 +80,7 @@ class Kernels:
         self.compile_order = options.compile_order
         large = microbatch_bytes if microbatch_bytes > LARGE_MICROBATCH else 0
         price = _PASSES * large / _BYTES_PER_SECOND.get(devices[0].platform, 1e12)
-        self._workers = [_Worker(Chooser(fewest=large > 0, overhead_seconds=price)) for _ in devices]
+        self._workers = [WorkerKernels(Chooser(fewest=large > 0, overhead_seconds=price)) for _ in devices]
         self.busy = False
         self.overhead_examples: float | None = None if splittable else 0.0
         self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
@@ -268,12 +226,7 @@ class Kernels:
         too_large = self.largest_microbatch is not None and size > self.largest_microbatch
         if size in self.compiled.ready[local_index] or too_large or not counters.kernels:
             return
-        measured = worker.chooser.times.seconds
-        if not set(microbatches) <= set(measured):
-            return
-        now = sum(measured[p] for p in microbatches)
-        one_microbatch = measured[max(microbatches)] / max(microbatches) * size
-        if (now - one_microbatch) * worker.chooser.steps_at_size > counters.compile_seconds / counters.kernels:
+        if worker.chooser.saved_by_exact(size, microbatches) > counters.compile_seconds / counters.kernels:
             if worker.exact not in self.compiled.buckets:
                 self._compiler.drop(local_index, worker.exact)
             worker.exact = size
@@ -417,20 +370,11 @@ class Kernels:
             self._compiler.put(local_index, size, urgent=urgent)
 
     def _evict(self, local_index: int) -> None:
-        """Drop the least recently used kernels, so that memory does not grow with each new size.
-
-        Keeps what the next steps may use: buckets, the microbatches of the last step, the current size, and the
-        requested one, which this process may have announced as ready. Called between steps only, by their thread.
-        """
-        worker, buckets, ready = self._workers[local_index], self.compiled.buckets, self.compiled.ready[local_index]
+        """Drop the kernels that a worker does not need. Called between steps only, by their thread."""
+        buckets, ready = self.compiled.buckets, self.compiled.ready[local_index]
         if self.splittable and not (1 in buckets and buckets <= ready.keys()):
             return  # sizes may still need these kernels until the buckets are complete
-        needed = {*buckets, *worker.chooser.choice.microbatches, worker.current, worker.asked, worker.exact}
-        last_use = {size: when for when, size in enumerate(worker.used)}
-        spare = sorted((s for s in list(ready) if s not in needed), key=lambda s: last_use.get(s, -1))
-        for size in spare[: max(0, len(spare) - _KEPT)]:
-            worker.used.pop(size, None)
-            worker.chooser.forget(size)
+        for size in self._workers[local_index].forget_outdated(list(ready), buckets):
             self.compiled.drop(local_index, size)
 
     def ask_for_step(self, size: int) -> None:

@@ -23,13 +23,14 @@ from adaptive.runtime.kernels import choice as chooser
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.kernels import timings as call_times
+from adaptive.runtime.kernels.worker_kernels import KEPT
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
 
 COVERS = (
     "adaptive/runtime/kernels/buckets.py",
-    "adaptive/runtime/kernels/choice.py",
+    "adaptive/runtime/kernels/options.py",
     "adaptive/runtime/kernels/compiled.py",
     "adaptive/runtime/stopwatch.py",
 )
@@ -764,8 +765,8 @@ def test_kernels_that_were_used_longest_ago_are_let_go(make):
     kernels.require([10])
     kernels.microbatches(0, 10)
     go_through(kernels, range(11, 100), 10)
-    assert len(ready(kernels)) <= _kernels._KEPT + 3
-    assert ready(kernels)[-_kernels._KEPT :] == list(range(100 - _kernels._KEPT, 100))
+    assert len(ready(kernels)) <= KEPT + 3
+    assert ready(kernels)[-KEPT:] == list(range(100 - KEPT, 100))
     go_through(kernels, [90, 100, 101, 102, 103, 104, 105, 106], 99)
     assert 90 in ready(kernels)  # used since
     assert 85 not in ready(kernels)
@@ -784,7 +785,7 @@ def test_kernels_of_pending_sizes_are_kept_among_many_sizes(make):
         assert kernels.can_make(0, 10)
     kernels.ask([12], [11])  # it is taken on, and the next is asked for before it has run
     assert kernels.can_make(0, 11)
-    assert len(ready(kernels)) <= _kernels._KEPT + 3
+    assert len(ready(kernels)) <= KEPT + 3
 
 
 def test_the_buckets_is_never_let_go(make):
@@ -793,7 +794,7 @@ def test_the_buckets_is_never_let_go(make):
     assert kernels.microbatches(0, 65) == (65,)
     kernels.ask([66], [65])
     assert {1, 2, 4, 8, 16, 32, 64, 65} <= set(ready(kernels))
-    assert len(ready(kernels)) <= 7 + _kernels._KEPT + 3
+    assert len(ready(kernels)) <= 7 + KEPT + 3
     assert sum(kernels.microbatches(0, 66)) == 66
     for size in range(1, 300):
         assert kernels.can_make(0, size)

@@ -1,0 +1,28 @@
+"""`KernelOptions`: the settings of a program that decide which kernels it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .memory_bound import MemoryBound
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels are chosen, and in which order they are compiled.
+
+    Attributes:
+      largest_microbatch: the most examples in one microbatch (`microbatch=`), or `None`.
+      timed: whether microbatches are chosen by measured time, and exact kernels compiled; else by size alone, so that
+        the last bits of results do not depend on the machine's speed.
+      resizable: whether sizes change from step to step; if not, only required kernels are compiled.
+      compile_order: (index, count) of this process among those that share a compilation cache: they compile different
+        kernels first.
+      memory: bounds microbatches by memory, if they are bounded so.
+    """
+
+    largest_microbatch: int | None = None
+    timed: bool = True
+    resizable: bool = True
+    compile_order: tuple[int, int] = (0, 1)
+    memory: MemoryBound | None = None
