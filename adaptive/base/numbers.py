@@ -31,17 +31,14 @@ def real(value: Any) -> float | None:
         return None if number is None else float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
-    except ValueError:  # a signalling NaN, of decimals
+    except ValueError:  # a signaling NaN, of decimals
         return math.nan
 
 
 def reals(values: Any) -> np.ndarray | None:
     """Return real numbers as an array of floats of the same shape, or `None` if `values` aren't real numbers."""
-    if isinstance(values, jax.core.Tracer):
-        return None
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError):  # ragged; or no array, such as PRNG keys
+    array = _as_array(values)
+    if array is None:
         return None
     if array.dtype == object:
         each = [real(value) for value in array.flat]
@@ -51,11 +48,8 @@ def reals(values: Any) -> np.ndarray | None:
 
 def wholes(values: Any) -> np.ndarray | None:
     """Return integers as an array of Python integers of the same shape, or `None` if `values` aren't integers."""
-    if isinstance(values, jax.core.Tracer):
-        return None
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError):
+    array = _as_array(values)
+    if array is None:
         return None
     each = [whole(value) for value in (array.flat if array.ndim else [array[()]])]
     found = np.empty(len(each), object)
@@ -90,13 +84,18 @@ def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
 
 def truths(values: Any) -> np.ndarray | None:
     """Return booleans as a boolean array, or `None` if `values` aren't booleans. Numbers aren't."""
+    array = _as_array(values)
+    return array if array is not None and array.dtype == np.bool_ else None
+
+
+def _as_array(values: Any) -> np.ndarray | None:
+    """Return values as a numpy array, or `None` if they are traced or no array: ragged lists, or PRNG keys."""
     if isinstance(values, jax.core.Tracer):
         return None
     try:
-        array = np.asarray(values)
+        return np.asarray(values)
     except (TypeError, ValueError):
         return None
-    return array if array.dtype == np.bool_ else None
 
 
 def brief(value: Any) -> str:
