@@ -171,7 +171,7 @@ def test_a_file_that_is_no_record_is_refused(made, run, text, why):
 def test_a_record_of_other_numbers_of_workers_is_refused(made, run):
     record(run, uneven(5, 2, 0.1))
     run.write_text(run.read_text().replace('"batch_sizes": [32, 32]', '"batch_sizes": [32]'))
-    assert "other numbers of workers than the header says" in made(run, status=2)
+    assert "for another number of workers than the header" in made(run, status=2)
 
 
 def test_a_truncated_record_gives_a_report_of_its_steps(made, run):

@@ -104,7 +104,7 @@ def test_a_policy_that_is_given_nothing_but_nans(caplog, program):
     ("options", "advice"),
     [
         ({"deterministic": True}, "deterministic programs wait for the kernels of a new size"),
-        ({"tells": False}, "does not send a message in every step"),
+        ({"has_status": False}, "does not send a message in every step"),
         ({}, "because a worker was lost"),
         ({"resizable": False}, "only from a checkpoint"),
     ],
