@@ -30,7 +30,6 @@ from adaptive.observe.sinks import Sink
 from .arguments import count, next_name, world_of
 from .build import build
 from .membership_changes import AllLeave
-from .parts import RunLimit
 from .run_loop import RunLoop
 from .runs import preempted, steps_of_run
 from .tracing import Traced, check_writable
@@ -285,14 +284,15 @@ class Program(Generic[State, Metrics]):
           CheckpointError: no checkpoint can be written as `checkpoint` says. On rank 0, before the first step.
           DriverError: `epochs` or `steps` is not a whole number.
         """
-        p, run = self._parts, self._parts.run
-        if epochs is not None:
-            p.stream.check_epochs("steps=…")
-        run.limit = RunLimit(
-            None if epochs is None else self.epoch + count("epochs", epochs),
-            None if steps is None else run.step + count("steps", steps),
+        return steps_of_run(
+            *(self._parts, self._loop),
+            epochs=epochs,
+            steps=steps,
+            progress=progress,
+            log=log,
+            record=record,
+            checkpoint=checkpoint,
         )
-        yield from steps_of_run(p, self._loop, progress=progress, log=log, record=record, checkpoint=checkpoint)
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Call `listener(event)` with a `StepEvent` after every step of this process.

@@ -13,8 +13,9 @@ from adaptive.base.signals import SignalHandlers, acknowledge_termination
 from adaptive.observe.report import Report
 from adaptive.observe.sinks import Sink
 
+from .arguments import count
 from .membership_changes import AllLeave, RunOver
-from .parts import ProgramParts
+from .parts import ProgramParts, RunLimit
 from .run_loop import RunLoop
 from .run_outputs import checkpointed, logged, shown
 
@@ -28,17 +29,27 @@ def steps_of_run(
     parts: ProgramParts,
     loop: RunLoop,
     *,
+    epochs: int | None,
+    steps: int | None,
     progress: bool,
     log: Sequence[Sink],
     record: str | Path | None,
     checkpoint: Checkpoints | None,
 ) -> Iterator[Report]:
-    """Run steps up to the run's limit, and yield a report of each. The arguments are those of `Program.run`.
+    """Run steps, and yield a report of each. The arguments are those of `Program.run`.
 
     Raises:
+      DriverError: `epochs` or `steps` is not a whole number.
+      DataError: `epochs` is given, and these data have none.
       Preempted: this process has left, or all processes have received a signal to end.
     """
     p, run = parts, parts.run
+    if epochs is not None:
+        p.stream.check_epochs("steps=…")
+    run.limit = RunLimit(
+        None if epochs is None else p.stream.epoch + count("epochs", epochs),
+        None if steps is None else run.step + count("steps", steps),
+    )
     p.decisions.stopped = False
     p.run_warnings.begin()
     with ExitStack() as stack:
@@ -49,7 +60,12 @@ def steps_of_run(
         stack.enter_context(logged(p, log, record))
         checkpointer = None if checkpoint is None else stack.enter_context(checkpointed(p, checkpoint))
         all_leave: AllLeave | None = None
-        while not (all_leave or p.decisions.stopped or _is_at_limit(p)):
+        while not (all_leave or p.decisions.stopped):
+            limit = run.limit  # read again, because a process that joins takes it over from the others
+            if limit.step is not None and run.step >= limit.step:
+                break
+            if limit.epoch is not None and p.stream.epoch >= limit.epoch:
+                break
             try:
                 report = loop.step()
             except RunOver:  # this process was in reserve until the run ended
@@ -82,11 +98,6 @@ def preempted(parts: ProgramParts, cause: AllLeave, more: str = "") -> Preempted
     if not parts.world.rank:
         _log.warning("%s", why)
     return Preempted(why)
-
-
-def _is_at_limit(parts: ProgramParts) -> bool:
-    limit, step, epoch = parts.run.limit, parts.run.step, parts.stream.epoch
-    return (limit.step is not None and step >= limit.step) or (limit.epoch is not None and epoch >= limit.epoch)
 
 
 def _compare_last_decision(parts: ProgramParts) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.extend.core import Literal, Var
 
@@ -165,7 +165,7 @@ def check_round_trip(leaves, calls, seed):
             for _ in range(n)
         ]
         values.append(fresh)
-        tokens = float(rng.uniform(0.1, 3))
+        tokens = float(np.float32(rng.uniform(0.1, 3)))  # weights are float32
         weights.append([{"examples": float(rng.integers(1, 9)), "tokens": tokens} for _ in range(n)])
         for w in weights[-1]:  # a weight beside a worker's value is the worker's too
             w["examples"] = (
@@ -213,6 +213,7 @@ def test_reductions_equal_those_of_numpy(leaves, calls, seed):
 
 @settings(max_examples=10)
 @given(st.lists(leaf_of(DTYPES), min_size=1, max_size=5), calls_of_workers, st.integers(0, 99))
+@example([Leaf("float64", (), "reduce", "mean", scope=Scope.MICROBATCH, weight="tokens")], [1, 1], 0)
 def test_reductions_equal_those_of_numpy_in_double_precision(leaves, calls, seed):
     with jax.enable_x64(True):
         check_round_trip(leaves, calls, seed)
