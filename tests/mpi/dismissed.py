@@ -24,8 +24,8 @@ def update(observation, state):
         return ctrl.Decision(probe=True), state
     if state == 0:
         probe, shape = observation.links, observation.links.seconds.shape
-        told = f"{len(probe.hosts)} host, {probe.host_of.tolist()}, {shape}, after step {probe.step}"
-        return ctrl.Decision(workers=4, notes=(f"{told}, seen after {observation.step}",)), np.asarray(1)
+        text = f"{len(probe.hosts)} host, {probe.host_of.tolist()}, {shape}, after step {probe.step}"
+        return ctrl.Decision(workers=4, notes=(f"{text}, seen after {observation.step}",)), np.asarray(1)
     if state == 1 and len(observation.members) == 4:
         return ctrl.Decision(leave=(LEAVES,)), np.asarray(2)
     return None, state

@@ -29,10 +29,10 @@ class World(WorkerSlots):
         self.workers, self.survives = range(size if processes == 1 else 1), processes > 1
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
         self.leave_requests = [0.0] * size  # of the others, when they are asked
-        self.in_reserve_told = False
+        self.in_reserve_preempted = False
 
     def poll_reserve_terminating(self):
-        return self.in_reserve_told
+        return self.in_reserve_preempted
 
     def poll_ready(self):
         return super().poll_ready() if self.come else 0
@@ -312,7 +312,7 @@ def test_without_messages_processes_communicate_between_steps():
 
 def test_a_preempted_process_of_the_reserve_can_end_the_run():
     world = World(size=3, workers=2, processes=3)
-    world.in_reserve_told, world.survives = True, False
+    world.in_reserve_preempted, world.survives = True, False
     membership = Membership(world)
     assert membership.leave_request == 2
     said(membership, world, wishes=[2, 0, 0])
@@ -471,7 +471,7 @@ def test_a_request_before_makes_room_for_who_replaces_the_dismissed():
     world = World(4, 2, processes=4)
     membership = Membership(world)
     membership.request(3)
-    said(membership, world, newcomers=1)
+    said(membership, world, joining=1)
     membership.change()
     assert world.members == (0, 1, 2)
     membership.dismiss([1])

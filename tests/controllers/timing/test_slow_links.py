@@ -55,7 +55,7 @@ def slowed(factor=1.3, baseline=None, steps=60):
     return state
 
 
-def told(state, links):
+def after_probe(state, links):
     """The notes and the state after a probe, and, in a slow phase, after another one that confirms it."""
     notes, state = heard(state, links)
     return heard(state, links) if state.suspected.any() else (notes, state)
@@ -124,7 +124,7 @@ def test_a_probe_is_wanted_once_before_and_in_a_slow_phase_again_when_it_has_cos
     assert not state.wants_probe(members)
     state = slowed()
     assert state.wants_probe(members)
-    notes, state = told(state, probe(76))
+    notes, state = after_probe(state, probe(76))
     assert notes == ("no link between hosts is slower than before",)
     assert not state.wants_probe(members)
     step = 77
@@ -135,15 +135,15 @@ def test_a_probe_is_wanted_once_before_and_in_a_slow_phase_again_when_it_has_cos
 
 
 def test_a_worker_that_joins_is_probed():
-    _, state = told(SlowLinks.init(N).sized(N), probe(5, members=range(6)))
+    _, state = after_probe(SlowLinks.init(N).sized(N), probe(5, members=range(6)))
     assert not state.wants_probe(tuple(range(6)))
     assert state.wants_probe(tuple(range(7)))
 
 
 def test_worlds_that_cannot_probe_are_asked_once():
-    _, state = told(SlowLinks.init(N).sized(N), no_links(N)._replace(step=5))
+    _, state = after_probe(SlowLinks.init(N).sized(N), no_links(N)._replace(step=5))
     assert not state.wants_probe(tuple(range(N)))
-    notes, state = told(slowed(), no_links(N)._replace(step=80))
+    notes, state = after_probe(slowed(), no_links(N)._replace(step=80))
     assert notes == ()
     assert not state.named.any()
 
@@ -155,7 +155,7 @@ def test_an_older_probe_does_not_answer():
 
 @pytest.mark.parametrize("factor", [1.3, 4.0])
 def test_a_host_all_of_whose_links_are_slow_is_named(factor):
-    notes, state = told(slowed(factor), probe(80, [2], factor, noise=0.02))
+    notes, state = after_probe(slowed(factor), probe(80, [2], factor, noise=0.02))
     (note,) = notes
     assert note.startswith("the links of host h2 (workers 4, 5) are slow: ")
     assert np.flatnonzero(state.named).tolist() == [4, 5]
@@ -165,32 +165,32 @@ def test_a_host_all_of_whose_links_are_slow_is_named(factor):
 
 
 def test_of_two_hosts_with_a_slow_link_between_them_the_later_is_named():
-    (note,), state = told(slowed(), probe(80, [(1, 3)]))
+    (note,), state = after_probe(slowed(), probe(80, [(1, 3)]))
     assert note == "the link between hosts h1 and h3 is slow: 50 MB/s, 100 before"
     assert np.flatnonzero(state.named).tolist() == [6, 7]
 
 
 def test_or_the_one_with_fewer_workers():
-    (_,), state = told(slowed(), probe(80, [(1, 3)], members=[0, 1, 2, 4, 5, 6, 7]))
+    (_,), state = after_probe(slowed(), probe(80, [(1, 3)], members=[0, 1, 2, 4, 5, 6, 7]))
     assert np.flatnonzero(state.named).tolist() == [2]
 
 
 @pytest.mark.parametrize(("hosts", "slow"), [(2, [0]), (2, [(0, 1)]), (4, [0, 1, 2])])
 def test_where_most_links_are_slow_no_host_is_to_blame(hosts, slow):
-    (note,), state = told(slowed(baseline=probe(5, hosts=hosts)), probe(80, slow, hosts=hosts))
+    (note,), state = after_probe(slowed(baseline=probe(5, hosts=hosts)), probe(80, slow, hosts=hosts))
     assert note.endswith("No host is to blame")
     assert not state.named.any()
 
 
 def test_a_link_that_was_always_slow_is_not_named():
     state = slowed(baseline=probe(5, [1], 4.0))
-    notes, state = told(state, probe(80, [1], 4.0))
+    notes, state = after_probe(state, probe(80, [1], 4.0))
     assert notes == ("no link between hosts is slower than before",)
 
 
 def test_of_two_probes_before_the_faster_counts():
     _, state = heard(slowed(baseline=probe(5, [1], 3.0))._replace(since=np.asarray(0)), probe(60))
-    notes, _ = told(state._replace(since=np.asarray(61)), probe(80, [1], 3.0))
+    notes, _ = after_probe(state._replace(since=np.asarray(61)), probe(80, [1], 3.0))
     assert notes[0].startswith("the links of host h1 ")
 
 
@@ -213,7 +213,7 @@ def test_what_one_probe_says_must_be_confirmed_by_another():
 
 
 def test_a_probe_for_a_worker_that_joins_leaves_the_named():
-    _, state = told(slowed(), probe(80, [2], members=range(6)))
+    _, state = after_probe(slowed(), probe(80, [2], members=range(6)))
     assert np.flatnonzero(state.named).tolist() == [4, 5]
     state = state._replace(known=np.where(np.arange(N) < 6, 2, 0))
     assert state.wants_probe(tuple(range(N)))
@@ -225,23 +225,23 @@ def test_a_probe_for_a_worker_that_joins_leaves_the_named():
 def test_a_host_that_was_not_measured_hides_no_other():
     links = probe(80, [2])
     links.seconds[0, :] = links.seconds[:, 0] = np.nan
-    _, state = told(slowed(), links)
+    _, state = after_probe(slowed(), links)
     assert np.flatnonzero(state.named).tolist() == [4, 5]
 
 
 def test_when_the_named_have_left_and_messages_stay_slow_links_are_probed_anew():
-    _, state = told(slowed(), probe(80, [2]))
+    _, state = after_probe(slowed(), probe(80, [2]))
     assert not state.wants_probe(tuple(range(N)))
     state, _ = fed([0.13], state.without_named(), 81)
     assert state.wants_probe(tuple(range(N)))
-    _, state = told(state, probe(82, [1]))
+    _, state = after_probe(state, probe(82, [1]))
     assert np.flatnonzero(state.named).tolist() == [2, 3]
 
 
 def test_a_new_host_is_compared_with_the_others():
     state = slowed(baseline=probe(5, members=range(6)))
     assert state.wants_probe(tuple(range(N)))
-    (note,), state = told(state, probe(80, [3]))
+    (note,), state = after_probe(state, probe(80, [3]))
     assert note.startswith("the links of host h3 ")
     assert not state.wants_probe(tuple(range(N)))
 
@@ -253,4 +253,4 @@ def test_the_state_keeps_its_structure_and_grows_with_the_workers():
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(SlowLinks.init(N))]
     assert [np.shape(leaf) for leaf in jax.tree.leaves(after)] == shapes
     dtypes = [np.asarray(leaf).dtype for leaf in jax.tree.leaves(larger)]
-    assert [np.asarray(leaf).dtype for leaf in jax.tree.leaves(told(after, probe(80, [2]))[1])] == dtypes
+    assert [np.asarray(leaf).dtype for leaf in jax.tree.leaves(after_probe(after, probe(80, [2]))[1])] == dtypes

@@ -38,7 +38,7 @@ class Meeting:
     """Processes that are threads of this one: what a mailbox takes of a communicator."""
 
     def __init__(self, n: int):
-        self._told, self._all = [None] * n, threading.Barrier(n, timeout=limit(20))
+        self._gathered, self._all = [None] * n, threading.Barrier(n, timeout=limit(20))
         self._own = threading.local()
 
     def come(self, rank):
@@ -49,9 +49,9 @@ class Meeting:
         return self._own.rank
 
     def allgather(self, what):
-        self._told[self.rank] = what
+        self._gathered[self.rank] = what
         self._all.wait()
-        calls = list(self._told)
+        calls = list(self._gathered)
         self._all.wait()
         return calls
 

@@ -30,7 +30,7 @@ class Switch:
     """Ranks that are threads; `seconds` says how long a chunk of two ranks takes."""
 
     def __init__(self, hosts, seconds):
-        self.barrier, self.seconds, self.told = threading.Barrier(len(hosts)), seconds, [None] * len(hosts)
+        self.barrier, self.seconds, self.gathered = threading.Barrier(len(hosts)), seconds, [None] * len(hosts)
         self.sent = {pair: queue.Queue() for pair in itertools.permutations(range(len(hosts)), 2)}
         self.chunks = dict.fromkeys(self.sent, 0)
         everyone = [Process(range(i, i + 1), f"h{host}", host, 100 + i) for i, host in enumerate(hosts)]
@@ -38,7 +38,7 @@ class Switch:
 
     def probed(self, capacity):
         """Probe the links on all ranks, and return what each got."""
-        operations = [ProbeLinks("", lambda: self.group, capacity) for _ in self.told]
+        operations = [ProbeLinks("", lambda: self.group, capacity) for _ in self.gathered]
         threads = [
             threading.Thread(target=operation.carry_out, args=(Rank(self, rank),))
             for rank, operation in enumerate(operations)
@@ -62,11 +62,11 @@ class Rank:
         recvbuf[:] = np.frombuffer(self.switch.sent[to, self.rank].get(), np.uint8)
 
     def allgather(self, own):
-        self.switch.told[self.rank] = own
+        self.switch.gathered[self.rank] = own
         self.switch.barrier.wait()
-        told = list(self.switch.told)
+        gathered = list(self.switch.gathered)
         self.switch.barrier.wait()
-        return told
+        return gathered
 
 
 def test_a_rank_of_each_host_meets_all_others_and_all_know():
