@@ -215,7 +215,7 @@ def test_an_error_names_the_example():
 
 @pytest.mark.parametrize("num_readers", [-1, 1.5, "2", True])
 def test_a_number_of_processes_that_cannot_be_is_refused(num_readers):
-    with pytest.raises(ad.DataError, match="how many processes read"):
+    with pytest.raises(ad.DataError, match="must be a number of processes"):
         ad.data.from_source(Squares(), num_readers=num_readers)
 
 

@@ -133,7 +133,7 @@ def test_kinds_of_data_sets_are_recognized(data, row):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([(X[0],), (X[1],)], "list of 2 of tuple that are built alike, and their arrays have a common"),
+        ([(X[0],), (X[1],)], "list of 2 of tuple of one structure, whose arrays have a common"),
         ([(X[0],), (X[1],)], "jax.tree.map(lambda *xs: np.stack(xs), *data)     2 examples"),
         ([(X[0],), (X[1],)], "tuple(data)                                       arrays of 3 examples each"),
         ([X, X], "ad.Shards(data)                                   4 examples for each of 2 workers"),

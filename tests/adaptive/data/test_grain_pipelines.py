@@ -134,7 +134,7 @@ def test_batches_that_are_taken_apart_again_are_examples():
 
 
 def test_a_pipeline_with_gaps_is_read_as_an_iterator():
-    with pytest.raises(ad.DataError, match=r"with .filter\(\) .*\n?.* give data.to_iter_dataset\(\)"):
+    with pytest.raises(ad.DataError, match=r"with .filter\(\) .*\n?.* data.to_iter_dataset\(\)"):
         examples_of(numbers().filter(lambda example: example["i"] % 2 == 0).shuffle(seed=1))
 
 

@@ -137,7 +137,7 @@ def test_only_the_share_of_this_process_is_transformed():
     [
         (iter([1]), {}, "a list_iterator can be iterated over only once"),
         (3, {}, "from_iterator takes a function that returns an iterator; got a int"),
-        (lambda path: [path], {}, "it has path besides. Bind them"),
+        (lambda path: [path], {}, "this one also has path. Bind them"),
         (counted(3), {"length": 0}, "length= must be the number of examples"),
         (counted(3), {"length": 2.5}, "length= must be the number of examples"),
     ],

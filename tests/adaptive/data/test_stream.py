@@ -262,7 +262,7 @@ class Ragged:
     [
         ({"x": np.zeros(3)}, r"example\['x'\] of example 3 has shape \(3,\), of example 0 \(2,\)"),
         ({"y": np.zeros(2)}, "example 3 has the structure"),
-        ({"x": np.zeros(2), "y": 1}, r"example 3 has example\['y'\], which example 0 has not"),
+        ({"x": np.zeros(2), "y": 1}, r"example 3 has example\['y'\], which example 0 does not have"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_their_number(stream_of, odd, wrong):

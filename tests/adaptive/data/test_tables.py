@@ -418,8 +418,8 @@ def test_lists_in_a_pytree_of_data_are_pytrees():
             [{"x": [1, 2]}, {"x": [1]}],
             "example['x'] of example 1 has shape (1,), of example 0 (2,). Examples must have",
         ),
-        ([{"x": [1, 2]}, {"x": [1, None]}], "data[1]['x'][1] holds None. Write a number in its place"),
-        ([{"x": 1}, {"x": 2}, {"x": None}], "example['x'] of example 2 is None, of example 0 an array. Write"),
+        ([{"x": [1, 2]}, {"x": [1, None]}], "data[1]['x'][1] holds None. Put a number in its place"),
+        ([{"x": 1}, {"x": 2}, {"x": None}], "example['x'] of example 2 is None, of example 0 an array. Put"),
         (
             [{"x": [[1], [1, 2]]}] * 2,
             "data[0]['x'] is a list of lists of different lengths. Examples must have the same",
@@ -566,8 +566,8 @@ def test_columns_of_text_are_refused_all_at_once(hf):
 
 def test_rows_of_hugging_face_that_do_not_fit_are_named(hf):
     for column, says in (
-        ([1, None, 3], "data[1]['x'] holds None. Write a number in its place"),
-        ([[1, 2], [3, None], [4, 5]], "data[1]['x'] holds None. Write a number in its place"),
+        ([1, None, 3], "data[1]['x'] holds None. Put a number in its place"),
+        ([[1, 2], [3, None], [4, 5]], "data[1]['x'] holds None. Put a number in its place"),
         ([[1, 2], [3], [4, 5]], "example['x'] of example 1 has shape (1,), of example 0 (2,). Examples"),
     ):
         data = examples_of(hf.Dataset.from_dict({"x": column}))

@@ -134,7 +134,7 @@ def test_a_loader_trains():
     with ad.Program(driver, jnp.zeros(()), loader, global_batch=N, resizable=False) as program:
         report = program.step()
         assert float(report.metrics["sum"]) == N * (N - 1) / 2
-        assert "its data set is taken, by index" in report.notes[0]
+        assert "is used, by index" in report.notes[0]
 
 
 def test_a_collate_function_is_called_for_each_example():

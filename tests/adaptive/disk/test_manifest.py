@@ -33,7 +33,7 @@ def test_any_byte_that_has_changed_is_found(tmp_path, number, where):
     content = bytearray(path.read_bytes())
     content[int(where * (len(content) - 1))] ^= 1 << (number * 2)
     path.write_bytes(content)
-    with pytest.raises(DamagedError, match=f"{path.name} has other contents"):
+    with pytest.raises(DamagedError, match=f"{path.name} was changed after it was written"):
         verify(folder)
 
 

@@ -492,7 +492,7 @@ with ad.Program(driver, 0.0, {{"x": np.ones(8)}}, global_batch=1) as program:
         assert other.stdout.readline() == "three\n"
         with build(counting("count"), [0.0]) as program:
             program.restore(tmp_path / "no such", missing_ok=True)
-            match = f"is being written by process {other.pid} on .*since.*a directory of its own"
+            match = f"is being written by process {other.pid} on .*since.*a separate directory"
             first_step_is_not_taken(program, ad.Checkpoints(tmp_path), match)
     finally:
         other.send_signal(signal.SIGKILL)

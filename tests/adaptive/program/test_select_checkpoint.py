@@ -157,19 +157,19 @@ def test_a_renamed_checkpoint_is_passed_over_with_a_note(run):
         program.restore(run)
         assert program.steps == 2
         (note,) = program.step().notes
-    assert "the checkpoint 000003-step-9 is skipped: it holds step 3, and its name says step 9" in note
+    assert "the checkpoint 000003-step-9 is skipped: it holds step 3, but its name says step 9" in note
 
 
 def test_where_all_are_renamed_that_is_an_error(run):
     for path in checkpoints(run):
         path.rename(run / f"{path.name}0")
-    with pytest.raises(ad.CheckpointError, match=r"(?s)are damaged:.*holds step 3, and its name says step 30.*step 2,"):
+    with pytest.raises(ad.CheckpointError, match=r"(?s)are damaged:.*holds step 3, but its name says step 30.*step 2,"):
         ad.Checkpoints(run).read()
 
 
 def test_a_renamed_checkpoint_that_was_named_is_refused(run):
     path = (run / "000001-step-1").rename(run / "000001-step-7")
-    with build() as program, pytest.raises(ad.CheckpointError, match="holds step 1, and its name says step 7"):
+    with build() as program, pytest.raises(ad.CheckpointError, match="holds step 1, but its name says step 7"):
         program.restore(path)
 
 
