@@ -91,7 +91,7 @@ def test_the_batch_settles_near_the_best_goodput_where_the_exchange_overlaps_wit
 
 
 def test_a_batch_is_made_smaller_step_by_step_until_compute_times_of_two_sizes_are_known():
-    """After one size, fixed costs cannot be distinguished from those of examples; half the batch may take as long as all."""
+    """After one size, fixed costs and costs of examples are one number; half the batch may take as long as all."""
     first, second = (settled(100.0, 0.03, start=3000, steps=steps) for steps in (20, 40))
     assert 0.7 * 3000 < first < 0.8 * 3000
     assert second < 0.67 * first
