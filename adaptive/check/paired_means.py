@@ -46,7 +46,7 @@ def wrong_means(plan: Plan, state: Sequence[Any], batch: Sequence[Any], reading:
     values = dict(zip(graph.invars, [*state, *rows], strict=True)) | dict(graph.consts)
     for eqn in _needed(graph.eqns, {atom for pair in pairs for side in pair for atom in side.invars}):
         values.update(zip(eqn.outvars, _results(eqn, values, reading), strict=True))
-    found = {}
+    found: dict[str, float] = {}
     for local, mean in pairs:
         name = f"{local.params['what']}{at(line_of(local.source_info))}"
         sides = [[_value(values, atom) for atom in side.invars] for side in (local, mean)]

@@ -29,7 +29,7 @@ from launchers import ending
 
 from .base import describe, forward
 from .devices import DeviceWorld, check_devices
-from .elastic.elastic_processes import spawned_process, started_processes
+from .elastic.processes_of_job import spawned_process, started_processes
 from .elastic.spawning import receive_spawn_request
 from .launch import check_agreement, no_mpi
 from .mailboxes import mailbox

@@ -7,7 +7,6 @@ messages, spawning and the rendezvous have files of their own.
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -16,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
+from adaptive import Preempted, ReserveReleased, WorkerError
 from adaptive.extend import (
     HoldsCopies,
     Loss,
     TransferPayload,
     WorkerSlots,
     acknowledge_termination,
-    number_of_workers,
     pending_termination,
 )
 from collectives.worlds.transport.mpi_transport import MPITransport
@@ -44,10 +42,9 @@ from .rendezvous import (
     rendezvous,
     take_over_plan,
 )
-from .spawning import SpawnedProcess, Spawner, SpawnRequest, as_process
+from .spawning import SpawnedProcess, Spawner, SpawnRequest
 from .standby import ALL_LOST, ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TERMINATED, ControlMessages, StandbyLoop
 
-MOST_WORKERS = 1 << 20
 TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
 
 _log = logging.getLogger("adaptive")
@@ -502,82 +499,6 @@ class ElasticProcesses:
         if word != MEET:
             self._transport.lifetime.closed = True
             ending.leave_job()
-
-
-def started_processes(
-    transport: MPITransport,
-    everyone: ProcessGroup,
-    workers: int | None,
-    min_workers: int,
-    max_workers: int | None,
-    *,
-    respawn: bool,
-    abandon: Callable[[], None],
-    build_digests: Callable[[], Mapping[str, str]],
-    create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
-) -> ElasticProcesses:
-    """Return the processes with which the job was started. For the arguments see `MPIWorld`.
-
-    Raises:
-      WorkerCountError: a number of workers is not possible.
-    """
-    there = everyone.everyone[-1].worker_slots.stop
-    first = there if workers is None else number_of_workers(workers, there)
-    most = there
-    if max_workers is not None:
-        most = number_of_workers(max_workers, MOST_WORKERS, least=there, name="max_workers")
-    spawns = max_workers is not None
-    worker_slots = WorkerSlots(most, first, min_workers)
-    processes = ElasticProcesses(
-        *(transport, everyone, worker_slots),
-        respawn=respawn,
-        spawns=spawns,
-        abandon=abandon,
-        build_digests=build_digests,
-        create_mailbox=create_mailbox,
-    )
-    if workers is not None and processes.nearest(workers) != workers:
-        raise WorkerCountError(
-            f"workers={workers} is not possible: all workers of a process work, or none. The nearest possible number "
-            f"is {processes.nearest(workers)}."
-        )
-    return processes
-
-
-def spawned_process(
-    transport: MPITransport,
-    comm: Any,
-    pair: Any,
-    request: SpawnRequest,
-    min_workers: int,
-    *,
-    respawn: bool,
-    spawns: bool,
-    abandon: Callable[[], None],
-    build_digests: Callable[[], Mapping[str, str]],
-    create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
-) -> ElasticProcesses:
-    """Return a spawned process's view of the job: it is on standby, known only to the process that spawned it.
-
-    Args:
-      comm: the communicator of this process alone.
-      pair: the communicator of this process and the one that spawned it.
-    """
-    alone = ProcessGroup(comm, (as_process(request, platform.node()),))
-    worker_slots = WorkerSlots(request.capacity, None, min_workers)
-    for slot in range(request.capacity):
-        if slot not in request.members:
-            worker_slots.leave(slot)
-    processes = ElasticProcesses(
-        *(transport, alone, worker_slots),
-        respawn=respawn,
-        spawns=spawns,
-        abandon=abandon,
-        build_digests=build_digests,
-        create_mailbox=create_mailbox,
-    )
-    processes.await_admission(pair, request.members)
-    return processes
 
 
 def _first_worker_slot(process: Process) -> int:
