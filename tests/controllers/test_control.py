@@ -127,7 +127,7 @@ def test_any_positive_scalar_is_a_number_of_workers(number, asked):
         (np.nan, "np.isfinite(noise.scale)"),
         (np.inf, "control.most_workers"),
         (np.ones(2), "shape (2,)"),
-        (Noise(1.0, 2.0), "is one number"),
+        (Noise(1.0, 2.0), "must be one number"),
         (True, "True"),
         ("two", "two"),
     ],

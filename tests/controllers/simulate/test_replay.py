@@ -254,7 +254,7 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
         if cut < 0:  # what is cut is another run, which was not asked for
             assert not caplog.records
             assert len(read_trace(trace, 0).steps) == 2 + is_whole
-    assert [f"{trace}:{number}: this line is cut" in r.message for r in caplog.records] == [True] * (not is_whole)
+    assert [f"{trace}:{number}: this line is truncated" in r.message for r in caplog.records] == [True] * (not is_whole)
 
 
 def test_steps_after_a_truncated_line_are_not_adjacent_to_it(trace, caplog):
