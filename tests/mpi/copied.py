@@ -35,6 +35,8 @@ def driver(state, batch):
 
 
 def made_up(comm, host, n_devices):
+    if comm.size == 1:  # a spawned process
+        return found(comm, host, n_devices)
     hosts = map(int, HOSTS[0].split(","))
     return tuple(p._replace(host=number) for p, number in zip(found(comm, host, n_devices), hosts, strict=True))
 
@@ -79,6 +81,7 @@ def join_beside_the_reserve(program, report) -> None:
             time.sleep(0.01)
         program.rescale(workers=3)
     if world.members == (0, 1, 3) and report.step == DIES:
+        time.sleep(1.0 if HOSTS else 0.0)  # for the reserve on another host, which fetches the copies
         die()
 
 
