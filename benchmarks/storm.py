@@ -77,7 +77,7 @@ def schedule(seed: int, seconds: float, per_hour: float) -> list[Fault]:
     return faults
 
 
-def rank(folder: str, workers: int, wait_per_example: float) -> None:
+def rank(folder: str, workers: int, wait_per_example: float, hang_timeout: float) -> None:
     """Train on this rank until the file `stop` is in the folder."""
     notes = Notes(folder)
     import jax
@@ -109,7 +109,7 @@ def rank(folder: str, workers: int, wait_per_example: float) -> None:
         return {"model": made_step(state["model"], grads), "taken": state["taken"] + count}, {}
 
     nothing = {"model": begun(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
-    with comm.world(max_workers=workers, respawn=True, hang_timeout=HANG_TIMEOUT) as world:
+    with comm.world(max_workers=workers, respawn=True, hang_timeout=hang_timeout) as world:
         program = ad.Program(driver, nothing, data(EXAMPLES), global_batch=workers * LOCAL_BATCH, seed=SEED)
         first = True
         for step in program.run():
@@ -155,10 +155,12 @@ def storm(
     faults: list[Fault],
     settled: Callable[[], Any] = lambda: None,
     wait_per_example: float = 40e-3,
+    hang_timeout: float = HANG_TIMEOUT,
 ) -> dict[str, Any]:
     """Run a job with these faults, and return its result. `settled` is called before the measured time begins."""
     events: list[dict[str, Any]] = []
-    with job(workers, __file__, ["--workers", workers, "--wait", wait_per_example]) as running:
+    how = ["--workers", workers, "--wait", wait_per_example, "--hang-timeout", hang_timeout]
+    with job(workers, __file__, how) as running:
         until = time.monotonic() + START_SECONDS
         while len(steps_of(running.notes())) < SETTLED:
             if time.monotonic() > until or running.process.poll() is not None:
@@ -286,7 +288,7 @@ def one_of_each(args: argparse.Namespace) -> None:
     """Run a job with one fault of each kind, and print and write what each costs."""
     kinds, each = [*KINDS, "kill"], args.each
     faults = [Fault(each * (i + 0.3), kind, (0.55 * i) % 1, 1.5) for i, kind in enumerate(kinds)]
-    run = storm(args.workers, each * len(kinds), faults, wait_per_example=args.wait)
+    run = storm(args.workers, each * len(kinds), faults, lambda: None, args.wait, args.hang_timeout)
     table = [
         {
             "fault": event["kind"],
@@ -298,8 +300,8 @@ def one_of_each(args: argparse.Namespace) -> None:
     ]
     notes = [
         f"{args.workers} processes on {os.cpu_count()} cores; a step takes {readable(run['step seconds'])} (median). A "
-        f"stop lasts 1.5 s; `hang_timeout={HANG_TIMEOUT:g}`. Load average at the end: {run['load']:.1f}. Every example "
-        f"once per epoch: {run['each once']}; largest difference from a plain loop: {run['difference']:.1e}.",
+        f"stop lasts 1.5 s; `hang_timeout={args.hang_timeout:g}`. Load average at the end: {run['load']:.1f}. Every "
+        f"example once per epoch: {run['each once']}; largest difference from a plain loop: {run['difference']:.1e}.",
     ]
     path = None if args.no_results else RESULTS / "storm_by_fault.md"
     report("What a fault of each kind costs", table, path, notes)
@@ -314,21 +316,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--each", type=float, metavar="SECONDS", help="one fault of each kind, this far apart")
     parser.add_argument("--wait", type=float, default=40e-3, metavar="SECONDS", help="for each example")
+    parser.add_argument("--hang-timeout", type=float, default=HANG_TIMEOUT, metavar="SECONDS")
     parser.add_argument("--in-turn", action="store_true", help="the run without faults first, and then the storm")
     parser.add_argument("--json", type=Path, help="a file for what came of both runs")
     parser.add_argument("--no-results", action="store_true", help="print only")
     args = parser.parse_args()
     if args.rank:
-        rank(args.rank, args.workers, args.wait)
+        rank(args.rank, args.workers, args.wait, args.hang_timeout)
         return
     if args.each:
         one_of_each(args)
         return
     seconds = 60 * args.minutes
     faults = schedule(args.seed, seconds, args.faults_per_hour)
+    how = (lambda: None), args.wait, args.hang_timeout
     if args.in_turn:
-        calm = storm(args.workers, seconds, [], wait_per_example=args.wait)
-        stormy = storm(args.workers, seconds, faults, wait_per_example=args.wait)
+        calm = storm(args.workers, seconds, [], *how)
+        stormy = storm(args.workers, seconds, faults, *how)
     else:
         calm, stormy = _at_once(args, seconds, faults)
     if args.json:
@@ -340,9 +344,11 @@ def _at_once(args: argparse.Namespace, seconds: float, faults: list[Fault]) -> t
     """Run both jobs at the same time; return what came of the one without faults and of the other."""
     first, both = threading.Event(), threading.Barrier(2)
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(storm, args.workers, seconds, [], lambda: (first.set(), both.wait()), args.wait)
+        beside = pool.submit(
+            storm, args.workers, seconds, [], lambda: (first.set(), both.wait()), args.wait, args.hang_timeout
+        )
         first.wait(START_SECONDS)  # processes of one job at a time start
-        stormy = storm(args.workers, seconds, faults, both.wait, args.wait)
+        stormy = storm(args.workers, seconds, faults, both.wait, args.wait, args.hang_timeout)
         return beside.result(), stormy
 
 
@@ -353,7 +359,8 @@ def tell(args: argparse.Namespace, calm: dict[str, Any], stormy: dict[str, Any])
     notes = [
         f"{args.workers} processes in each job, on {os.cpu_count()} cores, {args.minutes:g} minutes, "
         f"{'one job after the other' if args.in_turn else 'both jobs at the same time'}, {1e3 * args.wait:g} ms of "
-        f"waiting for each example; {args.faults_per_hour:g} faults an hour. What faults did:",
+        f"waiting for each example; {args.faults_per_hour:g} faults an hour; "
+        f"`hang_timeout={args.hang_timeout:g}`. What faults did:",
         "\n".join(by_kind(stormy, args.workers)),
         f"{len(stormy['repairs'])} workers lost; repairs {np.median(repairs):.1f} ms in the median, "
         f"{repairs.max():.1f} ms at most. {stormy['epochs']:.1f} epochs; every example once in each: "
