@@ -167,7 +167,7 @@ class _Lines:
         text = text.strip()
         if not any(text.startswith(begins[: len(text)]) for begins in _BEGINS):
             raise RecordError(f"{self._path}:{number}: not a line of JSON. Is this a recorded run?")
-        why = "%s:%d: this line is cut. It is skipped, and so are any steps after it, up to the next run."
+        why = "%s:%d: this line is truncated. It is skipped, and so are any steps after it, up to the next run."
         _log.warning(why, self._path, number)
 
     def _number(self, begin: int) -> int:
