@@ -218,7 +218,8 @@ def judged(
     for event in events:
         until = event["t"] + WINDOW
         event["longest"] = max((b - a for a, b, _ in spans if b > event["t"] and a < until), default=usual) - usual
-        back = [b for a, b, n in spans if a > event["t"] and n == workers]
+        gone = [a for a, b, n in spans if event["kind"] != "stop" and b > event["t"] and n < workers]  # a step later
+        back = [b for a, b, n in spans if a > max([event["t"], *gone[:1]]) and n == workers]
         event["back"] = back[0] - event["t"] if back else None
         over = event["t"] + (event["back"] or WINDOW)
         event["lost"] = sum(b - a - full for a, b, _ in spans if b > event["t"] and a < over)
