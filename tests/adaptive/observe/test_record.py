@@ -136,7 +136,7 @@ def test_another_run_is_added_on_a_line_of_its_own(program, trace, caplog):
     assert trace.read_bytes().startswith(cut + b"\n")
     with caplog.at_level(logging.WARNING, "adaptive"):
         assert len(read_trace(trace, 0).steps) == 1
-    assert f"{trace}:3: this line is cut" in caplog.records[0].message
+    assert f"{trace}:3: this line is truncated" in caplog.records[0].message
     assert [step.step for step in read_trace(trace).steps] == [1]
 
 
