@@ -64,6 +64,7 @@ class Stream:
       cursors: examples taken so far from each shard. Replicated.
       length: number of examples in an epoch; 0 for iterators.
       in_memory: whether examples are rows of arrays in memory.
+      fetched: called with the batches of each share, by the thread that has read them; `None`: nothing is called.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Stream:
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # the cursors when `_ahead` was requested
         self._closed = False
+        self.fetched: Callable[[tuple[Any, ...]], None] | None = None
         self._beside = beside
         self._quick_seconds = QUICK_SECONDS if beside else AT_ONCE_SECONDS
         self._quick = False  # whether the last share was fetched faster than a thread would start
@@ -186,6 +188,8 @@ class Stream:
         batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
         if began:
             self._timed, self._quick = last - first, time.thread_time() - began < self._quick_seconds
+        if self.fetched is not None:
+            self.fetched(batches)
         # tuple.__new__ runs in C; the named tuple's constructor does not.
         return tuple.__new__(Share, (sizes, tuple(ends[workers.start : workers.stop]), batches, whole))
 
@@ -238,6 +242,8 @@ class Stream:
         offsets = list(accumulate(sizes, initial=0))
         batches = tuple(self._reader.read(self._wanted(cursors, sizes, self.workers, committed)))
         self._quick = self.in_memory and time.thread_time() - began < self._quick_seconds
+        if self.fetched is not None:
+            self.fetched(batches)
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
     def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:

@@ -63,7 +63,8 @@ class SteadyLoop:
         if self._sizes != sizes.current:  # the same array while sizes stay: `SteadyStep` compares by identity
             self._taking_part = np.asarray(sizes.current) > 0
         self._sizes, self._asked = sizes.current, p.membership.asked
-        self._steady = p.engine.steady_step(self._sizes)
+        self._steady = steady = p.engine.steady_step(self._sizes)
+        p.stream.fetched = steady.copied.copy if steady is not None and steady.runs_ahead else None
         self._generation, self._run_under_way = world.generation, world.run_under_way
         self._workers = tuple(world.workers)
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
@@ -87,7 +88,7 @@ class SteadyLoop:
 
     def stop(self) -> None:
         """Make the next step a general one."""
-        self._on, self._share = False, None
+        self._on, self._share, self._parts.stream.fetched = False, None, None
         if self._steady is not None:
             self._steady.forget_ahead()
 

@@ -26,6 +26,7 @@ from adaptive.operators.collectives import collective_p
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
+from .copied_examples import CopiedExamples
 from .kernels.choice import Choice
 from .kernels.memory_bound import ran_out_of_memory
 from .memory import has_room
@@ -105,6 +106,7 @@ class SteadyStep:
     Attributes:
       ahead: the kernels of the next step, if they are dispatched already.
       has_sent: whether the last step has sent a message.
+      copied: the next step's examples on an accelerator.
       computed: what this worker has computed of a step in whose message others were lost.
       may_divide: whether a worker's examples may be computed in parts, with other members each. Replicated.
     """
@@ -142,6 +144,7 @@ class SteadyStep:
             and not _OF_MEMBERS & set(call.reads("source"))
             and all(eqn.primitive is not collective_p for eqn in call.eqns)  # of replicated values: they count workers
         )
+        self.copied = CopiedExamples(ctx.world.devices[0], self._batch)
         self.has_sent = False
         self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
         # Sources that change from step to step: (vector, index, function that reads the value).
@@ -193,7 +196,9 @@ class SteadyStep:
         known = float("inf")
         ahead = None if self.ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
         if ahead is None:
-            packed, kept = self.compute(sizes, reading, vectors, (self._leaves or self._find_leaves)(share.batches[0]))
+            there = None if self.copied.last is None else self.copied.leaves_of(share.batches[0], sizes)
+            leaves = there or (self._leaves or self._find_leaves)(share.batches[0])
+            packed, kept = self.compute(sizes, reading, vectors, leaves)
             finite = self._check_own(packed) if self._checks_own else None
         else:
             packed, kept, finite, dispatched = ahead.packed, ahead.kept, ahead.finite, ahead.dispatched
@@ -250,9 +255,8 @@ class SteadyStep:
         """
         batch, dispatched = share.batches[0], time.perf_counter()
         try:
-            packed, kept = self.compute(
-                sizes, reading, self._vectors(reading, sizes)[0], (self._leaves or self._find_leaves)(batch)
-            )
+            leaves = self.copied.leaves_of(batch, sizes) or self.leaves_of(batch)
+            packed, kept = self.compute(sizes, reading, self._vectors(reading, sizes)[0], leaves)
             finite = self._check_own(packed) if self._checks_own else None
         except jax.errors.JaxRuntimeError as error:
             if not ran_out_of_memory(error):
@@ -262,8 +266,8 @@ class SteadyStep:
         self.ahead = self.record(reading.step, sizes, batch, packed, kept, dispatched, finite=finite)
 
     def forget_ahead(self) -> None:
-        """Discard the kernels that were dispatched ahead."""
-        self.ahead = None
+        """Discard the kernels that were dispatched ahead, and the examples that were copied."""
+        self.ahead = self.copied.last = None
 
     def record(
         self, step: int, sizes: Microbatches, batch: Any, *computed: Any, finite: jax.Array | None = None
@@ -335,13 +339,15 @@ class SteadyStep:
 
     def _planned(self, microbatches: Microbatches) -> list[_Microbatch]:
         """Return the kernels and rows of these microbatches. Computed again when the microbatches change."""
-        kernels, calls, start = self._ctx.kernels, list[_Microbatch](), 0
+        kernels, calls, start, nbytes = self._ctx.kernels, list[_Microbatch](), 0, 0
         for size in microbatches:
             kernel, rows = kernels.kernel(0, size, 0), slice(start, start + size)
+            nbytes = max(nbytes, kernel.batch_bytes)
             calls.append(_Microbatch(kernel.run, size, None if len(microbatches) == 1 else rows, list(kernel.consts)))
             start += size
         self._microbatches = microbatches, calls
-        self.runs_ahead = self.runs_ahead and has_room(self._ctx.world.devices[0], self._microbatch_bytes)
+        self.runs_ahead = self.runs_ahead and has_room(self._ctx.world.devices[0], self._microbatch_bytes + nbytes)
+        self.copied.wanted = self.runs_ahead and len(microbatches) == 1
         return calls
 
     def compute(

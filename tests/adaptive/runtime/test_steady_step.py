@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from dataclasses import fields
 
 import jax
@@ -16,7 +17,10 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.data import stream
+from adaptive.runtime import copied_examples
 from adaptive.runtime import steady_step as _steady_step
+from adaptive.runtime.copied_examples import CopiedExamples
 from adaptive.runtime.finite import FiniteCheck
 from adaptive.runtime.memory import has_room
 from adaptive.runtime.segment import Feed
@@ -222,6 +226,42 @@ def test_a_driver_reads_the_seconds_of_the_messages_of_the_step_before(ahead, mo
         np.testing.assert_array_equal(report.metrics["exchange"], [spent])
 
 
+@pytest.mark.parametrize(("driver", "slow"), [(plain, False), (plain, True), (monitored, False), (compared, False)])
+def test_examples_are_copied_to_the_device_before_their_step(driver, slow, monkeypatch):
+    """As on an accelerator, from the program's thread or from the one that reads; not for several microbatches."""
+    expected, used, threads = trained(driver), [], set()
+    begin, compute, copy = SteadyStep.__init__, SteadyStep.compute, CopiedExamples.copy
+
+    def copies(self, batches):
+        threads.add(threading.current_thread())
+        copy(self, batches)
+
+    def computes(self, sizes, reading, vectors, leaves):
+        used.append(all(isinstance(leaf, jax.Array) for leaf in leaves))
+        return compute(self, sizes, reading, vectors, leaves)
+
+    monkeypatch.setattr(copied_examples, "COPIED_BYTES", 0)
+    monkeypatch.setattr(stream, "AT_ONCE_SECONDS", 0.0 if slow else 1.0)
+    monkeypatch.setattr(CopiedExamples, "copy", copies)
+    monkeypatch.setattr(SteadyStep, "__init__", lambda self, ctx: begin(self, ctx) or on_a_device(self))
+    monkeypatch.setattr(SteadyStep, "compute", computes)
+    reports, state = trained(driver)
+    assert (sum(used) >= 4) == (driver is not compared), used
+    assert (threading.main_thread() in threads) != slow
+    same([report.metrics for report in reports], [report.metrics for report in expected[0]])
+    same(state, expected[1])
+
+
+def test_few_examples_are_copied_when_their_kernel_is_dispatched(monkeypatch):
+    begin, steps = SteadyStep.__init__, []
+    monkeypatch.setattr(
+        SteadyStep, "__init__", lambda self, ctx: begin(self, ctx) or on_a_device(self) or steps.append(self)
+    )
+    trained(plain)
+    assert steps
+    assert all(step.copied.wanted and step.copied.last is None for step in steps)
+
+
 def test_dispatched_microbatches_are_dropped_if_the_state_changes(monkeypatch):
     begin = SteadyStep.__init__
     monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))
@@ -283,4 +323,4 @@ def test_nothing_is_dispatched_ahead_where_there_is_no_room_for_it(monkeypatch):
             program.step()
         assert not program._parts.engine._steady.runs_ahead
         sent = sum(layout.nbytes for layout in program._parts.engine.layouts)
-    assert asked == [sent]
+    assert asked == [sent + 16 * (6 + 1) * 4]  # and the examples that are copied
