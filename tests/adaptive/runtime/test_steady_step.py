@@ -27,7 +27,12 @@ from adaptive.runtime.segment import Feed
 from adaptive.runtime.steady_step import SteadyStep
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/program/step_checks.py", "adaptive/runtime/segment.py", "adaptive/runtime/step_plan.py")
+COVERS = (
+    "adaptive/program/step_checks.py",
+    "adaptive/runtime/copied_examples.py",
+    "adaptive/runtime/segment.py",
+    "adaptive/runtime/step_plan.py",
+)
 
 DATA = {
     "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
