@@ -152,9 +152,9 @@ class SlowLinks(NamedTuple):
         return self._replace(size=np.asarray(members))
 
     def without_named(self) -> SlowLinks:
-        """Return the state after the named workers have left: if messages stay slow, links are probed anew."""
-        none, zero = np.zeros_like(self.named), np.asarray(0.0)
-        return self._replace(suspected=none, named=none, unnamed=zero, probed=zero)
+        """Return the state after the named workers have left: links are probed anew if messages cost as much again."""
+        none, cost = np.zeros_like(self.named), self.lost[self.named].max(initial=0.0)
+        return self._replace(suspected=none, named=none, unnamed=np.asarray(0.0), probed=np.asarray(cost / AGAIN))
 
     # --- probes -------------------------------------------------------------------------------------------------------
 
