@@ -56,7 +56,8 @@ def test_a_moment_has_a_critical_batch_and_all_noise_scales():
     assert len(row["losses"]) == 1 + len(critical.FACTORS)
     assert row["losses"][1] < row["losses"][0]
     assert row["critical"] > 0
-    assert all(row[name] >= 0 for name in critical.NAMES if not name.startswith("moments"))
+    assert "norm_layers" not in row
+    assert all(row[name] >= 0 for name in critical.NAMES if not name.startswith(("moments", "norm_layers")))
     assert math.isnan(row["moments"])  # no block of steps has ended
 
 
@@ -72,7 +73,12 @@ def test_tables_have_medians_and_ratios_over_seeds():
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([1.0, math.nan], "–"), ([4.0, 6.0, math.inf], "6 (4 – inf)"), ([1234.0], "1,234 (1,234 – 1,234)")],
+    [
+        ([math.nan, math.nan], "–"),
+        ([1.0, math.nan, 3.0], "2 (1 – 3), 2 of 3"),
+        ([4.0, 6.0, math.inf], "6 (4 – inf)"),
+        ([1234.0], "1,234 (1,234 – 1,234)"),
+    ],
 )
 def test_missing_measurements_are_listed(values, text):
     assert critical.middle(values) == text
