@@ -230,13 +230,13 @@ def _samples(
     of_sign = share * total(jnp.sqrt, spread) ** 2
     magnitude = total(jnp.abs, m)
     most = total(jnp.sqrt, s) ** 2 * added / (h2 * total(lambda square: square, s))
-    least_magnitude = jnp.maximum(magnitude - jnp.sqrt(2 / np.pi * h1 * most), 0)
+    least_magnitude = magnitude - jnp.sqrt(2 / np.pi * h1 * most)
     rows = [
         [trace, norm - h1 * trace],
         [of_adam, divided - h1 * of_adam],
         [of_sign, magnitude**2 - 2 / np.pi * h1 * of_sign],
         [of_sign, magnitude**2],
-        [most, least_magnitude**2],
+        [most, least_magnitude * jnp.abs(least_magnitude)],  # negative if noise explains m
     ]
     return jnp.stack([jnp.stack(row) for row in rows])
 
