@@ -124,14 +124,16 @@ def goodput_batch(
         fit, larger = times.fit(), step_time_of_larger(state.exchange, known)
         reach = np.geomspace(max(now / growth, least), max(min(now * growth, most), least), CANDIDATES)
         best, most_gain = now, gain
-        throughput_now = now / known(len(times.sizes), float(fit(split_of(now, fit, observation)).max()))
+        present = np.asarray(observation.batch_sizes)[active_of(observation)]
+        seconds_now = float(fit(split_of(now, fit, observation)).max())
         for batch in sorted({round_batch(float(b), step, least, most) for b in reach} - {now}):
-            sizes = split_of(batch, fit, observation)
-            if batch < now and (times.variance(sizes) > UNKNOWN_TIME**2).any():
+            if batch < now and (times.variance(present * (batch / now)) > UNKNOWN_TIME**2).any():
                 continue
+            sizes, step_time = split_of(batch, fit, observation), larger if batch > now else known
             phi = factor * (noise.lower if batch > now else noise.upper)
-            throughput = batch / (larger if batch > now else known)(len(sizes), float(fit(sizes).max()))
-            ratio = throughput / throughput_now * efficiency(phi, batch, now)
+            # Both batches by one model: what it assumes of the overlap also changes the time of the present one.
+            faster = step_time(len(sizes), seconds_now) / step_time(len(sizes), float(fit(sizes).max()))
+            ratio = batch / now * faster * efficiency(phi, batch, now)
             if ratio > most_gain:
                 best, most_gain = batch, ratio
         if best == now:

@@ -121,23 +121,24 @@ def goodput_workers(
         teams = {n: _team(observation, fit, n) for n in numbers(observation)}
         base, known = teams[there], state.exchange.fit()
         larger = step_time_of_larger(state.exchange, known)
-        throughput_now = now / known(len(base.lower), base.seconds(now))
         best, most_gain = (there, now), gain
         for n, team in teams.items():
             price = 1 - worth + worth * n / there
             for batch in batches(observation, team, now):
                 phi = factor * (noise.lower if batch > now else noise.upper)
                 step_time = larger if batch > now and n == there else known
-                throughput = batch / step_time(len(team.lower), team.seconds(batch))
-                ratio = throughput / throughput_now * efficiency(phi, batch, now) / price
+                # Both by one model: what it assumes of the overlap also changes the time of the present batch.
+                faster = step_time(len(base.lower), base.seconds(now))
+                faster /= step_time(len(team.lower), team.seconds(batch))
+                ratio = batch / now * faster * efficiency(phi, batch, now) / price
                 if ratio > most_gain and (n, batch) != (there, now):
                     best, most_gain = (n, batch), ratio
         if best == (there, now):
             return None
         workers, batch = best
-        faster = most_gain * (1 - worth + worth * workers / there)
+        goodput = most_gain * (1 - worth + worth * workers / there)
         changes = [f"workers {there} to {workers}"] * (workers != there) + [f"batch {now} to {batch}"] * (batch != now)
-        note = f"{', '.join(changes)}: {faster:.2f} times the goodput at a noise scale of {factor * noise.scale:.4g}"
+        note = f"{', '.join(changes)}: {goodput:.2f} times the goodput at a noise scale of {factor * noise.scale:.4g}"
         return Decision(global_batch=batch, workers=None if workers == there else workers, notes=(note,))
 
     def numbers(observation: Observation) -> list[int]:

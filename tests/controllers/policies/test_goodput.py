@@ -83,7 +83,9 @@ def test_the_batch_settles_near_the_best_goodput_where_the_exchange_overlaps_wit
     simulation = simulate([hook], cluster, start, 500)
 
     def goodput(batch):
-        return batch / cluster.step_seconds(0.01 + 1e-3 * batch / 8, 8) * ctrl.efficiency(phi, batch)
+        return (
+            batch / cluster.step_seconds(0.01 + 1e-3 * batch / 8, cluster.overhead_of(8)) * ctrl.efficiency(phi, batch)
+        )
 
     best = max(goodput(batch) for batch in np.geomspace(16, 20_000, 400))
     assert best / goodput(simulation.global_batch[-1]) < 1.07

@@ -32,7 +32,7 @@ def goodput(cluster, n, batch):
     """That of the first n workers."""
     times = ctrl.BatchTime(*(np.broadcast_to(part, 8)[:n] for part in cluster.times))
     sizes = fill(batch, times, np.ones(n, np.int64), np.full(n, 10**4))
-    seconds = cluster.step_seconds(float(times(sizes).max()), n)
+    seconds = cluster.step_seconds(float(times(sizes).max()), cluster.overhead_of(n))
     return batch / seconds * efficiency(cluster.noise_scale(0), batch)
 
 
