@@ -341,7 +341,7 @@ def test_data_that_each_worker_reads_completely_causes_a_warning(data, warned, c
         for _ in range(2):
             walk(stream)
         stream.close()
-    said = [record.getMessage() for record in caplog.records if "example comes 2 times" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "example occurs 2 times" in record.getMessage()]
     assert len(said) == warned
     assert all("torch.utils.data.get_worker_info().id" in text for text in said)
 

@@ -20,6 +20,7 @@ import monitors as mon
 from adaptive.control.status import Status
 from adaptive.runtime.spmd_step import SPMDStep
 from tests.relaxed import relaxed_tx
+from tests.speed import limit
 
 COVERS = ("adaptive/base/worker_mesh.py", "adaptive/runtime/mesh_arrays.py", "adaptive/runtime/spmd_program.py")
 
@@ -297,7 +298,7 @@ def test_a_program_that_is_closed_while_it_is_compiled_is_not_warned_of(monkeypa
 
     def compile_late(ctx, mesh, size):
         begins.set()
-        assert gone.wait(60)
+        assert gone.wait(limit(60))
         return ctx.kernels
 
     monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", compile_late)
@@ -306,7 +307,7 @@ def test_a_program_that_is_closed_while_it_is_compiled_is_not_warned_of(monkeypa
         context = weakref.ref(program._parts.engine.context)
         compiler = threading.Thread(target=program._parts.engine._spmd.compile, args=(4,))
         compiler.start()
-        assert begins.wait(60)
+        assert begins.wait(limit(60))
         program.close()
         del program
         gc.collect()
