@@ -9,7 +9,8 @@ DOCS  := $(VENV)/.docs
 RANKS   ?= 2
 EXAMPLE ?= examples/listing_1.py
 TESTS   ?=
-JOBS    ?= 2
+# One more than most machines of CI have cores: the tests that start jobs mostly wait. Each takes up to 4 GB.
+JOBS    ?= 3
 TORCH   ?= torch==2.13.0+cpu
 PORT    ?= 8000
 # XLA compiles thousands of small programs for the tests, most of which are run once: faster code does not pay there.
