@@ -161,6 +161,7 @@ def cells(kills: list[dict[str, Any]]) -> dict[str, object]:
         "kills": len(kills),
         "late: median": readable(spread.median),
         "p90": readable(spread.p90),
+        "p99": readable(float(np.quantile(late, 0.99))),
         "worst": readable(float(late.max())),
         **{name: "" if np.isnan(part).any() else readable(float(np.median(part))) for name, part in parts.items()},
         "a step": readable(float(np.median(median))),
@@ -188,13 +189,12 @@ def main() -> None:
     compiled = sum(kill["kernels"] for kill in ours)
     notes = [
         f"Three workers, a launcher, up to five ranks in reserve and their watchdogs share {os.cpu_count()} cores. "
-        "Repeating a step with two workers takes as long as a step of three. Medians of the parts need not "
+        "The other two complete the step with the lost worker's examples. Medians of the parts need not "
         f"add up. Kernels compiled between the kill and the end of the step: {compiled}.",
         "Most of the time the system ends the process, and only then reports its death. Measured separately, beside "
         "busy processes: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"
         " ms for a bare Python.",
-        f"The machine was not idle: load averages at the ends of jobs {min(known['load']):.0f} to "
-        f"{max(known['load']):.0f}; tests of other kinds ran at the same time.",
+        f"Load averages at the ends of jobs: {min(known['load']):.0f} to {max(known['load']):.0f}.",
     ]
     if not known["torchrun"]:
         notes.append("torchrun was left out: no Python with torch was given.")
