@@ -34,6 +34,7 @@ CROSS_CUTTING = {
     "tests/test_slurm_requeue.py": "the batch file for Slurm",
     "tests/test_speed.py": "tests/speed.py",
     "tests/test_wheel.py": "what a wheel contains",
+    "tests/tools/": "the scripts in tools/",
 }
 
 

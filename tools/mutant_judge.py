@@ -24,7 +24,7 @@ import pytest
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.provider import OperatorProvider
 
-from tools.line_map import PACKAGES, LineMap
+from tests.of import PACKAGES
 
 OPERATORS = {name: OperatorProvider()[name]() for name in OperatorProvider() if not name.startswith("Variable")}
 LONGEST = 100  # seconds that a test may take
@@ -52,15 +52,14 @@ class Judge:
 
     Args:
       copy: of the work tree, in which files are changed.
-      lines: the tests of lines.
       seconds: of the processor, for a mutant.
 
     Raises:
       RuntimeError: if an import has started a backend of JAX, whose threads a fork would not have.
     """
 
-    def __init__(self, copy: Path, lines: LineMap, seconds: float):
-        self._copy, self._lines, self._seconds = copy, lines, seconds
+    def __init__(self, copy: Path, seconds: float):
+        self._copy, self._seconds = copy, seconds
         self._sound: dict[str, bool] = {}  # whether a test passes where nothing is changed
         os.chdir(copy)
         sys.path[0] = str(copy)
@@ -72,8 +71,8 @@ class Judge:
         if sys.modules["jax._src.xla_bridge"].backends_are_initialized():
             raise RuntimeError("an import has started a backend of JAX, whose threads a fork would not have")
 
-    def judge(self, mutant: Mutant) -> Judged:
-        """Return what becomes of a mutant."""
+    def judge(self, mutant: Mutant, stages: list[list[str]]) -> Judged:
+        """Return what becomes of a mutant whose tests run one list after another."""
         path = self._copy / mutant.file
         source = path.read_text()
         mutated = mutate_code(source, OPERATORS[mutant.operator], mutant.occurrence)
@@ -81,7 +80,7 @@ class Judge:
         codes = changed(source, mutated)
         verdict, spent = "no tests", 0.0
         try:
-            for tests in self._lines.stages(mutant.file, mutant.line):
+            for tests in stages:
                 while tests:
                     _write(path, mutated)
                     judged = self._run(tests, mutant.file, codes, self._seconds - spent)

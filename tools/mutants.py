@@ -5,10 +5,10 @@
 
 Cosmic Ray's operators change one place of one file: a comparison, a condition, a number, an exception, a decorator.
 Each file is as likely as it is long, each place in it as any other, and so is each change there. Changes of annotations
-and of `strict=` are not counted. The tests that execute the changed line run in a copy of the work tree, cheap ones
-first, until one fails or `--seconds` of the processor are spent. `tools/line_map.py` finds them: the first run records
-them in `--map`, which takes longer than the test suite. Later runs use the records again, also when lines and tests
-have moved; delete the folder to record anew.
+and of `strict=` are not counted. The tests that execute the changed line run in a copy of the work tree, those of the
+module and cheap ones first, until one fails or `--seconds` of the processor are spent. `tools/block_map.py` finds them:
+the first run records them in `--map`, which takes as long as the test suite. Later runs use the records again, also
+when lines have moved; delete the folder to record anew.
 
 Verdicts: "caught"; "survived" all tests of the line; "out of time", with tests left; "no tests" execute the line.
 Results are appended to `--out` (JSON lines) as they come, and mutants that are there already are not run again.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
 import fnmatch
 import json
 import os
@@ -27,6 +28,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -35,7 +38,7 @@ from cosmic_ray.mutating import mutate_code
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.line_map import PACKAGES, LineMap, record  # noqa: E402
+from tools.block_map import BlockMap, files_of, record  # noqa: E402
 from tools.mutant_judge import OPERATORS, Judge, Judged, Mutant  # noqa: E402
 
 
@@ -113,6 +116,21 @@ def change_of(mutant: Mutant) -> str:
     return f"- {old[first].strip()}\n+ {new[first].strip()}"
 
 
+_here: Judge  # of a process
+
+
+def _make_judge(seconds: float) -> None:
+    global _here
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy_of_work_tree(folder)
+    _here = Judge(folder, seconds)
+
+
+def _judge(mutant: Mutant, stages: list[list[str]]) -> Judged:
+    return _here.judge(mutant, stages)
+
+
 def main() -> None:
     """Draw mutants, run their tests, print a line for each, and the table of survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,28 +139,32 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="files to draw from, as a pattern")
     parser.add_argument("--seconds", type=int, default=120, help="of the processor, for the tests of a mutant")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.jsonl", help="where results are kept")
-    parser.add_argument("--map", type=Path, default=ROOT / "build" / "line_map", help="which tests execute a line")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that record the map")
+    parser.add_argument("--map", type=Path, default=ROOT / "build" / "block_map", help="which tests execute what")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
     options = parser.parse_args()
-    files = sorted(p.relative_to(ROOT).as_posix() for package in PACKAGES for p in (ROOT / package).rglob("*.py"))
-    mutants = draw([f for f in files if fnmatch.fnmatch(f, options.only)], options.count, options.seed)
+    mutants = draw([f for f in files_of(ROOT) if fnmatch.fnmatch(f, options.only)], options.count, options.seed)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     kept = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     known = {Mutant(**r["mutant"]): Judged(r["verdict"], r["test"], r["seconds"]) for r in kept}
     if not options.map.exists():
-        print("Recording which tests execute each line, once: some ten minutes on two idle cores ...", flush=True)
+        print("Recording which tests execute each line, once: as long as `make test` ...", flush=True)
         copy_of_work_tree(options.map / "tree")
         record(options.map.resolve(), options.jobs)
-
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy_of_work_tree(Path(folder))
-        judge = Judge(Path(folder), LineMap(options.map.resolve(), ROOT), options.seconds)
-        for mutant in mutants:
-            if mutant not in known:
-                known[mutant] = judged = judge.judge(mutant)
-                with options.out.open("a") as out:
-                    print(json.dumps({"mutant": mutant._asdict()} | judged._asdict()), file=out)
-                print(f"{judged.verdict:11} {mutant.file}:{mutant.line} {mutant.operator} {judged.test}", flush=True)
+    lines = BlockMap(options.map.resolve(), ROOT)
+    with ProcessPoolExecutor(
+        options.jobs, get_context("spawn"), initializer=_make_judge, initargs=(options.seconds,)
+    ) as judges:
+        asked = {
+            judges.submit(_judge, mutant, list(lines.stages(mutant.file, mutant.line))): mutant
+            for mutant in mutants
+            if mutant not in known
+        }
+        for answer in as_completed(asked):
+            mutant = asked[answer]
+            known[mutant] = judged = answer.result()
+            with options.out.open("a") as out:
+                print(json.dumps({"mutant": mutant._asdict()} | judged._asdict()), file=out)
+            print(f"{judged.verdict:11} {mutant.file}:{mutant.line} {mutant.operator} {judged.test}", flush=True)
     verdicts = Counter(known[mutant].verdict for mutant in mutants)
     lost = [mutant for mutant in mutants if known[mutant].verdict != "caught"]
     for mutant in lost:
