@@ -11,7 +11,8 @@
 When the members change (`change_members`), the global batch is split again at once. If others are gone before all
 processes have compiled what that takes, the remaining workers first use the kernels that they have (`stopgap.py`).
 
-Programs and simulated clusters both use this class.
+Programs and simulated clusters both use this class. It is in one file because its methods all read or replace the same
+sizes: those in force, those that are pending, and their causes.
 """
 
 from __future__ import annotations

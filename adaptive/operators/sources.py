@@ -68,6 +68,8 @@ GLOBAL_BATCH = Source("global_batch", attrgetter("global_batch"), np.int32, scop
 BATCH_SIZE = Source("batch_size", attrgetter("batch_size"), np.int32, stand_in=1)
 WORKER = Source("worker", attrgetter("worker"), np.int32)
 WORKERS = Source("workers", lambda r: int(r.taking_part.sum()), np.int32, scope="all", stand_in=1)
+# Their values do not change while the batch sizes stay.
+FIXED = frozenset({EXAMPLES, MICROBATCHES, OFFSET, SEED, GLOBAL_BATCH, BATCH_SIZE, WORKER, WORKERS})
 
 source_p = Primitive("source")
 only_in_programs(source_p)

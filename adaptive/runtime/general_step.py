@@ -21,12 +21,12 @@ from adaptive.graph.plan import Segment
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
+from .computed import Computed
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
 from .programs import sum_kind
 from .sending import send
-from .steady_step import Computed
 from .step_plan import Meanwhile, StepContext
 from .stopwatch import Stopwatch
 
@@ -262,21 +262,14 @@ class GeneralStep:
             return
         for local_index in self._all_local:
             self._seconds[local_index] += ends[-1][local_index].at - self._started
-            if self._ctx.waiters is not None and self._microbatches[local_index]:
-                self._trace_stages(local_index, level, [of_workers[local_index].at for of_workers in ends])
+            timeline, microbatches = self._ctx.timeline, self._microbatches[local_index]
+            if timeline is not None and self._ctx.waiters is not None and microbatches:
+                name = f"{' + '.join(map(str, microbatches))} examples"
+                at = [of_workers[local_index].at for of_workers in ends]
+                timeline.add_stages(local_index, name, self._started, at, level=level)
         self._undisturbed += max(end.undisturbed for end in ends[-1])
         if level == self._steps.last_microbatch_level:
             self._record()
-
-    def _trace_stages(self, local_index: int, level: int, ends: Sequence[float]) -> None:
-        timeline, began = self._ctx.timeline, self._started
-        if timeline is None:
-            return
-        name = f"{' + '.join(map(str, self._microbatches[local_index]))} examples"
-        for number, end in enumerate(ends, 1):
-            which = f", stage {number} of {len(ends)}" if len(ends) > 1 else ""
-            timeline.add(local_index, name + which, began, max(began, end), level=level)
-            began = max(began, end)
 
     def _record(self) -> None:
         kernels = self._ctx.kernels

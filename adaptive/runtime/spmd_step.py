@@ -33,24 +33,19 @@ from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
 from adaptive.base.errors import OutOfMemoryError, WorkerError
 from adaptive.base.worker_mesh import OffersMesh, WorkerMesh
 from adaptive.data.stream import Share
-from adaptive.operators import sources
 from adaptive.operators.sources import Reading
 
 from .kernels.memory_bound import bytes_of
 from .mesh_arrays import MeshArrays
+from .mesh_vectors import MeshVectors
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
-from .segment import Feed
 from .spmd_program import Given, Results, SPMDProgram
 
 if TYPE_CHECKING:
     from .step_plan import StepContext
 
-_FIXED = {  # sources that do not change while the sizes stay; the step number is counted on the devices
-    *(sources.EXAMPLES, sources.MICROBATCHES, sources.OFFSET, sources.SEED, sources.GLOBAL_BATCH, sources.BATCH_SIZE),
-    *(sources.WORKER, sources.WORKERS, sources.STEP),
-}
 _APART = 64  # maximum number of steps between timed ones, if the driver reads the workers' seconds
 _FAR_APART = 512  # the same if only reports use them
 _SAMPLES = 3  # number of timings whose median is reported, so that a single disturbed one does not matter
@@ -96,7 +91,7 @@ class SPMDStep:
         self._has_status = steps.status_message >= 0
         status = steps.layouts[steps.status_message].parts[0].dtype if self._has_status else np.dtype(np.float32)
         self._status_dtype = status
-        self._fed = _Fed(steps.feed, self._arrays)
+        self._fed = MeshVectors(steps.feed, self._arrays)
         self._step: Any = None  # the number of steps done, on the devices
         self._next = -1  # the step for which `_step` is valid
         reads_seconds = any(source.name == "compute_seconds" for source in plan.sources)
@@ -394,37 +389,3 @@ class SPMDStep:
         else:
             batch = self._arrays.rows(list(zip(*map(jax.tree.leaves, share.batches), strict=True)))
         return Given(self._kept, floats, ints, self._step, program.consts, batch)
-
-
-class _Fed:
-    """The vectors of sources of all workers, on the devices; sent again when they change.
-
-    Args:
-      arrays: the arrays over the mesh.
-    """
-
-    def __init__(self, feed: Feed, arrays: MeshArrays):
-        self._feed, self._arrays = feed, arrays
-        self._measured = [(1, i, s) for i, s in enumerate(feed.floats, 1) if s not in _FIXED]
-        self._measured += [(2, i, s) for i, s in enumerate(feed.ints) if s not in _FIXED]
-        self._said: list[list[float]] = []
-        self._known: tuple[Any, ...] = ()  # (sizes and seed, vectors on the host)
-        self._there: Any = None
-
-    def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading]) -> tuple[Any, Any]:
-        """Return floats and integers for the next step; shape=(workers, elements) each."""
-        key = sizes, readings[0].seed
-        if not self._known or key != self._known[0]:
-            vectors = [self._feed.measure(reading) for reading in readings]
-            self._known = key, [floats[None] for floats, _ in vectors], [ints[None] for _, ints in vectors]
-            self._said = []
-            self._there = self._arrays.rows(self._known[1:])
-        elif self._measured:
-            said = [[source.read(reading) for _, _, source in self._measured] for reading in readings]
-            if said != self._said:
-                self._said = said
-                for row, values in enumerate(said):
-                    for (kind, place, _), value in zip(self._measured, values, strict=True):
-                        self._known[kind][row][0, place] = value
-                self._there = self._arrays.rows([[row.copy() for row in rows] for rows in self._known[1:]])
-        return self._there

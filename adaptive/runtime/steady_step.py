@@ -22,10 +22,12 @@ from adaptive.base.activity import COMPUTING, EXCHANGING
 from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
+from adaptive.operators import sources
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
+from .computed import Computed
 from .copied_examples import CopiedExamples
 from .kernels.choice import Choice
 from .kernels.memory_bound import ran_out_of_memory
@@ -60,38 +62,10 @@ class _Microbatch(NamedTuple):
     consts: list[Any]
 
 
-class Computed(NamedTuple):
-    """Kernels of a step that are already dispatched, and their inputs: those of the next step, or of a step that could
-    not be completed, because others were lost.
-    """
-
-    step: int
-    sizes: Microbatches
-    batch: Any
-    state: list[jax.Array]
-    op_states: list[list[jax.Array]]
-    packed: list[jax.Array]
-    kept: list[jax.Array]
-    dispatched: float
-    seconds: float = 0.0  # until they had ended; 0 if that is unknown
-    finite: jax.Array | None = None  # the result of the check, if it is dispatched too
-
-
 Vectors = Sequence[Any]  # of sources: floats, and integers
 
-_FIXED = {
-    "examples",
-    "microbatches",
-    "offset",
-    "seed",
-    "batch_size",
-    "global_batch",
-    "worker",
-    "workers",
-}  # while sizes stay
-# The fields that those sources read.
-_STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)
-
+_FIXED = {source.name for source in sources.FIXED}
+_STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)  # the fields that those read
 # Sources whose values for the next step's microbatches are known before it begins.
 _KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds", "exchange_seconds"}
 _OF_MEMBERS = {"workers", "batch_size"}  # sources that change when members are lost in a step

@@ -22,7 +22,12 @@ from adaptive.runtime.spmd_step import SPMDStep
 from tests.relaxed import relaxed_tx
 from tests.speed import limit
 
-COVERS = ("adaptive/base/worker_mesh.py", "adaptive/runtime/mesh_arrays.py", "adaptive/runtime/spmd_program.py")
+COVERS = (
+    "adaptive/base/worker_mesh.py",
+    "adaptive/runtime/mesh_arrays.py",
+    "adaptive/runtime/mesh_vectors.py",
+    "adaptive/runtime/spmd_program.py",
+)
 
 DATA = {
     "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
