@@ -24,6 +24,7 @@ BAND = 3.0  # standard deviations of noise that a gain must exceed
 PREDICTOR_MEMORY = 30.0  # steps over which a predictor's error is averaged
 PREDICTOR_BETTER = 0.8  # a predictor is used while its mean squared error is below this fraction of the model's
 STRETCH = 0.025  # seconds: 50 times what one update of the model costs on a slow core
+LOSS = 0.02  # of a split by multiples of a quantum, relative to the best split
 REST = 4  # stretches between two decisions, where a stretch is several steps and no split is on trial
 _NO_INPUTS = np.zeros((0, 0))
 
@@ -65,7 +66,6 @@ def balance(
     horizon: int = 100,
     switch_seconds: float = 0.0,
     growth: float = 2.0,
-    quantum_loss: float = 0.02,
     stretch_seconds: float = STRETCH,
     predictor: Predictor | None = None,
     n_inputs: int = 0,
@@ -87,6 +87,9 @@ def balance(
     the next steps longer than they would have been is reverted. After that, a new split must first be better in
     prediction, over steps measured after it was proposed; the number of these steps grows with each reverted split.
 
+    Sizes are multiples of the largest power of two that makes the step at most 2 % longer than the best split. If
+    microbatches have no overhead, the candidates are the program's quantum, half of it, and so on.
+
     Args:
       window: the least number of steps between two decisions.
       dead_band: the least predicted gain, as a fraction of the slowest worker's step. The gain must also exceed the
@@ -96,9 +99,6 @@ def balance(
         make every size from compiled kernels. (Tyagi & Sharma's dead-band of 5 % pays for restarting TensorFlow.)
       growth: a worker's batch grows at most to this multiple of its largest measured batch, because times beyond are
         extrapolated. It shrinks at most to its smallest recently measured batch divided by the square of this.
-      quantum_loss: sizes are multiples of the largest power of two that makes the step at most this fraction longer
-        than the best split. If microbatches have no overhead, the candidates are the program's quantum, half
-        of it, and so on.
       stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds; 0 makes every step a
         stretch. The policy decides at a due step after a stretch: after each while a split is on trial, otherwise
         after every fourth. If a stretch has several steps, a split is kept only if the measured steps are shorter with
@@ -121,12 +121,12 @@ def balance(
     References:
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), for the problem and the model of time.
     """
-    negative = min(dead_band, switch_seconds, quantum_loss, stretch_seconds) < 0
+    negative = min(dead_band, switch_seconds, stretch_seconds) < 0
     if negative or horizon < 1 or window < 1 or growth <= 1:
         raise ValueError(
-            "balance: dead_band, switch_seconds, quantum_loss and stretch_seconds must not be negative, window and "
-            f"horizon at least 1 and growth above 1; got {dead_band}, {switch_seconds}, {quantum_loss}, "
-            f"{stretch_seconds}, {window}, {horizon} and {growth}."
+            "balance: dead_band, switch_seconds and stretch_seconds must not be negative, window and horizon at least "
+            f"1 and growth above 1; got {dead_band}, {switch_seconds}, {stretch_seconds}, {window}, {horizon} and "
+            f"{growth}."
         )
     if n_inputs < 0 or (n_inputs and predictor is None):
         raise ValueError(f"balance: n_inputs={n_inputs} needs a predictor, as in balance(predictor=arx(), n_inputs=2).")
@@ -284,7 +284,7 @@ def balance(
         all_sizes, gain = np.asarray(observation.batch_sizes), 1 - ideal / now
         if search.skips(all_sizes, gain):
             return None, search.skipped()
-        split, then = _split(total, times, least, trusted, limits, stay, seconds / stay, quantum_loss, ideal)
+        split, then = _split(total, times, least, trusted, limits, stay, seconds / stay, ideal)
         if not worth_it(now, then.max(), band):
             return None, search.in_vain(all_sizes, gain)
         n = len(limits.lower)
@@ -310,13 +310,12 @@ def _split(
     limits: Limits,
     stay: np.ndarray,
     rate: np.ndarray,
-    loss: float,
     ideal: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the split with the least time, and the workers' seconds, including the overhead of microbatches.
 
     Multiples of a large quantum need few microbatches, but are far from the best split; multiples of a small one need
-    many. Of the quanta that lose less than `loss`, relatively, the largest is taken: it has few different sizes, so
+    many. Of the quanta that lose less than `LOSS`, relatively, the largest is taken: it has few different sizes, so
     these recur and get kernels of their own. Ties are broken towards the present split.
 
     Args:
@@ -326,7 +325,6 @@ def _split(
       limits: the program's limits.
       stay: the present split, scaled to `total`; shape=(n,).
       rate: seconds per example, to convert the overhead of a microbatch to seconds; shape=(n,).
-      loss: the acceptable relative loss.
       ideal: lower bound of the seconds of any split; a split near it needs no comparison.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -338,11 +336,11 @@ def _split(
         calls = np.bitwise_count(np.maximum(split // unit, 1)).astype(int)
         more = np.where(split == stay, 0, calls - 1)  # measured seconds of the present sizes include theirs
         found.append((split, times(split) + limits.call_overhead * rate * more))
-        if found[-1][1].max() <= ideal * (1 + loss):
+        if found[-1][1].max() <= ideal * (1 + LOSS):
             break
         quantum //= 2
     best = min(seconds.max() for _, seconds in found)
-    return next((split, seconds) for split, seconds in found if seconds.max() <= best * (1 + loss))
+    return next((split, seconds) for split, seconds in found if seconds.max() <= best * (1 + LOSS))
 
 
 def _noise_band(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray) -> float:
