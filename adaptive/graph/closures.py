@@ -60,7 +60,7 @@ class Record:
         Args:
           outlasting: also compare objects that outlive a trace, by their recorded state.
         """
-        seen: set[tuple[int, int]] = set()
+        seen: dict[tuple[int, int], tuple[_Node, _Node]] = {}  # keeps nodes alive: an id could be another one's later
         found = 0
         pairs = zip(self._roots, other._roots, strict=False)  # two traces have the same hooks and callbacks
         todo: deque[tuple[tuple[Label, ...], _Node, _Node]] = deque(((), one, two) for one, two in pairs)
@@ -69,7 +69,7 @@ class Record:
             if one.value is None:
                 if (id(one), id(two)) in seen:
                     continue
-                seen.add((id(one), id(two)))
+                seen[id(one), id(two)] = one, two
             alike: bool | None = True
             parts: _Pairs = []
             if one.thing is not two.thing:

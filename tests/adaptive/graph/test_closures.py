@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import types
 
@@ -54,6 +55,30 @@ def test_the_differing_object_is_named():
     assert compared(np.zeros(2), np.zeros(3)) == [(f"made, {over}", True)]
     assert compared(1, 1.0) == [(f"made, {over}", True)]
     assert compared((n for n in ()), (n for n in ())) == [(f"made, {over}", False)]
+
+
+def test_a_difference_is_found_wherever_it_is():
+    """Parts of an iterator are listed anew for each comparison. Among a thousand structures, some lie in memory so that
+    a part gets the address of one that was compared before.
+    """
+
+    def iterator_of(seed, value):
+        rng, leaves = random.Random(seed), []
+
+        def tree(depth):
+            kind = rng.randrange(5)
+            if not depth or not kind:
+                leaves.append([0])
+                return leaves[-1]
+            inner = [tree(depth - 1) for _ in range(rng.randrange(1, 4))]
+            return {1: dict(enumerate(inner)), 2: tuple(inner)}.get(kind, inner)
+
+        whole = tree(5)
+        rng.choice(leaves)[0] = value
+        return iter([whole])
+
+    missed = [seed for seed in range(1000) if len(compared(iterator_of(seed, 1), iterator_of(seed, 2))) != 1]
+    assert missed == []
 
 
 def test_a_cycle_is_walked_once():
