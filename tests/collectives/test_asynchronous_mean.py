@@ -94,6 +94,7 @@ def test_a_tree_of_several_dtypes_round_trips():
         return state, {name: comm.all_gather(leaf) for name, leaf in mean.items()}
 
     rest = {"b": jnp.ones((2, 2), jnp.bfloat16), "c": jnp.full(3, 1 + 2j), "none": jnp.zeros((0, 2)), "d": jnp.ones(())}
+    rest |= {"e": jnp.arange(3.0), "f": jnp.arange(7.0)}  # several of one dtype, in a common vector
     with program_of(driver, shares=None, state={"a": jnp.zeros((2, 3)), "rest": rest}) as program:
         metrics = program.step().metrics
     for name, leaf in rest.items():

@@ -75,6 +75,11 @@ def test_a_logarithmic_axis_has_ticks_within_its_ends(ends):
     assert ticks == sorted(set(ticks))
 
 
+def test_ends_that_are_powers_of_ten_have_ticks():
+    assert log_ticks(1, 1e5) == [1, 10, 100, 1e3, 1e4, 1e5]
+    assert log_ticks(1e-7, 1e7) == [10.0**d for d in range(-7, 8, 2)]
+
+
 def test_a_chart_of_noise_between_64_and_348_has_ticks_there(tmp_path):
     scale = np.linspace(64, 348, 40)
     figure = drawn(tmp_path / "r", noise=np.stack([scale, 0.9 * scale, 1.1 * scale], 1))["batch"]

@@ -34,6 +34,13 @@ def test_a_larger_gain_is_searched_for_at_once():
     assert searches([0.05, 0.05, 0.05, 0.05, 0.05 * MORE * 1.01]) == [0, 2, 4]
 
 
+def test_only_a_gain_that_is_about_the_same_lengthens_the_wait():
+    search = Search.init(2).in_vain(EQUAL, 0.5)
+    assert search.in_vain(EQUAL, 0.5 * MORE).patience == 3
+    assert search.in_vain(EQUAL, 0.6 * MORE).patience == 1
+    assert search.in_vain(EQUAL, 0.1).patience == 3
+
+
 def test_other_sizes_are_searched_for_at_once():
     search = Search.init(2).in_vain(EQUAL, 0.05)
     assert search.skips(EQUAL, 0.05)

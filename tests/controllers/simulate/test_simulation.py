@@ -338,6 +338,15 @@ def test_in_listing_1_the_number_of_workers_follows_the_noise_scale():
     assert simulation.global_batch[-1] == 128 * simulation.workers[-1]
 
 
+def test_the_global_batch_follows_a_growing_noise_scale():
+    case = scenario("noise_scale", 4, 400)
+    simulation = simulate([*case.before, hooked("balance")], case.cluster, case.global_batch, 400)
+    assert simulation.global_batch[0] == 32 * 4
+    assert (np.diff(simulation.global_batch) >= 0).all()
+    seen = simulation.global_batch[:380].sum()  # at the last decision but one
+    assert 0.8 < simulation.global_batch[-1] / case.cluster.noise_scale(seen) < 1.2
+
+
 def test_preempted_spot_workers_are_replaced():
     case = scenario("spot", 8, 600)
     simulation = simulate([hooked("balance")], case.cluster, case.global_batch, 600)
