@@ -4,7 +4,7 @@ A block is the body of a function, a loop, a branch, or what follows a statement
 runs the tests in a copy of the work tree, whose bytecode calls `tools/block_hits.py` at the start of each block; the
 sources stay as they are. Processes that a test starts are recorded under the test's name. `BlockMap` reads the records.
 It finds a function by its name, so lines may have moved since; where the function itself has changed, the tests of all
-its blocks are taken.
+its blocks are taken. Tests that failed are kept: some count calls, and pass where nothing is recorded.
 """
 
 from __future__ import annotations
@@ -165,16 +165,15 @@ class _Recorder:
 
         self._start = block_hits.start
         self._rows = (Path(os.environ[block_hits.FOLDER]) / f"tests-{os.getpid()}.jsonl").open("a")
-        self._failed = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._start(item.nodeid)
-        self._failed, before = False, _seconds()
+        before = _seconds()
         try:
             return (yield)
         finally:
-            row = {"test": item.nodeid, "seconds": round(_seconds() - before, 3), "failed": self._failed}
+            row = {"test": item.nodeid, "seconds": round(_seconds() - before, 3)}
             print(json.dumps(row), file=self._rows, flush=True)
 
     @pytest.hookimpl(wrapper=True)
@@ -187,9 +186,6 @@ class _Recorder:
         finally:
             if shared:
                 self._start(request._pyfuncitem.nodeid)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._failed |= report.failed
 
 
 def _seconds() -> float:
@@ -217,7 +213,7 @@ class BlockMap:
     def __init__(self, folder: Path, root: Path):
         self._tree, self._root = folder / "tree", root
         rows = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-        self._seconds = {row["test"]: row["seconds"] for row in rows if not row["failed"]}
+        self._seconds = {row["test"]: row["seconds"] for row in rows}
         self._ids = {}  # of the first block of each file
         count = 0
         for file in files_of(self._tree):
