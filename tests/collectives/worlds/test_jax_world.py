@@ -18,7 +18,6 @@ from tests.mpirun import run as mpirun
 COVERS = (
     "collectives/worlds/reducing/shared_memory.py",
     "collectives/worlds/transport/jax_channel.py",
-    "collectives/worlds/transport/jax_transport.py",
 )
 
 LIMIT = 200.0  # seconds: many tests in one launch
