@@ -40,7 +40,9 @@ def merge(metrics: M) -> M:
 
     Example:
       >>> found = metrax.Precision.from_model_output(predictions, labels)     # doctest: +SKIP
-      >>> return state, {"precision": comm.merge(found)}                      # report.metrics["precision"].compute()
+      >>> metrics = {"precision": comm.merge(found)}                          # doctest: +SKIP
+
+      After the step: `report.metrics["precision"].compute()`.
     """
     return jax.tree.map(_merged, metrics, is_leaf=lambda node: hasattr(node, "merge"))
 

@@ -128,7 +128,7 @@ def step_cost(
       ...     cost = sync.step_cost(strategy, 100e6, "100Mbit/s", hosts=4, compute=0.5)
       ...     print(f"{cost.seconds:.2f} s, {cost.bytes_between_hosts / 1e6:.1f} MB, {cost.computing:.0%} computing")
       48.50 s, 600.0 MB, 1% computing
-      0.98 s, 6.0 MB, 51% computing
+      0.56 s, 0.8 MB, 89% computing
     """
     n_hosts, each, size = _counts(hosts=hosts, workers_per_host=workers_per_host, parameters=parameters)
     if strategy.traffic is None:
