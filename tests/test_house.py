@@ -289,7 +289,8 @@ def test_doors_only_re_export():
 
 
 def test_every_file_has_a_docstring():
-    assert [file for file in FILES if not ast.get_docstring(parsed((ROOT / file).read_text()))] == []
+    without = [file for file in FILES if not ast.get_docstring(parsed((ROOT / file).read_text()))]
+    assert not without, "these files have no docstring:\n" + "\n".join(without)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,8 @@ def test_every_file_has_a_docstring():
 def test_public_names_are_documented_and_typed(package):
     names = public(importlib.import_module(package))
     assert names
-    assert [complaint for name, thing in names.items() for complaint in undocumented(name, thing)] == []
+    found = [complaint for name, thing in names.items() for complaint in undocumented(name, thing)]
+    assert not found, "\n".join(found)
 
 
 # --- and would say so if it did not -----------------------------------------------------------------------------------

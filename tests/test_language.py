@@ -15,7 +15,8 @@ def test_allowances_are_what_is_needed(name):
     found, allowed = CHECKERS[name](), getattr(allowances, name)
     still = needed(found, allowed)
     stale = [f"{key!r}: {n} → {still.get(key, 'delete it')}" for key, n in allowed.items() if still.get(key) != n]
-    assert too_many(found, allowed) == []
+    complaints = too_many(found, allowed)
+    assert not complaints, f"{name}:\n" + "\n".join(complaints)
     assert stale == [], f"{name} in tests/allowances.py is to shrink. Run:  python -m tests.language"
 
 

@@ -39,6 +39,9 @@ def assert_scope(scope: Claim, tree: T, what: str, *, hint: str = "") -> T:
       tree: a pytree of arrays; local or replicated.
       what: the operator that makes the assertion, for errors.
       hint: what to write instead, for the error: one or several lines. By default, general advice for the scope.
+
+    Raises:
+      CollectiveError: when the program is built, values of another scope than asserted.
     """
     return _claimed(scope, tree, what, hint, paired=False)
 
@@ -53,6 +56,9 @@ def assert_mean(local: T, mean: T, what: str, *, hint: str = "") -> tuple[T, T]:
       local: pytree of arrays, such as this worker's gradient.
       mean: its mean over all examples; a pytree of the same shapes.
       what, hint: as for `assert_scope`.
+
+    Raises:
+      CollectiveError: when the program is built, `local` that is replicated, or a `mean` that can differ.
     """
     mean = _claimed("reduced", mean, what, hint, paired=True)
     return _claimed("local", local, what, hint, paired=True), mean

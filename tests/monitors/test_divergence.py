@@ -1,4 +1,4 @@
-"""How far replicas are apart, exactly and by sketches; and the share of examples that are not finite."""
+"""How far replicas are apart, exactly and by sketches."""
 
 from __future__ import annotations
 
@@ -129,24 +129,3 @@ def test_values_without_a_divergence_are_refused():
         program_of(lambda own, average: {"d": mon.divergence(own, jax.tree.map(lambda x: x * 2, own))})
     with pytest.raises(CollectiveError, match=r"params\['n'\] is int32, not a float"):
         mon.divergence({"n": jnp.arange(3)})
-
-
-@pytest.mark.parametrize("microbatch", [None, 2])
-def test_the_share_of_values_that_are_not_finite(microbatch):
-    def driver(w, batch):
-        grads = {"w": jnp.where(ad.worker() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
-        share = mon.nonfinite(grads)
-        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share}
-
-    program = ad.Program(
-        driver, jnp.zeros(()), DATA, global_batch=12, shares=SIZES, world=LocalWorld(3), microbatch=microbatch
-    )
-    np.testing.assert_allclose(program.step().metrics["share"], 4 / 12, rtol=1e-6)
-
-
-def test_of_a_gradient_that_is_averaged_there_is_no_share():
-    def driver(w, batch):
-        return w, {"share": mon.nonfinite(comm.all_reduce(batch.mean()))}
-
-    with pytest.raises(CollectiveError, match=r"nonfinite.*already averaged"):
-        ad.Program(driver, jnp.zeros(()), DATA, global_batch=12, world=LocalWorld(3))

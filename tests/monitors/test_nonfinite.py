@@ -1,0 +1,37 @@
+"""The share of examples whose gradients are not finite."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import monitors as mon
+from adaptive import CollectiveError
+from adaptive.runtime.local_world import LocalWorld
+
+SIZES = (6, 4, 2)
+DATA = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_the_share_of_values_that_are_not_finite(microbatch):
+    def driver(w, batch):
+        grads = {"w": jnp.where(ad.worker() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
+        share = mon.nonfinite(grads)
+        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share}
+
+    program = ad.Program(
+        driver, jnp.zeros(()), DATA, global_batch=12, shares=SIZES, world=LocalWorld(3), microbatch=microbatch
+    )
+    np.testing.assert_allclose(program.step().metrics["share"], 4 / 12, rtol=1e-6)
+
+
+def test_of_a_gradient_that_is_averaged_there_is_no_share():
+    def driver(w, batch):
+        return w, {"share": mon.nonfinite(comm.all_reduce(batch.mean()))}
+
+    with pytest.raises(CollectiveError, match=r"nonfinite.*already averaged"):
+        ad.Program(driver, jnp.zeros(()), DATA, global_batch=12, world=LocalWorld(3))
