@@ -156,7 +156,7 @@ def not_a_door(source: str, file: str) -> list[str]:
         if not plain and text not in _FOR_IMPORTS_ON_USE:
             wrong.append(f"{file}:{node.lineno}: {text}")
     typed, on_use = _typed_on_use(tree)
-    wrong += [f"{file}: {name} is imported on use from {on_use.get(name)}, typed as of {typed.get(name)}"
+    wrong += [f"{file}: {name} is from {on_use.get(name)} in on_use(), and from {typed.get(name)} below TYPE_CHECKING"
               for name in typed.keys() | on_use.keys() if typed.get(name) != on_use.get(name)]  # fmt: skip
     return wrong
 

@@ -13,6 +13,8 @@ from .formatting import counted, duration, number
 from .layers import is_of_layers
 from .worker_charts import busy_times, time_shares, waiting_times
 
+LONGEST = "#808080"  # color of the longest step of a bin
+
 
 def charts(run: Columns) -> list[Chart]:
     """Return the charts for which the record has data.
@@ -39,7 +41,7 @@ def step_seconds(canvas: Canvas) -> Chart | None:
     mean = bins.mean(run.seconds)
     top = room_for(mean if len(mean) < 20 else np.append(mean, np.percentile(longest, 90)))
     figure = canvas.over_steps("milliseconds a step", 1e3 * top)
-    line = {"line_color": "#808080", "line_width": 1}
+    line = {"line_color": LONGEST, "line_width": 1}
     if run.breakdown is None:
         source = canvas.source(mean=1e3 * mean, longest=1e3 * longest)
         drawn = figure.line("x", "mean", source=source, line_color=PARTS["computing"], line_width=2)
@@ -62,7 +64,7 @@ def step_seconds(canvas: Canvas) -> Chart | None:
         lines = [(part, f"@{part}{{0,0.00}} ms") for part in reversed(order)]
         canvas.hover(figure, [drawn], [*lines, ("longest step", "@longest{0,0.00} ms")])
         key = tuple(map(Key, order, colors))
-    key += (Key("longest step", "#808080"),) * bool(bins.counts.max() > 1)
+    key += (Key("longest step", LONGEST),) * bool(bins.counts.max() > 1)
     above = int((run.seconds > top).sum())
     note = f"{above:,} of {len(run):,} steps are longer than the chart is high." if above else ""
     typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))

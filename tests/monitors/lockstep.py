@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from adaptive.operators.collectives import collective_p
+from adaptive.operators.collectives import Collective, collective_p
 from adaptive.operators.collectives import operands as operands_of
 from adaptive.operators.context import trace_as
 from adaptive.operators.operator_state import state_read_p, state_write_p
@@ -116,6 +116,9 @@ def _combine(params: dict[str, Any], operands: list[list[Any]]) -> list[Any]:
         return columns
     if how.name == "broadcast":
         return [column[how.root] for column in columns]
+    plain = type(how).encode is Collective.encode and type(how).decode is Collective.decode
+    if not plain:
+        raise NotImplementedError(f"{how.name} encodes what it sends: test it in a program over a LocalWorld")
     if how.weighted:
         weights = np.asarray([row[-1] for row in operands], np.float64)
         return [np.average(c, axis=0, weights=weights).astype(c.dtype) for c in columns]
