@@ -10,12 +10,15 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launchers import ending
 from launchers.job import Job
 from launchers.mpirun import RANK
 from launchers.verdict import ProcessState
@@ -126,3 +129,9 @@ def test_the_launcher_knows_the_excluded_ranks(capsys):
         return found
 
     assert asyncio.run(answers()) == [b"here 3\n", b"unknown\n", b"given up\n", b"unknown\n", b""]
+
+
+def test_mpi_is_finalized_also_where_its_c_function_is_not_found(tmp_path):
+    called = threading.Event()
+    ending._finalize(SimpleNamespace(__file__=str(tmp_path / "MPI.so"), Finalize=called.set), limit(20))
+    assert called.is_set()

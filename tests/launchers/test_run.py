@@ -151,6 +151,7 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(mpi, n, hosts, give
         (AB, {}, 4, "one per slot of the hosts"),
         (AB, {"gpus": 2}, 4, "one per GPU"),
         ([], {"environ": SLURM}, 8, "one per task of the Slurm job"),
+        ([], {"gpus": 3}, 3, "one per GPU"),
         ([], {"environ": SLURM, "gpus": 4}, 8, "one per GPU"),
     ],
 )
