@@ -149,6 +149,14 @@ def test_no_worker_is_named_for_uneven_steps_of_many(findings_of):
     assert "because their computing is uneven" in text
 
 
+def test_uneven_input_of_many_is_named_as_the_reason(findings_of):
+    busy, rng = uneven(800, 16, 0.02), np.random.default_rng(5)
+    reads = rng.exponential(0.02, busy.shape) * (np.arange(16) > 0)  # by the last worker of a step, which is never 0
+    texts = [text for text in findings_of(busy + reads, input_=reads) if "now for one and now for another" in text]
+    assert texts
+    assert all("because of their input" in text for text in texts)
+
+
 def test_if_most_workers_are_slow_the_waiting_one_is_named(findings_of):
     (text,) = findings_of(uneven(400, 5, 0.02) * [1, 2, 2, 2, 2])
     assert re.match(r"Worker 0 finished early, and waited \d\d % of the time throughout", text)
