@@ -38,6 +38,7 @@ from .outcome import Outcome
 from .programs import sum_kind
 from .segment_io import bytes_per_execution
 from .step_plan import StepContext
+from .stopwatch import undisturbed
 
 
 def is_flat(plan: Plan, workers: int) -> bool:
@@ -186,8 +187,7 @@ class SteadyStep:
         packed[self._first].block_until_ready()
         seconds = min(known, time.perf_counter() - dispatched)
         if choice.timed:
-            undisturbed = min(seconds, time.process_time() - watch) if self._on_host else seconds
-            ctx.kernels.record_step(0, undisturbed)
+            ctx.kernels.record_step(0, undisturbed(seconds, time.process_time() - watch) if self._on_host else seconds)
         for result in ctx.workers.committed:  # the previous step must have finished reading the receive buffers
             result.block_until_ready()
         messages: dict[int, Any] = {}

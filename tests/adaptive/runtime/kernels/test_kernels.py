@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adaptive.runtime import stopwatch as _stopwatch
 from adaptive.runtime.cache import compile_order
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.kernels import KernelOptions, Kernels
@@ -32,7 +30,6 @@ COVERS = (
     "adaptive/runtime/kernels/buckets.py",
     "adaptive/runtime/kernels/options.py",
     "adaptive/runtime/kernels/compiled.py",
-    "adaptive/runtime/stopwatch.py",
 )
 
 DEADLINE = limit(60)  # seconds, for what happens in a moment
@@ -172,23 +169,6 @@ def test_a_step_of_a_slower_split_is_known_to_be_one(make):
         (calls,) = take_steps(kernels, 8, seconds.__getitem__, 1)
         lossy[calls] = kernels.tried_at_a_loss(0)
     assert lossy == {(8,): False, (4, 4): True}
-
-
-@pytest.mark.parametrize(
-    ("platform", "passed", "computed", "seconds"),
-    [
-        ("cpu", 0.008, 0.004, 0.004),  # a neighbor had the core for half of it
-        ("cpu", 0.004, 0.007, 0.004),  # two threads computed
-        ("gpu", 0.008, 0.001, 0.008),  # it was the device that computed
-    ],
-)
-def test_timings_subtract_the_other_workers_of_the_device(monkeypatch, platform, passed, computed, seconds):
-    clock = {"passed": 7.0, "computed": 3.0}
-    monkeypatch.setattr(_stopwatch.time, "perf_counter", lambda: clock["passed"])
-    monkeypatch.setattr(_stopwatch.time, "process_time", lambda: clock["computed"])
-    watch = _stopwatch.Stopwatch(SimpleNamespace(platform=platform))
-    clock = {"passed": 7.0 + passed, "computed": 3.0 + computed}
-    assert watch.seconds == pytest.approx(seconds)
 
 
 # --- what is compiled, and when ---------------------------------------------------------------------------------------
