@@ -103,13 +103,13 @@ def worker_bounds(observation: Observation, min_workers: int | None, max_workers
 
 
 def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
-    """Clip a wanted number of workers to within a factor of `growth` of the present number, or one more or fewer.
+    """Clip a wanted number of workers to within a factor of `growth` of the present number.
 
     Args:
       wanted: the number to clip.
       there: the present number of workers.
       current: the number that is already requested, which is always allowed.
-      growth: the factor.
+      growth: the factor, above 1: one worker more or fewer is always allowed.
     """
-    fewest = min(current, math.floor(there / growth), there - 1)
-    return min(max(wanted, fewest), max(current, math.ceil(there * growth), there + 1))
+    fewest = min(current, math.floor(there / growth))
+    return min(max(wanted, fewest), max(current, math.ceil(there * growth)))
