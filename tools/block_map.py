@@ -232,14 +232,15 @@ class BlockMap:
         """Yield tests to run one list after another: some cheap ones that execute the line, and the others.
 
         What is executed at import counts as executed by all tests of the file. The module's test files (`tests/of.py`)
-        go first, and those without records last.
+        go first, and those without records last; or all of them, if the file has no functions.
         """
         near = of.files_of(file, self._root)
         found = {test for name in self._names(file, line) for test in self._expanded(name)}
         tests = sorted(found, key=lambda test: (_file(test) not in near, self._seconds[test]))
         some = [test for test in tests if self._seconds[test] < 1][:40]
         yield from filter(None, [some, [test for test in tests if test not in set(some)]])
-        recorded = {_file(test) for test in self._seconds}
+        has_blocks = bool(blocks(ast.parse((self._root / file).read_text())))
+        recorded = {_file(test) for test in self._seconds} if has_blocks else set()
         yield from ([file_of_tests] for file_of_tests in near if file_of_tests not in recorded)
 
     def _names(self, file: str, line: int) -> set[str]:

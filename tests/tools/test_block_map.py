@@ -172,3 +172,13 @@ def test_a_child_made_by_fork_writes_for_itself_and_under_the_same_test(tmp_path
     assert all(lines[0] == "tests/a.py::test_a" for lines in written)
     assert ["tests/a.py::test_a", "3"] in written
     assert {number for lines in written for number in lines if number.isdigit()} >= {"1", "2", "3", "5"}
+
+
+def test_a_file_without_functions_is_tested_by_its_test_files(recorded):
+    folder, root = recorded
+    (root / "monitors" / "sizes.py").write_text('"""Sizes."""\n\nMOST = 3\n')
+    (root / "tests" / "test_limits.py").write_text(f'COVERS = ("monitors/sizes.py",)\n{TESTS}')
+    try:
+        assert list(BlockMap(folder, root).stages("monitors/sizes.py", 3)) == [["tests/test_limits.py"]]
+    finally:
+        (root / "tests" / "test_limits.py").write_text(TESTS)

@@ -565,6 +565,18 @@ class Cached(Waits):
         self.cache, self.small = cache, small
 
 
+def test_tensors_of_torch_that_all_instances_share_are_data():
+    torch = pytest.importorskip("torch")
+
+    class Normalized(Waits):
+        mean, dtype, device = torch.zeros(3), torch.float32, torch.device("cpu")
+        layer = torch.nn.Identity()
+
+    assert "Normalized.layer, which all instances share, is a Id" in SourceCopies(Normalized(), (None,)).shared()
+    del Normalized.layer
+    assert SourceCopies(Normalized(), (None,)).shared() == ""
+
+
 def test_a_closure_that_refers_to_itself_cannot_be_copied():
     def again(example, deep=[]):  # noqa: B006
         return again(example, deep)

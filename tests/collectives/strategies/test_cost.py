@@ -202,7 +202,7 @@ def test_rates_of_links(rate, bits):
     assert sync.Link(rate).rate == bits
 
 
-@pytest.mark.parametrize("rate", ["fast", "10MB/s", "", 0, -1.0, "0Mbit/s", float("nan"), None, "1.2.3M"])
+@pytest.mark.parametrize("rate", ["fast", "10MB/s", "", 0, -1.0, "0Mbit/s", float("nan"), float("inf"), None, "1.2.3M"])
 def test_rates_that_are_none(rate):
     with pytest.raises(CollectiveError, match="must be bits per second"):
         sync.Link(rate)
