@@ -214,6 +214,7 @@ class BlockMap:
         self._tree, self._root = folder / "tree", root
         rows = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
         self._seconds = {row["test"]: row["seconds"] for row in rows}
+        self._texts: dict[Path, str] = {}  # of test files
         self._ids = {}  # of the first block of each file
         count = 0
         for file in files_of(self._tree):
@@ -263,9 +264,15 @@ class BlockMap:
 
     def _expanded(self, name: str) -> list[str]:
         """Return the tests of a name that are still there: all of a file, if the name is a file's."""
-        if "::" not in name:
-            return [test for test in self._seconds if _file(test) == name]
-        return [name] if name in self._seconds and (self._root / _file(name)).exists() else []
+        tests = [name] if "::" in name else [test for test in self._seconds if _file(test) == name]
+        return [test for test in tests if test in self._seconds and self._is_there(test)]
+
+    def _is_there(self, test: str) -> bool:
+        path = self._root / _file(test)
+        if path not in self._texts:
+            self._texts[path] = path.read_text() if path.exists() else ""
+        function = test.partition("[")[0].rpartition("::")[2]
+        return f"def {function}(" in self._texts[path]
 
 
 def _file(test: str) -> str:

@@ -27,7 +27,7 @@ from cosmic_ray.operators.provider import OperatorProvider
 from tests.of import PACKAGES
 
 OPERATORS = {name: OperatorProvider()[name]() for name in OperatorProvider() if not name.startswith("Variable")}
-LONGEST = 300  # seconds that a test may take
+LONGEST = 150  # seconds that a test may take
 
 
 class Mutant(NamedTuple):

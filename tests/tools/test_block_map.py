@@ -174,6 +174,17 @@ def test_a_child_made_by_fork_writes_for_itself_and_under_the_same_test(tmp_path
     assert {number for lines in written for number in lines if number.isdigit()} >= {"1", "2", "3", "5"}
 
 
+def test_tests_that_are_gone_are_left_out(recorded, tmp_path):
+    folder, root = recorded
+    for name in ("tests", "monitors"):
+        (tmp_path / name).mkdir()
+    (tmp_path / FILE).write_text(MODULE)
+    (tmp_path / "tests" / "test_limits.py").write_text(TESTS.replace("def test_high(", "def test_highest("))
+    assert list(BlockMap(folder, tmp_path).stages(FILE, line_of("return LIMIT"))) == [
+        ["tests/test_limits.py::test_calls"]
+    ]
+
+
 def test_a_file_without_functions_is_tested_by_its_test_files(recorded):
     folder, root = recorded
     (root / "monitors" / "sizes.py").write_text('"""Sizes."""\n\nMOST = 3\n')
