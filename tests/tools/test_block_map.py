@@ -175,7 +175,7 @@ def test_a_child_made_by_fork_writes_for_itself_and_under_the_same_test(tmp_path
 
 
 def test_tests_that_are_gone_are_left_out(recorded, tmp_path):
-    folder, root = recorded
+    folder, _ = recorded
     for name in ("tests", "monitors"):
         (tmp_path / name).mkdir()
     (tmp_path / FILE).write_text(MODULE)
