@@ -105,7 +105,8 @@ class Judge:
 
     def _run(self, tests: list[str], file: str, codes: list[CodeType] | None, seconds: float) -> Judged:
         """Run tests until one fails: with new code of functions, or in a new process if there is none."""
-        arguments = ["-x", "-v", "-s", "--tb=no", "-n0", "-p", "no:cacheprovider", f"--timeout={LONGEST}", *tests]
+        limits = [f"--timeout={LONGEST}", f"--session-timeout={max(1, int(seconds))}"]
+        arguments = ["-x", "-v", "-s", "--tb=no", "-n0", "-p", "no:cacheprovider", *limits, *tests]
         with tempfile.TemporaryFile() as output:
             child = os.fork()
             if not child:
@@ -114,7 +115,7 @@ class Judge:
                     for number in (1, 2):
                         os.dup2(output.fileno(), number)
                     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                    # Ranks inherit the limit: each has it for itself.
+                    # Ranks inherit the limit, and each has it for itself: the session's limit ends many tests on ranks.
                     resource.setrlimit(resource.RLIMIT_CPU, (max(1, int(seconds)), resource.RLIM_INFINITY))
                     if codes is None:
                         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
@@ -134,9 +135,9 @@ class Judge:
             return found._replace(seconds=found.seconds + spent)
         if code in (0, 5):  # 5: there are no tests
             return Judged("no tests" if code else "survived", "", spent)
-        if code == -signal.SIGXCPU:
-            return Judged("out of time", "", spent)
         named = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.MULTILINE)
+        if code == -signal.SIGXCPU or ("sec exceeded" in text and not named):  # the processor's time, or the session's
+            return Judged("out of time", "", spent)
         running = re.findall(r"^(tests/\S+::.+?) (?:PASSED|SKIPPED|$)", text, re.MULTILINE)  # as the process ended
         return Judged("caught", (named or running or [f"status {code}: {text[-500:]}"])[-1], spent)
 
