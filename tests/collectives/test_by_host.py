@@ -9,18 +9,25 @@ from adaptive.runtime.local_world import LocalWorld
 
 
 class Hosts(LocalWorld):
-    """A world of five processes on two hosts, one of which is in reserve, and an empty slot."""
+    """A world of processes on hosts: (host, its workers) of each process."""
 
-    processes = 5
+    def __init__(self, capacity, of_processes):
+        super().__init__(capacity)
+        self.of_processes, self.processes = of_processes, len(of_processes)
 
     def all_gather_bytes(self, value, about="", more=""):
-        hosts = [["a", [0]], ["b", [1]], ["a", [2]], ["b", [3]], ["a", []]]
         assert json.loads(value)[1] == list(self.workers)
-        return [json.dumps(of_process).encode() for of_process in hosts]
+        return [json.dumps(of_process).encode() for of_process in self.of_processes]
 
 
 def test_workers_of_a_host_are_together_and_unknown_ones_apart():
-    assert comm.by_host(Hosts(5)) == ((0, 2), (1, 3), (4,))
+    """The last process is in reserve, and slot 4 is empty."""
+    world = Hosts(5, [["a", [0]], ["b", [1]], ["a", [2]], ["b", [3]], ["a", []]])
+    assert comm.by_host(world) == ((0, 2), (1, 3), (4,))
+
+
+def test_two_processes_may_be_on_two_hosts():
+    assert comm.by_host(Hosts(2, [["a", [0]], ["b", [1]]])) == ((0,), (1,))
 
 
 def test_a_single_process_is_a_host():

@@ -105,7 +105,9 @@ def test_each_reader_opens_a_mapped_file_itself(tmp_path):
     leaves, tree = jax.tree.flatten({"a": mapped[10:, 1:3], "b": np.arange(990)})
     pickled = pickle.dumps(RowsOfArrays(leaves, tree))
     assert len(pickled) < 10_000
-    row = pickle.loads(pickled)[5]
+    rows = pickle.loads(pickled)
+    assert len(rows) == 990
+    row = rows[5]
     assert (row["a"].tolist(), int(row["b"])) == ([61, 62], 5)
 
 

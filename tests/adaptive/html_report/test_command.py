@@ -48,6 +48,7 @@ def test_compare_prints_and_writes_a_page(tmp_path):
     page = tmp_path / "compared.html"
     done = CliRunner().invoke(compare, [str(a), str(b), "-o", str(page)], catch_exceptions=False)
     assert done.exit_code == 0
+    assert done.output.startswith("a.jsonl → b.jsonl\n")
     assert "2.00 times as slow" in done.output
     text = page.read_text()
     assert "2.00 times as slow" in text
