@@ -27,6 +27,7 @@ from cosmic_ray.operators.provider import OperatorProvider
 from tests.of import PACKAGES
 
 OPERATORS = {name: OperatorProvider()[name]() for name in OperatorProvider() if not name.startswith("Variable")}
+ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 150  # seconds that a test may take
 
 
@@ -62,7 +63,9 @@ class Judge:
         self._copy, self._seconds = copy, seconds
         self._sound: dict[str, bool] = {}  # whether a test passes where nothing is changed
         os.chdir(copy)
-        sys.path[0] = str(copy)
+        sys.path[:] = [str(copy), *(path for path in sys.path if Path(path) != ROOT)]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]  # tests/mpirun.py starts ranks in the tree that it is in
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])
         for file in sorted(f.relative_to(copy) for name in PACKAGES for f in copy.glob(f"{name}/**/*.py")):
