@@ -156,6 +156,17 @@ def test_values_that_json_cannot_express_do_not_end_the_run(program, trace, monk
     assert asked.shares == (1.0,)
 
 
+def test_infinite_values_keep_their_sign(trace):
+    def driver(state, batch):
+        operators.hook("watch", Recorder(lambda o: None), (np.array([np.inf, -np.inf, np.nan]),))
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), nonfinite="allow") as program:
+        list(program.run(steps=1, record=trace))
+    (line,) = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
+    assert line["hooks"]["0/watch"] == [["inf", "-inf", None]]
+
+
 def test_unchanged_fields_are_omitted_and_restored_when_read(trace):
     def driver(state, batch):
         return state + comm.all_reduce(batch["y"].mean()), {}
