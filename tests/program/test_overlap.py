@@ -30,7 +30,6 @@ COVERS = (
     "adaptive/graph/stages.py",
     "adaptive/program/overlap.py",
     "adaptive/runtime/general_step.py",
-    "adaptive/runtime/sending.py",
 )
 
 FEATURES, LAYERS, EXAMPLES = 12, 4, 60
