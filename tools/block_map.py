@@ -233,7 +233,7 @@ class BlockMap:
         """Yield tests to run one list after another: some cheap ones that execute the line, and the others.
 
         What is executed at import counts as executed by all tests of the file. The module's test files (`tests/of.py`)
-        go first, and those without records last; or all of them, if the file has no functions.
+        go first. Those that are new or have changed go last, as a whole; all of them, if the file has no functions.
         """
         near = of.files_of(file, self._root)
         found = {test for name in self._names(file, line) for test in self._expanded(name)}
@@ -241,8 +241,7 @@ class BlockMap:
         some = [test for test in tests if self._seconds[test] < 1][:40]
         yield from filter(None, [some, [test for test in tests if test not in set(some)]])
         has_blocks = bool(blocks(ast.parse((self._root / file).read_text())))
-        recorded = {_file(test) for test in self._seconds} if has_blocks else set()
-        yield from ([file_of_tests] for file_of_tests in near if file_of_tests not in recorded)
+        yield from ([tests_of_it] for tests_of_it in near if not has_blocks or not self._is_as_recorded(tests_of_it))
 
     def _names(self, file: str, line: int) -> set[str]:
         """Return the tests that execute a line, as the file is now."""
@@ -266,6 +265,10 @@ class BlockMap:
         """Return the tests of a name that are still there: all of a file, if the name is a file's."""
         tests = [name] if "::" in name else [test for test in self._seconds if _file(test) == name]
         return [test for test in tests if test in self._seconds and self._is_there(test)]
+
+    def _is_as_recorded(self, file_of_tests: str) -> bool:
+        then = self._tree / file_of_tests
+        return then.exists() and then.read_text() == (self._root / file_of_tests).read_text()
 
     def _is_there(self, test: str) -> bool:
         path = self._root / _file(test)

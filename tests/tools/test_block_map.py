@@ -133,11 +133,15 @@ def test_lines_may_move_and_functions_change(recorded, tmp_path):
     assert len(every) == len(EVERY)
 
 
-def test_test_files_of_the_module_that_are_not_recorded_follow(recorded):
+def test_test_files_of_the_module_that_are_new_or_have_changed_follow(recorded):
     folder, root = recorded
     (root / "tests" / "test_new.py").write_text(f'COVERS = ("{FILE}",)\n')
-    stages = list(BlockMap(folder, root).stages(FILE, line_of("return value")))
-    assert stages == [["tests/test_limits.py::test_inside"], ["tests/test_new.py"]]
+    once = ["tests/test_limits.py::test_inside"]
+    assert list(BlockMap(folder, root).stages(FILE, line_of("return value"))) == [once, ["tests/test_new.py"]]
+    (folder / "tree" / "tests" / "test_new.py").write_text((root / "tests" / "test_new.py").read_text())
+    assert list(BlockMap(folder, root).stages(FILE, line_of("return value"))) == [once]
+    (root / "tests" / "test_new.py").write_text(f'COVERS = ("{FILE}",)\n\n\ndef test_of_today():\n    pass\n')
+    assert list(BlockMap(folder, root).stages(FILE, line_of("return value"))) == [once, ["tests/test_new.py"]]
     (root / "tests" / "test_new.py").unlink()
 
 
