@@ -37,6 +37,14 @@ def sgd(state, batch):
     return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
 
 
+def test_metrics_are_named_in_messages():
+    def bare(state, batch):
+        return state, comm.all_reduce(mean_loss(state, batch))
+
+    assert traced(sgd, W).metric_labels == ["metric ['loss']"]
+    assert traced(bare, W).metric_labels == ["the metric"]
+
+
 # --- one flat list of equations ---------------------------------------------------------------------------------------
 
 
