@@ -6,9 +6,9 @@
 Cosmic Ray's operators change one place of one file: a comparison, a condition, a number, an exception, a decorator.
 Each file is as likely as it is long, each place in it as any other, and so is each change there. Changes of annotations
 and of `strict=` are not counted. The tests that execute the changed line run in a copy of the work tree, those of the
-module and cheap ones first, until one fails or `--seconds` of the processor are spent. `tools/block_map.py` finds them:
-the first run records them in `--map`, which takes as long as the test suite. Later runs use the records again, also
-when lines have moved; delete the folder to record anew.
+module and cheap ones first, until one fails or `--seconds` are spent, of the processor or of waiting.
+`tools/block_map.py` finds them: the first run records them in `--map`, which takes as long as the test suite. Later
+runs use the records again, also when lines have moved; delete the folder to record anew.
 
 Verdicts: "caught"; "survived" all tests of the line; "out of time", with tests left; "no tests" execute the line.
 Results are appended to `--out` (JSON lines) as they come, and mutants that are there already are not run again.
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100, help="how many mutants to draw")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", default="*", help="files to draw from, as a pattern")
-    parser.add_argument("--seconds", type=int, default=120, help="of the processor, for the tests of a mutant")
+    parser.add_argument("--seconds", type=int, default=120, help="for a mutant: of the processor, or of waiting")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.jsonl", help="where results are kept")
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "block_map", help="which tests execute what")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
