@@ -103,7 +103,9 @@ def test_signals_of_the_launcher_reach_a_busy_rank(code, start):
 
 
 def test_its_own_signals_are_the_ranks(start):
-    rank = start("import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('heard', flush=True))\n" + WAITS)
+    # The handler ends the rank: it may be called before the rank begins to wait, which would then never end.
+    hears = "import os, signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'heard\\n'), sys.exit()))\n"
+    rank = start(hears + WAITS)
     assert rank.said() == "there"
     rank.process.send_signal(signal.SIGUSR1)
     assert rank.said() == "heard"
