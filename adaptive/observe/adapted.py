@@ -42,11 +42,14 @@ class Adapted:
             if name in old and not np.array_equal(old[name], value)
         )
 
-    @property
-    def line(self) -> str:
-        """The summary: "adapted: global batch 64 → 1,024 in 5 changes; lr 0.1 → 0.05 in 3; asked for by tune 5 times".
+    def line(self, *, compiling: bool) -> str:
+        """Return the summary: "adapted: global batch 64 → 1,024 in 2 changes; lr 0.1 → 0.05 in 1 change; asked for …".
 
-        Empty for a run without hooks and without changes.
+        It is empty for a run without hooks and without changes.
+
+        Args:
+          compiling: whether kernels are still being compiled. Sizes do not change before theirs are there, so this may
+            be why nothing changed.
         """
         if self._first is None or self._last is None:
             return ""
@@ -57,10 +60,10 @@ class Adapted:
             return "adapted: " + "; ".join([*parts, *([f"asked for by {', '.join(asked)}"] if asked else [])])
         if not names:
             return ""
-        silent = ", ".join(names)
-        return "adapted: nothing" + (
-            f", though asked for by {', '.join(asked)}" if asked else f"; {silent} asked for no change"
-        )
+        if not asked:
+            return f"adapted: nothing; {', '.join(names)} asked for no change"
+        why = "; kernels of other sizes are still being compiled" if compiling else ""
+        return f"adapted: nothing, though asked for by {', '.join(asked)}{why}"
 
 
 def _changes(changes: Mapping[str, int], first: StepEvent, last: StepEvent) -> list[str]:

@@ -166,7 +166,7 @@ class Progress:
                 self._live.stop()
                 self._live = None
             self._print(self._summary(error))
-            if adapted := self._adapted.line:
+            if adapted := self._adapted.line(compiling=not self._kernels.warm):
                 self._print(adapted)
         self._thread.join(REFRESH_SECONDS)  # no thread may be running when the interpreter exits
 

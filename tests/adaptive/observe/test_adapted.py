@@ -17,11 +17,11 @@ from tests.adaptive.drivers import event, make_data
 HOOKS = [HookValues("0/adapt", 1, (), []), HookValues("1/balance", 1, (), [])]
 
 
-def line(*events):
+def line(*events, compiling=False):
     adapted = Adapted()
     for each in events:
         adapted.take(each)
-    return adapted.line
+    return adapted.line(compiling=compiling)
 
 
 def after(step, sizes, *decided, **report):
@@ -55,6 +55,13 @@ def test_a_run_in_which_nothing_changed_says_so():
     assert line(after(1, (4, 4)), after(2, (4, 4))) == "adapted: nothing; adapt, balance asked for no change"
     asked = line(after(1, (4, 4), "adapt"), after(2, (4, 4)))
     assert asked == "adapted: nothing, though asked for by adapt once"
+
+
+def test_nothing_may_have_changed_because_kernels_are_being_compiled():
+    asked = line(after(1, (4, 4), "adapt"), after(2, (4, 4)), compiling=True)
+    assert asked.endswith("asked for by adapt once; kernels of other sizes are still being compiled")
+    assert "compiled" not in line(after(1, (4, 4), "adapt"), after(2, (6, 6)), compiling=True)
+    assert "compiled" not in line(after(1, (4, 4)), after(2, (4, 4)), compiling=True)
 
 
 def test_without_hooks_there_is_nothing_to_say():
