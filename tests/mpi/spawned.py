@@ -1,5 +1,6 @@
 """A job that grows by spawning: `adaptive run -n N spawned.py CASE [FILE|HANG_TIMEOUT]`; see test_spawned.py.
 
+Where it "grows", two processes are spawned, and join in the same step.
 Where it is "replaced", two of three processes are killed after step 5, and of those that are spawned in their place the
 first one, which makes FILE, is killed before it has joined. Where it "is stopped", the spawned process stops itself.
 """
@@ -41,7 +42,17 @@ def driver(state, batch):
 
 def grow(control):
     if control.step == 3 and CASE != "replaced":
-        control.rescale(workers=2)
+        control.rescale(workers=3 if CASE == "grows" else 2)
+
+
+def admit_two_at_once(spawner):
+    ready = spawner.ready
+
+    def when_both_are(digests):
+        found = ready(digests)
+        return found if len(found) == 2 else []
+
+    spawner.ready = when_both_are
 
 
 data = {**make_data(EXAMPLES), "number": np.arange(EXAMPLES)}
@@ -50,6 +61,8 @@ with comm.world(max_workers=3, respawn=CASE == "replaced", hang_timeout=HANG_TIM
     if CASE == "replaced" and SPAWNED:
         with suppress(FileExistsError), open(sys.argv[2], "x"):
             os.kill(os.getpid(), signal.SIGKILL)
+    if CASE == "grows" and not SPAWNED:
+        admit_two_at_once(world.elastic.spawner)
     state = {"adam": adam_state(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
     program = ad.Program(driver, state, data, global_batch=GLOBAL_BATCH, seed=SEED)
     joined, deadline = 0, time.monotonic() + limit(60)

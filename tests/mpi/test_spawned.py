@@ -23,8 +23,9 @@ SCRIPT = Path(__file__).parent / "spawned.py"
 
 def test_more_workers_are_asked_for_than_were_started():
     result = run([SCRIPT, "grows"], n=1, ours=True)
-    assert "worker 0 ended well: joined, members (0, 1)" in result.stdout, result
+    assert "worker 0 ended well: joined, members (0, 1, 2)" in result.stdout, result
     assert "worker 1 ended well" in result.stdout, result
+    assert "worker 2 ended well" in result.stdout, result
 
 
 def test_a_spawned_process_that_is_stuck_is_found():
