@@ -6,6 +6,8 @@ RAISES_WITHOUT_A_WORD: dict[str, int] = {}
 
 BANNED_PHRASES: dict[str, int] = {}
 
+DOCSTRINGS_WITHOUT_A_VERB: dict[str, int] = {}
+
 PRIVATE_REACH = {
     "adaptive/data/pool.py": 1,
 }

@@ -42,6 +42,11 @@ BANNED = [
     r"\w*(neighbour|behaviour|honour|colour|favour|normalis|synchronis|signalled|modelled|travell)\w*",
 ]
 _BANNED = re.compile("|".join(BANNED), re.IGNORECASE)
+# No imperatives: "The mean", "Whether …", "If …", "Returns …", "JAX's settings".
+_NO_VERB = re.compile(
+    r"(?!Bring\b)(The|An?|This|It|Its|If|Also|Whether|What|When|How|All|Each|Every|Both|No|For|In|With|"
+    r"\w+'s|\w*[^s\W]s|\w*ing)\b"
+)
 # Names with an underscore that are public: of named tuples, and of C.
 _NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_exit", "_pthread_cleanup_push"}
 _PYTHONS_OWN = {"os", "sys", "threading", "ctypes"}
@@ -143,6 +148,28 @@ def phrases_of(tree: ast.Module, file: str) -> Iterator[str]:
             yield from (f"{file}:{node.lineno}: {match[0]}" for match in _BANNED.finditer(text))
 
 
+def docstrings_without_a_verb() -> Complaints:
+    """Find functions whose docstring does not begin with an imperative, by file."""
+    return _by_file((file, c) for file in files() for c in not_imperative(tree_of(file), file))
+
+
+def not_imperative(tree: ast.Module, file: str) -> Iterator[str]:
+    """Yield the functions of one file whose docstring begins with a word that is no imperative.
+
+    Properties may, whose docstrings are nouns, and commands and scenarios, whose docstrings are shown to users.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not _may_begin_otherwise(node):
+            text = ast.get_docstring(node) or ""
+            if _NO_VERB.match(text):
+                yield f"{file}:{node.lineno}: {node.name}: {text.splitlines()[0]}"
+
+
+def _may_begin_otherwise(function: ast.FunctionDef) -> bool:
+    names = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
+    return bool(re.search(r"property|\bclick\.|_named\b", names))
+
+
 def private_reach() -> Complaints:
     """Find private names of other modules' objects, by file."""
     return _by_file((file, c) for file in files() for c in reaches(tree_of(file), file))
@@ -193,6 +220,7 @@ CHECKERS = {
     "TYPES_OF_ONE_NAME": types_of_one_name,
     "RAISES_WITHOUT_A_WORD": raises_without_a_word,
     "BANNED_PHRASES": banned_phrases,
+    "DOCSTRINGS_WITHOUT_A_VERB": docstrings_without_a_verb,
     "PRIVATE_REACH": private_reach,
     "MODULES_WITHOUT_A_TEST": modules_without_a_test,
     "TESTS_WITHOUT_A_MODULE": tests_without_a_module,

@@ -7,7 +7,16 @@ import ast
 import pytest
 
 from tests import allowances
-from tests.language import CHECKERS, needed, phrases_of, phrases_of_lines, reaches, too_many, unnamed_errors
+from tests.language import (
+    CHECKERS,
+    needed,
+    not_imperative,
+    phrases_of,
+    phrases_of_lines,
+    reaches,
+    too_many,
+    unnamed_errors,
+)
 
 
 @pytest.mark.parametrize("name", CHECKERS)
@@ -57,6 +66,18 @@ def test_a_banned_phrase_is_seen_in_names_and_comments_of_tests():
     assert found("x = 1  # for newcomers") == ["newcomers"]
     assert found('path = "a_told_story"') == []
     assert found("def test_hooks_are_called():") == []
+
+
+@pytest.mark.parametrize("text", ["The mean, simply.", "Returns the mean.", "Whether it is.", "JAX's settings."])
+def test_a_first_line_that_is_not_imperative_is_seen(text):
+    function = f"def mean():\n    '''{text}'''\n"
+    assert list(not_imperative(ast.parse(function), "f.py")) == [f"f.py:1: mean: {text}"]
+    assert list(not_imperative(ast.parse("@property\n" + function), "f.py")) == []
+
+
+@pytest.mark.parametrize("text", ["Return it.", "Pass it on.", "Bring it.", "Cast it.", "Assign it.", "Increase it."])
+def test_an_imperative_is_let_pass(text):
+    assert list(not_imperative(ast.parse(f"def mean():\n    '''{text}'''\n"), "f.py")) == []
 
 
 def test_private_names_of_others_are_seen():

@@ -71,7 +71,7 @@ class Width:
         return jax.ShapeDtypeStruct(shape, self.of(aval.dtype))
 
     def settings(self) -> AbstractContextManager[Any]:
-        """JAX's settings for work in this precision."""
+        """Return JAX's settings for work in this precision, as a context manager."""
         return jax.enable_x64(True) if self.real == DOUBLE else nullcontext()
 
 

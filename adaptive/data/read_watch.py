@@ -137,7 +137,7 @@ class CurrentReads:
         ]
 
     def write_to(self, file: mmap) -> None:
-        """Also write the oldest read to this file from now on; another process parses it by `read_status`."""
+        """Write the oldest read to this file too, from now on; another process parses it by `read_status`."""
         self._file = file
         self._write()
 

@@ -153,7 +153,7 @@ class GeneralStep:
                 self._packed[local_index] = out["parts"]
 
     def _trace(self, local_index: int, name: str, began: float, results: Any, **details: Any) -> None:
-        """If a trace is recorded, wait for `results` and record their duration."""
+        """Wait for `results` and record their duration, if a trace is recorded."""
         if self._ctx.timeline is not None:
             jax.block_until_ready(results)
             self._ctx.timeline.add(local_index, name, began, **details)
