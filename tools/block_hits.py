@@ -1,4 +1,4 @@
-"""Write down which blocks of code a process executes, for which test; `tools/block_map.py` inserts the calls.
+"""Write down which blocks of code a process executes, for which test; `tools/block_map.py` inserts `hits[block]`.
 
 This file is copied to the root of the recorded tree, so that it is found wherever the packages are. It imports nothing
 but what each process has.
@@ -9,21 +9,27 @@ from __future__ import annotations
 import os
 
 FOLDER, TEST = "BLOCK_MAP", "BLOCK_MAP_TEST"  # variables of the environment: where to write; the test that runs
-_seen: set[int] = set()
 _process, _file = 0, -1
 
 
-def hit(block: int) -> None:
-    """Write down a block, once per test."""
-    if block not in _seen:
-        _seen.add(block)
+class _Hits(dict[int, None]):
+    """Writes down a block when it is looked up, once per test.
+
+    Later lookups are no calls of Python functions: some tests count those.
+    """
+
+    def __missing__(self, block: int) -> None:
+        self[block] = None
         _write(f"{block}\n")
+
+
+hits = _Hits()
 
 
 def start(test: str) -> None:
     """Have what follows belong to a test, also in the processes that are started from here."""
     os.environ[TEST] = test
-    _seen.clear()
+    hits.clear()
     _write(f"{test}\n")
 
 

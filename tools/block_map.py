@@ -1,10 +1,10 @@
 """Record which tests execute each block of the packages, and what each test costs; find the tests of a line.
 
 A block is the body of a function, a loop, a branch, or what follows a statement that may leave the function. `record`
-runs the tests in a copy of the work tree, whose bytecode calls `tools/block_hits.py` at the start of each block; the
-sources stay as they are. Processes that a test starts are recorded under the test's name. `BlockMap` reads the records.
+runs the tests in a copy of the work tree, whose bytecode writes down each block by `tools/block_hits.py`; the sources
+stay as they are. Processes that a test starts are recorded under the test's name. `BlockMap` reads the records.
 It finds a function by its name, so lines may have moved since; where the function itself has changed, the tests of all
-its blocks are taken. Tests that failed are kept: some count calls, and pass where nothing is recorded.
+its blocks are taken. Tests that failed are kept: some may pass where nothing is recorded.
 """
 
 from __future__ import annotations
@@ -100,17 +100,17 @@ def blocks(tree: ast.Module) -> list[Block]:
 
 
 def with_hits(source: str, first_id: int) -> ast.Module:
-    """Return the syntax tree of a file with a call of `hit` at the start of each block, ids counted from `first_id`."""
+    """Return the syntax tree of a file that writes down each block at its start, with ids from `first_id`."""
     tree = ast.parse(source)
     found = [entry for name, node in functions(tree) for entry in _of_function(name, node)]
     places = sorted(enumerate(found, first_id), key=lambda entry: -entry[1][2])  # from each list's end
     for number, (_, statements, begin) in places:
-        call = ast.parse(f"__hit__({number})").body[0]
-        for node in ast.walk(call):
+        lookup = ast.parse(f"__hits__[{number}]").body[0]
+        for node in ast.walk(lookup):
             ast.copy_location(node, statements[begin])
-        statements.insert(begin + (begin == 0 and _is_docstring(statements[0])), call)
+        statements.insert(begin + (begin == 0 and _is_docstring(statements[0])), lookup)
     head = [node for node in tree.body if _is_docstring(node) or _is_future(node)]
-    tree.body[len(head) : len(head)] = ast.parse("from block_hits import hit as __hit__").body
+    tree.body[len(head) : len(head)] = ast.parse("from block_hits import hits as __hits__").body
     return ast.fix_missing_locations(tree)
 
 

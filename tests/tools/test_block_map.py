@@ -160,15 +160,15 @@ def test_a_child_made_by_fork_writes_for_itself_and_under_the_same_test(tmp_path
         import block_hits
 
         block_hits.start("tests/a.py::test_a")
-        block_hits.hit(1)
-        block_hits.hit(1)
+        block_hits.hits[1]
+        block_hits.hits[1]
         child = os.fork()
-        block_hits.hit(2 if child else 3)
+        block_hits.hits[2 if child else 3]
         if child:
             os.waitpid(child, 0)
             os.close(3)
-            block_hits.hit(4)
-            block_hits.hit(5)
+            block_hits.hits[4]
+            block_hits.hits[5]
     """)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tools"), block_hits.FOLDER: str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
@@ -176,6 +176,19 @@ def test_a_child_made_by_fork_writes_for_itself_and_under_the_same_test(tmp_path
     assert all(lines[0] == "tests/a.py::test_a" for lines in written)
     assert ["tests/a.py::test_a", "3"] in written
     assert {number for lines in written for number in lines if number.isdigit()} >= {"1", "2", "3", "5"}
+
+
+def test_a_block_that_is_written_down_already_costs_no_call_of_a_python_function(monkeypatch):
+    monkeypatch.delenv(block_hits.FOLDER, raising=False)
+    monkeypatch.setattr(block_hits, "hits", type(block_hits.hits)())
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    block_hits.hits[1]
+    first, calls = calls, []
+    block_hits.hits[1]
+    sys.setprofile(None)
+    assert "call" in first
+    assert "call" not in calls
 
 
 def test_tests_that_are_gone_are_left_out(recorded, tmp_path):
