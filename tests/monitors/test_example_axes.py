@@ -65,6 +65,8 @@ def test_operations_that_may_mix_examples_end_the_trail(function, shape):
         ("bd,dh->bh", [(N, 3), (3, 2)], [0, None], PerExample(0)),
         ("hd,bd->hb", [(2, 3), (N, 3)], [None, 0], PerExample(1)),
         ("bqd,bkd->bqk", [(N, 3, 2), (N, 5, 2)], [0, 0], PerExample(0)),
+        ("hkbd,hde->hkbe", [(2, 3, N, 5), (2, 5, 6)], [2, None], PerExample(2)),
+        ("hde,hkbd->hekb", [(2, 5, 6), (2, 3, N, 5)], [None, 2], PerExample(3)),
         ("bd,bd->", [(N, 3), (N, 3)], [0, 0], TOTAL),
         ("bd,b->d", [(N, 3), (N,)], [0, None], TOTAL),
     ],

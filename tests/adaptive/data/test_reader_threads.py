@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import sqlite3
@@ -504,6 +505,25 @@ def test_used_names_of_user_modules_are_examined(tmp_path, monkeypatch):
         made = begin(reading(Waits(), transform))
         assert not several(made)
         assert "the global variable FILE, which get() uses, is a BytesIO" in made.note
+
+
+def test_modules_that_a_function_imports_from_its_own_package_are_examined(tmp_path, monkeypatch):
+    package = tmp_path / "users_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "state.py").write_text(
+        "import io\n\nFILE = io.BytesIO(bytes(100))\n\ndef get(i):\n    return FILE.seek(i)\n"
+    )
+    (package / "reading.py").write_text(
+        "import numpy as np\n\ndef read(example):\n    from . import state\n"
+        "    return {'i': np.int32(state.get(int(example['i'])))}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    users = importlib.import_module("users_package.reading")
+    importlib.import_module("users_package.state")
+    made = begin(reading(Waits(), users.read))
+    assert not several(made)
+    assert "the global variable FILE, which get() uses, is a BytesIO" in made.note
 
 
 def test_libraries_that_are_not_made_for_threads_keep_reading_to_one(monkeypatch):

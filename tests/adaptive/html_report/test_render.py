@@ -115,6 +115,18 @@ def test_a_report_of_an_older_record_says_what_is_missing(made, run):
     assert "The record contains nothing more on durations." in text
 
 
+def test_medians_per_example_are_of_all_steps_of_a_short_run(made, run):
+    busy = 0.032 * np.array([[1.0], [1.0], [9.0], [1.0], [9.0]])  # the first step does not count
+    assert re.search(r"worker 0 [^a-z]* 1 ms 160 ", Text(made(record(run, busy))).text)
+
+
+@pytest.mark.parametrize(("repeated", "said"), [(4, ", 2.5 s in addition to the time in steps"), (0, "")])
+def test_repeated_steps_are_counted_with_their_time(made, run, repeated, said):
+    resumed = {"after": 5, "repeated": repeated, "seconds": 2.5 * (repeated > 0)}
+    path = record(run, uneven(9, 2, 0.1), fields={6: {"resumed": [resumed]}})
+    assert f"repeated steps {repeated} in 1 restore{said} " in Text(made(path)).text
+
+
 @pytest.mark.parametrize(("steps", "n"), [(1, 1), (2, 12), (9, 2)])
 def test_short_runs_have_a_page(made, run, steps, n):
     metrics = {"loss": np.full(steps, np.nan), "accuracy": np.full(steps, np.inf)}
