@@ -83,6 +83,7 @@ def test_excess_is_over_half_of_the_others():
     expected = [[0, 0, 2], [-3, np.nan, 3], [np.nan] * 3, [4, -1, 1]]
     expected[0][:2] = [0, 0]
     np.testing.assert_allclose(excess(busy), expected)
+    np.testing.assert_allclose(excess(np.array([[1.0, 2.0, 3.0, 4.0, 9.0]])), [[-2, -1, 1, 2, 7]])
 
 
 @pytest.mark.parametrize(("n", "spread"), [(2, 0.05), (2, 0.3), (5, 0.2), (16, 0.1)])

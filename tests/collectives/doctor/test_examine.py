@@ -168,6 +168,12 @@ def test_a_folder_that_only_some_see(tmp_path, monkeypatch):
     monkeypatch.setattr("collectives.doctor.measure.SEEN_SECONDS", 0.1)
     assert folder(tmp_path, lambda own: [own], 0).unseen == ()
     assert list(tmp_path.iterdir()) == []
+
+    def gather_and_clean_up(own):
+        [file.unlink() for file in tmp_path.iterdir() if own == b"1"]
+        return [own]
+
+    assert folder(tmp_path, gather_and_clean_up, 0).unseen == ()
     answers = iter([[b"there\n"], [b"1", b"0"]])
     there = folder(tmp_path, lambda own: next(answers), 1)
     assert (there.unseen, there.trouble) == ((1,), "")

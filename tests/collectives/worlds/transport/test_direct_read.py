@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -30,8 +31,9 @@ def room(arrays=ARRAYS):
 
 @pytest.fixture(autouse=True)
 def permitted():
-    shown = ShownMemory(ARRAYS)
-    if not read(shown.addresses, room()):
+    """By a call of the system, not by `read`, whose failures would be skipped."""
+    copy, byte = direct_read._process_vm_readv(), direct_read._Span(np.zeros(1, np.uint8).ctypes.data, 1)
+    if copy is None or copy(os.getpid(), byte, 1, byte, 1, 0) != 1:
         pytest.skip("this system does not permit it")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from contextlib import closing, contextmanager
 
@@ -10,6 +11,7 @@ import pytest
 
 from collectives.worlds.launch import LaunchError
 from collectives.worlds.transport import tcp_tree
+from collectives.worlds.transport.tcp_tree import TCPTreeError
 from tests.speed import limit
 
 SECRET = bytes(range(2 * tcp_tree._SECRET))
@@ -48,6 +50,17 @@ def coming(door, *processes):
         for line in results.values():
             if isinstance(line, socket.socket):
                 line.close()
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_rank_that_has_closed_its_connection_is_named(door, resets):
+    here = socket.create_connection(door.getsockname())
+    there, _ = door.accept()
+    if resets:  # instead of an end of its data
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    there.close()
+    with closing(here), pytest.raises(TCPTreeError, match="rank 3 has closed its connection"):
+        tcp_tree._receive(3, here)
 
 
 def test_processes_with_the_secret_are_let_in_in_the_order_of_their_ranks(door):

@@ -35,7 +35,6 @@ from tests.speed import limit
 COVERS = (
     "collectives/worlds/watchdog/findings.py",
     "collectives/worlds/watchdog/settings.py",
-    "collectives/worlds/watchdog/stacks.py",
     "collectives/worlds/watchdog/udp.py",
 )
 

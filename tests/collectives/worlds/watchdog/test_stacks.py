@@ -1,0 +1,69 @@
+"""Stacks of threads, and processes of this host that are looked at and killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from collectives.worlds.watchdog import stacks
+from tests.speed import limit
+
+
+def functions_of(threads):
+    """Return the names of the functions that the threads are in, and of those that called them."""
+    names = set()
+    for frame in stacks.frames_of(threads):
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+    return names
+
+
+def test_frames_are_those_of_the_threads_and_the_main_threads_where_none_is_alive():
+    done = threading.Event()
+
+    def waits_for_the_test():
+        done.wait(limit(60))
+
+    thread = threading.Thread(target=waits_for_the_test)
+    thread.start()
+    ident, own = thread.ident, "test_frames_are_those_of_the_threads_and_the_main_threads_where_none_is_alive"
+    found = functions_of([ident])
+    done.set()
+    thread.join(limit(60))
+    assert "waits_for_the_test" in found
+    assert own not in found
+    assert own in functions_of([ident])
+
+
+@pytest.fixture
+def other():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield stacks.this_process()._replace(
+            pid=process.pid, created=psutil.Process(process.pid).create_time(), file=-1
+        )
+        process.kill()
+
+
+def test_a_process_is_killed_once(other):
+    assert stacks.look_at(other)[0] == stacks.RUNS
+    assert stacks.kill(other)
+    psutil.Process(other.pid).wait(limit(60))
+    assert stacks.look_at(other)[0] == stacks.GONE
+    assert stacks.kill(other)
+
+
+def test_a_process_that_has_taken_over_a_pid_is_not_killed(other):
+    assert stacks.kill(other._replace(created=other.created - 100))
+    assert stacks.look_at(other)[0] == stacks.RUNS
+
+
+def test_a_process_of_another_container_cannot_be_killed_nor_looked_at(other):
+    elsewhere = other._replace(space="pid:[1]")
+    assert not stacks.kill(elsewhere)
+    assert stacks.look_at(elsewhere) == (stacks.UNKNOWN, "")
+    assert stacks.look_at(other)[0] == stacks.RUNS
