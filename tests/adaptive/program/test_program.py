@@ -13,6 +13,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+import controllers as ctrl
 import monitors as mon
 from adaptive import operators
 from adaptive.base import failure as _failure
@@ -377,6 +378,20 @@ class Broken:
         if index in self.bad:
             raise OSError(f"example {index} is gone")
         return {k: v[index] for k, v in self.data.items()}
+
+
+def test_an_error_of_a_hook_says_after_which_step_and_on_which_workers():
+    def fails(control):
+        if control.step == 2:
+            raise LookupError("of a hook")
+
+    def driver(state, batch):
+        ctrl.hook(fails)
+        return mean_of_y(state, batch)
+
+    with build(driver, workers=3) as program, pytest.raises(LookupError, match="of a hook") as error:
+        list(program.run(steps=3))
+    assert "after step 2, on workers 0–2" in error.value.__notes__
 
 
 def test_a_data_error_changes_nothing_and_the_program_continues():
