@@ -17,6 +17,7 @@ def test_ten_times_the_slowest_of_a_hundred_operations():
     assert shortest([0.5] * 200) == pytest.approx(5.0)
     assert shortest([0.5] * 100 + [30.0]) == pytest.approx(5.0)  # one that took long, such as the first
     assert shortest([0.5] * 95 + [1.0] * 5) == pytest.approx(10.0)
+    assert shortest([0.5] * 197 + [1.0] * 3) == pytest.approx(10.0)
 
 
 def test_not_less_than_two_seconds_and_not_more_than_for_others():
