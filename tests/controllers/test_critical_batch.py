@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
+from math import inf, nan
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,23 @@ def build(noise=4.0, rule="sqrt", **options):
         return w - LR / (1 + scale / size) * gradient, {}
 
     return ad.Program(driver, jnp.full(SIZE, 4.0), data, **{"global_batch": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("critical", "noise_scale", "line"),
+    [
+        (100.0, 250.0, "critical batch 100; noise scale 250, 2.5 times that"),
+        (nan, 250.0, "critical batch nan; noise scale 250"),
+        (100.0, nan, "critical batch 100"),
+    ],
+)
+def test_a_result_is_printed_beside_the_noise_scale_where_there_is_one(critical, noise_scale, line):
+    result = ctrl.CriticalBatch((ctrl.BatchBranch(16, 4, 0.5, 1.0),), 2.0, critical, 16, noise_scale)
+    assert str(result).splitlines()[1:] == [
+        "      16       4     0.5000        1.00",
+        "loss at the start 2.0000; largest batch with an equal loss 16",
+        line,
+    ]
 
 
 def test_the_critical_batch_is_the_noise_scale_where_the_model_holds():
