@@ -265,8 +265,10 @@ def test_explain_ends_with_memory():
         before = program.explain().splitlines()
         program.step()
         after = program.explain().splitlines()
+        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(program.state))
     first = next(i for i, line in enumerate(after) if line.startswith("memory"))
     assert all(" MiB " in line for line in after[first:])
+    assert after[first + 1].split()[:3] == ["state", f"{nbytes / 2**20:.1f}", "MiB"]
     assert any("temporaries" in line and "not known before the first step" in line for line in before)
     assert any("temporaries" in line and "of the largest compiled kernel" in line for line in after)
 
