@@ -55,6 +55,14 @@ def test_every_chart_answers_the_pointer(tmp_path, n, noisy, steps):
         assert tooltips(figure), name
 
 
+def test_each_worker_has_its_row_in_the_map_of_waiting_times(tmp_path):
+    """Around its number on the axis."""
+    figure = drawn(tmp_path / "r", n=3)["waits"]
+    (glyph,) = [r.glyph for r in figure.renderers if type(r.glyph).__name__ == "Image"]
+    assert (glyph.y, glyph.dh, glyph.x, glyph.dw) == (-0.5, 3, 0.5, 40)
+    assert (figure.y_range.start, figure.y_range.end) == (-0.5, 2.5)
+
+
 def test_tooltips_show_batch_sizes_by_worker_and_step(tmp_path):
     shown = tooltips(drawn(tmp_path / "r")["sizes"])
     assert shown["step"].tolist() == list(range(1, 41))

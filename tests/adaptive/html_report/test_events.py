@@ -201,6 +201,20 @@ def test_changes_of_the_global_batch_are_one_line_with_its_way(listed):
     assert "64 → 128 → 192 → 256 → 320; in the end 160 + 160 = 320" in what
 
 
+@pytest.mark.parametrize(
+    ("changes", "way"),
+    [
+        (11, "64 → 128 → 192 → 256 → 320 → 384 → 448 → 512 → 576 → 640 → 704 → 768; in the end"),
+        (13, "64 → 128 → 192 → 256 → 320 → 384 → … → 640 → 704 → 768 → 832 → 896; in the end"),
+    ],
+)
+def test_the_way_of_the_global_batch_is_shortened_in_its_middle(changes, way, listed):
+    sizes = np.array([[32 * (1 + min(t // 2, changes))] * 2 for t in range(40)])
+    fields = {t: asked(global_batch=int(sizes[t].sum())) for t in range(2, 2 * changes + 2, 2)}
+    ((_, what, _),), _ = listed(sizes=sizes, fields=fields)
+    assert way in what
+
+
 def test_sizes_of_many_workers_are_given_by_their_range(listed):
     sizes = np.repeat([[32] * 20, [*range(30, 40), *range(30, 40)]], 20, axis=0)
     ((_, what, _),), _ = listed(np.full((40, 20), 0.02), sizes=sizes)

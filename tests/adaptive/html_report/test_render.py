@@ -169,6 +169,10 @@ def test_by_default_the_report_is_written_beside_its_record(run):
             '{"kind": "header", "version": 3, "workers": 1, "hooks": []}\n{"kind": "step"}\n',
             ":2: a step without 'step'",
         ),
+        (
+            '{"kind": "header", "version": 3, "workers": 1, "hooks": []}\n{"kind": "stop", "step": 1}\n',
+            ":2: not a valid line of a record",
+        ),
     ],
 )
 def test_a_file_that_is_no_record_is_refused(made, run, text, why):
