@@ -109,6 +109,16 @@ def test_the_users_arrays_stay_the_users():
     assert np.array_equal(first, second)
 
 
+def test_weak_types_of_the_state_become_strong():
+    """Or the driver's result would have another type than its argument."""
+    weak = jnp.asarray(0.5)
+    assert weak.weak_type
+    with build(lambda state, batch: (state, {}), weak) as program:
+        program.step()
+        assert not program.state.weak_type
+        assert program.state.dtype == weak.dtype
+
+
 def test_numbers_become_arrays_that_keep_their_kind():
     with build(
         lambda s, b: ({"n": s["n"] + 1, "x": s["x"] * 2, "on": ~s["on"]}, {}), {"n": 1, "x": 0.5, "on": True}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
+from controllers.policies.mitigate_slow_workers import _lost  # what a hook adds up and does not show
 from controllers.simulate import Cluster, Hooked, jitter, scenario, simulate, stages
 
 N, SLOW, AT, STEPS = 4, 1, 100, 220
@@ -28,6 +29,13 @@ def notes(simulation):
 
 def workers(simulation):
     return [(step, decision.workers) for step, decision in simulation.decisions if decision.workers is not None]
+
+
+def test_what_a_slow_worker_costs_is_waiting_and_its_lost_speed():
+    """Of 64 examples 64 / 48 s with the speeds of now, and 1 s if the second worker were twice as fast again."""
+    sizes, seconds = np.array([32, 32]), np.array([1.0, 2.0])
+    lost = _lost(sizes, seconds, np.array([1.0, 2.0]), np.array([1.0, 3.0]))
+    np.testing.assert_allclose(lost, [0.0, 3 * (1.0 + 64 / 48 - 1.0)])
 
 
 def test_a_slow_worker_is_replaced_by_the_reserve_and_drained():
