@@ -109,14 +109,15 @@ def test_the_users_arrays_stay_the_users():
     assert np.array_equal(first, second)
 
 
-def test_weak_types_of_the_state_become_strong():
-    """Or the driver's result would have another type than its argument."""
-    weak = jnp.asarray(0.5)
-    assert weak.weak_type
-    with build(lambda state, batch: (state, {}), weak) as program:
+@pytest.mark.parametrize("weak", [True, False])
+def test_a_state_is_weakly_typed_where_the_drivers_result_is(weak):
+    """Also before the first step."""
+    given = jnp.asarray(0.5)
+    assert given.weak_type
+    with build(lambda state, batch: (state if weak else state * jnp.float32(1), {}), given) as program:
+        before = program.state
         program.step()
-        assert not program.state.weak_type
-        assert program.state.dtype == weak.dtype
+        assert [before.weak_type, program.state.weak_type] == [weak, weak]
 
 
 def test_numbers_become_arrays_that_keep_their_kind():
