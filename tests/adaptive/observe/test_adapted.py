@@ -53,6 +53,7 @@ def test_workers_and_hyperparameters():
 
 def test_a_run_in_which_nothing_changed_says_so():
     assert line(after(1, (4, 4)), after(2, (4, 4))) == "adapted: nothing; adapt, balance asked for no change"
+    assert "in 1 change" in line(after(1, (4, 4)), after(2, (600, 600)), after(3, (600, 600)))
     asked = line(after(1, (4, 4), "adapt"), after(2, (4, 4)))
     assert asked == "adapted: nothing, though asked for by adapt once"
 
