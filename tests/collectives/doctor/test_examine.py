@@ -170,7 +170,9 @@ def test_a_folder_that_only_some_see(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
     def gather_and_clean_up(own):
-        [file.unlink() for file in tmp_path.iterdir() if own == b"1"]
+        for file in tmp_path.iterdir():
+            if own == b"1":
+                file.unlink()
         return [own]
 
     assert folder(tmp_path, gather_and_clean_up, 0).unseen == ()

@@ -31,7 +31,7 @@ def test_frames_are_those_of_the_threads_and_the_main_threads_where_none_is_aliv
 
     thread = threading.Thread(target=waits_for_the_test)
     thread.start()
-    ident, own = thread.ident, "test_frames_are_those_of_the_threads_and_the_main_threads_where_none_is_alive"
+    ident, own = thread.ident, sys._getframe().f_code.co_name
     found = functions_of([ident])
     done.set()
     thread.join(limit(60))
