@@ -135,3 +135,33 @@ def test_mpi_is_finalized_also_where_its_c_function_is_not_found(tmp_path):
     called = threading.Event()
     ending._finalize(SimpleNamespace(__file__=str(tmp_path / "MPI.so"), Finalize=called.set), limit(20))
     assert called.is_set()
+
+
+USES_MPI = """
+import sys, types
+from launchers import ending
+mpi = types.ModuleType("mpi4py.MPI")  # a stand-in, to which no C library belongs
+mpi.__file__ = "/none/MPI.so"
+mpi.Is_initialized, mpi.Is_finalized = lambda: True, lambda: False
+mpi.Finalize = lambda: print("finalized")
+sys.modules["mpi4py.MPI"] = mpi
+ending.prepare()
+"""
+
+
+@pytest.mark.parametrize(
+    ("survives", "script", "code", "output"),
+    [
+        ("1", "", 0, "finalized"),
+        ("1", "ending.ends(3); raise SystemExit(3)", 3, ""),  # finalizing would wait for the others
+        ("1", "ending.leave_job()", 0, ""),
+        ("1", "ending.all_have_heard(); 1 / 0", 1, "finalized"),
+        ("0", "ending.ends(3); raise SystemExit(3)", 3, "finalized"),
+        ("0", "", 0, ""),  # mpi4py does
+        ("1", "1 / 0", 1, ""),  # mpi4py aborts
+    ],
+)
+def test_a_process_finalizes_mpi_at_its_end_unless_the_others_continue(survives, script, code, output):
+    environ = {**os.environ, ending.SURVIVES: survives, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", USES_MPI + script], env=environ, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.strip()) == (code, output), ran.stderr
