@@ -18,6 +18,7 @@ from adaptive import CollectiveError
 from adaptive.base.mailbox import LocalMailbox
 from adaptive.operators.round_clock import RoundClock, _until_quorum
 from adaptive.runtime.local_world import LocalWorld
+from tests.speed import limit
 
 from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, gradient, run, states
 from .test_streamed import vector
@@ -201,7 +202,7 @@ def test_on_devices_of_one_process_the_slow_one_is_late():
             calls[int(worker)] += 1
             called.notify_all()
             if worker == 3:
-                called.wait_for(others_are_done, timeout=60)
+                called.wait_for(others_are_done, timeout=limit(60))
         if worker == 3:
             time.sleep(0.1)  # Until they have also published how long they took.
         return np.float32(0)
