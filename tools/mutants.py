@@ -8,7 +8,8 @@ Each file is as likely as it is long, each place in it as any other, and so is e
 and of `strict=` are not counted. The tests that execute the changed line run in a copy of the work tree, those of the
 module and cheap ones first, until one fails or `--seconds` are spent, of the processor or of waiting.
 `tools/block_map.py` finds them: the first run records them in `--map`, which takes as long as the test suite. Later
-runs use the records again, also when lines have moved; delete the folder to record anew.
+runs use the records again, also when lines have moved; delete the folder to record anew. With `--near` nothing is
+recorded: the test files of the module run (`python -m tests.of`), and what survives them may be caught elsewhere.
 
 Verdicts: "caught"; "survived" all tests of the line; "out of time", with tests left; "no tests" execute the line.
 Results are appended to `--out` (JSON lines) as they come, and mutants that are there already are not run again.
@@ -38,6 +39,7 @@ from cosmic_ray.mutating import mutate_code
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests import of as tests_of  # noqa: E402
 from tools.block_map import BlockMap, files_of, record  # noqa: E402
 from tools.mutant_judge import OPERATORS, Judge, Judged, Mutant  # noqa: E402
 
@@ -116,6 +118,13 @@ def change_of(mutant: Mutant) -> str:
     return f"- {old[first].strip()}\n+ {new[first].strip()}"
 
 
+def own_tests(file: str) -> list[list[str]]:
+    """Return the test files of a module: first those that start no jobs on ranks, then those that do."""
+    files = tests_of.files_of(file, ROOT)
+    jobs = [test for test in files if test.startswith("tests/mpi/")]
+    return [tests for tests in ([test for test in files if test not in jobs], jobs) if tests]
+
+
 _here: Judge  # of a process
 
 
@@ -141,21 +150,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.jsonl", help="where results are kept")
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "block_map", help="which tests execute what")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
+    parser.add_argument("--near", action="store_true", help="run the module's own test files, without a map")
     options = parser.parse_args()
     mutants = draw([f for f in files_of(ROOT) if fnmatch.fnmatch(f, options.only)], options.count, options.seed)
+    if options.near:  # verdicts by fewer tests, kept apart
+        options.out = options.out.with_stem(options.out.stem + "_near")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     kept = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     known = {Mutant(**r["mutant"]): Judged(r["verdict"], r["test"], r["seconds"]) for r in kept}
-    if not options.map.exists():
+    if not options.near and not options.map.exists():
         print("Recording which tests execute each line, once: as long as `make test` ...", flush=True)
         copy_of_work_tree(options.map / "tree")
         record(options.map.resolve(), options.jobs)
-    lines = BlockMap(options.map.resolve(), ROOT)
+    lines = None if options.near else BlockMap(options.map.resolve(), ROOT)
     with ProcessPoolExecutor(
         options.jobs, get_context("spawn"), initializer=_make_judge, initargs=(options.seconds,)
     ) as judges:
         asked = {
-            judges.submit(_judge, mutant, list(lines.stages(mutant.file, mutant.line))): mutant
+            judges.submit(
+                _judge, mutant, own_tests(mutant.file) if lines is None else list(lines.stages(*mutant[:2]))
+            ): mutant
             for mutant in mutants
             if mutant not in known
         }
