@@ -124,6 +124,40 @@ def test_a_process_that_decided_otherwise_is_found_by_all_and_takes_nothing_up(c
         assert process.heard is None
 
 
+def test_all_hear_each_workers_seconds():
+    these = processes([2, 1], [{}, {"ready_to_join": 1}])
+    these[0].status.own_seconds = 0.5, [1.0, 2.0], [3.0, 4.0]
+    these[1].status.own_seconds = 0.25, [8.0], [16.0]
+    heard = []
+    for _ in range(2):
+        exchange(these)
+        heard.append(these[0].status.heard)
+        assert [[field.tolist() for field in p.status.seconds] for p in these] == [
+            [[0.5, 0.5, 0.25], [1, 2, 8], [3, 4, 16]]
+        ] * 2
+    assert these[0].status.inputs(heard).tolist() == [1, 1, 0.5]
+    before = these[1].status.encode().copy()
+    assert these[1].status.encode_one(0.25, 8.0, 16.0).tolist() == before.tolist()
+
+
+def test_repeated_facts_are_applied_once_and_others_at_once():
+    one, two = processes([1, 1], [{"can_make_any": True}, {"can_make_any": True}])
+    exchange([one, two])
+    for process in (one, two):
+        process.status.repeats, process.heard = True, None
+    two.status.own_seconds = 1.0, [2.0], [3.0]
+    exchange([one, two])
+    assert (one.heard, two.heard) == (None, None)
+    assert one.status.seconds.busy.tolist() == [0, 3]
+    two.status.repeats, two.members.leave_request, two.status.checkpoint_due = False, 2, True
+    exchange([one, two])
+    assert [p.members.heard for p in (one, two)] == [(0, [0, 2])] * 2
+    assert one.heard == (False, True, 0.0)
+    one.status.repeats = two.status.repeats = True
+    exchange([one, two])
+    assert one.status.checkpoint_requested
+
+
 def test_the_length_of_a_status_is_status_length():
     (one,) = processes([3], [{}])
     assert one.status.encode().shape == (one.status.length,) == (status_length(3),)

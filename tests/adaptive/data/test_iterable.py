@@ -349,6 +349,27 @@ def test_an_iterator_with_a_state_is_not_replayed():
     other.close()
 
 
+class Refusing(Stateful):
+    """One of another version: it refuses the state after it has moved."""
+
+    def set_state(self, state):
+        self.at = 3
+        raise ValueError("a state of another version")
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_where_a_state_is_refused_the_examples_before_are_read_again_and_skipped(steps):
+    stream = opened(ad.data.from_iterator(lambda: Stateful(10, lambda at: {"at": at})))
+    for _ in walk(stream, [(3,)] * steps):
+        pass
+    other = opened(ad.data.from_iterator(lambda: Refusing(10, lambda at: {"at": at})))
+    other.go_on(stream.cursors, stream.place())
+    assert other.epoch == stream.epoch
+    assert flat(walk(other, [(3,)] * 4)) == [i % 10 for i in range(3 * steps, 3 * steps + 12)]
+    stream.close()
+    other.close()
+
+
 def test_states_of_grain_have_no_addresses_of_this_process():
     """All processes must have the same state, and one process must be able to continue from another's."""
     streams = [opened(ad.data.from_iterator(loader_of(NoRepr(2000)))) for _ in range(2)]

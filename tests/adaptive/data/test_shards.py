@@ -13,6 +13,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.data.examples import Examples
 from adaptive.data.same_data import digests_of_data
+from adaptive.data.shards import unused_shards
 from adaptive.data.stream import Stream
 from adaptive.runtime.local_world import LocalWorld
 
@@ -141,6 +142,21 @@ def test_peek_returns_the_batch_of_the_next_step():
         assert seen["number"].tolist() == np.concatenate([b["number"] for b in share.batches]).tolist()
         stream.advance(sizes)
     stream.close()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "previous", "first", "who"),
+    [
+        ((0, 5, 0), (0, 5, 0), True, "workers 0, 2"),
+        ((0, 5, 0), (0, 5, 0), False, None),
+        ((0, 5, 0), (0, 3, 2), False, "worker 2"),
+        ((1, 5, 1), (0, 5, 0), True, None),
+    ],
+)
+def test_a_note_names_the_workers_whose_data_are_not_used_from_now_on(sizes, previous, first, who):
+    notes = [f"no examples for {who}, whose data are not used."] * (who is not None)
+    assert unused_shards(shards_of(), sizes, previous, first=first) == notes
+    assert unused_shards(Examples(numbered(0, 9)), sizes, previous, first=first) == []
 
 
 # --- as one data set --------------------------------------------------------------------------------------------------

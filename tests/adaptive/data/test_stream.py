@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptive as ad
+from adaptive.data import random_access
+from adaptive.data import stream as stream_module
 from adaptive.data.examples import Examples, RandomAccess
 from adaptive.data.stream import Stream
 from tests.speed import limit
@@ -132,6 +134,44 @@ def test_a_process_fetches_the_batches_of_its_own_workers_only():
     assert [b["number"].tolist() for b in share.batches] == [b["number"].tolist() for b in whole.batches[2:]]
 
 
+@pytest.mark.parametrize("mine", [range(2, 4), range(1, 2), range(4)], ids=["two", "one", "all"])
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("quick", [True, False])
+def test_rows_in_memory_are_the_same_with_and_without_a_thread(monkeypatch, quick, beside, mine):
+    for name in ("QUICK_SECONDS", "AT_ONCE_SECONDS"):
+        monkeypatch.setattr(stream_module, name, 1e9 if quick else -1.0)
+    stream = Stream(Examples(numbered(11)), seed=3, workers=mine, beside=beside)
+    fetched = []
+    stream.fetched = fetched.append
+    at, shares = 0, []
+    for sizes in [(3, 1, 2, 4)] * 3 + [(2, 0, 3, 0)] * 2 + [(0, 2, 0, 1), (5, 5, 5, 5)]:
+        share = stream.take(sizes)
+        stream.prefetch(sizes)
+        offsets = np.cumsum([0, *sizes])
+        assert share.sizes == sizes
+        assert list(share.offsets) == [offsets[worker] for worker in mine]
+        for worker, batch in zip(mine, share.batches, strict=True):
+            expected = stream.indices(at + offsets[worker], sizes[worker])
+            assert ([] if batch is None else batch["number"].tolist()) == expected.tolist()
+            assert (batch is None) == (not sizes[worker])
+        shares.append(share)
+        stream.advance(sizes)
+        at += sum(sizes)
+        assert stream.cursors == (at,)
+    stream.close()
+    assert all(any(share.batches is batches for batches in fetched) for share in shares)
+
+
+def test_any_part_of_the_next_global_batch_can_be_read(stream_of):
+    for data in (numbered(9), Source(9)):
+        stream = stream_of(data, workers=2)
+        next(walk(stream, [(3, 4)]))
+        assert stream.has_index
+        assert stream.read(1, 3)["number"].tolist() == stream.indices(8, 3).tolist()
+        assert stream.peek((2, 3))["number"].tolist() == stream.indices(7, 5).tolist()
+        assert (stream.cursors, stream.epochs, stream.epoch) == ((7,), 7 / 9, 0)
+
+
 def test_a_batch_may_span_the_end_of_an_epoch(stream_of):
     stream = stream_of(numbered(5))
     seen = everything(stream, [(4,), (4,), (2,)])
@@ -222,6 +262,67 @@ def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(str
     assert stream.consumed == 4
     data.broken = set()
     assert stream.take((4,)).batches[0]["number"].tolist() == stream.indices(4, 4).tolist()
+
+
+class Read(Examples):
+    """Data as if two processes read them; notes which examples they are asked for, and which reads are canceled."""
+
+    def __init__(self, examples):
+        super().__init__(Source(examples))
+        self.num_readers, self.asked, self.pieces = 2, [], []
+
+    def submit(self, indices, passes):
+        self.asked += indices.tolist()
+        self.pieces.append(Piece(super().submit(indices, passes)))
+        return self.pieces[-1]
+
+
+class Piece:
+    def __init__(self, read):
+        self.result, self.canceled = read.result, False
+
+    def cancel(self):
+        self.canceled = True
+
+
+def test_readers_read_each_example_once_whatever_the_sizes(monkeypatch):
+    monkeypatch.setattr(random_access, "_LEEWAY", 10)
+    data = Read(200)
+    stream = Stream(data, seed=0, workers=range(2))
+    plan = [(4, 4), (3, 2), (1, 1), (2, 0), (6, 5), (4, 4)]
+    seen = everything_of(stream, plan)
+    assert seen == stream.indices(0, len(seen)).tolist()
+    assert len(data.asked) == len(set(data.asked)), "an example was read twice"
+    ahead = len(data.asked) - len(seen)
+    assert ahead == 2 * 8
+    assert not any(piece.canceled for piece in data.pieces[-4:])
+    stream.close()
+
+
+def test_readers_forget_what_no_step_needs():
+    data = Read(5000)
+    stream = Stream(data, seed=0, workers=range(1))
+    stream.take((100,))
+    first = list(data.pieces)
+    stream.go_on((1000,), "")  # a restore
+    stream.take((100,))
+    assert all(piece.canceled for piece in first)
+    assert not any(piece.canceled for piece in data.pieces[len(first) :])
+    for _ in range(30):
+        stream.advance((100,))
+        stream.take((100,))
+    kept = len(stream._reader._kept)
+    assert kept <= 3 * 100, "examples of earlier steps are kept"
+    stream.close()
+
+
+def everything_of(stream, plan):
+    seen = []
+    for sizes in plan:
+        share = stream.take(sizes)
+        stream.advance(sizes)
+        seen += [n for batch in share.batches if batch is not None for n in batch["number"].tolist()]
+    return seen
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------

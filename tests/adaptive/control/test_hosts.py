@@ -1,0 +1,61 @@
+"""Processes on machines of several kinds: what they know of each other, and who decides."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from adaptive.base.decision import Decision
+from adaptive.control import hosts
+from adaptive.control.hosts import HostSurvey, decided_by_first
+
+DECISIONS = [
+    None,
+    Decision(),
+    Decision(64, (0.1, 1 / 3), True, ("larger",), 3, {"rate": 0.1, "name": "b"}, (1, 2), True),
+    Decision(np.int64(64), (np.float32(0.5), np.float64(1 / 3)), workers=np.int32(2), hyperparameters={"k": np.int8(3)}),
+]
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_all_processes_take_the_decision_of_the_first(decision):
+    sent = []
+
+    def gather(value, about):
+        sent.append(value)
+        return [sent[0], value]
+
+    world = SimpleNamespace(all_gather_bytes=gather)
+    assert decided_by_first(world, decision) == decision
+    for own in (Decision(7, notes=("other",)), None):
+        assert decided_by_first(world, own) == decision
+
+
+#          kind, cache, host
+MACHINES = [("a", "n1:/c", "n1 4f"), ("a", "n1:/c", "n1 4f"), ("b", None, "n2 9d"), ("a", "n1:/d", "n1 4f")]
+
+
+def survey(monkeypatch, machines, rank):
+    for name, value in zip(("kind_of_machine", "cache_of_host", "this_host"), machines[rank], strict=True):
+        monkeypatch.setattr(hosts, name, lambda *_, value=value: value)
+    everyone = [json.dumps(machine).encode() for machine in machines]
+    world = SimpleNamespace(
+        processes=len(machines), rank=rank, devices=(), all_gather_bytes=lambda own, about: everyone
+    )
+    return HostSurvey(world)
+
+
+def test_each_process_knows_the_hosts_and_its_turn_among_those_that_share_its_cache(monkeypatch):
+    found = [survey(monkeypatch, MACHINES, rank) for rank in range(4)]
+    assert {(each.heterogeneous, each.hosts, each.host_names) for each in found} == {(True, 2, ("n1", "n2"))}
+    assert [each.on_this_host for each in found] == [3, 3, 1, 3]
+    assert [each.compile_order for each in found] == [(0, 2), (1, 2), (0, 1), (0, 1)]
+
+
+def test_machines_of_one_kind_are_homogeneous_however_many_there_are(monkeypatch):
+    assert not survey(monkeypatch, [MACHINES[0], ("a", None, "n3 11")], 1).heterogeneous
+    alone = survey(monkeypatch, MACHINES[:1], 0)
+    assert (alone.heterogeneous, alone.hosts, alone.on_this_host, alone.compile_order) == (False, 1, 1, (0, 1))

@@ -1,0 +1,52 @@
+"""Which durations policies see, and how many steps may be skipped."""
+
+from __future__ import annotations
+
+from math import nan
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import adaptive as ad
+from adaptive.program.step_checks import SkippedSteps, StepClock
+
+
+@pytest.mark.parametrize(
+    ("beside_compiler", "tried", "known"),
+    [
+        (False, [False, False, False], [1.0, 2.0, 3.0]),
+        (False, [False, True, False], [1.0, nan, 3.0]),
+        (True, [False, False, False], [nan, nan, nan]),
+        (True, [False, True, False], [nan, nan, nan]),
+    ],
+)
+def test_seconds_that_do_not_measure_the_machine_are_unknown(beside_compiler, tried, known):
+    clock = StepClock(SimpleNamespace(workers=range(4, 7)))
+    np.testing.assert_array_equal(clock.compute_seconds, [nan] * 3)
+    for _ in range(2):
+        clock.record((1.0, 2.0, 3.0), beside_compiler=beside_compiler, tried_at_a_loss=tried)
+    np.testing.assert_array_equal(clock.compute_seconds, known)
+    assert clock.beside_compiler == 2 * beside_compiler
+    clock.record((1.0, 2.0, 3.0), beside_compiler=False, tried_at_a_loss=[False] * 3)
+    assert clock.beside_compiler == 0
+    clock.forget([1])
+    np.testing.assert_array_equal(clock.compute_seconds, [1.0, nan, 3.0])
+    clock.exchange_seconds = clock.began = 5.0
+    clock.restart()
+    np.testing.assert_array_equal([*clock.compute_seconds, clock.exchange_seconds, clock.began], [nan] * 5)
+
+
+def test_skipped_steps_are_counted_in_a_row():
+    trouble = SimpleNamespace(causes=("the loss is NaN", "a gradient is inf"), origins=())
+    steps = SkippedSteps("skip", 2)
+    assert steps.check(trouble, 1) == ["skipped: the loss is NaN", "skipped: a gradient is inf"]
+    assert (steps.check(None, 2), steps.in_a_row, steps.next_raises) == ([], 0, False)
+    steps.check(trouble, 3)
+    assert not steps.next_raises
+    steps.check(trouble, 4)
+    assert (steps.in_a_row, steps.next_raises) == (2, True)
+    with pytest.raises(ad.NonFiniteError, match="The state is that of step 2"):
+        steps.check(trouble, 5)
+    assert SkippedSteps("raise", 2).next_raises
+    assert not SkippedSteps("skip", 1).next_raises
