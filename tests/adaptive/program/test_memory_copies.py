@@ -76,7 +76,7 @@ class Memory(LocalMailbox):
 
     def __init__(self, shared, job, host):
         super().__init__()
-        self.shared, self.job, self.hosts, self.host = shared, job, job.hosts, host
+        self.shared, self.job, self.hosts, self.host = shared, job, dict(job.hosts), host
 
     def is_mapped(self, worker):
         return self.hosts[worker] == self.host
@@ -335,6 +335,28 @@ def test_what_nobody_could_continue_waits_for_the_next_one_that_joins():
     assert step_of(job.copies[5]) == 7, "serial numbers are those of all members"
 
 
+def test_a_worker_that_was_lost_before_its_first_copy_leaves_nothing():
+    job = Copied([0] * 5, (0, 1, 2))
+    for slot in job.members:
+        job.processes[slot].step(1)
+    for slot in (0, 2):
+        job.copies[slot].take(job.processes[slot].parts)
+    job.lose(1, 2)
+    assert job.join(3, 4)[0] == ["worker 4 continues the per-worker state of worker 2 after step 1."]
+    assert (job.processes[3].state.adopted, job.processes[4].state.adopted) == (None, [2, 1])
+
+
+def test_of_a_lost_worker_the_newest_copy_of_any_member_counts(monkeypatch):
+    monkeypatch.setattr(copy_places, "CopyPuller", Pulled)
+    job = Copied([0, 0, 1, 1], (0, 1, 2))
+    job.take(1)
+    job.copies[2]._places[-1]._puller.pull()  # the partner of worker 1, on the other host
+    job.take(2)
+    job.lose(1)
+    assert job.join(3)[0] == ["worker 3 continues the per-worker state of worker 1 after step 2."]
+    assert job.processes[3].state.adopted == [1, 2]
+
+
 def test_copies_of_another_host_are_fetched_by_the_partner_and_by_the_reserve(monkeypatch):
     monkeypatch.setattr(copy_places, "CopyPuller", Pulled)
     job = Copied([0, 1, 0, 1], (0, 1))
@@ -373,13 +395,17 @@ def test_new_memory_replaces_the_old_once_there_is_a_copy_in_it():
     job.processes.append(new)
     job.copies.append(new.copies)
     assert new.copies.open(1, "program") == ""
+    assert [copies.has_place() for copies in job.copies] == [True, True, True, False]
+    left_out = Process(job, 2, has_local=True, one_data_set=True).copies
+    left_out._places = list(job.copies[2]._places)
     for process in job.processes:
         process.copies.create(process.create_copies)
-    assert new.copies.has_place()
+    assert [copies.has_place() for copies in job.copies] == [True] * 4
     reserve = job.copies[2]
+    assert step_of(left_out) == 1
     assert step_of(reserve) == 1
     job.join(3)
-    assert step_of(reserve) == 1
+    assert (step_of(reserve), step_of(left_out)) == (1, None)
     job.take(2, [0, 1])
     assert step_of(reserve) == 1, "worker 3 has published no part of it"
     job.take(3)
