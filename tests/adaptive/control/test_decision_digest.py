@@ -21,6 +21,9 @@ DECISIONS = [
     Decision(workers=9),
     Decision(leave=(2,)),
     Decision(probe=True),
+    Decision(hyperparameters={"rate": 0.1}),
+    Decision(hyperparameters={"rate": 0.2}),
+    Decision(hyperparameters={"momentum": 0.1}),
 ]
 entries = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(DECISIONS)), max_size=4)
 

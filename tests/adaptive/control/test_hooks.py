@@ -22,7 +22,7 @@ from tests.adaptive.drivers import Recorder, planned
 COVERS = ("adaptive/base/decision.py",)
 
 
-def hooks_of(*hooks, workers=2, membership=None):
+def hooks_of(*hooks, workers=2, **how):
     """The hooks of a driver, which are `(handler, every)`; each is handed the step's number and rows."""
 
     def driver(state, batch):
@@ -30,7 +30,7 @@ def hooks_of(*hooks, workers=2, membership=None):
             operators.hook(f"hook{number}", handler, (state, {"rows": jnp.zeros(3) + state}), every=every)
         return state + 1, {}
 
-    return Hooks(planned(driver, 0.0, workers=workers).hooks, workers, membership)
+    return Hooks(planned(driver, 0.0, workers=workers).hooks, workers, **how)
 
 
 def sizes_of(global_batch=12, workers=2, examples=100):
@@ -250,6 +250,57 @@ def test_a_hook_sees_how_many_workers_there_are_to_be_and_can_be():
     ]
 
 
+class Rows(Recorder):
+    """Counts the steps that it has seen of each worker."""
+
+    def init(self, n_workers):
+        return np.zeros(n_workers, int)
+
+
+@pytest.mark.parametrize("transferred", [False, True])
+def test_of_a_worker_that_joins_the_next_step_is_the_first(transferred):
+    recorder, sizes = Rows(every_step=True), sizes_of()
+    those = hooks_of((recorder, 3))
+    steps(those, 2)
+    those.change_members([1], sizes)
+    assert [(o.step, o.due, o.joined) for o in recorder.seen] == [(1, False, ()), (2, False, ())]
+    assert those.states[0].tolist() == [2, 0]
+    if transferred:
+        exported = those.export()
+        those = hooks_of((recorder, 3))
+        those.adopt(exported)
+    those.change_members([], sizes)
+    steps(those, 1, start=3)
+    assert [(o.step, o.due, o.joined) for o in recorder.seen[2:]] == [(3, True, (1,))]
+    assert those.states[0].tolist() == [3, 1]
+    those.change_members([0], sizes)
+    steps(those, 3, start=4)
+    assert [o.joined for o in recorder.seen[3:]] == [(0,), (), ()]
+
+
+def test_suspended_hooks_see_nothing():
+    policy, function = Recorder(every_step=True), Recorder()
+    those = hooks_of((policy, 1), (function, 1))
+    those.suspended = True
+    assert [outcome.decision for outcome in steps(those, 3)] == [None] * 3
+    assert (those.suspended, those.watches, policy.seen, function.seen) == (True, False, [], [])
+    those.suspended = False
+    steps(those, 1, start=4)
+    assert [[o.step for o in recorder.seen] for recorder in (policy, function)] == [[4], [4]]
+    assert those.watches
+
+
+def test_a_hook_sees_the_hyperparameters_that_earlier_hooks_asked_for():
+    class Known:
+        values, types = {"rate": 0.1, "decay": 0.5}, {"rate": np.dtype("float32"), "decay": np.dtype("float32")}
+
+    recorder = Recorder()
+    those = hooks_of((Recorder(asks(hyperparameters={"rate": 0.2})), 1), (recorder, 1), hyperparameters=Known)
+    steps(those, 1)
+    assert recorder.seen[0].hyperparameters == {"rate": 0.2, "decay": 0.5}
+    assert recorder.seen[0].hyperparameter_types == Known.types
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +341,9 @@ decisions = st.builds(
     st.booleans(),
     st.lists(st.sampled_from("ab"), max_size=2).map(tuple),
     st.none() | st.integers(1, 9),
+    st.dictionaries(st.sampled_from("xy"), st.floats(0, 9)),
+    st.sets(st.integers(0, 3), max_size=2).map(sorted).map(tuple),
+    st.booleans(),
 )
 
 
@@ -303,6 +357,9 @@ def test_requests_merge_in_order(a, b, c):
     assert merged.workers == (a.workers if b.workers is None else b.workers)
     assert merged.stop == (a.stop or b.stop)
     assert merged.notes == a.notes + b.notes
+    assert merged.hyperparameters == {**a.hyperparameters, **b.hyperparameters}
+    assert merged.leave == tuple(sorted({*a.leave, *b.leave}))
+    assert merged.probe == (a.probe or b.probe)
 
 
 def test_an_error_of_a_hook_passes_through():
