@@ -59,6 +59,8 @@ def test_the_cost_of_a_microbatch_is_the_agreed_one_and_part_of_the_limits():
     assert sizes.limits.call_overhead == 12.5
     sizes.request(Decision(global_batch=16))
     assert sizes.limits.call_overhead == sizes.bounds().call_overhead == 12.5
+    sizes.on_agreed(can_make_pending=False, can_make_any=True, call_overhead=3.0)
+    assert sizes.limits.call_overhead == 3
 
 
 def test_a_process_without_timings_sends_the_last_agreed_cost():
@@ -155,6 +157,7 @@ def test_if_every_size_is_compiled_a_later_decision_queues():
         assert sum(sizes.target) == batch
     step(sizes, ready=True)
     assert (sizes.current, sizes.pending, sizes.target) == ((8, 8), (9, 9), (9, 9))
+    assert sizes.made.prepared[-1] == ((9, 9), (8, 8))
     step(sizes, ready=True)
     assert (sizes.current, sizes.pending) == ((9, 9), None)
     sizes.request(Decision(global_batch=10))
@@ -232,6 +235,40 @@ def test_a_split_that_was_in_force_before_is_taken_up_again():
     sizes.restart((9, 5), (2, 1))
     assert sizes.shares == (2, 1)
     assert (sizes.current, sizes.previous, sizes.pending) == ((9, 5), (9, 5), None)
+
+
+def test_readiness_before_a_restore_says_nothing_of_later_sizes():
+    sizes = in_force()
+    sizes.request(Decision(global_batch=16))
+    sizes.on_agreed(can_make_pending=True, can_make_any=False, call_overhead=0.0)
+    sizes.restart((6, 6), (1, 1))
+    sizes.request(Decision(global_batch=18))
+    sizes.step_done()
+    assert (sizes.current, sizes.pending) == ((6, 6), (9, 9))
+
+
+def test_a_new_worker_starts_with_the_mean_share_of_those_that_stay():
+    sizes = in_force(40, (40,) * 5, (3, 1, 4, 0, 0))
+    sizes.change_members([0, 1, 2, 3, 4], [1, 3], lost=[1])  # another worker took the slot of worker 1 at once
+    assert sizes.shares == (3, 3.5, 4, 3.5, 0)
+    sizes.change_members([1, 3], [1])
+    assert sizes.shares == (0, 3.5, 0, 3.5, 0)
+    sizes.change_members([0, 2], [0, 2])
+    assert (sizes.shares, sizes.current) == ((1, 0, 1, 0, 0), (20, 0, 20, 0, 0))
+
+
+def test_by_hand_sizes_are_exact_or_refused():
+    sizes = in_force(12, (10, 10, 10), (1, 1, 0))
+    sizes.change_members([0, 1], [])
+    assert sizes.exactly() == Decision()
+    assert sizes.exactly(16) == Decision(16)
+    assert sizes.exactly(shares=(1, 2, 3)) == Decision(None, (1, 2, 0))
+    assert sizes.exactly(30, slots=(0, 1, 2)) == Decision(30)
+    for asked in ({"global_batch": 21}, {"global_batch": 11, "shares": (0, 1, 0)}, {"shares": (1, 0, 0)}):
+        with pytest.raises(ad.BatchSizeError, match="is more than the maximum of the"):
+            sizes.exactly(**asked)
+    with pytest.raises(ad.BatchSizeError, match="only to worker slot 2, which is empty"):
+        sizes.exactly(shares=(0, 0, 1))
 
 
 # --- losses before all kernels are compiled ---------------------------------------------------------------------------
