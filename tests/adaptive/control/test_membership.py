@@ -130,6 +130,16 @@ def test_a_later_target_replaces_an_earlier_one():
     assert (world.called, world.members, membership.pending) == ([4, 3, 2], (0, 1), False)
 
 
+@pytest.mark.parametrize(("asked", "target"), [(2, 3), (4, 4)])
+def test_workers_that_join_without_a_request_stay(asked, target):
+    world = World(workers=2, there=False)
+    membership = Membership(world)
+    membership.request(asked)
+    world.join(2)
+    membership.change()
+    assert (world.members, membership.target) == ((0, 1, 2), target)
+
+
 @pytest.mark.parametrize(
     ("asked", "got", "note"),
     [
@@ -152,6 +162,9 @@ def test_a_number_that_splits_a_process_is_rounded_with_a_note():
     with pytest.raises(ad.WorkerCountError, match="The nearest is 2"):
         membership.exactly(3)
     assert membership.exactly(4) == 4
+    world.nearest = lambda workers: min(-(-workers // 2) * 2, 4)
+    with pytest.raises(ad.WorkerCountError, match="The nearest is 4"):
+        membership.exactly(3)
 
 
 @pytest.mark.parametrize(
