@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-from adaptive.disk.directory import checkpoints, commit, newest_verified, prune, sweep
+from adaptive.disk.directory import (
+    belongs_to,
+    checkpoints,
+    commit,
+    newest_verified,
+    prune,
+    record_owner,
+    run_of,
+    step_of,
+    sweep,
+)
 from adaptive.disk.lock import HeldError
 from adaptive.disk.manifest import DamagedError
 from tests.adaptive.disk.folders import fill, write
@@ -28,6 +38,27 @@ def test_step_numbers_may_exceed_six_digits(tmp_path):
     assert write(tmp_path, 2).name == "1000000-step-2"
     assert newest_verified(tmp_path).path.name == "1000000-step-2"
     assert write(tmp_path, 3).name == "1000001-step-3"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[]", b"{}", b'{"run_id": 7}'])
+def test_the_owner_of_a_directory_is_recorded(tmp_path, content):
+    if content is not None:
+        (tmp_path / "run.json").write_bytes(content)
+    assert run_of(tmp_path) == ""
+    for run_id in ("abc", "abc", "def"):
+        record_owner(tmp_path, run_id)
+        assert run_of(tmp_path) == run_id
+
+
+def test_only_folders_with_the_name_of_a_checkpoint_are_checkpoints(tmp_path):
+    path = write(tmp_path, 40)
+    (tmp_path / "000002-step-7").touch()
+    assert (step_of(path), belongs_to(path)) == (40, tmp_path)
+    for name in ("12345-step-7", "000002-step-", "000002-step-7-old", "step-7"):
+        (tmp_path / name).mkdir()
+        assert step_of(tmp_path / name) is None
+        assert belongs_to(tmp_path / name) == tmp_path / name
+    assert belongs_to(tmp_path / "000002-step-7") == tmp_path / "000002-step-7"
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_note(tmp_path):
@@ -87,6 +118,8 @@ def test_the_newest_complete_checkpoints_are_retained(tmp_path):
     paths = [write(tmp_path, step) for step in range(6)]
     (paths[4] / "manifest.json").unlink()
     (tmp_path / "notes.txt").touch()
+    prune(tmp_path, 6)  # more than are complete
+    assert len(checkpoints(tmp_path)) == 6
     prune(tmp_path, 2)
     assert checkpoints(tmp_path) == [paths[5], paths[4], paths[3]]
     prune(tmp_path, 1)

@@ -17,6 +17,7 @@ from adaptive.check.means import MeanCheck
 from adaptive.program.evaluate import evaluate
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
+from tests.threaded_world import Job
 
 COVERS = ("adaptive/check/means.py",)
 
@@ -116,6 +117,47 @@ def test_a_program_evaluates_its_state_on_other_data():
             )
             with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
                 program.evaluate(mean_loss, test, batch=0)
+
+
+# --- on several processes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [None, (0, 2), (1,)])
+def test_several_processes_have_the_same_result_of_all_examples(members):
+    data, kind = make_data(23), clu.CollectingMetric.from_outputs(("y",))
+
+    def fn(w, batch):
+        return {**means(w, batch), "all": kind.from_model_output(y=batch["y"])}
+
+    returned = Job(3).run(lambda world: evaluate(fn, [W], data, world, 5, members=members))
+    assert len(returned) == 3
+    for found in returned.values():
+        np.testing.assert_array_equal(np.sort(found["all"].compute()["y"]), np.sort(data["y"]))
+        for name, value in by_hand(data).items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
+            np.testing.assert_array_equal(found[name], returned[0][name])
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ({"batch": 6}, "batch is not the same on all ranks: rank 0: 5; rank 1: 6"),
+        ({"op": "sum", "fn": lambda w, batch: 0 * batch["y"].sum()}, "op is not the same"),
+        ({"data": make_data(22)}, "the data set is not the same"),
+        ({"fn": lambda w, batch: mean_loss(w, batch).astype(jnp.float16)}, "what fn returns is not the same"),
+        ({"fn": lambda w, batch: mean_loss(2 * w, batch)}, "fn is not the same"),
+    ],
+)
+def test_processes_that_evaluate_something_else_are_refused(what, says):
+    same = {"fn": mean_loss, "data": make_data(23), "batch": 5}
+
+    def script(world):
+        how = {**same, **what} if world.rank else same
+        fn, data, batch = (how[name] for name in same)
+        with pytest.raises(ad.DisagreementError, match=says):
+            evaluate(fn, [W], data, world, batch, op=how.get("op", "mean"))
+
+    assert len(Job(2).run(script)) == 2
 
 
 # --- what is no mean over examples ------------------------------------------------------------------------------------
