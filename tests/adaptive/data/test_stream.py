@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from contextvars import ContextVar
 
 import jax
@@ -268,18 +269,22 @@ class Read(Examples):
     """Data as if two processes read them; notes which examples they are asked for, and which reads are canceled."""
 
     def __init__(self, examples):
-        super().__init__(Source(examples))
+        self.source = Source(examples)
+        super().__init__(self.source)
         self.num_readers, self.asked, self.pieces = 2, [], []
 
     def submit(self, indices, passes):
         self.asked += indices.tolist()
-        self.pieces.append(Piece(super().submit(indices, passes)))
+        self.pieces.append(Piece())
+        try:
+            self.pieces[-1].set_result(self.rows(indices, passes))
+        except OSError as error:
+            self.pieces[-1].set_exception(error)
         return self.pieces[-1]
 
 
-class Piece:
-    def __init__(self, read):
-        self.result, self.canceled = read.result, False
+class Piece(Future):
+    canceled = False
 
     def cancel(self):
         self.canceled = True
@@ -296,6 +301,22 @@ def test_readers_read_each_example_once_whatever_the_sizes(monkeypatch):
     ahead = len(data.asked) - len(seen)
     assert ahead == 2 * 8
     assert not any(piece.canceled for piece in data.pieces[-4:])
+    stream.close()
+
+
+def test_after_a_failed_read_only_what_is_missing_is_read():
+    data = Read(200)
+    stream = Stream(data, seed=0, workers=range(1))
+    (bad,) = stream.indices(2, 1).tolist()
+    data.source.broken = {bad}
+    with pytest.raises(OSError, match="cannot be read"):
+        stream.take((8,))
+    data.source.broken = set()
+    (batch,) = stream.take((30,)).batches  # of which some are read already, on both sides of the one that failed
+    assert batch["number"].tolist() == stream.indices(0, 30).tolist()
+    asked = data.asked[:]
+    asked.remove(bad)
+    assert len(asked) == len(set(asked))
     stream.close()
 
 
