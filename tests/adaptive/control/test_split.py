@@ -45,10 +45,10 @@ def test_a_feasible_split_is_unchanged(problem):
     assert split(total, [float(s) for s in sizes], limits._replace(quantum=16)) == sizes
 
 
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(6, 4000))
-def test_without_limits_no_size_is_one_example_from_its_share(shares, total):
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(6, 4000), st.sampled_from([0, 1, 10**6]))
+def test_without_limits_no_size_is_one_example_from_its_share(shares, total, more):
     n = len(shares)
-    sizes = split(total, shares, Limits((0,) * n, (total,) * n))
+    sizes = split(total, shares, Limits((0,) * n, (total + more,) * n))
     ideal = total * np.array(shares) / np.sum(shares)
     assert np.abs(np.array(sizes) - ideal).max() < 1 + 1e-5
 
