@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tracemalloc
 
 import jax
@@ -13,8 +14,9 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.data.adapters import examples_of
+from adaptive.data.reading import RowsOfArrays
 from adaptive.data.same_data import digests_of_data, steadiness
-from adaptive.data.stored_arrays import StoredArray, rows_of_hdf5
+from adaptive.data.stored_arrays import MappedFile, StoredArray, rows_of_hdf5
 from adaptive.data.stream import Stream
 from tests.on_use import on_use
 
@@ -239,3 +241,29 @@ def test_a_file_in_memory_cannot_be_sent_to_another_process():
         with pytest.raises(ad.DataError, match="driver='core', which another process cannot open"):
             data.rows(np.arange(3))
         data.close()
+
+
+VIEWS = {
+    "whole": lambda x: x,
+    "from a row on": lambda x: x[3:],
+    "every second row": lambda x: x[1::2],
+    "columns": lambda x: x[:, 1:3],
+    "backwards": lambda x: x[::-1, ::-1],
+    "transposed": lambda x: x.T[1:],
+    "an array": lambda x: np.asarray(x)[2:][1:],
+    "other numbers": lambda x: x[1:].view(np.int16),
+}
+
+
+@pytest.mark.parametrize("offset", [0, 24, 5000])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_another_process_maps_the_same_rows(tmp_path, view, offset):
+    numbers = np.arange(10_000, dtype=np.int32)
+    numbers.tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.int32, "r", offset, (200, 6))
+    (column,) = RowsOfArrays([view(mapped)], jax.tree.structure(0)).__getstate__()[0]
+    assert isinstance(column, MappedFile), "the numbers would be copied"
+    opened = pickle.loads(pickle.dumps(column)).opened()
+    assert opened.dtype == view(mapped).dtype
+    np.testing.assert_array_equal(opened, view(mapped))
+    np.testing.assert_array_equal(opened, view(numbers[offset // 4 :][:1200].reshape(200, 6)))

@@ -35,3 +35,30 @@ def test_a_worker_that_leaves_a_reused_slot_counts_as_left():
     then((0, 1), (0, 2), (loss,))
     notes, causes = then((0,), (0,), (loss,))
     assert (notes, causes) == (["worker slot 1 is empty: its worker has left."], (Moved((), (1,), ()),))
+
+
+def test_a_worker_that_replaces_another_one_counts_as_new():
+    world = SimpleNamespace(
+        members=(0, 1, 2), joined_in_generation=(0, 0, 0), generation=0, workers=range(1, 3), losses=()
+    )
+    seen, reset = [], []
+    workers = SimpleNamespace(change_members=lambda *given: seen.append(given), present=None)
+    hooks = SimpleNamespace(change_members=lambda joined, sizes: reset.append(joined))
+    sizes = BatchSizes(12, None, Limits((1,) * 3, (20,) * 3))
+    tracker = MemberTracker(world, SimpleNamespace(workers=workers), hooks, sizes, Roster.of(world))
+    assert (seen, tracker.changed, tracker.places([0, 2])) == ([([0, 1], ())], False, [1])
+    world.joined_in_generation, world.generation = (0, 4, 0), 4
+    assert tracker.changed
+    assert tracker.refresh() == [1]
+    assert (seen[-1], reset, tracker.changed) == (([0, 1], [0]), [[1]], False)
+    assert tracker.drain_events() == ((1,), (), ["a worker has joined in worker slot 1."])
+    assert tracker.drain_events() == ((), (), [])
+    tracker.restart([0, 2])  # of the members at a checkpoint
+    assert (tracker.changed, workers.present) == (True, [1])
+    assert tracker.refresh() == [1]
+    tracker.restart([0, 1, 2])
+    assert (tracker.changed, workers.present) == (False, [0, 1])
+    world.losses = tuple(Loss((slot,), f"rank {slot}", "message 1 of step 2", 0.0) for slot in (1, 2))
+    tracker.count_losses(1)
+    assert tracker.drain_events()[1] == world.losses[1:]
+    assert tracker.drain_events()[1] == ()
