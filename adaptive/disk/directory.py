@@ -47,7 +47,8 @@ def checkpoints(directory: Path) -> list[Path]:
     """
     if not directory.is_dir():
         return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+    named = [(match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    found = [(int(match[1]), path) for match, path in named]
     return [path for _, path in sorted(found, reverse=True)]
 
 

@@ -59,6 +59,9 @@ def test_only_folders_with_the_name_of_a_checkpoint_are_checkpoints(tmp_path):
         assert step_of(tmp_path / name) is None
         assert belongs_to(tmp_path / name) == tmp_path / name
     assert belongs_to(tmp_path / "000002-step-7") == tmp_path / "000002-step-7"
+    assert checkpoints(tmp_path) == [path]
+    path.rename(tmp_path / "kept")
+    assert newest_verified(tmp_path) is None
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_note(tmp_path):
