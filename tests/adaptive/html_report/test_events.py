@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from adaptive.html_report.columns import read_columns
-from adaptive.html_report.events import hook_summary, run_events
+from adaptive.html_report.events import hook_summary, run_events, sizes_in_words
+from adaptive.html_report.requests import asks_for_more, cause_in_words, wish_in_words
 
 from .made_up import record
 
@@ -252,3 +255,172 @@ def test_a_loss_is_listed_with_the_cost_of_its_step(listed):
     ((row, what, why),) = lines
     assert (row, what) == (21, "W" + lost[1:])
     assert why == "step 21 took 1.45 s, repair and retry included; the median step took 20 ms"
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({}, ""),
+        ({"workers": 1, "stop": True}, "1 worker and the end"),
+        ({"workers": 0}, "0 workers"),
+        ({"global_batch": 2048, "shares": [1, 3]}, "a global batch of 2,048 and a split of 25 % : 75 %"),
+        ({"shares": [1.0] * 8}, "a split of " + " : ".join(["12 %"] * 8)),
+        ({"shares": [1.0] * 9}, "another split"),
+        ({"shares": [0.0, 0.0]}, "another split"),
+        ({"leave": [1, 2], "probe": True}, "workers 1 and 2 to leave and a probe of links"),
+        ({"hyperparameters": {"lr": 0.5}}, "lr = 0.5"),
+    ],
+)
+def test_a_request_in_words(wish, words):
+    assert wish_in_words(wish) == words
+
+
+@pytest.mark.parametrize(
+    ("wish", "new"),
+    [
+        ({"global_batch": 64}, False),
+        ({"global_batch": 65}, True),
+        ({"workers": 2}, False),
+        ({"workers": 3}, True),
+        ({"global_batch": 64, "workers": 3}, True),
+        ({"probe": True}, False),
+        ({"leave": [1]}, True),
+        ({"stop": True}, True),
+        ({"shares": [1.0]}, True),
+        ({"hyperparameters": {"lr": 1}}, True),
+    ],
+)
+def test_a_request_is_for_a_change_if_it_differs_from_the_targets_before(wish, new):
+    assert asks_for_more(wish, {"global_batch": 64, "workers": [2, 1, 2]}) is new
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ({"joined": [1], "lost": [2], "left": [3]}, "worker 1 joined, worker 2 lost and worker 3 left"),
+        ({}, "workers joined or left"),
+        ({"hook": "adapt", "step": 1000, "workers": 3}, "adapt, after step 1,000: 3 workers"),
+        ({"script": "program.restore", "step": 4}, "program.restore"),
+    ],
+)
+def test_a_cause_in_words(cause, words):
+    assert cause_in_words(cause) == words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([1064], "1,064"),
+        ([64, 32, 0], "64 + 32 + – = 96"),
+        ([8] * 8, " + ".join(["8"] * 8) + " = 64"),
+        ([8] * 8 + [0], "64 = 8 workers of 8"),
+        ([1000] + [2000] * 9, "19,000 = 10 workers of 1,000 to 2,000"),
+        ([0] * 9, "none"),
+    ],
+)
+def test_sizes_in_words(sizes, words):
+    assert sizes_in_words(np.array(sizes)) == words
+
+
+# --- what is folded, cut and ordered ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "lines"), [(3, 3), (4, 1)])
+def test_four_adjustments_of_one_hook_in_a_row_share_a_line(listed, changes, lines):
+    sizes = np.array([[32 + min(t // 5, changes), 32 - min(t // 5, changes)] for t in range(40)])
+    fields = {5 * k + 1: caused({"hook": "balance", "step": 5 * k, "shares": [1, 1]}) for k in range(1, changes + 1)}
+    found, _ = listed(sizes=sizes, fields=fields)
+    assert len(found) == lines
+    assert found[0][2].startswith("balance")
+
+
+def test_adjustments_of_two_hooks_or_with_another_cause_do_not_share_a_line(listed):
+    sizes = np.array([[32 + t // 4] * 2 for t in range(40)])
+    names: list[str | None] = ["a", "a", "a", "b", "b", "b", None, "b", "b"]
+    causes = [{"hook": name, "step": 1} if name else {"lost": [1]} for name in names]
+    fields = {4 * (k + 1) + 1: caused(cause) for k, cause in enumerate(causes)}
+    assert [why for *_, why in listed(sizes=sizes, fields=fields)[0]] == [name or "worker 1 lost" for name in names]
+
+
+def test_the_largest_of_many_adjustments_is_named(listed):
+    first = np.array([32, 33, 40, 30, 31])[np.arange(40) // 8]
+    fields = {8 * k + 1: caused({"hook": "balance", "step": 8 * k}) for k in range(1, 5)}
+    ((step, what, why),), _ = listed(sizes=np.stack([first, 64 - first], 1), fields=fields)
+    assert (step, why) == (9, "balance")
+    assert what == (
+        "Batch sizes: 4 changes up to step 33, of the split alone; in the largest, in step 25, 10 examples moved "
+        "between workers (most: worker 0 40 → 30); 32 + 32 = 64 → 31 + 33 = 64"
+    )
+
+
+@pytest.mark.parametrize("n", [8, 9])
+def test_a_split_of_many_workers_is_told_by_what_moved(listed, n):
+    before = [32] * n
+    after = [30, 35, *[32] * (n - 3), 31]
+    ((_, what, _),), _ = listed(np.full((40, n), 0.02), sizes=np.repeat([before, after], 20, axis=0))
+    moved = f"Batch sizes: 3 examples moved between workers (most: worker 1 32 → 35), of {32 * n}"
+    assert (what == moved) == (n > 8)
+
+
+def test_what_matters_most_stays_in_a_list_that_is_cut(tmp_path):
+    busy, sizes = np.full((900, 2), 0.02), np.array([[32 + t // 5 % 2] * 2 for t in range(900)])
+    fields = {t: {"notes": [f"note {t}"]} for t in range(1, 151)}
+    fields |= {t: caused({"lost": [1]}) for t in range(6, 900, 5)}
+    fields[400] = {"joined": [1]}
+    fields[500] = {"resumed": [{"after": 499, "repeated": 0, "seconds": 0.0}]}
+    fields[600] = asked(stop=True)
+    lines, left_out = run_events(read_columns(record(tmp_path / "r", busy, sizes=sizes, fields=fields)))
+    assert Counter(line.kind for line in lines) == {"size": 179, "note": 118, "joined": 1, "restored": 1, "stop": 1}
+    assert left_out == 3
+    assert [line.row for line in lines] == sorted(line.row for line in lines)
+
+
+def test_a_loss_stands_above_the_sizes_that_it_changed(listed):
+    lost = {"lost": ["worker 1 lost: rank 1 disconnected"]}
+    lines, _ = listed(sizes=GROWN, fields={13: caused({"lost": [1]}, **lost)})
+    assert [what.split(":")[0] for _, what, _ in lines] == ["Worker 1 lost", "Batch sizes"]
+
+
+@pytest.mark.parametrize(("places", "lines"), [(4, 4), (5, 1)])
+def test_skipped_steps_of_more_than_four_places_share_a_line(listed, places, lines):
+    fields = {step + i: {"skipped": True} for step in range(2, 2 + 7 * places, 7) for i in range(2)}
+    found, _ = listed(fields=fields)
+    assert len(found) == lines
+    assert found[0][1] == ("2 steps skipped, up to step 3" if lines > 1 else "10 steps skipped, in 5 places, up to step 31")
+
+
+def test_a_skipped_step_is_no_call_of_a_hook(listed):
+    assert listed(fields={10: {"skipped": True}})[1] == ["adapt made no request in 3 calls."]
+
+
+def test_a_hook_whose_values_came_late_is_listed_with_the_calls_without(listed):
+    scale = np.ones((40, 3))
+    scale[:25] = np.nan
+    assert listed(noise=scale)[1][0].startswith("adapt made no request in 4 calls, 2 of them without measurements")
+
+
+@pytest.mark.parametrize(("after", "at"), [(50, 40), (35, 35), (1, 1)])
+def test_a_pending_request_is_listed_at_its_step(listed, after, at):
+    pending = [{"hook": "adapt", "step": after, "workers": 3}, {"joined": [1]}]
+    lines, _ = listed(fields={40: {"asked": {"global_batch": 64, "workers": [2, 1, 2], "by": pending}}})
+    assert lines == [(at, "Request for, and not there by the end: 3 workers", "adapt")]
+
+
+@pytest.mark.parametrize("step", [11, 12, 40])
+def test_an_older_record_has_no_pending_request_if_sizes_changed_or_it_came_last(listed, step):
+    """Or if it asks for what was asked for before."""
+    lines, _ = listed(sizes=GROWN, fields={step: asked(global_batch=128)})
+    assert not any("Request" in what for _, what, _ in lines)
+    assert listed(fields={30: asked(global_batch=64)})[0] == []
+
+
+def test_several_restores_at_a_step_share_a_line(listed):
+    marks = [{"after": 9, "repeated": 1, "seconds": 0.5}, {"after": 4, "repeated": 2, "seconds": 1.0}]
+    fields = {5: {"resumed": marks}, 9: {"resumed": [{"after": 8, "repeated": 0, "seconds": 0.0}]}}
+    assert listed(fields=fields)[0] == [
+        (5, "Restored 2 times at step 4", "3 steps discarded, which had taken 1.5 s"),
+        (9, "Restored at step 8", ""),
+    ]
