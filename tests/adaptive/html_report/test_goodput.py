@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from adaptive.html_report.goodput import goodput_command
+from adaptive.html_report.goodput import as_table, goodput_command, in_words, windows
+from adaptive.observe.ledger import CAUSES, Ledger
 from tests.adaptive.html_report.made_up import record, uneven
 
 PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
@@ -58,3 +60,28 @@ def test_bad_input_is_one_line(run, tmp_path):
         assert done.exit_code == 2
         assert said in done.output
         assert "Traceback" not in done.output
+
+
+def test_restores_and_losses_are_counted_in_words():
+    ledger = Ledger(np.array([9.0]), np.full((1, len(CAUSES)), 1.0), 100, 2, 1, 1200, 1, 3)
+    assert in_words(ledger) == (
+        f"{len(CAUSES)} s, 100 steps, 2 starts, 1 restore (1,200 steps with 1 example taken again), "
+        "workers lost in 3 steps"
+    )
+    assert in_words(ledger._replace(restores=0, losses=0)) == f"{len(CAUSES)} s, 100 steps, 2 starts"
+    assert [*windows(ledger, 1e3)] == ["run"]
+
+
+def test_the_table_has_productive_causes_first_and_then_the_costliest():
+    seconds = {"computing": 1.0, "input": 2.0, "hooks": 6.0, "down": 9e-4, "joins": 1e-3, "unaccounted": -1.001}
+    first, *rows, last = as_table({"run": dict.fromkeys(CAUSES, 0.0) | seconds}).splitlines()
+    assert first.split() == ["run"]
+    cells = [" ".join(row.split()).removesuffix(CAUSES[row.split()[0]]).strip() for row in rows]
+    assert cells == [
+        "computing 1 s 12 %",
+        "hooks 6 s 75 %",
+        "input 2 s 25 %",
+        "joins 1 ms < 0.1 %",
+        "unaccounted −1 s 13 %",
+    ]
+    assert last.split() == ["goodput", "12", "%"]

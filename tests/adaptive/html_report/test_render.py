@@ -98,6 +98,49 @@ def test_a_report_contains_findings_and_events(made, run):
         assert re.search(rf'<figure id="{chart}".*?role="img" aria-label="[^"]+', page, re.DOTALL), chart
 
 
+def test_the_headline_and_the_tables_have_the_numbers_of_the_run(made, run):
+    busy = np.full((20, 3), 0.02)
+    busy[:10, 2] = np.nan
+    metrics = {"loss": np.append(np.arange(19.0), np.nan), **{name: np.ones(20) for name in "abcd"}}
+    exchanging = np.arange(20) / 1000
+    fields = {step: {"skipped": True} for step in (4, 5)}
+    text = Text(made(record(run, busy, parts={"exchanging": exchanging}, metrics=metrics, fields=fields))).text
+    for said in (
+        "Steps 1 to 20 took 590 ms and 1,600 examples, up to epoch 0.200: 2,710 examples a second. At the end there "
+        "were 3 workers, and a global batch of 96.",
+        "time in steps 590 ms 20 steps median step 29.5 ms 21.9 ms to 37.1 ms (p10, p90) examples a second 2,710 "
+        "epochs 0.190 workers 3 from 2 to 3 global batch 96 from 64 to 96 skipped steps 2 10 % loss, at the end NaN "
+        "last 18 a, at the end 1 b, at the end 1 c, at the end 1 Of the time in steps, 68 % computing and 32 % "
+        "exchanging.",
+        "cause total share median step computing 400 ms 68 % 20 ms exchanging 190 ms 32 % 9.5 ms",
+        "worker 1 100 % 0 % 0 % 0 % 625 µs 640 worker 2 100 % 0 % 0 % 0 % 625 µs 320",
+        "worker first last least most worker 0 32 32 32 32 worker 1 32 32 32 32 worker 2 0 32 32 32",
+        "step epoch loss 1 0 0 3 0.0200 2 5 0.0400 4",
+        "18 0.170 17 20 0.190 NaN",
+    ):
+        assert said in text
+    assert "does not contain" not in text
+    assert "None that cost a hundredth" not in text
+
+
+def test_workers_that_have_left_are_not_counted_at_the_end(made, run):
+    busy = uneven(40, 3, 0.1)
+    busy[20:, 1] = np.nan
+    text = Text(made(record(run, busy))).text
+    assert "At the end there were 2 workers of at most 3, and a global batch of 64." in text
+    assert "workers 2 from 2 to 3 global batch 64 from 64 to 96" in text
+    assert "This record does not contain metrics that are single numbers." in text
+    assert re.search(r" 21 \S+ m?s Worker 1 left ", text)
+
+
+def test_further_changes_are_folded_and_counted(made, run):
+    fields = {step: {"notes": [f"note {step}"]} for step in range(1, 331)}
+    text = Text(made(record(run, uneven(400, 1, 0.1), fields=fields))).text
+    assert "None that cost a hundredth of the run" in text
+    assert "285 more, up to step 300" in text
+    assert "30 less important events are left out" in text
+
+
 def test_text_of_a_record_is_escaped(made, run):
     note = "<script>alert('x')</script> & more"
     page = made(record(run, uneven(20, 1, 0.1), fields={5: {"notes": [note]}}, metrics={"<b>loss</b>": np.ones(20)}))
@@ -242,10 +285,29 @@ def test_bins_keep_the_least_and_the_most():
     assert bins.counts.tolist() == [100] * 10
     assert bins.most(values)[5] == 9999
     assert bins.least(values)[0] == 0
+    assert bins.last.tolist() == [*range(99, 1000, 100)]
     assert bins.middle(values)[:2].tolist() == [50, 149.5]
     assert bins.mean(values)[1] == 149.5
     assert np.isnan(bins.mean(np.full(1000, np.nan))).all()
     assert Bins.of(3).begins.tolist() == [0, 1, 2]
+
+
+def test_medians_of_bins_are_of_the_known_values_of_each_column():
+    values = np.array([[1.0, np.nan], [4.0, 9.0], [2.0, np.nan], [np.nan, np.nan], [7.0, np.nan], [8.0, np.nan]])
+    np.testing.assert_array_equal(Bins.of(6, 2).middle(values), [[2, 9], [7.5, np.nan]])
+    np.testing.assert_array_equal(Bins.of(6, 2).mean(values), [[7 / 3, 9], [7.5, np.nan]])
+
+
+def test_the_least_and_the_greatest_of_many_values_are_kept():
+    """And the last one, up to the end of the chart."""
+    many = np.random.default_rng(0).permutation(1000)
+    kept, values = corners(10 * np.arange(1000), many, 12_345, most=100)
+    expected = {f(part) for part in np.split(many, 50) for f in (np.min, np.max)} | {many[-1]}
+    assert set(values) == expected
+    assert kept.tolist() == sorted(kept)
+    assert values[:-1].tolist() == many[kept[:-1] // 10].tolist()
+    assert (kept[-1], values[-1]) == (12_345, many[-1])
+    assert len(corners(np.arange(100), many[:100], 99, most=100)[0]) == 101  # exactly
 
 
 def test_corners_are_kept_exactly_or_as_ranges():
@@ -266,12 +328,32 @@ def test_corners_are_kept_exactly_or_as_ranges():
         (duration(75), "1 min 15 s"),
         (duration(7260), "2 h 1 min"),
         (duration(2e-6), "2 µs"),
+        (duration(59.4), "59.4 s"),
+        (duration(59.6), "1 min"),
+        (duration(3599), "59 min 59 s"),
+        (duration(3600), "1 h 0 min"),
+        (duration(1.0), "1 s"),
+        (duration(0.99), "990 ms"),
+        (duration(0.0), "0 s"),
+        (duration(np.nan), "?"),
         (percent(0.314), "31 %"),
+        (percent(0.0), "0 %"),
+        (percent(0.004), "0.4 %"),
+        (percent(0.01), "1 %"),
         (percent(0.0001), "< 0.1 %"),
         (number(1234.5), "1,234"),
         (number(-0.01234), "−0.0123"),
         (number(np.inf), "∞"),
+        (number(-np.inf), "−∞"),
+        (number(np.nan), "NaN"),
+        (number(-1234567.0), "−1,234,567"),
+        (number(56.78), "56.8"),
+        (number(0.0), "0"),
+        (number(12345678.5), "1.23e+07"),
+        (number(-0.00001234), "−1.23e−05"),
+        (number(1e16), "1e+16"),
         (workers([2]), "worker 2"),
+        (workers([1, 0]), "workers 0 and 1"),
         (workers([1, 8, 9, 10, 4]), "workers 1, 4 and 8 to 10"),
     ],
 )
