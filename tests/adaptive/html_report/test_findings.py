@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptive.html_report.columns import read_columns
-from adaptive.html_report.findings import excess, findings, medians, where_it_went
+from adaptive.html_report.findings import excess, findings, medians, speed, where_it_went
 from adaptive.html_report.intervals import intervals
 
 from .made_up import record, uneven
@@ -68,6 +68,29 @@ def test_two_levels_are_two_stretches_where_they_differ_by_much():
 
 def test_one_interval_covers_a_value_that_stays_high():
     assert intervals(np.full(50, 0.4), 0.1) == [(0, 50, pytest.approx(0.4))]
+
+
+@pytest.mark.parametrize("steps", [400, 500, 5000])
+@pytest.mark.parametrize(("first", "end"), [(0.0, 0.2), (0.3, 0.7), (0.66, 1.0)])
+def test_the_ends_of_a_stretch_without_noise_are_exact(steps, first, end):
+    first, end = int(first * steps), int(end * steps)
+    first, end = first + 3 * (first > 0), end - 3 * (end < steps)  # within a bin
+    series = np.zeros(steps)
+    series[first:end] = 0.5
+    assert intervals(series, 0.1) == [(first, end, pytest.approx(0.5))]
+
+
+def test_a_stretch_has_at_least_five_steps():
+    assert intervals(np.repeat([0.0, 0.5, 0.0], [20, 5, 20]), 0.1) == [(20, 25, 0.5)]
+    assert intervals(np.repeat([0.0, 0.5, 0.0], [20, 4, 20]), 0.1) == []
+    assert [intervals(np.full(steps, 0.5), 0.1) for steps in (4, 5)] == [[], [(0, 5, 0.5)]]
+    assert intervals(np.repeat([np.nan, 0.5, np.nan], 20), 0.1) == [(20, 40, 0.5)]  # where nothing is known
+
+
+def test_the_level_of_two_stretches_that_are_one_is_their_mean():
+    (found,) = intervals(np.repeat([0.0, 0.2, 0.3, 0.0], [100, 50, 150, 100]), 0.1)
+    assert found == (100, 300, pytest.approx(0.275))
+    assert [each.level for each in intervals(np.repeat([0.3, 0.05, 0.2], 60), 0.1)] == pytest.approx([0.3, 0.2])
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -178,6 +201,88 @@ def test_one_worker_has_no_finding_about_waiting(findings_of):
     assert findings_of(uneven(300, 1, 0.3)) == []
 
 
+@pytest.fixture
+def found(tmp_path):
+    """The findings of a made-up run."""
+
+    def found(busy, **options):
+        return findings(read_columns(record(tmp_path / "run.jsonl", busy, **options)))
+
+    return found
+
+
+def test_a_finding_has_its_steps_and_what_they_cost(found):
+    busy = np.full((400, 4), 0.02)
+    busy[100:200, 2] = 0.03
+    (slow,) = found(busy)
+    assert slow[1:] == (pytest.approx(1.0), 100, 200)
+    assert slow.text.endswith("With it as fast as the others, the run would have taken 1 s (11 %) less.")
+    (early,) = found(np.full((400, 5), 0.02) * [1, 2, 2, 2, 2])
+    assert early[1:] == (pytest.approx(400 * 0.04 * 0.5 / 5, rel=0.01), 0, 400)
+    assert "waited 50 % of the time throughout" in early.text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "steps"),
+    [((0, 150, 1.5), (200, 350, 1.6), "from"), ((0, 400, 1.4), (0, 400, 3.0), "throughout")],
+    ids=["at other times", "by other amounts"],
+)
+def test_workers_that_are_slow_for_reasons_of_their_own_have_a_sentence_each(found, one, other, steps):
+    """The one that cost most comes first."""
+    busy = np.full((400, 5), 0.02)
+    for worker, (first, end, factor) in ((1, one), (3, other)):
+        busy[first:end, worker] *= factor
+    texts = [finding.text for finding in found(busy)]
+    assert [text[:8] for text in texts] == ["Worker 3", "Worker 1"]
+    assert all(f"of the time {steps}" in text for text in texts)
+
+
+def test_two_slow_workers_are_told_what_both_cost(found):
+    (slow,) = found(np.full((400, 5), 0.02) * [1, 1.5, 1.6, 1, 1])
+    assert slow.text.startswith("Workers 1 and 2 made the others wait 38 % of the time throughout: an example took them")
+    assert "With them as fast as the others, the run would have taken 4.79 s (37 %) less." in slow.text
+
+
+def test_a_worker_that_waits_for_a_slow_one_is_not_named_too(found):
+    busy = np.full((400, 5), 0.02) * [1, 2, 2, 2, 4]
+    assert [finding.text[:13] for finding in found(busy)] == ["Worker 4 made"]
+    busy[100:, 4] = 0.04
+    texts = [finding.text for finding in found(busy)]
+    assert [text[:17] for text in texts] == ["Worker 4 made the", "Worker 0 finished"]
+    assert steps_of(texts[1]) == (101, 400)
+
+
+def beside_computing(busy):
+    """Fields of steps in which computing takes 20 ms of each worker's busy time."""
+    zeros, computing = [0.0] * len(busy[0]), [0.02] * len(busy[0])
+    return {
+        t: {"workers": {"input": zeros, "computing": computing, "busy": of_step.tolist()}}
+        for t, of_step in enumerate(busy, 1)
+    }
+
+
+def test_a_worker_may_be_late_for_neither_computing_nor_input(found):
+    busy = np.full((300, 3), 0.02) + [0, 0.01, 0]
+    (slow,) = found(busy, fields=beside_computing(busy))
+    assert "Worker 1 made" in slow.text
+    assert ": it spent 10 ms a step more than the others on neither computing nor input" in slow.text
+    busy = uneven(300, 16, 0.25)
+    (uneven_,) = found(busy, fields=beside_computing(busy))
+    assert re.search(r"now for one and now for another\. None of them was steadily slower", uneven_.text)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "factor", "why"),
+    [
+        ([64, 32, 32], 4, ": an example took it 2.0 times as long and it had 2.0 times as many examples. "),
+        ([34, 32, 32], 1.13, ". "),
+    ],
+)
+def test_a_slow_worker_may_have_both_reasons_or_none_that_matters(found, sizes, factor, why):
+    (slow,) = found(np.full((300, 3), 0.02) * [factor, 1, 1], sizes=sizes)
+    assert f" of the time throughout{why}With it as fast" in slow.text
+
+
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
@@ -232,3 +337,74 @@ def test_a_quiet_run_has_no_findings(findings_of):
 def test_where_it_went_adds_up(tmp_path):
     run = read_columns(record(tmp_path / "r", np.full((10, 1), 0.03), parts={"exchanging": 0.01}))
     assert where_it_went(run) == "75 % computing and 25 % exchanging"
+
+
+@pytest.mark.parametrize(
+    ("compiling", "where", "rows"),
+    [
+        ({0: 2.0}, "2 s, all of it in step 1", (0, 1)),
+        ({20: 0.5, 49: 1.5}, "2 s, all of it in 2 steps up to step 50", (20, 50)),
+        ({0: 1.0, 49: 1.0}, "2 s, 1 s of it in step 1 and the rest in 1 step up to step 50", (0, 50)),
+    ],
+)
+def test_waits_for_a_compiler_are_told_where_they_were(found, compiling, where, rows):
+    seconds = np.zeros(300)
+    seconds[[*compiling]] = [*compiling.values()]
+    (compiled,) = found(np.full((300, 2), 0.02), parts={"compiling": seconds})
+    assert compiled == (f"Steps waited for a compiler for {where}.", pytest.approx(2), *rows)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, ", other things"),
+        ({120: {"lost": ["rank 1"]}, 122: {"joined": [1]}}, ", other things"),
+        ({121: {"joined": [0, 1]}}, ", in which workers 0 and 1 joined"),
+        ({121: {"notes": ["a note"]}}, ", other things"),
+    ],
+)
+def test_a_long_step_has_its_own_cause(found, fields, why):
+    other = np.where(np.arange(300) == 120, 1.0, 0.0)
+    (long,) = found(np.full((300, 2), 0.02), parts={"other": other}, fields=fields)
+    text = f"1 step took more than 5 times as long as nearby steps: step 121 (1.02 s{why})."
+    assert long == (text, pytest.approx(1.0), 120, 121)
+
+
+def test_of_many_long_steps_the_longest_are_named(found):
+    """Also of an older record, without their causes; and compared with steps nearby."""
+    busy = np.repeat([[0.02], [0.2]], [300, 300], axis=0)
+    rows = [10, 60, 110, 160, 210, 260]
+    busy[rows, 0] = [0.5, 0.6, 0.7, 0.8, 0.3, 0.9]
+    (long,) = found(busy, version=2)
+    assert long.text == (
+        "6 steps took more than 5 times as long as nearby steps; the longest were step 261 (900 ms), "
+        "step 161 (800 ms), step 111 (700 ms), step 61 (600 ms) and step 11 (500 ms)."
+    )
+    assert long[1:] == (pytest.approx(3.8 - 6 * 0.02), 10, 261)
+
+
+@pytest.mark.parametrize(("seconds", "listed"), [(0.15, 0), (0.25, 1)])
+def test_what_cost_less_than_a_hundredth_of_the_run_is_no_finding(found, seconds, listed):
+    other = np.where(np.arange(1000) == 500, seconds, 0.0)
+    assert len(found(np.full((1000, 1), 0.02), parts={"other": other})) == listed
+
+
+def test_the_longest_of_many_intervals_are_named(found):
+    exchanging = np.zeros(400)
+    for first, length in ((0, 20), (50, 20), (100, 12), (150, 20), (200, 20), (250, 12), (300, 20)):
+        exchanging[first : first + length] = 0.03
+    exchanging[300:320] = 0.06
+    (finding,) = found(np.full((400, 1), 0.02), parts={"exchanging": exchanging})
+    assert finding.text.startswith(
+        "Exchanging took 60 to 75 % of the step from step 1 to 20, 51 to 70, 151 to 170, 201 to 220 and 301 to 320, "
+        "and in 2 shorter intervals."
+    )
+    assert finding[1:] == (pytest.approx(exchanging.sum()), 0, 320)
+
+
+def test_a_small_part_is_left_out_of_where_the_time_went(tmp_path):
+    parts = {"exchanging": 0.05, "hooks": 0.002, "other": 0.0005}
+    run = read_columns(record(tmp_path / "r", np.full((10, 1), 0.046), parts=parts))
+    assert where_it_went(run) == "51 % exchanging, 47 % computing and 2 % hooks"
+    assert speed(run) == "325"
+    assert where_it_went(read_columns(record(tmp_path / "s", np.full((10, 1), 0.03), version=2))) == ""
