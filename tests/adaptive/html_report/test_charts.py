@@ -17,7 +17,6 @@ from .made_up import record
 COVERS = (
     "adaptive/html_report/batch_charts.py",
     "adaptive/html_report/canvas.py",
-    "adaptive/html_report/columns.py",
     "adaptive/html_report/worker_charts.py",
 )
 
@@ -281,7 +280,9 @@ def test_shares_of_a_workers_time_add_up(tmp_path):
     assert [key.name for key in chart.key][-1] == "waiting for other workers"
 
 
-@pytest.mark.parametrize(("n", "shown"), [(8, None), (9, ["0", "2", "4", "6", "8"]), (17, [*map(str, range(0, 17, 3))])])
+@pytest.mark.parametrize(
+    ("n", "shown"), [(8, None), (9, ["0", "2", "4", "6", "8"]), (17, [*map(str, range(0, 17, 3))])]
+)
 def test_of_many_workers_some_have_a_label(tmp_path, n, shown):
     axis = made(tmp_path / "r", np.full((9, n), 0.02))["workers"].figure.xaxis[0]
     assert getattr(axis.formatter, "args", {}).get("shown") == shown

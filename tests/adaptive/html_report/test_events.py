@@ -357,7 +357,7 @@ def test_the_largest_of_many_adjustments_is_named(listed):
 
 
 @pytest.mark.parametrize("n", [8, 9])
-def test_a_split_of_many_workers_is_told_by_what_moved(listed, n):
+def test_a_split_of_many_workers_is_described_by_what_moved(listed, n):
     before = [32] * n
     after = [30, 35, *[32] * (n - 3), 31]
     ((_, what, _),), _ = listed(np.full((40, n), 0.02), sizes=np.repeat([before, after], 20, axis=0))
@@ -389,7 +389,9 @@ def test_skipped_steps_of_more_than_four_places_share_a_line(listed, places, lin
     fields = {step + i: {"skipped": True} for step in range(2, 2 + 7 * places, 7) for i in range(2)}
     found, _ = listed(fields=fields)
     assert len(found) == lines
-    assert found[0][1] == ("2 steps skipped, up to step 3" if lines > 1 else "10 steps skipped, in 5 places, up to step 31")
+    assert found[0][1] == (
+        "2 steps skipped, up to step 3" if lines > 1 else "10 steps skipped, in 5 places, up to step 31"
+    )
 
 
 def test_a_skipped_step_is_no_call_of_a_hook(listed):

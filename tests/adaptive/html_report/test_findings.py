@@ -237,9 +237,11 @@ def test_workers_that_are_slow_for_reasons_of_their_own_have_a_sentence_each(fou
     assert all(f"of the time {steps}" in text for text in texts)
 
 
-def test_two_slow_workers_are_told_what_both_cost(found):
+def test_two_slow_workers_have_one_finding_with_their_cost(found):
     (slow,) = found(np.full((400, 5), 0.02) * [1, 1.5, 1.6, 1, 1])
-    assert slow.text.startswith("Workers 1 and 2 made the others wait 38 % of the time throughout: an example took them")
+    assert slow.text.startswith(
+        "Workers 1 and 2 made the others wait 38 % of the time throughout: an example took them"
+    )
     assert "With them as fast as the others, the run would have taken 4.79 s (37 %) less." in slow.text
 
 
@@ -262,7 +264,7 @@ def beside_computing(busy):
 
 
 def test_a_worker_may_be_late_for_neither_computing_nor_input(found):
-    busy = np.full((300, 3), 0.02) + [0, 0.01, 0]
+    busy = np.tile([0.02, 0.03, 0.02], (300, 1))
     (slow,) = found(busy, fields=beside_computing(busy))
     assert "Worker 1 made" in slow.text
     assert ": it spent 10 ms a step more than the others on neither computing nor input" in slow.text
@@ -347,7 +349,7 @@ def test_where_it_went_adds_up(tmp_path):
         ({0: 1.0, 49: 1.0}, "2 s, 1 s of it in step 1 and the rest in 1 step up to step 50", (0, 50)),
     ],
 )
-def test_waits_for_a_compiler_are_told_where_they_were(found, compiling, where, rows):
+def test_waits_for_a_compiler_are_listed_with_their_steps(found, compiling, where, rows):
     seconds = np.zeros(300)
     seconds[[*compiling]] = [*compiling.values()]
     (compiled,) = found(np.full((300, 2), 0.02), parts={"compiling": seconds})

@@ -26,8 +26,12 @@ class Written:
 
     def __init__(self, path):
         self.path, self.now, self.step = path, T0, 0
+        self.begin()
+
+    def begin(self):
+        """Write the header."""
         header = {"kind": "header", "version": 3, "run_id": "0123456789ab", "workers": 2, "breakdown": PARTS}
-        path.write_text(json.dumps(header) + "\n")
+        self.path.write_text(json.dumps(header) + "\n")
 
     def add(self, *, script=0.0, line=None, **parts):
         """Add a step with these seconds by part."""
@@ -51,6 +55,8 @@ class Written:
         from adaptive.observe.record_resume import hold_back
 
         self.step, held = step, hold_back(self.path, Resumption(step, "0123456789ab", True))
+        if held.header is None:  # no step is left
+            self.begin()
         return held.resumed
 
 
@@ -160,6 +166,103 @@ def test_a_window_has_the_seconds_of_its_own_time(tmp_path):
     assert worst["computing"] == pytest.approx(2.5)
     assert worst["input"] == pytest.approx(7.5)
     assert ledger.worst(100.0) is None
+
+
+def test_discarded_steps_of_two_processes_lie_before_and_after_the_restart_between_them(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.start(down=0, start=1, build=1, computing=1)
+    for _ in range(9):
+        run.add(computing=1)
+    run.start(down=4, start=2, build=1, computing=1)
+    for _ in range(4):
+        run.add(computing=1)
+    run.add(computing=1, line={"resumed": run.restored(5)})
+    ledger = read_ledger(run.path)
+    for last, expected in (
+        (6, {"computing": 1, "repeated steps": 5}),
+        (13, {"computing": 1, "repeated steps": 5, "down": 4, "start": 2, "tracing and compiling": 1}),
+        (18, {"computing": 1, "repeated steps": 10, "down": 4, "start": 2, "tracing and compiling": 1}),
+        (25, {"computing": 6, "repeated steps": 10, "down": 4, "start": 3, "tracing and compiling": 2}),
+    ):
+        assert ledger.by_cause(last) == pytest.approx(dict.fromkeys(CAUSES, 0.0) | expected, abs=1e-5)
+    assert (ledger.steps, ledger.starts, ledger.restores, ledger.repeated) == (6, 2, 1, 10)
+
+
+def test_a_run_that_begins_again_is_accounted_for_from_its_first_process(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.start(down=0, start=3, build=2, computing=1)
+    run.add(computing=1, script=1)
+    run.add(computing=1, line={"resumed": run.restored(0)})
+    ledger = read_ledger(run.path)
+    expected = {"start": 3, "tracing and compiling": 2, "repeated steps": 2, "script": 1, "computing": 1}
+    assert ledger.by_cause() == pytest.approx(dict.fromkeys(CAUSES, 0.0) | expected, abs=1e-5)
+    assert (ledger.steps, ledger.starts, ledger.repeated, ledger.examples_lost) == (1, 1, 2, 16)
+
+
+def test_discarded_steps_of_a_record_without_a_start_are_accounted_for(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    for _ in range(3):
+        run.add(computing=1, script=0.5, line={"lost": ["rank 1"]})
+    run.add(computing=1, line={"resumed": run.restored(0)})
+    ledger = read_ledger(run.path)
+    expected = {"repeated steps": 3, "script": 1.5, "computing": 1}
+    assert ledger.by_cause() == pytest.approx(dict.fromkeys(CAUSES, 0.0) | expected, abs=1e-5)
+    assert (ledger.starts, ledger.losses, ledger.examples_lost) == (0, 3, 24)
+
+
+@pytest.mark.parametrize(("lost_at", "usual"), [(25, 0.1), (2, 0.1), (45, 0.2)])
+def test_the_excess_of_a_step_lies_in_its_own_interval(tmp_path, lost_at, usual):
+    """Over the last 20 usual steps before it; over the first ones if there are fewer."""
+    run = Written(tmp_path / "run.jsonl")
+    for step in range(1, 61):
+        if step == lost_at:
+            run.add(computing=0.5, compiling=0.3, hooks=0.001, line={"lost": ["rank 1"]})
+            end = run.now
+        else:
+            run.add(computing=0.1 if step <= 22 else 0.2, hooks=0.002)
+    ledger = read_ledger(run.path)
+    expected = {"computing": usual, "repairs": 0.5 - usual, "tracing and compiling": 0.3, "hooks": 0.001}
+    found = {
+        name: s - ledger.by_cause(run.now - end)[name] for name, s in ledger.by_cause(run.now - end + 0.801).items()
+    }
+    assert found == pytest.approx(dict.fromkeys(CAUSES, 0.0) | expected, abs=1e-5)
+
+
+def test_clocks_that_differ_make_no_negative_intervals(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.add(computing=1)
+    run.start(down=-5, start=1, build=1, computing=1)
+    ledger = read_ledger(run.path)
+    assert ledger.ends.tolist() == sorted(ledger.ends)
+    assert ledger.wall == pytest.approx(1)
+    assert min(ledger.by_cause()[name] for name in ("down", "start", "tracing and compiling")) == 0
+
+
+def test_all_that_lies_between_steps_has_a_cause(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.add(computing=1)
+    between = {"script": 1, "evaluating": 2, "saving": 3, "restoring": 4, "waiting": 5, "compiling": 6, "hooks": 7}
+    run.now += sum(between.values())
+    run.add(computing=1, waiting=1, line={"between": between})
+    expected = {"script": 8, "evaluating": 2, "checkpoints": 3, "restore": 4, "waiting": 6, "tracing and compiling": 6}
+    ledger = read_ledger(run.path)
+    assert ledger.by_cause() == pytest.approx(dict.fromkeys(CAUSES, 0.0) | expected | {"computing": 2}, abs=1e-5)
+    assert goodput(ledger.by_cause()) == pytest.approx(2 / 31)
+    assert np.isnan(goodput(dict.fromkeys(CAUSES, 0.0)))
+
+
+def test_the_worst_window_may_be_the_whole_run(tmp_path):
+    run = Written(tmp_path / "run.jsonl")
+    run.add(computing=2, exchanging=2)
+    run.add(computing=2, input=2)
+    assert read_ledger(run.path).worst(7.999)["computing"] == pytest.approx(4, abs=0.01)
+    assert read_ledger(run.path).worst(4)["exchanging"] == pytest.approx(0, abs=1e-5)
+    assert read_ledger(run.path).worst(8.001) is None
+
+
+def test_a_record_without_steps_is_refused(tmp_path):
+    with pytest.raises(RecordError, match="has no steps"):
+        read_ledger(Written(tmp_path / "run.jsonl").path)
 
 
 def test_an_older_record_is_refused_with_what_to_do(tmp_path):
