@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,16 @@ from adaptive.base.activity import Activity, Breakdown, WorkerSeconds
 from adaptive.base.thread_status import thread_status
 from adaptive.observe import progress as _progress
 from adaptive.observe.events import HookValues
-from adaptive.observe.progress import Course, Progress, figures_in_short, sizes_in_short, slowest, time_lost
+from adaptive.observe.progress import (
+    Course,
+    Progress,
+    figures_in_short,
+    noise_in_short,
+    sizes_in_short,
+    slowest,
+    time_lost,
+)
+from adaptive.observe.scalars import Noise
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.speed import limit
@@ -81,10 +91,50 @@ def test_progress_shows_step_epoch_and_speed():
 
 
 @pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"a": 1.0, "b": {"loss": 2.0}}, ["b.loss 2"]),
+        ({"noise": 1.0, "a": 0.123456, "b": 2.0, "c": 3.0, "d": 4.0}, ["a 0.1235", "b 2", "c 3"]),
+        (7.0, ["metric 7"]),
+    ],
+)
+def test_progress_shows_the_loss_or_else_the_first_metrics(metrics, words):
+    shown = figures_in_short(event(3, metrics), replace(COURSE, epochs=None, steps=50), 0.0)
+    batch = shown.index("batch 2 + 2 = 4")  # nothing was trained in the last seconds, so there is no speed
+    assert shown[:batch] == ["epoch 0.3", "step 3/50", *words]
+
+
+@pytest.mark.parametrize(
+    ("noise", "words"),
+    [
+        (Noise(99.96, 1.234, 100.4), "noise 100 [1.23, 100]"),
+        (Noise(5.0, np.nan, np.nan), "noise 5"),
+        (Noise(12345.6, 100.0, np.inf), "noise 12,346 [100, inf]"),
+    ],
+)
+def test_a_noise_scale_in_short(noise, words):
+    assert noise_in_short(noise) == words
+
+
+@pytest.mark.parametrize(
+    ("sizes", "to_compile", "lines"),
+    [
+        ((2, 0, 2), 1, ["train: 2 workers, 24 examples, batch 2 + - + 2 = 4", "compiling 1 program …"]),
+        ((4,), 0, ["train: 1 worker, 24 examples, batch 4"]),
+    ],
+)
+def test_a_run_begins_with_what_it_has_and_compiles(sizes, to_compile, lines):
+    assert replace(COURSE, batch_sizes=sizes, to_compile=to_compile).begins() == lines
+
+
+@pytest.mark.parametrize(
     ("sizes", "text"),
     [
         ((64,), "64"),
         ((25, 0, 24), "25 + - + 24 = 49"),
+        ((4,) * 6, "4 + 4 + 4 + 4 + 4 + 4 = 24"),
+        ((4,) * 7, "7 x 4 = 28"),
+        ((0, 0), "0"),
         ((32,) * 16, "16 x 32 = 512"),
         ((30, 34, *[32] * 14, 0), "16 x 30…34 = 512"),
     ],
@@ -105,6 +155,13 @@ def test_progress_names_the_worker_that_others_wait_for():
     assert time_lost(events) == ["others wait for worker 1 33% of the time"]
     in_input = Breakdown(0.3, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0)
     assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.1))] * 3) == ["input 60% of the time"]
+    assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.4))] * 3) == [
+        "input 60% of the time",
+        "others wait for worker 1 60% of the time",
+    ]
+    assert time_lost([event(breakdown=in_input)] * 2) == []  # too few to say
+    assert time_lost([event(breakdown=in_input, seconds=0.0)] * 3) == []
+    assert time_lost([event(workers=seconds(0.1, 0.2))] * 3) == []  # input, and waiting, of a fifth
 
 
 # --- what it waits for ------------------------------------------------------------------------------------------------
@@ -134,6 +191,26 @@ def test_before_the_first_step_it_waits_for_the_compiler(bench):
     assert there.stands_still() == "waiting 7 s for the compiler: 5 programs"
     there.activity.turn(_activity.EXCHANGING)
     assert there.stands_still() == "waiting 14 s for other processes in message 1"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "words"), [((8, 9), "kernel 9 of 9"), ((9, 9), "kernel 9 of 9"), ((0, 0), "a program")]
+)
+def test_a_stalled_step_names_the_kernel_that_is_compiled(bench, compiled, words):
+    there = bench()
+    there.kernels.buckets_compiled = compiled
+    there.line(event())
+    there.activity.turn(_activity.COMPILING)
+    assert there.stands_still().endswith(f"waiting 7 s for the compiler: {words}")
+
+
+@pytest.mark.parametrize(("seconds_a_step", "waits"), [(0.5, True), (2.0, True), (3.0, False)])
+def test_a_step_that_takes_as_long_as_the_others_is_not_stalled(bench, seconds_a_step, waits):
+    there = bench()
+    there.activity.turn(_activity.INPUT)
+    for step in (1, 2, 3):
+        there.line(event(step, seconds=seconds_a_step if step > 1 else 99.0))
+    assert ("waiting 7 s" in there.stands_still()) == waits
 
 
 def test_between_steps_progress_names_the_call_of_the_script(bench):
@@ -177,6 +254,43 @@ def test_plain_lines_at_the_start_at_ends_of_epochs_and_now_and_then(bench, monk
     assert there.lines[-1].startswith("train ended by ZeroDivisionError after 5 steps in ")
     there.line.close()
     assert len(there.lines) == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "how"), [(None, "ended"), (GeneratorExit(), "ended"), (ValueError("no"), "ended by ValueError")]
+)
+def test_the_last_line_sums_the_run_up(bench, error, how):
+    there = bench()
+    for step in (1, 2, 3, 2, 3, 3):
+        there.line(event(step, sizes=(25, 24), kernels=1 + step, waited_seconds=step / 2))
+    there.line.close(error)
+    assert there.lines[-1].startswith(f"train {how} after 6 steps (3 of them again, after a restore) in ")
+    assert ": step 3, epoch 0.3, loss 3, " in there.lines[-1]
+    assert there.lines[-1].endswith("batch 25 + 24 = 49, 4 kernels compiled, steps waited 1.5 s for a compiler")
+
+
+def test_a_run_that_ends_before_its_first_step_says_so(bench):
+    there = bench()
+    there.line.close(KeyboardInterrupt())
+    assert there.lines[-1].startswith("train ended by KeyboardInterrupt before its first step, after 0.")
+
+
+@pytest.mark.parametrize(("rank", "in_reserve"), [(1, False), (0, True)])
+def test_a_process_of_another_rank_or_in_reserve_shows_nothing(bench, rank, in_reserve):
+    there = bench()
+    there.line(event(1))
+    before = there.lines
+    there.world.rank, there.world.in_reserve = rank, in_reserve
+    there.line._printed -= _progress.PLAIN_SECONDS
+    there.line._look()
+    assert there.lines == before
+
+
+def test_a_process_that_never_had_rank_0_ends_without_a_line(bench):
+    there = bench(rank=1)
+    there.line(event(1))
+    there.line.close()
+    assert there.lines == []
 
 
 def test_on_a_terminal_there_is_one_line_that_changes(bench):
