@@ -51,6 +51,19 @@ def test_workers_and_hyperparameters():
     assert line(*run) == "adapted: workers 2 → 3 in 1 change; lr 0.1 → 0.05 in 1 change"
 
 
+def test_a_hyperparameter_changes_if_its_value_differs_from_the_step_before():
+    values = [{"n": 1, "scales": [1, 2]}, {"n": 2, "scales": [1, 2], "new": 3}, {"n": 2, "scales": [1, 3], "new": 3}]
+    run = [after(step, (4, 4), "adapt", hyperparameters=known) for step, known in enumerate(values, 1)]
+    assert line(*run) == (
+        "adapted: n 1 → 2 in 1 change; scales [1, 2] → [1, 3] in 1 change; asked for by adapt 3 times"
+    )
+
+
+def test_workers_that_join_with_a_larger_batch_are_two_changes():
+    run = [after(1, (8, 8, 0), members=(0, 1)), after(2, (8, 8, 8)), after(3, (8, 8, 0), members=(0, 1))]
+    assert line(*run) == "adapted: global batch 16 → 16 in 2 changes; workers 2 → 2 in 2 changes"
+
+
 def test_a_run_in_which_nothing_changed_says_so():
     assert line(after(1, (4, 4)), after(2, (4, 4))) == "adapted: nothing; adapt, balance asked for no change"
     assert "in 1 change" in line(after(1, (4, 4)), after(2, (600, 600)), after(3, (600, 600)))

@@ -18,6 +18,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.base.decision import Decision
 from adaptive.extend import HookValues, StepEvent, Unsubscribe
+from adaptive.observe.events import Listeners
 from adaptive.program import reports as _reports
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
@@ -176,6 +177,37 @@ def test_a_listener_that_raises_is_removed_and_the_run_continues(caplog):
     assert [record.message for record in caplog.records if "listener" in record.message] == [why]
 
 
+def test_a_listener_that_leaves_with_a_reason_is_noted_without_a_traceback(caplog):
+    def leaving(event):
+        raise Unsubscribe("enough")
+
+    listeners = Listeners()
+    listeners.add(leaving)
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        assert listeners.notify(event()) == ["enough"]
+    assert [(record.message, bool(record.exc_info)) for record in caplog.records] == [("enough", False)]
+    assert not listeners.any
+
+
+def test_listeners_are_not_called_while_they_are_suspended():
+    listeners = Listeners()
+    assert not listeners.any
+    with listeners.add(lambda event: None):
+        assert listeners.any
+        listeners.suspended = True
+        assert not listeners.any
+        with listeners.add(lambda event: None):
+            assert not listeners.any
+        assert not listeners.any
+        listeners.suspended = False
+        assert listeners.any
+        with listeners.add(lambda event: None):
+            assert listeners.any
+        assert listeners.any  # the first one is still there
+    listeners.suspended = False
+    assert not listeners.any
+
+
 def test_a_listener_cannot_take_a_step():
     with build() as program:
         program.subscribe(lambda event: program.step())
@@ -193,8 +225,14 @@ def test_a_report_prints_as_one_short_line():
     )
     assert repr(event(1, metrics={}).report) == "Report(step=1, epoch=0, global_batch=4, seconds=0.5)"
     assert "metrics=2," in repr(event(1, metrics=jnp.float32(2)).report)
+    assert "3=3, seconds" in repr(event(1, metrics=list(range(4))).report)
     many = repr(event(1, metrics=list(range(1000)), notes=["clipped"], skipped=True).report)
     assert many.endswith("0=0, 1=1, 2=2, 3=3, …, seconds=0.5, skipped=True, notes=1)")
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0.5, 8.0), (4.0, 1.0), (0.0, 0.0)])
+def test_examples_per_second_are_those_of_all_workers(seconds, rate):
+    assert event(seconds=seconds).report.examples_per_second == rate
 
 
 def test_the_report_of_a_step_is_short():

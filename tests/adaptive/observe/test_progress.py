@@ -155,7 +155,7 @@ def test_progress_names_the_worker_that_others_wait_for():
     assert time_lost(events) == ["others wait for worker 1 33% of the time"]
     in_input = Breakdown(0.3, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0)
     assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.1))] * 3) == ["input 60% of the time"]
-    assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.4))] * 3) == [
+    assert time_lost([event(breakdown=in_input, workers=seconds(0.1, 0.4))] * 4) == [
         "input 60% of the time",
         "others wait for worker 1 60% of the time",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.base.activity import Breakdown
 from adaptive.observe import run_warnings as _run_warnings
 from adaptive.observe.run_warnings import STEPS, RunWarnings, value_names
 from adaptive.runtime.local_world import LocalWorld
@@ -79,6 +81,51 @@ def test_waiting_for_input_is_warned_of_once_with_the_workers(caplog, program):
     assert "num_readers=" in line
     assert "docs/input.md" in line
     assert said(caplog, program, input_=(0.01, 0.2), reads=False) == []  # of arrays in memory
+
+
+def input_warnings(caplog, *halves, messages=1):
+    """Return the log of fifty steps of half a second for each of these seconds of input of two workers."""
+    plan = SimpleNamespace(messages=messages, hooks=(), unsplittable=())
+    warnings = RunWarnings(plan, Seen(), True, partial(np.sum, axis=0), deterministic=False, has_status=True)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        warnings.begin()
+        for step in range(STEPS * len(halves)):
+            input_ = halves[step // STEPS]
+            own = Breakdown(input_[0], 0, 0, 0, 0, 0, 0)
+            warnings.take(event(step + 1, breakdown=own).report, np.array(input_), 0)
+    return [record.message for record in caplog.records]
+
+
+def test_input_is_judged_over_fifty_steps_at_a_time(caplog):
+    """Without messages, by the input of this process."""
+    (line,) = input_warnings(caplog, (0.0, 0.0), (0.11, 0.05))
+    assert line.startswith(
+        "worker 0 has waited for input in 22% of the last 50 steps' time (110.0 ms of 500.0 ms a step)"
+    )
+    assert input_warnings(caplog, (0.09, 0.09), (0.09, 0.09), (0.09, 0.09)) == []
+    assert input_warnings(caplog, (0.09, 0.3), (0.09, 0.3), messages=0) == []
+    assert input_warnings(caplog, (0.11, 0.0), messages=0)[0].startswith("worker 0 has waited for input in 22%")
+
+
+def test_waits_for_the_compiler_are_counted_from_the_first_step_of_each_run(caplog):
+    plan = SimpleNamespace(messages=1, hooks=(), unsplittable=["a sort"])
+    warnings = RunWarnings(plan, Seen(), True, None, deterministic=True, has_status=True)
+
+    def take(step, waited):
+        warnings.take(event(step, waited_seconds=waited).report, np.zeros(2), 0)
+        return [record.message for record in caplog.records]
+
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        warnings.begin()
+        assert (take(1, 7.0), take(2, 7.09)) == ([], [])
+        warnings.begin()
+        assert (take(3, 9.0), take(4, 9.09)) == ([], [])
+        (line,) = take(5, 9.25)
+        assert take(6, 99.0) == [line]
+    assert line.startswith(
+        "up to step 5 steps have waited 0.2 s for a compiler: a batch of this driver is one microbatch (a"
+    )
 
 
 def test_a_policy_that_knows_nothing_beside_a_compiler(caplog, program):

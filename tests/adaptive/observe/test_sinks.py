@@ -315,6 +315,15 @@ def test_a_noise_scale_without_bounds_is_taken_from_the_metrics():
     assert np.isnan([lower, upper]).all()
 
 
+@pytest.mark.parametrize("name", ["noise", "noise_scale", "of.noise.scale"])
+def test_unknown_bounds_of_a_noise_scale_are_no_scalars(name):
+    found = ad.log.scalars(event(metrics={"loss": 1.0, name: 5.0}))
+    assert {key: value for key, value in found.items() if "noise/" in key} == {"noise/scale": 5.0}
+    second = [HookValues("0/x", 1, ("rows",), [1.0]), noise_hook(*map(np.float32, (6.0, 1.0, np.nan, 9.0)))]
+    found = ad.log.scalars(event(metrics={name: 5.0}, hooks=second))
+    assert {key: value for key, value in found.items() if "noise/" in key} == {"noise/scale": 6.0, "noise/upper": 9.0}
+
+
 def test_a_step_is_described_in_lines():
     decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True, hyperparameters={"lr": 0.5})
     lines = ad.log.describe(event(decision=decision, joined=(1,), notes=["clipped"]))
@@ -324,6 +333,12 @@ def test_a_step_is_described_in_lines():
         "clipped",
     ]
     assert ad.log.describe(event()) == []
+    assert ad.log.describe(event(decision=Decision())) == []
+    assert ad.log.describe(event(decision=Decision(workers=3), lost=("rank 1", "rank 2"))) == [
+        "decision: workers 3",
+        "lost: rank 1",
+        "lost: rank 2",
+    ]
     (line,) = ad.log.describe(event(decision=Decision(leave=(2, 3), probe=True)))
     assert line == "decision: workers 2, 3 leave, probe links"
 
@@ -383,6 +398,11 @@ def test_tensorboard_has_a_curve_for_each_scalar_and_notes_as_text(tmp_path):
     assert found["loss"] == [(2, 2.0), (3, 3.0), (4, 4.0)]
     assert found["batch_size/1"] == [(2, 2.0), (3, 2.0), (4, 2.0)]
     assert [(step, text) for step, _, text in texts] == [(3, "clipped")]
+
+
+def test_tensorboard_refuses_to_write_no_points():
+    with pytest.raises(ad.DriverError, match=r"every= is a number of steps, 1 or more; got 0"):
+        ad.log.TensorBoard("runs", every=0)
 
 
 @pytest.mark.parametrize(
