@@ -21,6 +21,7 @@ from adaptive.html_report.columns import read_columns
 from adaptive.html_report.events import run_events
 from adaptive.observe import rewriting
 from adaptive.observe import sinks as _sinks
+from adaptive.observe.record_resume import hold_back
 from adaptive.observe.recorded import read_parts, read_run
 from adaptive.observe.sinks import Resumption, SinkThread
 from adaptive.program import writer as _writer
@@ -413,6 +414,87 @@ def test_a_record_counts_the_steps_that_were_discarded_at_each_restore(tmp_path)
     assert line.why == "11 steps discarded, which had taken 5.5 s"
 
 
+def lines_of(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_mark_has_the_times_and_the_examples_of_the_removed_steps(tmp_path):
+    path, header = tmp_path / "run.jsonl", {"kind": "header", "version": 3, "run_id": ID}
+    origin = {"process": 20.0, "build": 21.0, "built": 22.0, "hosts": ["a"]}
+    steps = [
+        {
+            "kind": "step",
+            "step": step,
+            "batch_sizes": [4, step],
+            "seconds": 0.5,
+            "at": 10.0 + step,
+            "between": {"script": 0.25},
+        }
+        for step in range(1, 7)
+    ]
+    steps[3] |= {"origin": origin, "lost": ["rank 1"], "between": {"script": 1.0, "saving": 2.0}}
+    steps[4] |= {"resumed": [{"after": 1, "repeated": 9}], "lost": []}
+    other = {**header, "run_id": OTHER}
+    lines_of(path, header, *steps[:2], {**header, "workers": 3}, *steps[2:], other, *steps[:1])
+    held = hold_back(path, Resumption(3, ID, restored=True))
+    assert held.header == {**header, "workers": 3}
+    assert held.resumed == [
+        {"after": 1, "repeated": 9},
+        {
+            "after": 3,
+            "repeated": 3,
+            "seconds": 1.5,
+            "losses": 1,
+            "examples": 12 + 4 + 5 + 6,
+            "to": 16.0,
+            "between": {"script": 1.5, "saving": 2.0},
+            "origins": [{"process": 20.0, "build": 21.0, "built": 22.0, "last": 13.0}],
+        },
+    ]
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert kept == [other, steps[0], header, *steps[:2], {**header, "workers": 3}, steps[2]]
+    assert hold_back(path, Resumption(3, ID, restored=False)) == ({**header, "workers": 3}, [])
+    assert hold_back(path, Resumption(0, "", restored=True)) == (None, [])  # a run without an id has no lines
+    assert [json.loads(line) for line in path.read_text().splitlines()] == kept
+    nothing = {"after": 3, "repeated": 0, "seconds": 0, "losses": 0}
+    assert hold_back(path, Resumption(3, ID, restored=True)).resumed == [nothing]
+    assert hold_back(path, Resumption(0, ID, restored=True)).header is None
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [other, steps[0]]
+
+
+@pytest.mark.parametrize("run", [-3, 2])
+def test_runs_are_counted_by_their_ids_and_those_without_are_runs_of_their_own(tmp_path, run):
+    path, header, step = tmp_path / "run.jsonl", {"kind": "header", "version": 3}, {"kind": "step", "step": 1}
+    lines_of(path, header, step, header, {**step, "step": 2})
+    assert [[fields["step"] for _, fields in read_run(path, k).steps] for k in (0, 1, -1, -2)] == [[1], [2], [2], [1]]
+    assert [number for number, _ in read_run(path).steps] == [4]
+    with pytest.raises(RecordError, match=rf"holds 2 runs; there is no run {run}"):
+        read_run(path, run)
+    lines_of(
+        path,
+        {**header, "run_id": ID},
+        step,
+        {**header, "run_id": ID},
+        {**header, "run_id": OTHER},
+        {**header, "run_id": ID},
+    )
+    assert [len(read_parts(path, k)) for k in range(3)] == [2, 1, 1]
+    lines_of(path, header)
+    with pytest.raises(RecordError, match=r"holds 1 run; there is no run 1"):
+        read_run(path, 1)
+
+
+def test_numbers_that_only_python_writes_are_read_and_other_lines_are_refused(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        '{"kind": "header", "version": 3}\n{"kind": "step", "step": 1, "loss": NaN}\n\n{"kind": "step", "step": 2}\n'
+    )
+    assert [(number, fields["step"]) for number, fields in read_run(path).steps] == [(2, 1), (4, 2)]
+    path.write_text('{"kind": "header", "version": 3}\n[1, 2]\n')
+    with pytest.raises(RecordError, match=r":2: not a line of JSON"):
+        list(read_run(path).steps)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
 def test_a_line_that_was_cut_is_removed(tmp_path, cut):
     path = tmp_path / "run.jsonl"
@@ -484,6 +566,16 @@ def test_wandb_gets_scalars_and_notes_and_finishes_its_own_run(wandb):
     assert (len(wandb.begun), len(given.logged), given.finished) == (2, 1, 0)
 
 
+def test_wandb_marks_the_first_point_after_a_restore_and_defines_axes_of_each_run(wandb):
+    sink = ad.log.WandB()
+    write(sink, 4, 5, after=3)
+    write(sink, 6, after=5, restored=False)
+    first, second = wandb.begun
+    assert [data.get("restored_after") for data in first.logged] == [3, None]
+    assert [data.get("restored_after") for data in second.logged] == [None]
+    assert second.axes.keys() == first.axes.keys() - {"restored_after"}
+
+
 @pytest.mark.parametrize(
     ("init", "environ", "passed"),
     [
@@ -492,6 +584,7 @@ def test_wandb_gets_scalars_and_notes_and_finishes_its_own_run(wandb):
         ({}, {"WANDB_RUN_ID": "mine"}, {"resume": "allow"}),
         ({}, {"WANDB_RUN_ID": "mine", "WANDB_RESUME": "must"}, {}),
         ({"resume": "auto"}, {}, {"resume": "auto"}),
+        ({"resume": True}, {}, {"resume": True}),
         ({"resume_from": "mine?_step=3"}, {}, {"resume_from": "mine?_step=3"}),
         ({"fork_from": "mine?_step=3"}, {}, {"fork_from": "mine?_step=3"}),
     ],
