@@ -337,6 +337,20 @@ def test_four_adjustments_of_one_hook_in_a_row_share_a_line(listed, changes, lin
     assert found[0][2].startswith("balance")
 
 
+def test_a_change_of_another_hook_before_many_does_not_split_their_line(listed):
+    sizes = np.array([[32 + t // 5] * 2 for t in range(30)])
+    fields = {5 * k + 1: caused({"hook": "a" if k == 1 else "b", "step": 5 * k}) for k in range(1, 6)}
+    assert [(step, why) for step, _, why in listed(BUSY[:30], sizes=sizes, fields=fields)[0]] == [(6, "a"), (11, "b")]
+
+
+def test_a_worker_that_leaves_first_is_listed(listed):
+    busy = np.full((40, 2), 0.02)
+    busy[20:, 1] = np.nan
+    sizes = np.where(np.isfinite(busy), 32, 0)
+    lines, _ = listed(busy, sizes=sizes, fields={21: caused({"left": [1]})})
+    assert lines == [(21, "Worker 1 left", ""), (21, "Batch sizes: 32 + 32 = 64 → 32 + – = 32", "worker 1 left")]
+
+
 def test_adjustments_of_two_hooks_or_with_another_cause_do_not_share_a_line(listed):
     sizes = np.array([[32 + t // 4] * 2 for t in range(40)])
     names: list[str | None] = ["a", "a", "a", "b", "b", "b", None, "b", "b"]

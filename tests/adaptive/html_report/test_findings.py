@@ -235,6 +235,12 @@ def test_workers_that_are_slow_for_reasons_of_their_own_have_a_sentence_each(fou
     texts = [finding.text for finding in found(busy)]
     assert [text[:8] for text in texts] == ["Worker 3", "Worker 1"]
     assert all(f"of the time {steps}" in text for text in texts)
+    assert ("With it as fast" in texts[1]) == (steps == "from")  # beside a slower one it costs nothing
+
+
+def test_a_slow_worker_is_compared_with_workers_that_are_there(found):
+    (slow,) = found(np.full((400, 4), 0.02) * [1, np.nan, np.nan, 2])
+    assert "throughout: an example took it 2.0 times as long. With it" in slow.text
 
 
 def test_two_slow_workers_have_one_finding_with_their_cost(found):
