@@ -131,3 +131,18 @@ def test_a_step_that_does_not_fit_is_refused(run, fields, why):
     record(run, uneven(9, 2, 0.1), noise=np.ones((9, 3)), fields={9: fields})
     with pytest.raises(RecordError, match=why):
         read_columns(run)
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong", "why"),
+    [
+        (9, range(1, 10), "its steps are inconsistent: 7 numbers a step are expected"),
+        (300, range(1, 301), ":257: not a valid step: 7 numbers a step are expected"),
+        (300, [9], ":257: not a valid step"),
+    ],
+)
+def test_a_breakdown_into_other_parts_is_refused(run, steps, wrong, why):
+    """At the latest after some hundred steps."""
+    record(run, np.full((steps, 1), 0.02), fields={step: {"breakdown": [0.1] * 8} for step in wrong})
+    with pytest.raises(RecordError, match=why):
+        read_columns(run)
