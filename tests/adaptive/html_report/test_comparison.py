@@ -115,7 +115,7 @@ def test_lines_are_aligned():
 def test_the_chart_of_runs_without_a_common_metric_shows_their_speed(tmp_path):
     pytest.importorskip("bokeh")
     fast = record(tmp_path / "a", np.full((40, 2), 0.02), metrics={"loss": np.ones(40)})
-    slow = record(tmp_path / "b", np.full((40, 2), 0.04))
+    slow = record(tmp_path / "b", np.full((40, 2), 0.04), metrics={"top": np.ones(40)})
     drawn = chart([read_columns(fast), read_columns(slow)], ("a", "b"))
     (x, y), (_, halved) = ((r.data_source.data["x"], r.data_source.data["y"]) for r in drawn.figure.renderers)
     assert (y[5], halved[5]) == pytest.approx((3200, 1600))

@@ -263,9 +263,10 @@ def test_the_last_line_sums_the_run_up(bench, error, how):
     there = bench()
     for step in (1, 2, 3, 2, 3, 3):
         there.line(event(step, sizes=(25, 24), kernels=1 + step, waited_seconds=step / 2))
+    there.line._began -= 100
     there.line.close(error)
     assert there.lines[-1].startswith(f"train {how} after 6 steps (3 of them again, after a restore) in ")
-    assert ": step 3, epoch 0.3, loss 3, " in there.lines[-1]
+    assert ": step 3, epoch 0.3, loss 3, 3 examples/s, batch" in there.lines[-1]
     assert there.lines[-1].endswith("batch 25 + 24 = 49, 4 kernels compiled, steps waited 1.5 s for a compiler")
 
 
@@ -357,3 +358,7 @@ def test_examples_per_second_go_by_the_clock():
     for second in range(10):
         rate.add(second, 100 * second if second < 5 else 500)
     assert rate.per_second == pytest.approx(100 / 5)
+    rate = _progress._Rate()
+    rate.add(0.0, 0)
+    rate.add(20.0, 100)  # a step that takes longer than the window
+    assert rate.per_second == 5

@@ -44,9 +44,9 @@ def test_each_span_is_on_its_track_in_microseconds_since_the_first(written):
     events = written(OfProcess("rank 0", [4, 5], spans, []))
     found = tracks(events, 0)
     assert [*found] == ["steps", "worker 4", "worker 5", "compiler"]
-    assert found["steps"] == [("step", pytest.approx(5e5), pytest.approx(5e5), {})]
+    assert found["steps"] == [("step", pytest.approx(5e5, rel=1e-8), pytest.approx(5e5, rel=1e-8), {})]
     assert found["worker 4"] == []
-    assert found["worker 5"] == [("final", pytest.approx(7e5), pytest.approx(1e5), {"level": 2})]
+    assert found["worker 5"] == [("final", pytest.approx(7e5, rel=1e-8), pytest.approx(1e5, rel=1e-8), {"level": 2})]
     assert found["compiler"] == [("f", 0, 250_000, {})]
 
 
