@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .batch_charts import batch_sizes, global_batch, layer_noise
-from .canvas import PARTS, Canvas, Chart, Key, room_for
+from .canvas import PARTS, ROOM, Canvas, Chart, Key, room_for
 from .columns import Columns
 from .formatting import counted, duration, number
 from .layers import is_of_layers
@@ -39,7 +39,7 @@ def step_seconds(canvas: Canvas) -> Chart | None:
     run, bins = canvas.run, canvas.bins
     longest = bins.most(run.seconds)
     mean = bins.mean(run.seconds)
-    top = room_for(mean if len(mean) < 20 else np.append(mean, np.percentile(longest, 90)))
+    top = room_for(mean) if len(mean) < 20 else max(room_for(mean), ROOM * float(np.percentile(longest, 90)))
     figure = canvas.over_steps("milliseconds a step", 1e3 * top)
     line = {"line_color": LONGEST, "line_width": 1}
     if run.breakdown is None:

@@ -141,13 +141,13 @@ def read_columns(path: str | Path, run: int = -1) -> Columns:
                 rows.add(_padded(fields, missing) if missing else fields)
             except KeyError as error:
                 raise RecordError(f"{path}:{number}: a step without {error}.") from error
-            except (TypeError, ValueError) as error:
+            except (IndexError, TypeError, ValueError) as error:
                 raise RecordError(f"{path}:{number}: not a valid step: {error}.") from error
     if not rows.count:
         raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
     try:
         return rows.columns()
-    except (TypeError, ValueError) as error:
+    except (IndexError, TypeError, ValueError) as error:
         raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
 
 
@@ -322,8 +322,8 @@ def _noise_leaves(hooks: Sequence[dict[str, Any]]) -> dict[str, tuple[str, tuple
     for hook in hooks:
         places = {leaf: place for place, leaf in enumerate(hook["leaves"])}
         for leaf in places:
-            root, _, field = leaf.rpartition(".")
+            root = leaf.rpartition(".")[0]
             wanted = [f"{root}.{field}" if root else field for field in _OF_NOISE]
-            if field == "scale" and root not in found and all(name in places for name in wanted):
+            if root not in found and all(name in places for name in wanted):
                 found[root] = hook["name"], tuple(places[name] for name in wanted)
     return {root or "noise scale": where for root, where in found.items()}

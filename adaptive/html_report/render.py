@@ -113,12 +113,12 @@ def render_comparison(runs: tuple[Columns, Columns], names: tuple[str, str], fou
 
 def _template(name: str) -> Any:
     try:
-        from jinja2 import Environment
+        from jinja2 import Environment, StrictUndefined
     except ImportError as error:
         raise Missing(
             "the report needs jinja2, which is not installed:  pip install 'adaptive-dataflow[plot]'"
         ) from error
-    return Environment(autoescape=True, trim_blocks=False).from_string(_text(name))
+    return Environment(autoescape=True, trim_blocks=False, undefined=StrictUndefined).from_string(_text(name))
 
 
 def _text(name: str) -> str:

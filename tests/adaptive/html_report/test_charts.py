@@ -136,8 +136,9 @@ def test_points_of_a_long_run_stand_for_the_mean_and_the_longest_of_their_steps(
     assert shown["computing"] == pytest.approx(np.full(500, 70 / 3))
     assert shown["longest step"] == pytest.approx(np.full(500, 30.0))
     assert [key.name for key in chart.key][-2:] == ["other", "longest step"]
-    assert chart.note.endswith("Each point stands for 3 steps.")
+    assert chart.note == "Each point stands for 3 steps."
     assert ends(chart.figure.x_range) == (1 - 14.99, 1500 + 14.99)
+    assert ends(chart.figure.y_range) == (0, 1.15 * 30)
 
 
 def test_a_run_of_one_step_is_drawn_as_a_bar(tmp_path):

@@ -125,6 +125,8 @@ def test_hooks_are_listed_where_none_of_their_numbers_was_known(run):
         ({"batch_sizes": [1, 2, 3]}, "its steps are inconsistent"),
         ({"batch_sizes": None}, "its steps are inconsistent"),
         ({"workers": {}}, ":10: a step without 'input'"),
+        ({"hooks": {"0/adapt": [1.0]}}, ":10: not a valid step"),
+        ({"joined": [2]}, "its steps are inconsistent"),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused(run, fields, why):

@@ -90,6 +90,7 @@ def test_a_report_contains_findings_and_events(made, run):
         text.text,
     )
     assert "1 step skipped" in text.text
+    assert "adapt made no request in 59 calls." in text.text
     assert "loss went from 2 to 0.00333; the least was 0.00333, the most 2." in text.text
     assert "1 step had no number (NaN or infinite)." in text.text
     assert "Global batch and noise scale" in text.text
