@@ -85,7 +85,7 @@ class Job:
         return {
             "respawn": self._respawn,
             "abandon": lambda: None,
-            "create_mailbox": lambda group, nbytes: (len(group.everyone), nbytes),
+            "create_mailbox": lambda group, nbytes: (group.comm.size, nbytes),
         }
 
     def _started(self, number: int, comm: Comm) -> ElasticProcesses:
@@ -98,8 +98,6 @@ class Job:
 
     def _spawn(self, spawner: int) -> Comm:
         """Start a spawned process. Returns the spawner's communicator with it."""
-        number = len(self._threads)
-        pair = Shared(self, (spawner, number))
 
         def make() -> ElasticProcesses:
             mpi = self._mpi(number, Comm(pair, number))
@@ -108,7 +106,10 @@ class Job:
             own = Comm(Shared(self, (number,)), number)
             return spawned_process(Transport(self, mpi), own, both, request, self._arguments[1], **options)
 
-        self._start(number, make)
+        with self.changed:  # several threads may spawn
+            number = len(self._threads)
+            pair = Shared(self, (spawner, number))
+            self._start(number, make)
         return Comm(pair, spawner)
 
     def _mpi(self, number: int, pair: Comm | None = None) -> Any:
@@ -211,8 +212,7 @@ class Comm:
 
     def Create_intercomm(self, root: int, pair: Comm, remote: int, _tag: int) -> Any:
         """Join the process at the other end of `pair`, on rank `root`, whose communicator only has that process."""
-        key, pairs = self._all(pair if self.rank == root else None)
-        pair = pairs[root]
+        pair, remote = self._all((pair, remote))[1][root]  # the others' do not count
         assert pair.rank != remote
         with self._job.changed:
             if self.size > 1 or pair.rank == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -15,17 +14,30 @@ from tests.speed import limit
 
 from .job_of_threads import Dies, Job
 
+COVERS = (
+    "collectives/worlds/elastic/processes_of_job.py",
+    "collectives/worlds/elastic/rendezvous.py",
+    "collectives/worlds/elastic/spawning.py",
+    "collectives/worlds/elastic/standby.py",
+)
+
 
 def polled(processes, workers):
     """Ask for so many workers, on rank 0 until those that are missing are ready."""
     missing = workers - len(processes.members)
     processes.request_workers(workers)
-    end = time.monotonic() + limit(2)
-    while processes._transport.rank == 0 and processes.poll_ready() < missing and time.monotonic() < end:
-        time.sleep(0.001)
     if processes._transport.rank == 0:
-        assert processes.poll_ready() == missing
+        waited_for(lambda: processes.poll_ready() >= missing)
+    assert processes.poll_ready() == (0 if processes._transport.rank else missing)
     return processes
+
+
+def waited_for(fact):
+    """Wait for what processes on standby do meanwhile."""
+    end = time.monotonic() + limit(2)
+    while not fact():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def state_of(processes):
@@ -184,3 +196,218 @@ def test_survivors_end_if_too_few_workers_are_left():
     assert isinstance(second, Dies)
     assert "2 workers are left, and min_workers=3: all stop.\n    workers 2, 3 lost: rank 1" in str(first)
     assert "the workers have stopped: all workers are lost, and with them the run's state" in str(third)
+
+
+def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
+    asked = []
+
+    def script(number, processes):
+        def is_ready():
+            asked.append(number)
+            if number == 1:
+                raise Dies
+            return number == 2
+
+        processes.begin_run()
+        if number == 0:
+            polled(processes, 6)  # the dead one counts, until all look
+            processes.change(8)
+            assert processes.most == 6  # with the one that is not ready
+        else:
+            processes.wait(is_ready)
+        assert processes._transport.confirmed == 1
+        processes.dismiss()
+        return processes.members, processes.losses, processes.unowned_slots
+
+    first, _, third, fourth = Job(4, workers=2).run(script).values()
+    assert first == third == ((0, 1, 4, 5), (), (2, 3, 6, 7))
+    assert isinstance(fourth, ReserveReleased)
+    assert asked.count(2) == 2
+    assert asked.count(3) == 2  # at each rendezvous, and never before
+
+
+def test_no_more_processes_are_asked_than_are_missing():
+    asked = []
+
+    def script(number, processes):
+        processes.begin_run()
+        if number == 0:
+            polled(processes, 4).change(4)
+        else:
+            processes.wait(lambda: asked.append(number) or True)
+        processes.dismiss()
+
+    Job(3, workers=2, max_workers=8).run(script)
+    assert (asked.count(1), asked.count(2)) == (2, 2)  # at each rendezvous, and one when it was asked
+
+
+class Copies:
+    """The copies that a process holds."""
+
+    def __init__(self, newest=-1, has_place=True):
+        self.newest, self.has_place, self.created = lambda: newest, lambda: has_place, []
+
+    def create(self, make):
+        self.created.append(make([8, 9]))
+
+
+def test_processes_on_standby_take_over_from_the_newest_copy():
+    def script(number, processes):
+        processes.copies = Copies({2: 5, 3: 7, 4: 6}.get(number, -1))
+        processes.begin_run()
+        if number < 2:
+            raise Dies
+        processes.wait(lambda: number == 4)
+        assert processes.members == (6, 7, 8, 9)
+        assert processes.known_before_take_over == (0 if number == 3 else None)
+        assert [loss.workers for loss in processes.losses] == [(0, 1), (2, 3)]
+        assert processes.generation > 1 << 32
+        assert processes.needs_state_transfer
+        rank, sent = processes._transport.rank, state_of(processes)
+        assert processes.known_before_take_over is None
+        processes.dismiss()
+        return rank, sent
+
+    _, _, third, fourth, fifth = Job(5, workers=4).run(script).values()
+    assert (fourth, fifth) == ((0, None), (1, ("state", [])))
+    assert isinstance(third, ReserveReleased)
+
+
+@pytest.mark.parametrize(("survives", "copies"), [(True, None), (True, Copies())])
+def test_without_a_copy_processes_on_standby_end_with_the_workers(survives, copies):
+    def script(number, processes):
+        processes.copies = copies
+        processes.begin_run()
+        if number == 0:
+            raise Dies
+        try:
+            processes.wait(lambda: True)
+        finally:
+            assert processes._transport.lifetime.closed
+
+    _, *others = Job(3, workers=2, survives=survives).run(script).values()
+    assert all("all workers are lost, and with them the run's state" in str(error) for error in others)
+
+
+@pytest.mark.parametrize("places", [(True, True, False), (True, True, True), (None, True, False)])
+def test_places_for_copies_are_created_if_a_process_has_none(places):
+    def script(number, processes):
+        processes.copies = None if places[number] is None else Copies(has_place=places[number])
+        in_reserve(processes)
+        if number < 2:
+            polled(processes, 6).change(6)
+        created = processes.copies and processes.copies.created
+        processes.end_run()
+        assert created == (processes.copies and processes.copies.created)  # not at the end of a run
+        return created
+
+    created = [(3, [8, 9])] if places == (True, True, False) else []
+    results = Job(3, workers=4).run(script)
+    assert results == {n: None if place is None else created for n, place in enumerate(places)}
+
+
+# --- termination signals ----------------------------------------------------------------------------------------------
+
+
+def test_a_process_on_standby_leaves_when_it_is_terminated(ends):
+    def script(number, processes):
+        ends.noticed["process 2"] = SimpleNamespace(seconds=1.0)
+        processes.begin_run()
+        if number == 0:
+            assert not processes.poll_reserve_terminating()
+        else:
+            processes.wait(lambda: True)
+        if number == 0:
+            waited_for(lambda: ends.left)
+            assert not processes.poll_reserve_terminating()
+            polled(processes, 4).change(4)
+        return processes.members
+
+    first, second, third = Job(3, workers=2).run(script).values()
+    assert first == second == (0, 1, 2, 3)
+    assert isinstance(third, Preempted) and third.alone
+
+
+def test_all_processes_end_if_they_cannot_go_on_without_one_on_standby(ends):
+    def script(number, processes):
+        ends.noticed["process 2"] = SimpleNamespace(seconds=1.0)
+        in_reserve(processes)
+        if number == 0:
+            waited_for(processes.poll_reserve_terminating)
+        state_of(processes)
+        assert processes.poll_reserve_terminating() == (number == 0)
+        processes._transport.lifetime.terminated = True
+        processes.dismiss()
+
+    first, second, third = Job(3, workers=4, survives=False).run(script).values()
+    assert isinstance(third, Preempted) and not third.alone
+    assert ends.left == 0
+
+
+# --- spawned processes ------------------------------------------------------------------------------------------------
+
+
+def test_spawned_processes_join_one_by_one_and_together_and_are_replaced(ends):
+    def script(number, processes):
+        if number == 0:
+            assert (processes.members, processes.most, processes.capacity) == ((0, 1), 6, 7)
+            processes.begin_run()
+            polled(processes, 6).change(6)
+        else:
+            assert processes.members == ((0, 1) if number < 3 else (0, 1, 4, 5))
+            assert processes.in_reserve and processes.run_under_way
+            assert processes._transport.rank > 0
+            processes.wait(lambda: True)
+        if number < 3:
+            assert processes.members == tuple(range(6))
+            assert state_of(processes) == (("state", []) if number else None)
+            if processes.workers == range(2, 4):
+                raise Dies
+            state_of(processes)
+            assert (processes.members, processes.most) == ((0, 1, 4, 5), 6)
+            assert processes.unowned_slots == (2, 3, 6)
+            polled(processes, 6).change(6)
+        assert processes.unowned_slots == (6,)
+        assert state_of(processes) == (("state", []) if number == 3 else None)
+        processes.end_run()
+        return processes.workers[0], processes._transport.rank, processes.members, *processes.losses
+
+    first, *two, last = Job(1, max_workers=7).run(script).values()
+    assert {type(result) for result in two} == {Dies, tuple}
+    results = [first, next(result for result in two if not isinstance(result, Dies)), last]
+    assert [result[:-1] for result in results] == [(slot, n, tuple(range(6))) for n, slot in enumerate((0, 4, 2))]
+    assert all(result[-1].workers == (2, 3) for result in results)
+    assert ends.joined == 3
+
+
+def test_processes_are_only_spawned_for_what_those_on_standby_lack():
+    def script(number, processes):
+        in_reserve(processes)
+        if number == 0:
+            polled(processes, 4).change(4)
+            polled(processes, 6)
+        processes.change(6)
+        assert processes.members == tuple(range(6))
+        processes.dismiss()
+
+    assert list(Job(2, workers=2, max_workers=8).run(script)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("program", [{"driver": "a"}, {"driver": "b"}])
+def test_spawned_processes_that_do_not_join_end(ends, program):
+    def script(number, processes):
+        processes.begin_run()
+        if number == 0:
+            processes.request_workers(4)
+            waited_for(lambda: processes.poll_ready() or processes.spawner.failed)
+            processes.dismiss()
+            return processes.spawner.failed
+        try:
+            processes.wait(lambda: True)
+        finally:
+            assert processes._transport.lifetime.closed
+
+    refused, ended = Job(1, max_workers=4, spawned_program=program).run(script).values()
+    assert refused == (program == {"driver": "b"})
+    assert isinstance(ended, SystemExit)
+    assert (ends.left, ends.joined) == (1, 0)
