@@ -26,9 +26,10 @@ _ENDS = Dies, Preempted, ReserveReleased, WorkerError, SystemExit  # of scripts,
 
 
 class Job:
-    """A job of `processes`, each with two workers. The arguments are those of `MPIWorld`.
+    """A job of `processes`. The other arguments are those of `MPIWorld`.
 
     Args:
+      devices: number of workers of each process.
       spawned_program: digests of what the spawned processes have built; those of the others are {"driver": "a"}.
 
     Attributes:
@@ -43,11 +44,12 @@ class Job:
         min_workers: int = 2,
         max_workers: int | None = None,
         *,
+        devices: int = 2,
         survives: bool = True,
         respawn: bool = False,
         spawned_program: Mapping[str, str] | None = None,
     ):
-        self._processes, self._arguments = processes, (workers, min_workers, max_workers)
+        self._processes, self._devices, self._arguments = processes, devices, (workers, min_workers, max_workers)
         self.survives, self._respawn, self._spawned_program = survives, respawn, spawned_program or {"driver": "a"}
         self.changed, self.broken = threading.Condition(), False
         self.dead: set[int] = set()
@@ -89,7 +91,8 @@ class Job:
         }
 
     def _started(self, number: int, comm: Comm) -> ElasticProcesses:
-        names = [Process(range(2 * n, 2 * n + 2), "a", 0, n) for n in range(self._processes)]
+        k = self._devices
+        names = [Process(range(k * n, k * n + k), "a", 0, n) for n in range(self._processes)]
         transport = Transport(self, self._mpi(number))
         everyone = ProcessGroup(comm, tuple(names))
         return started_processes(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from adaptive import Preempted, ReserveReleased, WorkerError
+from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
 from collectives.worlds.elastic import elastic_processes
+from collectives.worlds.elastic.processes_of_job import spawned_process
+from collectives.worlds.elastic.spawning import SpawnRequest
+from collectives.worlds.transport.process_group import Process
 from tests.speed import limit
 
-from .job_of_threads import Dies, Job
+from .job_of_threads import Comm, Dies, Job, Shared, Transport
 
 COVERS = (
     "collectives/worlds/elastic/processes_of_job.py",
@@ -181,7 +186,8 @@ def test_survivors_go_on_without_lost_workers():
     assert str(loss) == "workers 2, 3 lost: rank 1 (pid 1 on a) disconnected in a step; 250 ms to repair."
 
 
-def test_survivors_end_if_too_few_workers_are_left():
+@pytest.mark.parametrize(("devices", "left"), [(1, "1 worker is left"), (2, "2 workers are left")])
+def test_survivors_end_if_too_few_workers_are_left(devices, left):
     def script(number, processes):
         in_reserve(processes)
         if number == 1:
@@ -192,10 +198,40 @@ def test_survivors_end_if_too_few_workers_are_left():
             assert processes._transport.lifetime.closed
             raise
 
-    first, second, third = Job(3, workers=4, min_workers=3).run(script).values()
+    job = Job(3, workers=2 * devices, min_workers=devices + 1, devices=devices)
+    first, second, third = job.run(script).values()
     assert isinstance(second, Dies)
-    assert "2 workers are left, and min_workers=3: all stop.\n    workers 2, 3 lost: rank 1" in str(first)
+    assert f"{left}, and min_workers={devices + 1}: all stop.\n    worker" in str(first)
     assert "the workers have stopped: all workers are lost, and with them the run's state" in str(third)
+
+
+def test_processes_on_standby_end_when_those_that_work_now_are_lost():
+    def script(number, processes):
+        in_reserve(processes)
+        processes.change(2)
+        if number == 0:
+            raise Dies
+        in_reserve(processes)
+
+    _, *others = Job(3, workers=4).run(script).values()
+    assert [type(error) for error in others] == [WorkerError, WorkerError]
+
+
+def test_a_worker_that_is_lost_in_a_rendezvous_is_a_loss_like_others():
+    def script(number, processes):
+        def dies(_operation):
+            raise Dies
+
+        if number == 1:
+            processes._transport.mark_begun = dies
+        if not in_reserve(processes):
+            processes.end_run()
+        assert processes._transport.confirmed == 1
+        return processes.members, *map(str, processes.losses)
+
+    first, _, third = Job(3, workers=4).run(script).values()
+    lost = "workers 2, 3 lost: rank 1 (pid 1 on a) disconnected in a rendezvous of all processes."
+    assert first == third == ((0, 1), lost)
 
 
 def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
@@ -311,7 +347,7 @@ def test_places_for_copies_are_created_if_a_process_has_none(places):
 
 def test_a_process_on_standby_leaves_when_it_is_terminated(ends):
     def script(number, processes):
-        ends.noticed["process 2"] = SimpleNamespace(seconds=1.0)
+        ends.noticed |= {"process 1": SimpleNamespace(seconds=0.0), "process 2": SimpleNamespace(seconds=1.0)}
         processes.begin_run()
         if number == 0:
             assert not processes.poll_reserve_terminating()
@@ -393,13 +429,15 @@ def test_processes_are_only_spawned_for_what_those_on_standby_lack():
     assert list(Job(2, workers=2, max_workers=8).run(script)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("program", [{"driver": "a"}, {"driver": "b"}])
-def test_spawned_processes_that_do_not_join_end(ends, program):
+@pytest.mark.parametrize("end", ["not needed", "refused", "abandoned"])
+def test_spawned_processes_that_do_not_join_end(ends, caplog, end):
     def script(number, processes):
         processes.begin_run()
         if number == 0:
             processes.request_workers(4)
             waited_for(lambda: processes.poll_ready() or processes.spawner.failed)
+            if end == "abandoned":
+                raise Dies
             processes.dismiss()
             return processes.spawner.failed
         try:
@@ -407,7 +445,49 @@ def test_spawned_processes_that_do_not_join_end(ends, program):
         finally:
             assert processes._transport.lifetime.closed
 
-    refused, ended = Job(1, max_workers=4, spawned_program=program).run(script).values()
-    assert refused == (program == {"driver": "b"})
+    job = Job(1, max_workers=4, spawned_program={"driver": "b"} if end == "refused" else None)
+    first, ended = job.run(script).values()
+    assert isinstance(first, Dies) if end == "abandoned" else first == (end == "refused")
     assert isinstance(ended, SystemExit)
     assert (ends.left, ends.joined) == (1, 0)
+    said = "this spawned process is not admitted: driver differs: a on the workers, b on the spawned process."
+    assert (said in caplog.messages) == (end == "refused")
+
+
+def test_spawned_processes_that_are_not_needed_now_wait(ends):
+    def script(number, processes):
+        processes.begin_run()
+        if number == 0:
+            polled(processes, 3).change(2)
+            polled(processes, 3)  # it is still there
+        else:
+            processes.wait(lambda: True)
+        processes.dismiss()
+
+    Job(1, min_workers=1, max_workers=3, devices=1).run(script)
+    assert (ends.joined, ends.left) == (1, 1)
+
+
+# --- the start of a job -----------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_workers_that_are_not_possible():
+    def script(number, processes): ...
+
+    with pytest.raises(WorkerCountError, match=r"workers=3 is not possible.*nearest possible number is 2\."):
+        Job(2, workers=3).run(script)
+    for numbers in ({"workers": 5}, {"workers": 2, "min_workers": 3}, {"max_workers": 3}, {"min_workers": 5}):
+        with pytest.raises(WorkerCountError):
+            Job(2, **numbers).run(script)
+    assert Job(2, workers=4, max_workers=4).run(script) == {0: None, 1: None}
+
+
+@pytest.mark.parametrize(("node", "host"), [(platform.node(), 7), ("elsewhere", 4 + (1 << 20))])
+def test_a_spawned_process_knows_the_job_and_its_host(node, host):
+    job = Job(1)
+    request = SpawnRequest(range(4, 6), 6, (0, 1), {node: 7, "other": 8})
+    alone, mpi = Comm(Shared(job, (0,)), 0), job._mpi(0)
+    options = {"spawns": True, "build_digests": dict, **job._options()}
+    processes = spawned_process(Transport(job, mpi), alone, alone, request, 1, **options)
+    assert (processes.members, processes.capacity, processes.least) == ((0, 1), 6, 1)
+    assert processes._transport.group.everyone == (Process(range(4, 6), platform.node(), host, os.getpid()),)
