@@ -344,6 +344,19 @@ def test_places_for_copies_are_created_if_a_process_has_none(places):
     assert results == {n: None if place is None else created for n, place in enumerate(places)}
 
 
+def test_processes_exchange_their_contact_data_when_they_meet():
+    def script(number, processes):
+        own = processes._transport.group.everyone[number]
+        if number:
+            processes._transport.peers = {own: f"contact {number}"}
+        if not in_reserve(processes):
+            processes.end_run()
+        return {process.pid: contact for process, contact in processes._transport.peers.items()}
+
+    results = Job(3, workers=4).run(script)
+    assert list(results.values()) == [{1: "contact 1", 2: "contact 2"}] * 3
+
+
 # --- termination signals ----------------------------------------------------------------------------------------------
 
 
