@@ -67,3 +67,42 @@ def test_a_process_of_another_container_cannot_be_killed_nor_looked_at(other):
     assert not stacks.kill(elsewhere)
     assert stacks.look_at(elsewhere) == (stacks.UNKNOWN, "")
     assert stacks.look_at(other)[0] == stacks.RUNS
+
+
+@pytest.mark.parametrize(("error", "seen", "killed"), [
+    (psutil.NoSuchProcess(1), stacks.GONE, True),
+    (psutil.AccessDenied(1), stacks.UNKNOWN, False),
+])  # fmt: skip
+def test_a_process_that_ends_meanwhile_or_belongs_to_another_user(other, monkeypatch, error, seen, killed):
+    def fails(_process):
+        raise error
+
+    monkeypatch.setattr(psutil.Process, "status", fails)
+    monkeypatch.setattr(psutil.Process, "kill", fails)
+    assert stacks.look_at(other) == (seen, "")
+    assert stacks.kill(other) == killed
+
+
+@pytest.mark.parametrize(("status", "seen"), [
+    (psutil.STATUS_ZOMBIE, stacks.GONE),
+    (psutil.STATUS_DEAD, stacks.GONE),
+    (psutil.STATUS_STOPPED, stacks.STOPPED),
+    (psutil.STATUS_TRACING_STOP, stacks.TRACED),
+    (psutil.STATUS_SLEEPING, stacks.RUNS),
+])  # fmt: skip
+def test_states_of_processes(other, monkeypatch, status, seen):
+    monkeypatch.setattr(psutil.Process, "status", lambda _process: status)
+    assert stacks.look_at(other)[0] == seen
+
+
+@pytest.mark.parametrize(("dump", "shown"), [
+    (["idle.py", "adaptive/data/reading.py", "adaptive/program/program.py", "main.py"],
+     ["adaptive/data/reading.py", "main.py", "adaptive/program/program.py"]),
+    (["adaptive/data/fetch_thread.py", "main.py"], ["main.py"]),
+    (["adaptive/data/fetch_thread.py\nadaptive/data/pool.py", "main.py"],
+     ["adaptive/data/fetch_thread.py\nadaptive/data/pool.py", "main.py"]),
+    ([], []),
+])  # fmt: skip
+def test_threads_that_read_or_are_in_a_program_are_shown_besides_the_main_one(other, monkeypatch, dump, shown):
+    monkeypatch.setattr(stacks, "written_stacks", lambda pid, file: "\n\n".join([*dump, ""]))
+    assert stacks.look_at(other) == (stacks.RUNS, "\n".join(shown))

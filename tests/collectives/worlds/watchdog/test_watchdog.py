@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,15 @@ import collectives as comm
 from adaptive.extend import thread_status, thread_status_of
 from collectives.worlds.transport.operations import BARRIER, Operation
 from collectives.worlds.watchdog import stacks
-from collectives.worlds.watchdog.findings import RankFinding, RankState, report
+from collectives.worlds.watchdog.findings import RankFinding, RankState, rank_names, report
 from collectives.worlds.watchdog.probe import Probe
-from collectives.worlds.watchdog.settings import check_hang_timeout, introduce, start_watchdog
+from collectives.worlds.watchdog.settings import (
+    check_hang_timeout,
+    introduce,
+    random_number,
+    start_watchdog,
+    with_one_key,
+)
 from collectives.worlds.watchdog.udp import UDPSocket
 from tests.speed import limit
 
@@ -313,8 +319,23 @@ def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
 def test_patience_must_be_the_same_on_all_ranks():
     with two() as (peers, sockets):
         others = [peers[0]._replace(hang_timeout=None), peers[1]._replace(hang_timeout=5.0)]
-        with pytest.raises(ad.DisagreementError, match="rank 0: the default, rank 1: 5"):
+        with pytest.raises(ad.DisagreementError, match="rank 0: the default, rank 1: 5$"):
             start_watchdog(FakeWorld(), others, 0, sockets[0], lambda status: None)
+        with pytest.raises(ad.DisagreementError, match=r"rank 1: 5, rank 1: 5, …$"):
+            start_watchdog(FakeWorld(), [*others, *others[1:] * 7], 0, None, lambda status: None)
+
+
+def test_numbers_and_keys_of_spawned_processes():
+    numbers = {random_number() for _ in range(9)}
+    assert len(numbers) == 9
+    assert all(1 << 30 <= number < 1 << 31 for number in numbers)
+    with two() as (peers, _):
+        none = peers[0]._replace(key=b"")
+        keyed = with_one_key({"a": none, "b": peers[1], "c": peers[0]})
+        assert [peer.key for peer in keyed.values()] == [peers[1].key] * 3
+        assert list(keyed) == ["a", "b", "c"]
+        assert with_one_key({"a": none}) == {"a": none}
+        assert (peers[0].number, peers[1].number, peers[1].hang_timeout) == (0, 1, 60.0)
 
 
 def test_without_other_processes_there_is_no_thread():
@@ -376,3 +397,31 @@ def test_a_report_of_very_many_ranks_is_short():
     )
     assert text.endswith("\nSo.")
     assert "rank 1000" not in text
+    few = [replace(finding, stack="") for finding in findings[:9] + findings[-1:]]
+    assert "\n    and 1 more ranks are not in it\n" in report(0, "a barrier", "", 10.0, few, "")
+    assert report(0, "a barrier", "", 9.94, few, "").startswith("rank 0 has waited for 9.9 s in a barrier:")
+    assert "more" not in report(0, "a barrier", "", 1.0, few[1:], "")
+
+
+@pytest.mark.parametrize(("state", "fields", "says"), [
+    ("AWAY", {"seconds": 3.25}, "is in evaluate (a.py:1); it has been in no collective for 3.2 s."),
+    ("COMPILES", {}, "is in evaluate (a.py:1). Compiling is not limited."),
+    ("CROSSED", {"seconds": 61.0}, "is in a collective of another world (a.py:1); it has been in no collective for 61 s."),
+    ("SILENT", {}, "runs, but its Python does not answer: C code holds the GIL, or Python has ended."),
+    ("SILENT", {"stack": "a\nb"}, "its Python does not answer: C code holds the GIL.\n        a\n        b"),
+    ("STOPPED", {}, "is stopped (SIGSTOP or Ctrl-Z); `kill -CONT 1` there resumes it."),
+    ("TRACED", {}, "is held by a debugger."),
+    ("GONE", {}, "no longer exists."),
+    ("ENDED", {}, "has ended: in evaluate."),
+    ("CUT_OFF", {}, "does not answer, nor does any other rank of its host: the rank, the host or the network hangs."),
+    ("UNKNOWN", {}, "cannot be asked: UDP does not reach node from here. It does not count as stuck."),
+])  # fmt: skip
+def test_what_a_report_says_of_a_rank(state, fields, says):
+    process = stacks.ProcessId("node", 1, 0.0, "", -1)
+    text = str(RankFinding(3, process, RankState[state], "in evaluate", "a.py:1", **fields))
+    assert text.startswith("    rank 3 (node, pid 1) ")
+    assert text.endswith(says)
+
+
+def test_names_of_ranks():
+    assert (rank_names([2]), rank_names({3, 1})) == ("rank 2", "ranks 1, 3")
