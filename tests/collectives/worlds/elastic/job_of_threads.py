@@ -124,7 +124,11 @@ class Job:
             Info=SimpleNamespace(Create=lambda: SimpleNamespace(Set=lambda *_: None)),
             Status=SimpleNamespace,
             Exception=OSError,
-            **{"ERRORS_RETURN": None, "ERR_PROC_FAILED": 1, "UNDEFINED": -1, "COMM_NULL": None, "ANY_SOURCE": -1},
+            ERRORS_RETURN=None,
+            ERR_PROC_FAILED=1,
+            UNDEFINED=-1,
+            COMM_NULL=None,
+            ANY_SOURCE=-1,
         )
 
     def wait_for(self, fact: Callable[[], object]) -> None:

@@ -83,7 +83,8 @@ def test_processes_go_on_standby_and_join_again():
             assert processes.members == (0, 1, 2, 3)
             transferred.append(state_of(processes))
             processes.end_run()
-        assert not (processes.in_reserve or processes.run_under_way)
+        assert not processes.in_reserve
+        assert not processes.run_under_way
         assert processes.members == (0, 1, 2, 3)
         assert processes.needs_state_transfer
         transferred.append(state_of(processes))
@@ -167,7 +168,8 @@ def test_workers_leave_for_good(ends):
     assert third == ((4, 5), False)
     assert str(first) == "it was dismissed by a hook, and the others continue"
     assert str(second) == "it received a termination signal, and the others continue"
-    assert isinstance(first, Preempted) and first.alone
+    assert isinstance(first, Preempted)
+    assert first.alone
     assert ends.left == ends.acknowledged == 2
 
 
@@ -311,8 +313,21 @@ def test_processes_on_standby_take_over_from_the_newest_copy():
     assert isinstance(third, ReserveReleased)
 
 
-@pytest.mark.parametrize(("survives", "copies"), [(True, None), (True, Copies())])
-def test_without_a_copy_processes_on_standby_end_with_the_workers(survives, copies):
+def test_as_many_take_over_as_there_are():
+    def script(number, processes):
+        processes.copies = Copies(newest=number)
+        processes.begin_run()
+        if number < 3:
+            raise Dies
+        processes.wait(lambda: True)
+        return processes._transport.rank, processes.members
+
+    *_, fourth, fifth = Job(5, workers=6).run(script).values()
+    assert (fourth, fifth) == ((1, (6, 7, 8, 9)), (0, (6, 7, 8, 9)))
+
+
+@pytest.mark.parametrize("copies", [None, Copies()])
+def test_without_a_copy_processes_on_standby_end_with_the_workers(copies):
     def script(number, processes):
         processes.copies = copies
         processes.begin_run()
@@ -323,7 +338,7 @@ def test_without_a_copy_processes_on_standby_end_with_the_workers(survives, copi
         finally:
             assert processes._transport.lifetime.closed
 
-    _, *others = Job(3, workers=2, survives=survives).run(script).values()
+    _, *others = Job(3, workers=2).run(script).values()
     assert all("all workers are lost, and with them the run's state" in str(error) for error in others)
 
 
@@ -376,7 +391,8 @@ def test_a_process_on_standby_leaves_when_it_is_terminated(ends):
 
     first, second, third = Job(3, workers=2).run(script).values()
     assert first == second == (0, 1, 2, 3)
-    assert isinstance(third, Preempted) and third.alone
+    assert isinstance(third, Preempted)
+    assert third.alone
 
 
 def test_all_processes_end_if_they_cannot_go_on_without_one_on_standby(ends):
@@ -390,8 +406,9 @@ def test_all_processes_end_if_they_cannot_go_on_without_one_on_standby(ends):
         processes._transport.lifetime.terminated = True
         processes.dismiss()
 
-    first, second, third = Job(3, workers=4, survives=False).run(script).values()
-    assert isinstance(third, Preempted) and not third.alone
+    *_, third = Job(3, workers=4, survives=False).run(script).values()
+    assert isinstance(third, Preempted)
+    assert not third.alone
     assert ends.left == 0
 
 
@@ -406,7 +423,8 @@ def test_spawned_processes_join_one_by_one_and_together_and_are_replaced(ends):
             polled(processes, 6).change(6)
         else:
             assert processes.members == ((0, 1) if number < 3 else (0, 1, 4, 5))
-            assert processes.in_reserve and processes.run_under_way
+            assert processes.in_reserve
+            assert processes.run_under_way
             assert processes._transport.rank > 0
             processes.wait(lambda: True)
         if number < 3:

@@ -151,7 +151,7 @@ def test_a_late_rank_is_reported_and_then_ends_the_job(watch, caplog, state):
         watching.until(120.0)
     kills = [] if state in ("AWAY", "CROSSED") else [("kill", 2)]  # others end by themselves
     assert [event[1:] for event in watching.events[: len(kills) + 1]] == [*kills, ("stop", [1, 2])]
-    assert set(event[1:] for event in watching.events[-3:]) == {("exit hooks",), ("abort", 1), ("exit", 1)}
+    assert {event[1:] for event in watching.events[-3:]} == {("exit hooks",), ("abort", 1), ("exit", 1)}
     assert logged(caplog)[1:] == [("ERROR", "The job ends because of rank 2.")]
 
 

@@ -319,7 +319,7 @@ def test_any_rank_of_a_host_is_killed_by_another_one(held, monkeypatch):
 def test_patience_must_be_the_same_on_all_ranks():
     with two() as (peers, sockets):
         others = [peers[0]._replace(hang_timeout=None), peers[1]._replace(hang_timeout=5.0)]
-        with pytest.raises(ad.DisagreementError, match="rank 0: the default, rank 1: 5$"):
+        with pytest.raises(ad.DisagreementError, match=r"rank 0: the default, rank 1: 5$"):
             start_watchdog(FakeWorld(), others, 0, sockets[0], lambda status: None)
         with pytest.raises(ad.DisagreementError, match=r"rank 1: 5, rank 1: 5, …$"):
             start_watchdog(FakeWorld(), [*others, *others[1:] * 7], 0, None, lambda status: None)
@@ -406,7 +406,7 @@ def test_a_report_of_very_many_ranks_is_short():
 @pytest.mark.parametrize(("state", "fields", "says"), [
     ("AWAY", {"seconds": 3.25}, "is in evaluate (a.py:1); it has been in no collective for 3.2 s."),
     ("COMPILES", {}, "is in evaluate (a.py:1). Compiling is not limited."),
-    ("CROSSED", {"seconds": 61.0}, "is in a collective of another world (a.py:1); it has been in no collective for 61 s."),
+    ("CROSSED", {"seconds": 61.0}, "a collective of another world (a.py:1); it has been in no collective for 61 s."),
     ("SILENT", {}, "runs, but its Python does not answer: C code holds the GIL, or Python has ended."),
     ("SILENT", {"stack": "a\nb"}, "its Python does not answer: C code holds the GIL.\n        a\n        b"),
     ("STOPPED", {}, "is stopped (SIGSTOP or Ctrl-Z); `kill -CONT 1` there resumes it."),
