@@ -6,8 +6,12 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from collectives.worlds.elastic.spawning import Spawner, SpawnRequest
+import pytest
+
+from collectives.worlds.elastic import spawning
+from collectives.worlds.elastic.spawning import Spawner, SpawnRequest, receive_spawn_request
 from collectives.worlds.elastic.standby import ASK, READY
+from launchers.ending import SPAWNED
 
 
 class Pair:
@@ -73,15 +77,73 @@ def test_after_a_process_that_has_built_something_else_no_more_are_spawned():
     assert spawner.has(range(1, 2))  # nor in its place
 
 
+def dies(spawner: Spawner) -> None:
+    """Spawn a process that dies before it is admitted."""
+    spawned_for(spawner, 1)
+    spawner._take_new()
+    spawner._spawned[0].pair.is_dead = True
+    assert not spawner.ready({})
+    assert not spawner.has(range(1, 2))
+
+
 def test_a_process_that_has_died_is_replaced_twice():
     spawner = spawner_of(lambda: None)
     for deaths in (1, 2, 3):
-        spawned_for(spawner, 1)
-        spawner._take_new()
-        spawner._spawned[0].pair.is_dead = True
-        assert not spawner.ready({})
-        assert not spawner.has(range(1, 2))
+        dies(spawner)
         assert spawner.failed == (deaths == 3)
+
+
+def test_deaths_count_since_a_process_was_admitted():
+    spawner = spawner_of(lambda: None)
+    for _ in range(3):
+        dies(spawner)
+        dies(spawner)
+        spawner.admitted([])  # of a rendezvous without a spawned process
+        spawned_for(spawner, 1)
+        spawner.admitted(spawner.ready({}))
+    dies(spawner)
+    spawner.admitted([])
+    dies(spawner)
+    assert not spawner.failed
+    dies(spawner)
+    assert spawner.failed
+
+
+def test_without_a_free_slot_of_the_launcher_no_more_are_spawned(caplog):
+    class Refused(OSError):
+        def Get_error_string(self) -> str:
+            return "no slot"
+
+    def spawn(*_: Any) -> None:
+        raise Refused
+
+    spawner = spawner_of(lambda: None)
+    spawner._mpi.COMM_SELF.Spawn = spawn
+    spawned_for(spawner, 2)
+    assert spawner.failed
+    assert "no process could be spawned for worker 2: no slot." in caplog.text
+
+
+@pytest.mark.parametrize(("environ", "parent"), [({}, True), ({SPAWNED: "1"}, False), ({SPAWNED: "1"}, True)])
+def test_a_process_that_was_not_spawned_has_no_request(environ, parent):
+    pair = SimpleNamespace(Set_errhandler=lambda _: None, recv=lambda source, tag: ("request", source))
+    found = SimpleNamespace(Set_errhandler=lambda _: None, Merge=lambda high: pair) if parent else None
+    mpi = SimpleNamespace(COMM_NULL=None, ERRORS_RETURN=None, Comm=SimpleNamespace(Get_parent=lambda: found))
+    mpi.Exception = OSError
+    assert receive_spawn_request(mpi, environ) == ((pair, ("request", 0)) if environ and parent else None)
+
+
+def test_a_spawned_process_whose_spawner_has_ended_leaves(monkeypatch):
+    def fails(_high: bool) -> None:
+        raise OSError
+
+    left = []
+    monkeypatch.setattr(spawning, "leave_job", lambda: left.append(True))
+    found = SimpleNamespace(Set_errhandler=lambda _: None, Merge=lambda high: fails(high))
+    mpi = SimpleNamespace(COMM_NULL=None, ERRORS_RETURN=None, Comm=SimpleNamespace(Get_parent=lambda: found))
+    mpi.Exception = OSError
+    receive_spawn_request(mpi, {SPAWNED: "1"})
+    assert left == [True]
 
 
 def test_a_process_that_arrives_while_the_others_are_looked_at_is_not_lost():
