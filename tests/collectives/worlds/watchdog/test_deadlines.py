@@ -51,8 +51,8 @@ class Watch:
         self.reachable, self.confirms, self.left = {0, 1, 2}, True, {}
         peers = [Peer(n, 0, ProcessId("h", 100 + n, 0.0, "", -1), (), b"", hang_timeout) for n in range(3)]
         self.me, self.others = peers[own], [peer for peer in peers if peer.number in others]
-        self.ring, self.greet, self.close = lambda: None, lambda: None, lambda: None
         self._over, self.world = threading.Event(), World(survives, kind)
+        self.ring, self.greet, self.close = self._over.set, lambda: None, lambda: None
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(watchdog, "run_exit_hooks", lambda: self.events.append((self.now, "exit hooks")))
         monkeypatch.setattr(watchdog.os, "_exit", self._exit)
@@ -71,10 +71,6 @@ class Watch:
             self.now += tick
             self.dog._check()
         return self.events
-
-    def end(self):
-        self._over.set()
-        self.dog.close()
 
     # --- the probe ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +118,7 @@ def watch(monkeypatch):
 
     yield make
     for each in made:
-        each.end()
+        each.dog.close()
 
 
 def always(name, **fields):
@@ -221,6 +217,8 @@ def test_ranks_that_may_be_late_are_waited_for(watch, caplog, state, kind, says)
     watching = watch({1: HERE, 2: always(state)}, kind=kind)
     assert watching.until(59.0) == []
     assert logged(caplog) == []
+    watching.until(60.0)
+    assert logged(caplog) == [("WARNING", says)]
     assert watching.until(300.0) == []
     assert logged(caplog) == [("WARNING", says)]
 
@@ -274,12 +272,23 @@ def test_seconds_for_which_this_process_was_stopped_do_not_count(watch):
 SLEEPS = {"doing": IN_A_STEP, "core_time": CoreTime(1.0, 0.0, False)}
 
 
+@pytest.mark.parametrize("seconds", [0.01, 0.5])
 @pytest.mark.parametrize("fields", [("STOPPED", {}), ("AWAY", SLEEPS)])
-def test_by_default_a_rank_that_does_nothing_is_killed_early(watch, caplog, fields):
+def test_by_default_a_rank_that_does_nothing_is_killed_early(watch, caplog, fields, seconds):
+    """The limit is ten times that of an operation, and at least two seconds."""
     watching = watch({1: HERE, 2: lambda now: fields}, survives=True, hang_timeout=None)
-    assert {event[1:] for event in watching.until(10.0, tick=0.25)} == {("kill", 2)}
-    assert watching.events[0][0] >= 4.0
-    assert "Unless rank 2 comes, rank 2 will be killed when that is 4 s. By default" in caplog.text
+    watching.world.ends = [seconds * n for n in range(100)]
+    limit = max(2.0, 10 * seconds)
+    assert watching.until(2 * limit - 0.25, tick=0.25) == []
+    assert {event[1:] for event in watching.until(3 * limit, tick=0.25)} == {("kill", 2)}
+    assert f"Unless rank 2 comes, rank 2 will be killed when that is {2 * limit:g} s. By default" in caplog.text
+
+
+def test_a_rank_must_have_done_nothing_for_as_long_as_the_limit(watch, caplog):
+    fields = lambda now: "STOPPED" if now > 30.0 else ("AWAY", {"doing": "in evaluate"})  # noqa: E731
+    watching = watch({1: HERE, 2: fields}, survives=True, hang_timeout=None)
+    assert watching.until(32.0, tick=0.25) == []
+    assert {event[1:] for event in watching.until(58.0, tick=0.25)} == {("kill", 2)}
 
 
 @pytest.mark.parametrize(("fields", "survives"), [
@@ -313,7 +322,7 @@ def test_a_report_of_another_rank_is_logged_once(watch, caplog):
     said = {"kind": "report", "from": 0, "about": [2], "level": logging.ERROR, "text": "rank 2 is late"}
     watching.dog._handle({**said, "speaker": 1})
     watching.dog._handle({**said, "speaker": 1})
-    watching.dog._handle({**said, "speaker": 0, "level": logging.CRITICAL})
+    watching.dog._handle({**said, "speaker": 0, "from": 2, "level": logging.CRITICAL})
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("ERROR", "rank 2 is late"),
         ("INFO", "rank 2 is late"),
@@ -346,7 +355,7 @@ def test_a_process_ends_when_another_one_ends_the_job(watch, caplog, because_of)
 # --- what others learn of this rank -----------------------------------------------------------------------------------
 
 
-def test_the_state_of_a_rank_is_that_of_its_threads(watch):
+def test_the_state_of_a_rank_is_that_of_its_threads(watch, monkeypatch):
     watching = watch({1: HERE, 2: HERE})
     own = watching.dog._own_state
     watching.world.threads = {threading.get_ident(): "main"}
@@ -364,6 +373,11 @@ def test_the_state_of_a_rank_is_that_of_its_threads(watch):
     assert compiles()["state"] == "COMPILES"
     crossed = exchanges()
     assert (crossed["state"], crossed["line"][:17]) == ("CROSSED", "test_deadlines.py")
+    wait = SimpleNamespace(words=lambda: "waits for a file", stack=lambda: "the stack of its reader")
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "wait_of", {threading.get_ident(): wait}.get)
+        away = in_a_step()
+    assert (away["doing"], away["stack"]) == (f"{IN_A_STEP}; waits for a file", "the stack of its reader")
     done = threading.Event()
     other = threading.Thread(target=thread_status("in evaluate")(lambda: done.wait()))
     other.start()
@@ -385,7 +399,6 @@ def test_others_learn_why_a_process_leaves(watch, monkeypatch, error, words):
     monkeypatch.setattr(watching, "send", lambda to, kind, **fields: said.append((*to, kind, fields["why"])))
     monkeypatch.setattr(sys, "last_exc", error, raising=False)
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    watching._over.set()
     watching.dog._at_exit()
     watching.dog.close("again")
     assert set(said) == {(1, 2, "bye", words)}
