@@ -93,6 +93,25 @@ def test_answers_are_findings_and_the_others_processes_are_looked_at(probe, monk
     ]
 
 
+def test_ranks_are_asked_again_only_until_they_answer_this_question(probe):
+    probe.keep([probe.me, *probe.others[1:]])
+    probe.find(0.0, ignored)
+    for question, number in ((1, 2), (2, 3)):
+        come(probe, "answer", number, question=question, state="HERE", **STATE)
+    probe.left[2] = ""
+    assert probe.find(0.0, ignored)[3].state.name == "HERE"
+    taken(probe)
+    del probe.left[2]
+    come(probe, "answer", 2, question=2, state="HERE", **STATE)
+    come(probe, "answer", 3, question=3, state="AWAY", **STATE)
+    assert [finding.state.name for finding in probe.find(0.0, ignored).values()] == ["SILENT", "AWAY"]
+    for number in (2, 3):
+        come(probe, "answer", number, question=4, state="HERE", **STATE)
+    taken(probe)
+    probe.find(0.0, ignored)
+    assert [sent[0] for sent in taken(probe)] == [2, 3]
+
+
 @pytest.mark.parametrize(("seen", "state"), [
     (stacks.GONE, "GONE"), (stacks.TRACED, "TRACED"), (stacks.RUNS, "SILENT"), (stacks.UNKNOWN, "SILENT"),
 ])  # fmt: skip

@@ -26,7 +26,7 @@ def test_the_addresses_of_this_host_begin_with_its_loopback_and_repeat_none(monk
     assert own_hosts() == ["127.0.0.1", "10.0.0.1"]
 
 
-def test_a_socket_that_is_rung_stops_waiting():
+def test_a_socket_can_be_made_to_stop_waiting():
     ours, found = UDPSocket(), []
     thread = threading.Thread(target=lambda: found.append(ours.receive(limit(60))))
     thread.start()
