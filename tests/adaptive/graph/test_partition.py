@@ -10,6 +10,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
+from adaptive.extend import assert_scope
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner, pointed_at
@@ -146,6 +147,35 @@ def test_a_learning_rate_is_recomputed_after_the_message():
     assert {o.index for o in origins(plan.final, "state")} == {0, 1}
 
 
+@pytest.mark.parametrize("gated_first", [True, False])
+def test_of_one_level_the_message_that_is_always_sent_comes_last(gated_first):
+    def gated(x):
+        return comm.all_reduce(x, when=ad.step() % 2 == 0), comm.all_reduce(2 * x, when=ad.step() % 3 == 0)
+
+    def driver(state, batch):
+        mean = batch["y"].mean()
+        early = gated(mean) if gated_first else ()
+        usual, own = comm.all_reduce(3 * mean), comm.local_mean(4 * mean)
+        late = gated(mean) if not gated_first else ()
+        return (state[0] + usual, state[1] + sum((*early, *late), own)), {}
+
+    plan = planned(driver, (0.0, 0.0), local_state=[1])
+    found = [(m.travels, m.gate) for m in plan.messages]
+    assert found == [(False, None), (True, 0), (True, 1), (True, None)]
+    assert plan.sent_at(0) == (0, 1, 2, 3)
+    conditions = [plan.prologues[0].outputs[gate] for _, gate in found[1:3]]
+    assert conditions == [m.contributions[0].when for m in plan.messages[1:3]]
+
+
+def test_collectives_with_one_condition_travel_in_one_message():
+    def driver(state, batch):
+        now = ad.step() % 2 == 0
+        means = [comm.all_reduce(n * batch["y"].mean(), when=now) for n in (1, 2)]
+        return state + sum(means), {}
+
+    assert [len(m) for m in planned(driver, 0.0, local_state=[0]).messages] == [2]
+
+
 # --- two messages -----------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +240,18 @@ def test_values_after_a_message_are_computed_per_microbatch():
     assert [v.aval.shape for v in plan.microbatches[0].outputs] == [()]
     assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
     assert [c.how.label for c in plan.messages[1]] == ["max"]
+
+
+@pytest.mark.parametrize("claimed", [ad.replicated, lambda x: assert_scope("reduced", x, "mine")])
+def test_an_assertion_about_a_reduced_value_waits_for_its_message(claimed):
+    def driver(state, batch):
+        mean = claimed(comm.all_reduce(batch["y"].mean()))
+        return state + comm.all_reduce((batch["y"] * mean).max(), op="max"), {}
+
+    plan = planned(driver, 0.0)
+    assert [m.level for m in plan.messages] == [0, 1]
+    assert plan.levels == 2
+    assert [plan.sent_at(level) for level in range(3)] == [(0,), (1,), ()]
 
 
 def test_a_second_message_that_no_batch_goes_into_is_written_once():

@@ -183,6 +183,36 @@ def test_a_hook_may_read_all_that_is_replicated():
     assert "test_replication.py:" in hook.line
 
 
+@pytest.mark.parametrize(
+    ("value", "sources"),
+    [
+        (lambda s, b: comm.all_gather(read(SECONDS)), {"seconds"}),
+        (lambda s, b: 2.0 * (comm.all_gather(read(SECONDS)) + ad.step().astype(float)) - 1.0, {"seconds", "step"}),
+        (lambda s, b: comm.all_gather(read(SECONDS)) * np.float32([3, 4]), {"seconds"}),
+        (lambda s, b: jax.nn.relu(comm.all_gather(read(SECONDS) * read(SECONDS))), {"seconds"}),
+        (lambda s, b: comm.all_gather(read(SECONDS)) + s, set()),
+        (lambda s, b: s + comm.all_gather(read(SECONDS)), set()),
+        (lambda s, b: comm.all_gather(read(SECONDS)) + comm.all_reduce(b["y"].mean()), set()),
+        (lambda s, b: comm.all_gather(op_state("ema", read(SECONDS))), set()),
+    ],
+)
+def test_a_handler_is_told_what_its_values_are_measured_by(value, sources):
+    class Asking(Recorder):
+        def check(self, values, n_workers):
+            told.append((values, n_workers))
+
+    def driver(state, batch):
+        operators.hook("adapt", Asking(), (value(state, batch), {"n": ad.global_batch()}))
+        return state, {}
+
+    told = []
+    planned(driver, 0.0, workers=2)
+    (((measured, others), n_workers),) = told
+    assert (measured.shape, measured.dtype, measured.sources) == ((2,), np.float32, sources)
+    assert (others["n"].shape, others["n"].dtype, others["n"].sources) == ((), np.int32, {"global_batch"})
+    assert n_workers == 2
+
+
 def test_a_local_metric_is_refused_by_name():
     with pytest.raises(
         ad.ReplicationError, match=r"metric \['loss'\]\['train'\] .* can differ .*this worker's examples"
@@ -202,6 +232,56 @@ def test_state_may_be_local_if_declared():
     assert plan.local_state == {1}
     assert [c.scope for c in plan.messages[0]] == [Scope.MICROBATCH]
     assert not plan.splittable
+
+
+ONE = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("own", "cause"),
+    [
+        (lambda mean, s: comm.all_reduce(mean, when=ad.step() % 2 == 0), "all_reduce, whose result differs"),
+        (lambda mean, s: comm.neighbor_mean(mean, "ring"), "neighbor_mean, whose result differs"),
+        (lambda mean, s: comm.local_mean(mean), "local_mean, whose result differs"),
+        (lambda mean, s: assert_scope("local", mean, "own"), "this worker's examples"),
+        (lambda mean, s: jax.pure_callback(np.sin, ONE, s), "the host"),
+        (lambda mean, s: jax.pure_callback(np.sin, ONE, comm.all_reduce(mean)), "the host"),
+        (lambda mean, s: comm.all_reduce(mean) + comm.all_reduce(read(SECONDS)) * read(SECONDS), "'seconds'"),
+    ],
+)
+def test_what_can_differ_between_workers_is_no_state_of_all(own, cause):
+    def driver(state, batch):
+        mean = batch["y"].mean()
+        return (state[0] + comm.all_reduce(mean), state[1] + own(mean, state[0])), {}
+
+    with pytest.raises(ad.ReplicationError, match=rf"state\[1\].* comes from {cause}"):
+        planned(driver, (0.0, 0.0))
+    if "examples" not in cause:
+        assert planned(driver, (0.0, 0.0), local_state=[1]).local_state == {1}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda mean, s: ad.replicated(jax.pure_callback(np.sin, ONE, s)),
+        lambda mean, s: ad.replicated(jax.pure_callback(np.sin, ONE, comm.all_reduce(mean))),
+        lambda mean, s: ad.replicated(read(SECONDS)),
+        lambda mean, s: comm.broadcast(read(SECONDS)),
+        lambda mean, s: comm.all_reduce(comm.local_mean(mean)),
+        lambda mean, s: comm.all_reduce(assert_scope("local", mean, "own")),
+    ],
+)
+def test_what_is_the_same_on_all_workers_is(same):
+    def driver(state, batch):
+        return state + same(batch["y"].mean(), state), {}
+
+    assert not planned(driver, 0.0).local_state
+
+
+def test_no_claim_makes_a_value_of_examples_the_same_on_all():
+    for value in (lambda y: y.mean(), lambda y: y.mean() + comm.all_reduce(y.mean())):
+        with pytest.raises(ad.ReplicationError, match=r"comes from this worker's examples.*between microbatches"):
+            planned(lambda s, b, value=value: (s + ad.replicated(value(b["y"])), {}), 0.0)
 
 
 # --- what cannot be split ---------------------------------------------------------------------------------------------
@@ -239,3 +319,24 @@ def test_a_sum_scaled_by_the_local_batch_size_keeps_it_in_one_microbatch():
     assert planned(
         lambda s, b: (s + comm.all_reduce(b["y"].sum() * ad.step().astype(float), op="sum"), {}), 0.0
     ).splittable
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [
+        (lambda b: ad.batch_size(), "would have the same weight in all microbatches"),
+        (lambda b: 2.0, "would have the same weight in all microbatches"),
+        (lambda b: ad.batch_size().astype(float) * b["y"].sum(), "depends on ad.batch_size()"),
+        (lambda b: ad.microbatch_size(), ""),
+        (lambda b: b["y"].sum(), ""),
+        (lambda b: ad.microbatch_size().astype(float) / comm.all_gather(ad.batch_size()).sum().astype(float), ""),
+    ],
+)
+def test_a_weight_that_belongs_to_all_of_a_local_batch_keeps_it_in_one_microbatch(weight, reason):
+    def driver(state, batch):
+        mean = comm.all_reduce(read(SECONDS), weight=ad.batch_size())  # both belong to the worker
+        return state + comm.all_reduce(batch["y"].mean(), weight=weight(batch)), {"mean": mean}
+
+    found = planned(driver, 0.0).unsplittable
+    assert len(found) == bool(reason)
+    assert all(reason in text and "test_replication.py:" in text for text in found)
