@@ -106,6 +106,19 @@ def test_a_source_counts_unless_it_only_weighs_a_mean():
     assert facts_of(lambda a, b: a + b).sources == frozenset()
 
 
+def test_a_mean_depends_on_what_weighs_it():
+    def driver(state, batch):
+        first = comm.all_reduce(batch["y"].mean())
+        weighed = comm.all_reduce(number(), weight=first * ad.batch_size().astype(float))
+        of_rows = comm.all_reduce(number(), weight=batch["y"].sum())
+        return state, {"a weighed": weighed, "b of rows": of_rows, "c": comm.all_reduce(number())}
+
+    plan = planned(driver, W)
+    weighed, of_rows, plain = map(Influence(plan).of, plan.graph.metrics)
+    assert [weighed.through.bit_count(), of_rows.through.bit_count(), plain.through.bit_count()] == [2, 1, 1]
+    assert [weighed.of_data, of_rows.of_data, plain.of_data] == [True, True, False]
+
+
 def nested_halves(state, batch):
     """Round in a loop, and nowhere else."""
     return jax.lax.scan(lambda c, x: (c + (x.astype(jnp.bfloat16) * 2).astype(jnp.float32), None), 0.0, batch["y"])[0]
@@ -163,7 +176,9 @@ def test_operators_of_the_split_count_in_the_state_alone():
         average = comm.all_reduce(grads)
         noise = mon.noise_scale(grads, average)
         rows, sizes = comm.all_gather(batch["y"].sum()), comm.all_gather(ad.batch_size())
+        by_hand = comm.all_reduce(ad.microbatch_size().astype(float) * batch["y"].mean(), op="sum")
         metrics = {"rows": rows, "sizes": sizes, "largest": rows.max(), "scale": noise.scale, "w": average}
+        metrics |= {"by hand": by_hand, "mixed": noise.scale + comm.all_reduce(batch["y"].max(), op="max")}
         return {"w": state["w"] - average, "n": state["n"] + sizes.sum(), "r": state["r"] + noise.trace}, metrics
 
     relevance, outputs, _ = counted(driver, {"w": W, "n": 0, "r": 0.0})
@@ -174,6 +189,7 @@ def test_operators_of_the_split_count_in_the_state_alone():
     assert by_output["metric ['rows']"] == by_output["metric ['sizes']"] == set()
     assert by_output["metric ['largest']"] == by_output["state['n']"] == {"all_gather"}
     assert by_output["metric ['w']"] == by_output["state['w']"] == by_output["state['r']"] == {"all_reduce"}
+    assert by_output["metric ['by hand']"] == by_output["metric ['mixed']"] == {"all_reduce"}
     scale = next(o for o in outputs if o.name == "metric ['scale']")
     square = [p for p in relevance.places if relevance.facts(p).sources]
     assert square

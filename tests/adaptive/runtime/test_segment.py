@@ -1,0 +1,92 @@
+"""Sources are at their places in the vectors that segments receive, for a worker's step and for each microbatch."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.operators import sources
+from adaptive.operators.sources import Reading, Source, read
+from adaptive.runtime.segment import Feed, evaluate
+from tests.adaptive.drivers import planned
+
+SECONDS = Source("seconds", lambda r: r.compute_seconds)
+READING = Reading(
+    step=7,
+    seed=11,
+    worker=2,
+    global_batch=40,
+    batch_size=10,
+    examples=10,
+    microbatches=1,
+    offset=20,
+    compute_seconds=0.25,
+    iteration_seconds=0.5,
+    taking_part=np.array([True, False, True]),
+)
+USED = (sources.STEP, sources.EXAMPLES, SECONDS, sources.OFFSET, sources.WORKER, sources.MICROBATCHES, sources.WORKERS)
+
+
+@pytest.fixture
+def feed():
+    """Of a driver that reads sources of each dtype and scope."""
+
+    def driver(state, batch):
+        total = sum(read(source).astype(float) for source in USED)
+        return state, {"all": comm.all_reduce(total * batch["y"].sum(), op="sum")}
+
+    return Feed.of(planned(driver, 0.0, workers=3))
+
+
+def named(feed, vectors):
+    floats, ints = vectors
+    assert (floats.dtype, ints.dtype) == (np.float32, np.int32)
+    assert ints[0] == READING.worker  # where segments read it
+    assert np.asarray(feed.taking_part(jnp.asarray(ints))).tolist() == READING.taking_part.tolist()
+    found = {name: float(value) for name, value in feed.values(jnp.asarray(floats), jnp.asarray(ints)).items()}
+    return {"first": float(floats[0]), **found}
+
+
+STEADY = {"step": 7, "seconds": 0.25, "worker": 2, "workers": 2}
+
+
+def test_a_step_has_the_sources_of_all_its_microbatches(feed):
+    whole = {**STEADY, "first": 1, "examples": 10, "offset": 20}
+    assert named(feed, feed.measure(READING)) == {**whole, "microbatches": 1}
+    assert named(feed, feed.measure_step(READING, 1)) == {**whole, "microbatches": 1}
+    assert named(feed, feed.measure_step(READING, 3)) == {**whole, "microbatches": 3}
+
+
+def test_each_microbatch_has_its_own_examples_and_one_of_them_is_the_first(feed):
+    vectors = feed.measure_step(READING, 2)
+    before = [vector.copy() for vector in vectors]
+    for start, size in ((0, 6), (6, 4)):
+        found = named(feed, feed.for_microbatch(vectors, READING._replace(compute_seconds=9.0), start, size))
+        assert found == {**STEADY, "first": not start, "examples": size, "offset": 20 + start, "microbatches": 1}
+    for vector, old in zip(vectors, before, strict=True):
+        np.testing.assert_array_equal(vector, old)
+
+
+@pytest.mark.parametrize(
+    ("collective", "gates", "result"),
+    [
+        (lambda x, **when: comm.all_reduce(x, **when), (), 3.0),
+        (lambda x, **when: comm.all_reduce(x, op="sum", **when), (), 6.0),
+        (lambda x, **when: comm.all_reduce(x, op="max", **when), (), 3.0),
+        (lambda x, **when: comm.all_gather(x), (), [3.0, np.nan, 3.0]),
+        (lambda x, **when: comm.all_reduce(x, op="sum", **when), (True,), 6.0),
+        (lambda x, **when: comm.all_reduce(x, op="sum", **when), (False,), 3.0),
+    ],
+)
+def test_a_collective_of_replicated_values_counts_the_workers_that_take_part(collective, gates, result):
+    def driver(state, batch):
+        when = {"when": ad.step() > 3} if gates else {}
+        return state, {"found": collective(2.0 * state, **when)}
+
+    eqns = planned(driver, 0.0, workers=3).graph.eqns
+    eqn = next(e for e in eqns if e.primitive.name == "collective")
+    (found,) = evaluate(eqn, [jnp.float32(3), *map(jnp.asarray, gates)], jnp.asarray(READING.taking_part))
+    np.testing.assert_array_equal(found, result)

@@ -1,0 +1,170 @@
+"""A worker that joins has the others' replicated state and its own initial local state, wherever the state comes from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive.graph import partition
+from adaptive.graph.trace import trace
+from adaptive.runtime.worker_state import WorkerState
+from tests.adaptive.drivers import batch_of
+
+INITIAL = {"key": jax.random.key(7), "own": jnp.arange(3.0), "shared": jnp.zeros((2, 2)), "n": jnp.int32(0)}
+PLACES = {name: i for i, name in enumerate(sorted(INITIAL))}  # of leaves
+
+
+def driver(state, batch):
+    def total(label, value):
+        operators.operator_state(label, np.full(2, 5.0), lambda old: (old + value, None))
+
+    total("of all", comm.all_reduce(batch["y"].mean()))
+    total("of worker", ad.worker().astype(float))
+    return {**state, "own": state["own"] + ad.worker().astype(float), "n": state["n"] + 1}, {}
+
+
+def held(n=3, *, check_updates=False):
+    """Return the state of `n` workers, numbered from 10 on. Each leaf holds another number on each worker."""
+    graph = trace(driver, jax.eval_shape(lambda: INITIAL), batch_of(4), capacity=n)
+    plan = partition.plan(graph, local_state=[PLACES["own"]])
+    world = SimpleNamespace(devices=jax.devices()[:1] * n, workers=range(10, 10 + n))
+    return WorkerState(plan, jax.tree.leaves(INITIAL), world, check_updates=check_updates)
+
+
+def marked(workers, by=100):
+    """Let each worker have other numbers in all leaves, which tell it apart."""
+    for i in range(len(workers.local_states)):
+        mark = by * (1 + i)
+        workers.local_states[i] = [
+            jax.random.key(mark) if name == "key" else leaf + mark
+            for name, leaf in zip(PLACES, workers.local_states[i], strict=True)
+        ]
+        workers.local_op_states[i] = [[a + mark for a in leaves] for leaves in workers.local_op_states[i]]
+    return workers
+
+
+def numbers(workers, i):
+    """Return by how much each leaf of a worker is more than in the beginning; of a key, its number."""
+    found = {}
+    for name, leaf in zip(PLACES, workers.states[i], strict=True):
+        if name == "key":
+            found[name] = int(jax.random.key_data(leaf)[1])
+        else:
+            (found[name],) = np.unique(np.asarray(leaf) - np.asarray(INITIAL[name])).tolist()
+    for name, (leaf,) in zip(("of all", "of worker"), workers.op_states[i], strict=True):
+        (found[name],) = np.unique(np.asarray(leaf) - 5).tolist()
+    return found
+
+
+BEGUN = {"key": 7, "n": 0, "own": 0, "shared": 0, "of all": 0, "of worker": 0}
+
+
+def of(worker, *, local=0, by=100):
+    mark = by * (1 + worker)
+    return {**dict.fromkeys(BEGUN, mark), "own": local, "of worker": local}
+
+
+def test_all_workers_begin_alike_in_memory_of_their_own():
+    given = jax.tree.leaves(INITIAL)
+    workers = held()
+    assert [numbers(workers, i) for i in range(3)] == [BEGUN] * 3
+    leaves = [leaf for state in workers.states for leaf in state if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+    places = [leaf.unsafe_buffer_pointer() for leaf in (*leaves, given[PLACES["own"]], given[PLACES["shared"]])]
+    assert len(set(places)) == len(places)
+
+
+def test_a_worker_that_joins_has_what_a_member_has_and_local_state_of_its_own():
+    workers = marked(held())
+    workers.change_members([1], [])
+    assert workers.some_present == 1
+    workers.change_members([1, 2], [2])
+    assert numbers(workers, 2) == of(1)
+    assert numbers(workers, 1) == of(1, local=200)
+    assert workers.present == [1, 2]
+    workers.change_members([0, 1, 2], [0])
+    assert numbers(workers, 0) == of(1)
+
+
+def test_a_process_in_reserve_has_no_member():
+    workers = marked(held())
+    workers.change_members([], [])
+    assert workers.some_present == 0
+    assert numbers(workers, 0) == of(0, local=100)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_process_that_joins_adopts_what_another_exports(in_place):
+    giver, taker = marked(held(2)), marked(held(3), by=1000)
+    giver.change_members([1], [])
+    exported = giver.export()
+    assert all(isinstance(array, np.ndarray) and array.flags.c_contiguous for array in exported)
+    if in_place:
+        arrays = taker.receive_buffers()
+        assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in exported]
+        for buffer, array in zip(arrays, exported, strict=True):
+            np.copyto(buffer, array)
+    taker.adopt(arrays if in_place else exported)
+    assert [numbers(taker, i) for i in range(3)] == [of(1)] * 3
+    views = [np.array(view) for view in giver.views()]
+    jax.tree.map(np.testing.assert_array_equal, views, exported)
+
+
+def test_local_state_is_taken_over_from_a_lost_worker():
+    giver, taker = marked(held(2)), marked(held(2), by=1000)
+    vectors = [np.frombuffer(view.tobytes(), np.uint8) for view in giver.local_views(1)]
+    taker.adopt_local(0, vectors)
+    assert numbers(taker, 0) == of(0, local=200, by=1000)
+    assert numbers(taker, 1) == of(1, local=2000, by=1000)
+    assert taker.has_local
+
+
+def test_a_replicated_operator_state_is_set_on_all_workers():
+    workers = marked(held(2))
+    workers.change_members([1], [])
+    assert workers.op_state(0).tolist() == [205, 205]
+    workers.set_op_state(0, np.full(2, 9.0, np.float32))
+    assert workers.op_state(0).tolist() == [9, 9]
+    assert [numbers(workers, i)["of worker"] for i in range(2)] == [100, 200]
+    assert [numbers(workers, i)["of all"] for i in range(2)] == [4, 4]
+
+
+def test_state_that_something_else_holds_is_fetched_before_it_is_read_and_dropped_if_it_is_replaced():
+    class Holder:
+        def __init__(self):
+            self.fetched = self.dropped = 0
+
+        def give_back(self, states, op_states):
+            self.fetched += 1
+            states[0][PLACES["n"]] = jnp.int32(41 + self.fetched)
+
+        def forget(self):
+            self.dropped += 1
+
+    workers = held(1)
+    workers.held_by = holder = Holder()
+    assert numbers(workers, 0)["n"] == 42  # of the first look
+    assert workers.op_states is workers.local_op_states
+    workers.replace([[*workers.local_states[0]]], workers.local_op_states)
+    assert (holder.fetched, holder.dropped) == (3, 1)
+
+
+def test_nans_of_a_state_from_elsewhere_are_taken_as_intended():
+    for bring in (
+        lambda w: w.replace(
+            [[leaf * jnp.nan if leaf.dtype == np.float32 else leaf for leaf in w.states[0]]], w.op_states
+        ),
+        lambda w: w.adopt([a * np.float32("nan") if a.dtype == np.float32 else a for a in w.export()]),
+        lambda w: w.adopt_local(0, [np.full(v.shape, np.nan, v.dtype).view(np.uint8) for v in w.local_views(0)]),
+    ):
+        workers = held(1, check_updates=True)
+        assert workers.update_nans.none_flagged()
+        bring(workers)
+        assert not workers.update_nans.none_flagged()  # they are looked at, and found to be known
+        assert not workers.made_nans()
