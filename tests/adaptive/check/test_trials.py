@@ -101,7 +101,8 @@ def test_examples_change_places_within_their_microbatch_only():
     assert not np.array_equal(again["x"], batch["x"])
 
 
-def test_one_reduction_is_replaced_by_its_value_of_another_trial():
+@pytest.mark.parametrize("their_weight", [1.0, 3.0, 5.0])
+def test_one_reduction_is_replaced_by_its_value_of_another_trial(their_weight):
     weights = [variable((), "f") for _ in range(2)]
     kinds = [("mean", weights[0], (2,)), ("mean", weights[1], (3,)), ("sum", None, ()), ("max", None, (2,))]
     layout = lay_out(
@@ -118,7 +119,7 @@ def test_one_reduction_is_replaced_by_its_value_of_another_trial():
         given = [jnp.float32(weight), jnp.float32(2 * weight), None, None]
         return [np.asarray(p) for p in pack(layout, values, given, worker=jnp.int32(0), first=jnp.float32(1))]
 
-    here, there = trial(1.0, 3.0), trial(10.0, 5.0)
+    here, there = trial(1.0, 3.0), trial(10.0, their_weight)
     runner = SimpleNamespace(_trial=SimpleNamespace(layouts=[None, layout]))
     want = [np.asarray(v) for v in unpack(layout, here, range(4), worker=0)]
     for i in range(4):

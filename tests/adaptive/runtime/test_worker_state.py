@@ -1,4 +1,4 @@
-"""A worker that joins has the others' replicated state and its own initial local state, wherever the state comes from."""
+"""A worker that joins has the others' replicated state, and initial local state of its own."""
 
 from __future__ import annotations
 
@@ -153,6 +153,10 @@ def test_state_that_something_else_holds_is_fetched_before_it_is_read_and_droppe
     assert workers.op_states is workers.local_op_states
     workers.replace([[*workers.local_states[0]]], workers.local_op_states)
     assert (holder.fetched, holder.dropped) == (3, 1)
+
+
+def spoilt(leaf):
+    return leaf * np.float32("nan") if leaf.dtype == np.float32 else leaf
 
 
 def test_nans_of_a_state_from_elsewhere_are_taken_as_intended():
