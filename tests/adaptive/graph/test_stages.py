@@ -18,7 +18,7 @@ from adaptive.operators.sources import read
 from tests.adaptive.drivers import FEATURES, planner
 from tests.adaptive.graph.test_partition import SECONDS
 
-LAYERS, WIDTH = 4, 8
+LAYERS, WIDTH = 4, FEATURES
 STATE = {"in": jnp.ones((FEATURES, WIDTH)), "layers": [jnp.eye(WIDTH)] * LAYERS, "out": jnp.ones(WIDTH)}
 BATCH = {"x": np.arange(4 * FEATURES, dtype=np.float32).reshape(4, FEATURES), "y": np.ones(4, np.float32)}
 
