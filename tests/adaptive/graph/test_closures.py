@@ -91,6 +91,57 @@ def test_a_cycle_is_walked_once():
     assert compared(ring(1), ring(2)) == [("made[0], which <lambda>() closes over", True)]
 
 
+def test_long_sequences_are_compared_part_by_part_if_their_parts_have_no_equality():
+    def rows(last):
+        return [*(np.arange(2) for _ in range(1100)), np.array([7, last])]
+
+    assert compared(rows(1), rows(1)) == []
+    assert compared(rows(1), rows(2)) == [("made[1100], which <lambda>() closes over", True)]
+    assert compared([0] * 1100, [*[0] * 1099, 1]) == [("made[1099], which <lambda>() closes over", True)]
+
+
+class Unequal:
+    """An object without parts that can be read, and whose comparison fails."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("cannot be read")
+
+    def __eq__(self, other):
+        raise TypeError("cannot be compared")
+
+    __hash__ = None
+
+
+class Always(Unequal):
+    """The same, equal to every other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def test_objects_without_parts_are_compared_by_their_equality_and_otherwise_not():
+    assert compared(Always(), Always()) == []
+    assert compared(Unequal(), Unequal()) == [("made, which <lambda>() closes over", False)]
+    assert compared(Always(), Unequal()) == [("made, which <lambda>() closes over", True)]  # of other types
+
+
+def test_an_object_that_can_be_read_after_one_trace_alone_differs():
+    kept = {"now": [1, 2]}
+    before = Record([closing_over(kept)])
+    kept["now"] = 3
+    found = differences(before, Record([closing_over(kept)]))
+    assert found == [("made['now'], which <lambda>() closes over", True)]
+    again = Record([closing_over(kept)])
+    kept["now"] = [1, 2]
+    assert differences(again, Record([closing_over(kept)])) == found
+
+
 def test_an_object_that_outlives_a_trace_differs_where_it_was_written_to():
     kept = {"n": 1, "table": np.zeros(4)}
     before = Record([closing_over(kept)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax.extend.core import Literal, Var
 from adaptive.graph.plan import Contribution, Scope
 from adaptive.operators.collectives import Collective
 from adaptive.runtime import message as _message
-from adaptive.runtime.message import accumulate, lay_out, pack, unpack
+from adaptive.runtime.message import accumulate, lay_out, lay_out_all, pack, unpack
 from collectives._all_gather import Gather
 from collectives._broadcast import Broadcast
 from collectives._reduce import Reduce
@@ -348,3 +349,23 @@ def test_only_requested_values_are_unpacked():
     values = [jnp.array([1.0, 2.0]), jnp.float32(3), jnp.int32(4)]
     parts = pack(layout.layout, values, [None, jnp.float32(2), None], worker=jnp.int32(0), first=jnp.float32(1))
     assert [float(x) for x in unpack(layout.layout, parts, [2, 1], worker=0)] == [4.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "statuses"),
+    [
+        ([(True, None), (True, None)], [0, STATUS]),
+        ([(True, None), (True, 0)], [STATUS, 0]),
+        ([(True, None), (False, None)], [STATUS, 0]),
+        ([(True, 0), (False, None)], [0, 0]),
+        ([], []),
+    ],
+)
+def test_the_status_is_in_the_last_message_that_every_step_sends(messages, statuses):
+    sent = [
+        SimpleNamespace(contributions=contributions([Leaf("float32", (3,), op="sum")], 2), travels=travels, gate=gate)
+        for travels, gate in messages
+    ]
+    layouts = lay_out_all(sent, capacity=2, status=STATUS)
+    assert [layout.status for layout in layouts] == statuses
+    assert [layout.parts[0].shape for layout in layouts] == [(3 + n,) for n in statuses]

@@ -54,3 +54,37 @@ def test_only_rank_0_fills_the_rows_of_slots_of_no_process(layout):
     parts = [sent_by(layout, 1)]
     assert on_process(layout, 1, unowned=(2, 3)).with_gaps(0, parts) is parts
     assert on_process(layout, 0, unowned=()).with_gaps(0, parts) is parts
+
+
+def test_each_worker_of_a_process_has_neutral_parts_of_its_own(layout):
+    """Of all messages of a level, in their order, and zeros in place of a kernel's outputs. Made once."""
+    output = SimpleNamespace(aval=jax.core.ShapedArray((2,), np.dtype(np.int32)))
+    plan = SimpleNamespace(
+        sent_at=lambda level: ((0,), (1, 2))[level], microbatches={0: SimpleNamespace(outputs=[output])}
+    )
+    world = SimpleNamespace(devices=jax.devices()[:1] * 3, workers=range(1, 4))
+    alone = lay_out(contributions(LEAVES[:1], 4), capacity=4, status=2)
+    neutral = NeutralContributions(plan, [layout, layout, alone], world)
+    for local_index in range(3):
+        found = neutral.parts(1, local_index)
+        assert found is neutral.parts(1, local_index)
+        expected = [part for each in (layout, alone) for part in neutral_parts(each, 1 + local_index)]
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        rows = unpack(alone, found[len(layout.parts) :], [0], worker=0)[0]
+        assert np.flatnonzero(np.isnan(rows)).tolist() == [1 + local_index]
+        jax.tree.map(np.testing.assert_array_equal, neutral.parts(0, local_index), expected[: len(layout.parts)])
+        (zeros,) = neutral.outputs(0, local_index)
+        assert (zeros.tolist(), zeros.dtype) == ([0, 0], np.int32)
+        assert neutral.outputs(0, local_index)[0] is zeros
+
+
+def test_rows_of_gaps_are_those_of_the_slots_that_are_free_now(layout):
+    world = SimpleNamespace(devices=jax.devices()[:1], workers=range(1), unowned_slots=(3,), rank=0)
+    neutral = NeutralContributions(None, [layout], world)
+    sent = [sent_by(layout, 0), sent_by(layout, 1)]
+    for free in ((3,), (2, 3), (2,)):
+        world.unowned_slots = free
+        first, other = neutral.with_gaps(0, sent)
+        rows = unpack(layout, first, [0], worker=0)[0]
+        assert np.flatnonzero(np.isnan(rows)).tolist() == list(free)
+        assert other is sent[1]

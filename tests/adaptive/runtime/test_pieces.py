@@ -31,6 +31,7 @@ class Steady:
 
     def compute(self, sizes, part, vectors, leaves, packed, done):
         assert vectors == (part, len(sizes))
+        assert done == len(packed)
         assert part.examples == sum(sizes) == len(leaves)
         assert (part.step, part.batch_size) == (READING.step, READING.batch_size)
         self.runs.append(sizes)

@@ -13,6 +13,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.graph import partition
+from adaptive.graph.flow import Scope
 from adaptive.graph.trace import trace
 from adaptive.runtime.worker_state import WorkerState
 from tests.adaptive.drivers import batch_of
@@ -125,6 +126,12 @@ def test_local_state_is_taken_over_from_a_lost_worker():
     assert taker.has_local
 
 
+@pytest.mark.parametrize(("state", "op_state"), [([], Scope.ALL), ([0], Scope.ALL), ([], Scope.WORKER)])
+def test_local_state_is_that_of_the_driver_or_of_an_operator(state, op_state):
+    plan = SimpleNamespace(local_state=frozenset(state), op_states=[SimpleNamespace(scope=op_state)])
+    assert WorkerState.has_local.fget(SimpleNamespace(_plan=plan)) == (bool(state) or op_state is Scope.WORKER)
+
+
 def test_a_replicated_operator_state_is_set_on_all_workers():
     workers = marked(held(2))
     workers.change_members([1], [])
@@ -172,3 +179,25 @@ def test_nans_of_a_state_from_elsewhere_are_taken_as_intended():
         bring(workers)
         assert not workers.update_nans.none_flagged()  # they are looked at, and found to be known
         assert not workers.made_nans()
+
+
+def test_a_nan_is_new_on_a_worker_that_has_joined_and_known_where_it_was_before():
+    own = PLACES["own"]
+    workers = held(2, check_updates=True)
+    given = [[*state] for state in workers.states]
+    given[1][own] = spoilt(given[1][own])
+    workers.replace(given, workers.op_states)
+    flag = np.ones(len(workers.update_nans.leaves) + len(workers.update_nans.carriers), bool)
+
+    def after_an_update():
+        workers.update_nans.committed([flag] * len(workers.present))
+        return workers.made_nans()
+
+    assert not after_an_update()
+    workers.change_members([1], [])
+    assert not after_an_update()
+    workers.change_members([0, 1], [0])
+    assert not after_an_update()
+    workers.local_states[0][own] = spoilt(workers.local_states[0][own])
+    assert after_an_update() == ((), {10: (own,)})
+    assert not held(1).made_nans()  # nothing is checked
