@@ -1,0 +1,114 @@
+"""A function whose result for a batch is neither a mean nor a sum over its examples is refused before it misleads."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+from adaptive.check.means import MeanCheck
+
+ROWS = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+W = jnp.array([0.3, -0.2, 0.1])
+
+
+def checked(fn, op="mean", *, sizes=(64, 16), names=("loss",), state=W, check=None, rows=ROWS):
+    (check or MeanCheck())(fn, state, lambda indices: rows[indices], sizes, names, op)
+
+
+def squares(w, batch):
+    return (batch @ w - 1) ** 2
+
+
+def per_token(w, batch):
+    there = batch[:, 0] > 0
+    return jnp.where(there, squares(w, batch), 0.0).sum() / jnp.maximum(there.sum().astype(float), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "op"),
+    [
+        (lambda w, b: squares(w, b).mean(), "mean"),
+        (lambda w, b: squares(w, b).sum(), "sum"),
+        (lambda w, b: (3.0 + squares(w, b).mean()) * 1e6, "mean"),
+        (lambda w, b: b.astype(jnp.bfloat16).mean().astype(jnp.float32), "mean"),
+        (lambda w, b: (squares(w, b) > 0.5).mean(), "mean"),
+        (lambda w, b: (b[:, 0] > 0).sum(), "sum"),
+        (lambda w, b: jnp.exp(1j * b[:, 0].astype(jnp.complex64)).mean(), "mean"),
+    ],
+)
+def test_means_and_sums_pass(fn, op):
+    checked(fn, op)
+
+
+@pytest.mark.parametrize(
+    ("fn", "op"),
+    [
+        (lambda w, b: squares(w, b).sum(), "mean"),
+        (lambda w, b: squares(w, b).mean(), "sum"),
+        (lambda w, b: jnp.exp(squares(w, b).mean()), "mean"),
+        (lambda w, b: squares(w, b).max(), "mean"),
+        (lambda w, b: jnp.sqrt(squares(w, b).mean()), "mean"),
+        (lambda w, b: squares(w, b).sum() / 8, "mean"),
+        (per_token, "mean"),
+        (lambda w, b: squares(w, b).mean() + 1e-3 * squares(w, b).max(), "mean"),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(64, 16), (64, 2), (5, 16), (3, 3)])
+def test_others_are_refused(fn, op, sizes):
+    if fn is per_token and sizes[1] < 16:
+        pytest.skip("of so few examples the first ones may all count")
+    with pytest.raises(ad.DriverError, match=rf"evaluate: loss is no {op} over the batch's examples: \d examples"):
+        checked(fn, op, sizes=sizes)
+
+
+def test_the_values_are_named():
+    with pytest.raises(ad.DriverError) as caught:
+        checked(lambda w, b: b[:, 0].sum(), rows=np.ones((64, 3), np.float32) * np.arange(1, 65)[:, None])
+    assert "8 examples give 36; the first 3 give 6 and the other 5 give 30, of which the mean is 21." in str(
+        caught.value
+    )
+
+
+def test_leaves_that_are_merged_in_another_way_are_left_out():
+    def fn(w, b):
+        return squares(w, b).max(), squares(w, b).mean()
+
+    checked(fn, names=(None, "loss"))
+    with pytest.raises(ad.DriverError, match="evaluate: most"):
+        checked(fn, names=("most", None))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda w, b: jax.random.normal(jax.random.key(0), b.shape).max(),
+        lambda w, b: jax.pure_callback(np.max, jax.ShapeDtypeStruct((), np.float32), b),
+        lambda w, b: squares(w, b.reshape(16, 3)).max(),
+        lambda w, b: squares(w, b).max() / 0.0,
+    ],
+    ids=["random numbers", "the host", "one size", "not finite"],
+)
+def test_where_nothing_can_be_compared_nothing_is_refused(fn):
+    checked(fn)
+    checked(lambda w, b: squares(w, b).max(), sizes=(64, 1))
+
+
+def test_a_function_is_looked_at_until_its_parts_differ_and_at_most_three_times():
+    def fn(w, b):
+        return (b @ w).max()
+
+    same, other = jnp.zeros(3), W
+    check = MeanCheck()
+    for _ in range(2):
+        checked(fn, state=same, check=check)
+    with pytest.raises(ad.DriverError, match="is no mean"):
+        checked(fn, state=other, check=check)
+    check = MeanCheck()
+    for state in (same, same, same, other):
+        checked(fn, state=state, check=check)
+    check = MeanCheck()
+    checked(lambda w, b: (b @ w).mean(), check=check)
+    assert len(check._looks) == 1
