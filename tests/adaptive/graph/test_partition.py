@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
@@ -174,6 +175,87 @@ def test_collectives_with_one_condition_travel_in_one_message():
         return state + sum(means), {}
 
     assert [len(m) for m in planned(driver, 0.0, local_state=[0]).messages] == [2]
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+def noted(value, *, ordered=False):
+    io_callback(lambda _: None, None, value, ordered=ordered)
+
+
+def effects_of(plan):
+    segments = [*plan.prologues.values(), *plan.microbatches.values(), plan.final]
+    return {(s.kind, s.level): n for s in segments if (n := sum("callback" in e.primitive.name for e in s.eqns))}
+
+
+def test_each_effect_and_question_to_the_host_is_in_the_first_segment_that_knows_its_operands():
+    def driver(state, batch):
+        noted(state)
+        noted(batch["y"])
+        mean = comm.all_reduce(batch["y"].mean())
+        asked = ad.replicated(jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), jnp.float32), state))
+        noted(mean)
+        second = comm.all_reduce((batch["y"] * mean * asked).max(), op="max")
+        noted(batch["y"] - mean)
+        return state + second + asked, {"asked": 2 * asked}
+
+    plan = planned(driver, 0.0)
+    once, each = "prologue", "microbatch"
+    assert effects_of(plan) == {(once, 0): 2, (each, 0): 1, (once, 1): 1, (each, 1): 1}
+    assert len(origins(plan.final, "prologue")) == 1  # asked once, and kept
+
+
+@pytest.mark.parametrize(
+    ("kinds", "in_order"),
+    [
+        (("state", "batch"), True),
+        (("state", "state"), True),
+        (("batch", "batch"), True),
+        (("batch", "mean"), True),
+        (("state", "batch", "mean"), True),
+        (("batch", "state"), False),
+        (("mean", "state"), False),
+        (("mean", "batch"), False),
+    ],
+)
+def test_ordered_effects_that_would_run_in_another_order_are_refused(kinds, in_order):
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        values = {"state": state, "batch": batch["y"], "mean": mean}
+        noted(state[None])  # those without an order do not matter
+        for kind in kinds:
+            noted(values[kind], ordered=True)
+        noted(state[None])
+        return state + mean, {}
+
+    if in_order:
+        assert sum(effects_of(planned(driver, 0.0)).values()) == len(kinds) + 2
+    else:
+        with pytest.raises(ad.DriverError, match="would run before an earlier one") as caught:
+            planned(driver, 0.0)
+        assert "io_callback" in pointed_at(caught.value)[0]
+
+
+def test_what_is_computed_once_a_step_must_be_the_same_for_every_size():
+    def driver(state, batch):
+        first = comm.all_reduce(grad(state, batch))
+        moved = state + first
+        residuals = batch["x"] @ moved - batch["y"]
+        second = comm.all_reduce(residuals.mean())
+        seconds = comm.all_reduce(read(SECONDS) * second, op="max")
+        return moved - second, {"seconds": seconds}
+
+    plan = planned(driver, W)
+    (kept,) = plan.prologues[1].outputs
+    fixed = set(plan.fixed)
+    assert kept in fixed
+    assert set(plan.final_outputs) <= fixed
+    sent = {c.value for m in plan.messages for c in m if c.scope < Scope.MICROBATCH}
+    assert sent
+    assert sent <= fixed
+    assert fixed.isdisjoint(v for s in plan.microbatches.values() for v in s.outputs)
+    assert fixed.isdisjoint(c.value for m in plan.messages for c in m if c.scope == Scope.MICROBATCH)
 
 
 # --- two messages -----------------------------------------------------------------------------------------------------
