@@ -234,6 +234,40 @@ def test_state_may_be_local_if_declared():
     assert not plan.splittable
 
 
+VALUES = {
+    "known": lambda s, b: 2 * s,
+    "reduced": lambda s, b: comm.all_reduce(b["y"].mean()),
+    "measured": lambda s, b: read(SECONDS),
+    "examples": lambda s, b: b["y"].mean(),
+    "sometimes": lambda s, b: comm.all_reduce(b["y"].mean(), when=ad.step() == 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("claim", "holds", "says"),
+    [
+        ("local", {"measured", "examples", "sometimes"}, "already averaged, or otherwise replicated"),
+        ("reduced", {"known", "reduced"}, "its argument can differ between them"),
+        ("before", {"known"}, "known before the step|can differ between them"),
+        ("replicated", {"known", "reduced", "measured", "sometimes"}, "It differs between microbatches"),
+    ],
+)
+@pytest.mark.parametrize("value", VALUES)
+def test_a_claim_holds_or_is_refused_with_its_line(claim, holds, says, value):
+    def driver(state, batch):
+        assert_scope(claim, VALUES[value](state, batch), "mine")
+        return state + 1, {}
+
+    if value in holds:
+        planned(driver, 0.0)
+    else:
+        with pytest.raises((ad.CollectiveError, ad.ReplicationError), match=says) as error:
+            planned(driver, 0.0)
+        assert "assert_scope" in pointed_at(error.value)[0]
+    if (claim, value) == ("before", "reduced"):
+        assert "depends on a reduction of the same step" in str(error.value)
+
+
 ONE = jax.ShapeDtypeStruct((), jnp.float32)
 
 

@@ -58,6 +58,10 @@ def computed(eqns, env):
     return value
 
 
+def heavy(segment):
+    return sum(eqn.primitive.name in ("dot_general", "tanh") for eqn in segment.eqns)
+
+
 @pytest.mark.parametrize("most", [2, 3, 5, 50])
 def test_stages_compute_what_the_segment_does(most):
     whole, plan = in_stages(most)
@@ -83,6 +87,7 @@ def test_stages_compute_what_the_segment_does(most):
     assert [stage.kept for stage in stages] == [stages[0].kept] * len(stages)
     for found, atom in zip(kept, segment.outputs, strict=True):
         np.testing.assert_array_equal(found, plain(atom))
+    assert sum(heavy(stage.segment) for stage in stages) == heavy(segment)  # nothing expensive is computed twice
     everything = [n for stage in stages for n in stage.messages]
     assert sorted(everything) == list(plan.sent_at(0))
     assert plan.sent_by_stage(0) == tuple(stage.messages for stage in stages)
