@@ -68,13 +68,13 @@ def test_a_value_is_noisy_if_rounding_moves_it_by_more_than_three_percent():
 HALF = float(jnp.finfo(jnp.bfloat16).eps)
 
 
-def precisions_of(value, width=None):
+def precisions_of(value, width=None, *, op="mean", state=0.0):
     """Return the precisions of a mean of what is computed from a batch, and of the state that follows it."""
 
     def driver(state, batch):
-        return state - comm.all_reduce(value(batch)), {"steps": ad.step()}
+        return state - comm.all_reduce(value(batch), op=op), {"steps": ad.step()}
 
-    planner = drivers.planner(driver, 0.0)
+    planner = drivers.planner(driver, state)
     own = planner.begin(4)
     if width is None:
         plan = own
@@ -92,6 +92,7 @@ def halves(batch):
 def test_a_tolerance_goes_by_the_drivers_precision_and_measured_errors_by_that_of_the_trials():
     """At most by single precision, since half a value's digits would hide any difference."""
     assert precisions_of(lambda b: b["y"].mean()) == ((EPS, EPS), [(EPS, EPS), (0.0, 0.0)])
+    assert precisions_of(lambda b: (b["y"] > 0).sum(), op="sum", state=0) == ((0.0, 0.0), [(0.0, 0.0)] * 2)
     assert precisions_of(halves) == ((HALF, HALF), [(HALF, HALF), (0.0, 0.0)])
     assert precisions_of(halves, Width(SINGLE)) == ((EPS, EPS), [(EPS, EPS), (0.0, 0.0)])
     double = float(np.finfo(np.float64).eps)

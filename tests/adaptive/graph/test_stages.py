@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.extend.core import Literal
 
 import adaptive as ad
@@ -31,10 +32,14 @@ def loss_of(params, batch):
 
 
 def training(state, batch):
-    """Besides the gradients, sends a loss, a measurement, a square of the gradients, and what stays on its worker."""
+    """Besides the gradients, sends a loss, a measurement, a square of the gradients, and what stays on its worker.
+
+    The host is shown the gradient that is known last.
+    """
     loss, grads = jax.value_and_grad(loss_of)(state, batch)
     square = sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))
     own = comm.local_mean(loss)
+    io_callback(lambda _: None, None, grads["in"])
     sent = comm.all_reduce({"grads": grads, "square": square, "loss": loss})
     centered = comm.all_reduce((loss * batch["y"] - sent["loss"]).max() + comm.all_reduce(own), op="max")
     new = jax.tree.map(lambda w, g: w - 0.1 * g, state, sent["grads"])
