@@ -86,7 +86,7 @@ def test_values_of_data_are_those_of_examples_and_of_state_of_one_worker(value, 
     assert sent(value, local_state).of_data == of_data
 
 
-def test_operator_states_are_told_apart():
+def test_operator_states_are_distinguished():
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
         one, other = mon.ema(mean), mon.ema(2 * mean)

@@ -196,18 +196,18 @@ def test_a_hook_may_read_all_that_is_replicated():
         (lambda s, b: comm.all_gather(op_state("ema", read(SECONDS))), set()),
     ],
 )
-def test_a_handler_is_told_what_its_values_are_measured_by(value, sources):
+def test_a_handler_knows_what_its_values_are_measured_by(value, sources):
     class Asking(Recorder):
         def check(self, values, n_workers):
-            told.append((values, n_workers))
+            known.append((values, n_workers))
 
     def driver(state, batch):
         operators.hook("adapt", Asking(), (value(state, batch), {"n": ad.global_batch()}))
         return state, {}
 
-    told = []
+    known = []
     planned(driver, 0.0, workers=2)
-    (((measured, others), n_workers),) = told
+    (((measured, others), n_workers),) = known
     assert (measured.shape, measured.dtype, measured.sources) == ((2,), np.float32, sources)
     assert (others["n"].shape, others["n"].dtype, others["n"].sources) == ((), np.int32, {"global_batch"})
     assert n_workers == 2

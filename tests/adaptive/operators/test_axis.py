@@ -186,6 +186,7 @@ def test_replicated_values_are_not_sent():
     [
         (lambda x: jax.lax.psum(x, "workers"), "jax.lax.psum over 'workers' (test_axis.py:"),
         (lambda x: jax.lax.psum(x, "workers") / 2, 'comm.all_reduce(x, op="sum")'),
+        (lambda x: jax.lax.psum(jnp.sin(x / 4096), "workers"), "jax.lax.psum over 'workers' (test_axis.py:"),
         (lambda x: jax.lax.pmax(x, "workers"), "jax.lax.pmax over 'workers' (test_axis.py:"),
         (lambda x: x * jax.lax.axis_index("workers").astype(x.dtype), "ad.worker()"),
         (lambda x: jax.lax.pmean(x, "workers", axis_index_groups=[range(4096)]), "jax.lax.psum over 'workers'"),
@@ -197,7 +198,18 @@ def test_replicated_values_are_not_sent():
             "jax.lax.psum over 'workers' (test_axis.py:",
         ),
     ],
-    ids=["psum", "divided", "pmax", "axis_index", "groups", "all_gather", "scan", "checkpoint", "two axes"],
+    ids=[
+        "psum",
+        "divided",
+        "of a quotient",
+        "pmax",
+        "axis_index",
+        "groups",
+        "all_gather",
+        "scan",
+        "checkpoint",
+        "two axes",
+    ],
 )
 def test_collectives_other_than_means_are_refused(call, says):
     with pytest.raises(ad.CollectiveError) as caught:

@@ -18,7 +18,7 @@ PIECES += [Piece(36, (1,), lambda: BATCHES[36])]
 
 
 class Steady:
-    """Stands in for a `SteadyStep`: packs the numbers of the examples, and the place of each that a kernel is told."""
+    """Stands in for a `SteadyStep`: packs the numbers of the examples, and the place of each that a kernel receives."""
 
     def __init__(self, computed=None, *, same_state=True):
         self.computed, self.ahead, self._same, self.runs = computed, None, same_state, []
