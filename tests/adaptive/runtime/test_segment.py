@@ -1,4 +1,4 @@
-"""Sources are at their places in the vectors that segments receive, for a worker's step and for each microbatch."""
+"""Segments as functions, and the places of sources in the vectors that they receive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import adaptive as ad
 import collectives as comm
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading, Source, read
-from adaptive.runtime.segment import Feed, evaluate
+from adaptive.runtime.message import accumulate, lay_out_all
+from adaptive.runtime.segment import Feed, evaluate, segment_function
 from tests.adaptive.drivers import planned
 
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -90,3 +91,39 @@ def test_a_collective_of_replicated_values_counts_the_workers_that_take_part(col
     eqn = next(e for e in eqns if e.primitive.name == "collective")
     (found,) = evaluate(eqn, [jnp.float32(3), *map(jnp.asarray, gates)], jnp.asarray(READING.taking_part))
     np.testing.assert_array_equal(found, result)
+
+
+def test_segments_of_two_workers_compute_a_step():
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())
+        rows = comm.all_gather(ad.worker())
+        counted = comm.all_reduce(read(SECONDS), op="sum")
+        return {"a": state["a"] - mean, "b": state["b"] * state["a"]}, {"rows": rows, "counted": counted}
+
+    plan = planned(driver, {"a": 0.0, "b": 0.0}, examples=2, workers=2)
+    feed, layouts = Feed.of(plan), lay_out_all(plan.messages, capacity=2, status=0)
+    segment, final = plan.microbatches[0], plan.final
+    call = segment_function(segment, segment.outputs, feed, layouts, layouts)
+    update = segment_function(final, plan.final_outputs, feed, layouts, [])
+    state, given = [np.float32(10), np.float32(3)], {"const": [], "prologue": [], "microbatch": [], "op_state": []}
+    sent = []
+    for worker, sizes in enumerate([(2, 2), (2,)]):
+        reading = READING._replace(worker=worker, taking_part=np.ones(2, bool), compute_seconds=1.0 + worker)
+        vectors, start, parts = feed.measure_step(reading, len(sizes)), 0, None
+        for size in sizes:
+            floats, ints = feed.for_microbatch(vectors, reading, start, size)
+            inputs = {"x": np.zeros((size, 3), np.float32), "y": np.arange(size, dtype=np.float32) + start + 4 * worker}
+            batch = [list(inputs.values())[i] for i in segment.reads("batch")]
+            of_state = [state[i] for i in segment.reads("state")]
+            out = call({**given, "state": of_state, "batch": batch, "message": [], "floats": floats, "ints": ints})
+            ops = [op for layout in layouts for op in layout.ops]
+            parts = out["parts"] if parts is None else accumulate(ops, parts, out["parts"])
+            start += size
+        sent.append(parts)
+    arrived = accumulate(ops, *sent)
+    floats, ints = vectors
+    of_state = [state[i] for i in final.reads("state")]
+    found = update({**given, "state": of_state, "batch": [], "message": [arrived], "floats": floats, "ints": ints})
+    expected = [10 - np.mean([0, 1, 2, 3, 4, 5]), 30.0, 3.0, [0, 1]]  # the seconds are counted once for each worker
+    for value, wanted in zip(found["outputs"], expected, strict=True):
+        np.testing.assert_allclose(value, wanted)
