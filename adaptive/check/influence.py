@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
@@ -159,25 +159,39 @@ def eps_of(aval: Any) -> float:
 
 def eps_of_dtype(dtype: Any) -> float:
     """Return the machine epsilon of a dtype; 0 if it is not floating point."""
-    return float(jax.numpy.finfo(dtype).eps) if jax.numpy.issubdtype(dtype, np.inexact) else 0.0
+    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, np.inexact) else 0.0
 
 
 def steps_named(plan: Plan, source: str) -> list[int]:
     """Return the integers that a driver compares or combines a source with: `ad.step() > 500` gives 500."""
     follows: set[Var] = set()
     named: set[int] = set()
-    consts = plan.graph.consts
+    # Of constants, and of what is computed from constants alone: `jnp.remainder` selects and converts its divisor.
+    numbers = {var: _whole(value) for var, value in plan.graph.consts.items()}
     for eqn in plan.graph.eqns:
         if eqn.primitive is source_p:
             follows.update(eqn.outvars if eqn.params["source"].name == source else ())
-        elif eqn.primitive is not collective_p and any(isinstance(a, Var) and a in follows for a in eqn.invars):
+            continue
+        if eqn.primitive is collective_p:
+            continue
+        of_inputs = [numbers.get(a) if isinstance(a, Var) else _whole(a.val) for a in eqn.invars]
+        known = set().union(*(found for found in of_inputs if found))
+        if any(isinstance(a, Var) and a in follows for a in eqn.invars):
             follows.update(v for v in eqn.outvars if getattr(v.aval, "shape", None) == ())
-            values = [consts.get(a) if isinstance(a, Var) else a.val for a in eqn.invars]
-            found = [np.asarray(v) for v in values if v is not None and np.size(v) == 1 and _is_number(v)]
-            named.update(int(v.reshape(())) for v in found if np.isfinite(v).all() and abs(v.reshape(())) < 2**31 - 2)
+            named.update(known)
+        elif None not in of_inputs:
+            numbers.update(dict.fromkeys(eqn.outvars, known))
     return sorted(n for n in named if n > 1)
+
+
+def _whole(value: Any) -> set[int]:
+    """Return the whole part of a constant with a single number, in a set; an empty set for any other constant."""
+    if np.size(value) != 1 or not _is_number(value):
+        return set()
+    number = np.asarray(value).reshape(())
+    return {int(number)} if np.isfinite(number) and abs(number) < 2**31 - 2 else set()
 
 
 def _is_number(value: Any) -> bool:
     dtype: Any = getattr(value, "dtype", np.asarray(value).dtype)
-    return jax.numpy.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.integer)
+    return jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer)

@@ -67,7 +67,8 @@ class Relevance:
 
     def _op_state_is_read(self, output: Output) -> bool:
         bit = 1 << output.number
-        return any(self._influence.of(o.atom).op_states & bit for o in self._outputs if o != output)
+        others = [o for o in self._outputs if (o.kind, o.number) != (output.kind, output.number)]
+        return any(self._influence.of(o.atom).op_states & bit for o in others)
 
     @cached_property
     def _op_states_of_state(self) -> int:

@@ -8,7 +8,7 @@ from an ordinary key and the position of the microbatch's first example in the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from adaptive.base.errors import CollectiveError
+from adaptive.base.jaxprs import nested
 from adaptive.base.source_lines import at, line_of
 
 from .sources import OFFSET, read
@@ -81,13 +82,13 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
     Raises:
       CollectiveError: an array has another shape.
     """
-    for eqn in eqns:
-        if not _draws(eqn) or not is_of_batch(eqn.invars[0].aval.dtype):
+    for eqn, line in _draws(eqns):
+        if not is_of_batch(eqn.invars[0].aval.dtype):
             continue
         shape = eqn.params["shape"]
         if shape[:1] != (examples,) or eqn.invars[0].aval.shape:
             raise CollectiveError(
-                f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line_of(eqn.source_info))}; "
+                f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line)}; "
                 f"it gives one row for each of the microbatch's {examples} examples. For numbers that all examples "
                 "share, write\n    ad.step_key()"
             )
@@ -96,10 +97,9 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
 def drawn_for_a_microbatch(eqns: Sequence[JaxprEqn], examples: int) -> list[str]:
     """Return the lines at which random numbers for all examples of a microbatch are drawn from one key."""
     found = [
-        line_of(eqn.source_info)
-        for eqn in eqns
-        if _draws(eqn)
-        and not eqn.invars[0].aval.shape
+        line
+        for eqn, line in _draws(eqns)
+        if not eqn.invars[0].aval.shape
         and eqn.params["shape"][:1] == (examples,)
         and not is_of_batch(eqn.invars[0].aval.dtype)
     ]
@@ -111,5 +111,15 @@ def is_of_batch(dtype: Any) -> bool:
     return getattr(dtype, "name", "").endswith("<rows>")
 
 
-def _draws(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "random_bits"
+def _draws(eqns: Sequence[JaxprEqn], line: str = "") -> Iterator[tuple[JaxprEqn, str]]:
+    """Yield the equations that draw random numbers, those in loops and branches included, with the user's line.
+
+    Args:
+      line: of the equation in which `eqns` are nested. Functions that JAX has traced before know no line of the user's.
+    """
+    for eqn in eqns:
+        own = line_of(eqn.source_info) or line
+        if eqn.primitive.name == "random_bits":
+            yield eqn, own
+        for jaxpr in nested(eqn):
+            yield from _draws(jaxpr.eqns, own)

@@ -144,6 +144,7 @@ def test_the_precision_of_a_value_is_the_lowest_on_its_way(value, eps):
         (lambda: jnp.where(ad.step() > 500, 0.1, 0.2), [500]),
         (lambda: jnp.where(jax.lax.rem(ad.step(), 7) == 5, 3.0 * ad.global_batch().astype(float), 0.2), [5, 7]),
         (lambda: jnp.where(ad.step() + ad.global_batch() > 90, 0.1, 0.2), [90]),
+        (lambda: jnp.where((ad.step() + 1) % 300 == 7, 0.1, 0.2), [7, 300]),
         (lambda: jnp.minimum(ad.step(), 2).astype(float), [2]),
         (lambda: jnp.where(ad.step() < 1, 0.1, 0.2), []),
         (lambda: jnp.where(ad.step() < 2**31 - 1, 0.1, 0.2), []),
@@ -205,6 +206,7 @@ def test_an_operator_state_counts_if_it_is_read_and_as_state_if_a_later_state_fo
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
         total_before(2 * mean)  # is read by nothing
+        mon.ema(7 * mean, 0.9)  # nor is this, two numbers of which each is computed from both
         shown = total_before(3 * mean)
         return state + total_before(total_before(5 * mean)), {"shown": shown, "mean": mean}
 

@@ -84,6 +84,21 @@ def test_models_take_it_as_they_are(dropout):
     assert len(drawn_for_a_microbatch(by_place.eqns, 4)) == 1
 
 
+def test_draws_in_a_loop_are_found():
+    def driver_of(key, rows):
+        def driver(w, batch):
+            keys = jax.random.split(key(), 3)
+            noise = jax.lax.map(lambda one: jax.random.normal(one, (rows, FEATURES)), keys).sum(0)
+            return w - comm.all_reduce((batch["x"][:rows] * noise).sum(0)), {}
+
+        return driver
+
+    assert drawn_for_a_microbatch(traced(driver_of(ad.batch_key, 4), W).eqns, 4) == []
+    assert len(drawn_for_a_microbatch(traced(driver_of(ad.step_key, 4), W).eqns, 4)) == 1
+    with pytest.raises(ad.CollectiveError, match=r"shape \(3, \d+\) are drawn from ad.batch_key\(\) \(test_batch_key"):
+        traced(driver_of(ad.batch_key, 3), W)
+
+
 def test_other_draws_are_not_blamed():
     def driver(w, batch):
         noise = jax.vmap(lambda key: jax.random.normal(key, ()))(ad.example_keys())
