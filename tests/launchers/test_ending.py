@@ -104,8 +104,7 @@ def test_an_excluded_rank_ends(talk):
 
 @pytest.mark.parametrize("then", [b"unknown\n", None])
 def test_a_rank_that_was_not_excluded_continues(talk, then):
-    code, out, _ = talk(reset, then)
-    assert (code, out) == (0, "goes on\n")
+    assert talk(reset, then) == (0, "goes on\n", "")
 
 
 def test_the_launcher_knows_the_excluded_ranks(capsys):
@@ -131,10 +130,258 @@ def test_the_launcher_knows_the_excluded_ranks(capsys):
     assert asyncio.run(answers()) == [b"here 3\n", b"unknown\n", b"given up\n", b"unknown\n", b""]
 
 
-def test_mpi_is_finalized_also_where_its_c_function_is_not_found(tmp_path):
+@pytest.fixture
+def launcher(monkeypatch):
+    """The launcher's end of the connection of this process, which has just started."""
+    theirs, ours = socket.socketpair()
+    monkeypatch.setattr(ending, "_me", ending._Ending())
+    monkeypatch.setattr(ending.atexit, "register", lambda handler: None)
+    monkeypatch.setenv(ending.LAUNCHER, "secret 30 h")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    ending.attach(ours)
+    theirs.settimeout(limit(20))
+    yield theirs
+    theirs.close()
+    for thread in threading.enumerate():
+        if thread.name == "adaptive-launcher":
+            thread.join()
+    ours.close()
+
+
+def reports(launcher: socket.socket) -> list[dict]:
+    """Return all that this process has reported; its end of the connection is closed for reports."""
+    assert ending._me.line is not None
+    ending._me.line.shutdown(socket.SHUT_WR)
+    with launcher.makefile("r") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_a_process_reports_what_others_depend_on(launcher):
+    with ending.making_world(of_all=True):
+        ending.world_made()
+    with ending.making_world(of_all=False):  # nobody waits for others
+        ending.world_made()
+    with pytest.raises(KeyError), ending.making_world(of_all=True):
+        raise KeyError
+    ending.world_ended()
+    ending.joined()
+    ending.checkpoint_saved(7)
+    ending.ends(0)  # Python has still to end
+    ending.ends(3)
+    ending.all_have_heard()
+    ending.ends(4)
+    assert not ending.leaves()
+    with pytest.raises(SystemExit) as end:
+        ending.leave_job(5)
+    assert ending.leaves()
+    ending.ends(6)  # it has left before
+    assert end.value.code == 5
+    making = [{"making": True}, {"making": False}]
+    failed = [{"ends": 3, "heard": False}, {"ends": 4, "heard": True}]
+    worlds = [making[0], {"world": 1}, making[1], {"world": 2}, *making, {"world": 1}]
+    assert reports(launcher) == [*worlds, {"joined": True}, {"saved": 7}, *failed, {"left": 5}]
+
+
+def test_reports_are_lost_without_a_launcher(launcher):
+    launcher.close()
+    ending.checkpoint_saved(7)
+    ending._me.line = None
+    ending.checkpoint_saved(8)
+
+
+@pytest.mark.parametrize(("mpi", "rank", "declared"), [(True, "1", [(2, 1), (0, 1)]), (False, "1", []), (True, "", [])])
+def test_the_launchers_messages_are_handled(mpi, rank, declared, launcher, monkeypatch):
+    killed, found = [], []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr("launchers.declare.declare_lost", lambda *ranks: found.append(ranks))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    if mpi:
+        monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
+    ending.prepare()
+    ending.prepare()
+    assert [thread.name for thread in threading.enumerate()].count("adaptive-launcher") == 1
+    launcher.sendall(b"signal 10\nunknown\nlost 2\nlost 0\nsignal 15\nhere 1\n")
+    ending.confirm()
+    assert killed == [(os.getpid(), 10), (os.getpid(), 15)]
+    assert found == declared
+    assert reports(launcher) == [{"asks": 1}]
+
+
+def test_a_request_is_answered_by_its_own_answer_or_by_the_launchers_end(launcher, monkeypatch):
+    class Changed(threading.Condition):
+        """Notes whether these changes end the wait."""
+
+        def wait_for(self, predicate, timeout=None):
+            for ending._me.answered, ending._me.listening in [(0, True), (1, True), (2, True), (1, False), (3, True)]:
+                found.append(predicate())
+            limits.append(timeout)
+            return True
+
+    found, limits = [], []
+    ending._me.changed = Changed()
+    ending.confirm()  # nothing listens to answers
+    assert (found, limits) == ([], [])
+    ending._me.asked, ending._me.listening = 1, True
+    ending.confirm()
+    assert (found, limits) == ([False, False, True, True, True], [30])
+    assert reports(launcher) == [{"asks": 2}]
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "order"), [(socket.gethostname(), ["127.0.0.1", "10.0.0.2"]), ("another", ["10.0.0.2", "127.0.0.1"])]
+)
+def test_a_launcher_that_cannot_be_reached_is_named(host, order, monkeypatch, capsys):
+    def refuse(address, timeout):
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    environ = {ending.LAUNCHER: f"secret 30 {host} 10.0.0.2:70 127.0.0.1:70", "PMI_RANK": "4"}
+    assert ending.connect(environ, quiet=True) is None
+    assert capsys.readouterr().err == ""
+    assert ending.connect(environ) is None
+    assert capsys.readouterr().err == f"rank 4 cannot reach its launcher on {host} at 10.0.0.2:70, 127.0.0.1:70\n"
+    assert asked == 2 * [(name, 70) for name in order]  # the loopback address of another host is another host's
+
+
+@pytest.mark.parametrize("environ", [{}, {ending.LAUNCHER: "secret 30 h 127.0.0.1:70"}, {"PMI_RANK": "0"}])
+def test_a_process_without_a_launcher_or_a_rank_connects_to_none(environ, monkeypatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("it connects"))
+    assert ending.connect(environ) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels lack some of these options")
+@pytest.mark.parametrize(("seconds", "idle", "interval", "unanswered"), [(30, 15, 5, 30_000), (0.4, 1, 1, 400)])
+def test_the_kernel_closes_a_connection_without_answers(seconds, idle, interval, unanswered):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = ending.connect({ending.LAUNCHER: f"secret {seconds} h {address}", "PMIX_RANK": "0"})
+        assert line is not None
+        with line:
+            assert line.gettimeout() is None
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            found = [line.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+    assert found == [idle, interval, 3, unanswered]  # idle + 3 intervals: the whole timeout
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "size", "job", "spawned"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_NAMESPACE": "a"}, 3, 8, "a", False),
+        ({"PMI_RANK": "3", ending.SPAWNED: "1"}, 3, 4, "", True),  # the size is unknown
+        ({}, 0, 1, "", False),
+    ],
+)
+def test_a_process_introduces_itself(environ, rank, size, job, spawned):
+    found = ending.introduction({ending.LAUNCHER: "secret 30 h", **environ}, 7)
+    names = {"rank": rank, "size": size, "job": job, "spawned": spawned, "pid": 7, "supervised": False}
+    assert found == {**names, "token": "secret", "host": socket.gethostname()}
+
+
+@pytest.mark.parametrize(
+    ("error", "killed"), [(TimeoutError("timed out"), [(7, signal.SIGKILL)]), (ConnectionResetError(), [])]
+)
+def test_only_a_launcher_that_does_not_answer_cuts_a_process_off(error, killed, monkeypatch, capsys):
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: found.append((pid, number)))
+    ending.if_cut_off(error, 7)
+    assert found == killed
+    assert ("pid 7" in capsys.readouterr().err) == bool(killed)
+
+
+# --- the end of Python ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_mpi_is_finalized_also_where_its_c_function_is_not_found(there, tmp_path, monkeypatch):
     called = threading.Event()
-    ending._finalize(SimpleNamespace(__file__=str(tmp_path / "MPI.so"), Finalize=called.set), limit(20))
+    mpi = SimpleNamespace(__file__=str(tmp_path / "MPI.so"), Finalize=called.set)
+    if there:  # it releases the GIL, so it is preferred
+        mpi.Finalize = lambda: None
+        monkeypatch.setattr(ending.ctypes, "CDLL", lambda path: SimpleNamespace(MPI_Finalize=called.set))
+    ending._finalize(mpi, limit(20))
     assert called.is_set()
+
+
+class Exited(Exception):
+    """`os._exit` was called."""
+
+
+def do_nothing() -> None:
+    pass
+
+
+def leave() -> None:
+    with pytest.raises(SystemExit):
+        ending.leave_job(5)
+
+
+def fail() -> None:
+    ending.ends(259)
+
+
+def succeed() -> None:
+    ending.ends(0)
+
+
+NOT, INITIALIZED, FINALIZED = (False, False), (True, False), (True, True)
+
+
+@pytest.mark.parametrize(
+    ("survives", "does", "by_error", "state", "said", "ended"),
+    [
+        ("1", do_nothing, False, INITIALIZED, {"ends": 0}, "finalized"),
+        ("TRUE", succeed, False, INITIALIZED, {"ends": 0}, 0),
+        ("yes", fail, False, INITIALIZED, {"ends": 259, "heard": False}, 3),
+        ("yes", leave, False, INITIALIZED, {"left": 5}, 5),
+        ("1", do_nothing, True, INITIALIZED, None, None),
+        ("1", ending.all_have_heard, True, INITIALIZED, None, "finalized"),
+        ("0", ending.all_have_heard, True, INITIALIZED, None, None),
+        ("0", fail, False, INITIALIZED, {"ends": 259, "heard": False}, "finalized"),
+        ("", succeed, False, INITIALIZED, {"ends": 0}, None),
+        ("1", fail, False, NOT, {"ends": 259, "heard": False}, None),
+        ("1", fail, False, FINALIZED, {"ends": 259, "heard": False}, None),
+        ("1", do_nothing, False, FINALIZED, {"ends": 0}, None),
+        ("1", fail, False, None, {"ends": 259, "heard": False}, None),
+    ],
+)  # fmt: skip
+def test_what_is_reported_and_finalized_when_python_ends(
+    survives, does, by_error, state, said, ended, launcher, monkeypatch, tmp_path
+):
+    """MPI is not loaded if its state is None."""
+
+    def leave_python(code: int):
+        found.append(code)
+        raise Exited
+
+    found: list[object] = []
+    handlers: list[Callable[[], object]] = []
+    monkeypatch.setattr(ending.atexit, "register", handlers.append)
+    monkeypatch.setattr(os, "_exit", leave_python)
+    monkeypatch.setattr(sys, "last_value", ValueError() if by_error else None, raising=False)
+    monkeypatch.setenv(ending.SURVIVES, survives)
+    mpi = (
+        None if state is None else SimpleNamespace(__file__="/none/MPI.so", Finalize=lambda: found.append("finalized"))
+    )
+    if mpi is not None:
+        mpi.Is_initialized, mpi.Is_finalized = lambda: state[0], lambda: state[1]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    ending.prepare()
+    does()
+    with (tmp_path / "log").open("w") as log:
+        log.write("the last step")
+        try:
+            handlers[0]()
+        except Exited:
+            assert (tmp_path / "log").read_text() == "the last step"
+    assert found == ([] if ended is None else [ended])
+    assert reports(launcher) == ([] if said is None else [said])
 
 
 USES_MPI = """
