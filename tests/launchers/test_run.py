@@ -19,6 +19,7 @@ from launchers.hosts import Host, listed, named
 from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
 from launchers.places import places
 from launchers.rank import GPUS, see_one_gpu
+from launchers.rank import run as run_in_rank
 from tests.mpirun import ROOT
 from tests.speed import limit
 
@@ -207,6 +208,11 @@ def test_a_containers_share_of_the_cores(tmp_path):
         (["0"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, 2, "0", None),
         (["0", "1"], {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-3"}, 1, 2, "GPU-3", None),
         (["0", "1"], {"CUDA_VISIBLE_DEVICES": ""}, 1, 2, "", None),
+        (["0", "1"], {"CUDA_VISIBLE_DEVICES": "-1"}, 1, 2, "-1", None),  # none of them
+        (["0"], {}, 1, 3, "0", "0.30"),
+        (["0"], {"XLA_CLIENT_MEM_FRACTION": "0.2"}, 1, 2, "0", None),
+        (["0", "1"], {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, 1, 2, None, None),
+        (["0", "1"], {"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1, 2, None, None),  # it may be the only one
     ],
 )
 def test_by_default_each_of_several_ranks_sees_one_gpu(there, given, local, ranks, seen, memory, monkeypatch):
@@ -215,6 +221,16 @@ def test_by_default_each_of_several_ranks_sees_one_gpu(there, given, local, rank
     see_one_gpu(environ)
     assert environ.get("CUDA_VISIBLE_DEVICES") == seen
     assert environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") == memory
+
+
+def test_the_gpus_of_a_host_are_counted_by_their_device_files(tmp_path, monkeypatch):
+    """A container may have any of its machine's GPUs; CUDA numbers those from 0."""
+    for name in ("nvidia4", "nvidia6", "nvidia7_old", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("launchers.rank.Path", {"/dev": tmp_path}.__getitem__)
+    for local, seen in ((0, "0"), (1, "1"), (2, "0")):
+        see_one_gpu(environ := {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": "3"})
+        assert environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 def test_each_rank_sees_one_gpu():
@@ -230,6 +246,37 @@ def test_each_rank_sees_one_gpu():
         see_one_gpu({GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2"})
     with pytest.raises(SystemExit, match="does not say which rank"):
         see_one_gpu({GPUS: "2"})
+
+
+# --- a program in a rank ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(259)", 3, ""),
+        ("sys.exit('no data')", 1, "no data"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_program_runs_in_a_rank_as_in_python(module, ends, code, said, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "trains.py"
+    file.write_text(f"import sys\nprint(__name__, *sys.argv, repr(sys.path[0]))\n{ends}\n")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert run_in_rank(["-m", "trains", "-a"] if module else ["trains.py", "-a"]) == code
+    printed = capsys.readouterr()
+    name, folder = (file, "") if module else ("trains.py", str(tmp_path))
+    assert printed.out == f"__main__ {name} -a {folder!r}\n"
+    assert printed.err.endswith(f"{said}\n" if said else "")
+    if ends == "1 / 0":  # only the program's own frames are shown
+        assert printed.err.count("File ") == 1
+        assert 'trains.py", line 3, in <module>' in printed.err
 
 
 # --- as a command -----------------------------------------------------------------------------------------------------

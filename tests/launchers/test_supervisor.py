@@ -21,7 +21,7 @@ from tests.speed import limit
 class Rank:
     """A rank without MPI, and its launcher's end of the connection."""
 
-    def __init__(self, folder, code: str):
+    def __init__(self, folder, code: str, *command: str):
         script = folder / "train.py"
         script.write_text(code)
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -30,7 +30,7 @@ class Rank:
             environ = {"ADAPTIVE_LAUNCHER": f"secret 30 {socket.gethostname()} {address}"}
             place = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "PMIX_NAMESPACE": "job"}
             self.process = subprocess.Popen(
-                [sys.executable, str(RANK), str(script)],
+                [sys.executable, str(RANK), *(["--", *command] if command else [str(script)])],
                 env={**os.environ, **environ, **place, "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
@@ -56,8 +56,8 @@ def start(tmp_path):
     """Starts a rank; nothing of it survives the test."""
     ranks: list[Rank] = []
 
-    def begin(code: str) -> Rank:
-        ranks.append(Rank(tmp_path, code))
+    def begin(code: str, *command: str) -> Rank:
+        ranks.append(Rank(tmp_path, code, *command))
         return ranks[-1]
 
     yield begin
@@ -110,6 +110,29 @@ def test_its_own_signals_are_the_ranks(start):
     rank.process.send_signal(signal.SIGUSR1)
     assert rank.said() == "heard"
     assert rank.end() == ([{"ends": 0}, {"exited": 0}], 0)
+
+
+def test_a_signal_to_a_command_reaches_the_processes_that_it_has_started(start):
+    """The shell waits for another process, and ends as it does."""
+    rank = start("", "sh", "-c", "trap : TERM; sh -c 'echo there; exec sleep 1000' & wait $!; wait $!; exit $?")
+    assert rank.said() == "there"
+    rank.line.sendall(b"signal 15\n")
+    assert rank.end() == ([{"exited": 128 + 15}], 128 + 15)
+
+
+def test_words_of_the_launcher_that_arrive_in_pieces_are_put_together(start):
+    code = (
+        "import os, signal\nfrom launchers import ending\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'heard\\n'))\n"
+        "ending._lost = lambda rank: os.write(1, b'lost %d\\n' % rank)\n"
+        "print('there', flush=True)\nwhile True:\n    signal.pause()"
+    )
+    rank = start(code)
+    assert rank.said() == "there"
+    rank.line.sendall(b"signal 10\nlos")
+    assert rank.said() == "heard"  # so the first piece has been read
+    rank.line.sendall(b"t 2\n")
+    assert rank.said() == "lost 2"
 
 
 def test_other_words_of_the_launcher_reach_the_rank(start):
