@@ -144,7 +144,7 @@ def launcher(monkeypatch):
     theirs.close()
     for thread in threading.enumerate():
         if thread.name == "adaptive-launcher":
-            thread.join()
+            thread.join(limit(20))
     ours.close()
 
 

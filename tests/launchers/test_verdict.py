@@ -45,6 +45,15 @@ def alive(rank: int, **known) -> ProcessState:
     return process(rank, connected=True, **known)
 
 
+def alone() -> ProcessState:
+    return ProcessState("alone", 0, 1, "here", 1, ended=0)
+
+
+def spawned(rank: int = 0, **known) -> ProcessState:
+    how = {"connected": False, "ended": 0, "joined": True, **known}
+    return ProcessState("another", rank, 2, "here", 1, spawned=True, **how)
+
+
 @pytest.mark.parametrize(
     ("processes", "reason"),
     [
@@ -67,6 +76,10 @@ def alive(rank: int, **known) -> ProcessState:
         ([alive(0), process(1, ended=3, left=True)], None),
         ([alive(0), process(1, ended=1, heard=True), alive(2)], ""),
         ([alive(0), process(0, spawned=True, ended=3), process(0, spawned=True, killed=9)], None),
+        ([alone(), spawned()], None),  # its second process is on its way
+        ([alone(), spawned(), spawned(1, joined=False)], ""),  # the second need not join
+        ([alone(), spawned(joined=False)], ""),
+        ([spawned(connected=True, ended=None, making=True), process(1, ended=0)], None),  # it waits for its own job
     ],
 )  # fmt: skip
 def test_whether_a_job_has_to_be_ended(processes, reason):
@@ -83,6 +96,8 @@ def test_whether_a_job_has_to_be_ended(processes, reason):
         (process(0, worked=True, killed=70), "was killed by signal 70 after its last world; the others continue, and"),
         (process(0, spawned=True, killed=9), "of a spawned job (pid 1 on here) was killed by SIGKILL before it joined"),
         (process(0, spawned=True, left=True), ""),
+        (process(0, spawned=True, ended=0), ""),
+        (process(0, spawned=True, joined=True, ended=1), ""),
     ],
 )
 def test_how_a_lost_process_is_described_while_the_job_continues(one, said):
