@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -63,6 +64,9 @@ def test_where_the_program_begins(words, options, rest):
         ("python -m mpi4py train.py", f"python {RANK} train.py"),
         ("python -m mpi4py -m train", f"python {RANK} -m train"),
         ("python -c pass", f"{sys.executable} {RANK} -- python -c pass"),
+        ("python -W error -m train", f"python -W error {RANK} -m train"),
+        ("python -u - x.py", f"{sys.executable} {RANK} -- python -u - x.py"),
+        ("python -m", f"{sys.executable} {RANK} -- python -m"),
         ("./start.sh train.py", f"{sys.executable} {RANK} -- ./start.sh train.py"),
     ],
 )
@@ -80,6 +84,9 @@ def test_arguments_of_each_launcher(monkeypatch):
     assert settings(OPEN_MPI, [], {})["OMPI_MCA_coll"] == "^han"
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, [], {"OMPI_MCA_coll": "tuned"})
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--mca", "coll", "tuned"], {})
+    assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--omca", "coll", "tuned"], {})
+    for other in (["--mca", "btl", "coll"], ["-x", "coll"]):
+        assert settings(OPEN_MPI, other, {}) == {"OMPI_MCA_coll": "^han", "PRTE_MCA_oob_tcp_keepalive_time": "0"}
     assert settings(OLD, [], {}) == settings(MPICH, [], {}) == {}
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -111,6 +118,7 @@ def test_hosts_by_name_and_from_a_file(tmp_path):
 
 FOUR = Cores(4)
 AB = [Host("a", 2), Host("b", 2)]
+TWO_CORES = "--map-by slot:PE=2 --bind-to core", "2"
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_NUM_NODES": "2"}
 
 
@@ -137,6 +145,15 @@ SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2
         (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
         (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
         (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
+        (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}, "oversubscribe": True}, "--oversubscribe", None),
+        (OPEN_MPI, 4, AB, {"environ": {"PBS_NODEFILE": "/x"}}, "--map-by slot:PE=2 --bind-to core", "2"),
+        (OPEN_MPI, 3, [Host("a", 1), Host("b", 4)], {}, "--map-by slot:PE=2 --bind-to core", "2"),  # b gets two
+        (OPEN_MPI, 9, AB, {"oversubscribe": True}, "--oversubscribe --bind-to none", "1"),  # five on a host
+        (OPEN_MPI, 4, [Host("a", 2)], {"oversubscribe": True}, "--map-by slot:PE=1:OVERSUBSCRIBE --bind-to core", "1"),
+        (OPEN_MPI, 5, [], {"environ": {**SLURM, "SLURM_TASKS_PER_NODE": "1,2(x2)"}}, *TWO_CORES),
+        (OPEN_MPI, 2, [], {"environ": {"SLURM_TASKS_PER_NODE": "1"}}, *TWO_CORES),  # this is no Slurm job
+        (OPEN_MPI, 2, [], {"environ": {"SLURM_JOB_ID": "1"}}, *TWO_CORES),
+        (OPEN_MPI, 2, [], {"environ": {"PJRT_NPROC": "3"}}, "--map-by slot:PE=2 --bind-to core", None),
     ],
 )  # fmt: skip
 def test_ranks_get_cores_of_their_own_where_there_are_enough(mpi, n, hosts, given, options, threads):
@@ -180,6 +197,31 @@ def test_the_chosen_settings_are_printed():
     assert "3 of 4 GPUs of a host are unused" in places(OPEN_MPI, 1, [], FOUR, gpus=4, environ={}).said[0]
     assert "default binding is used" in places(OPEN_MPI, 1, [], FOUR, environ={"PBS_NODEFILE": "x"}).said[0]
     assert places(OPEN_MPI, 4, AB, FOUR, gpus=2, environ={}).said == []
+
+
+@pytest.mark.parametrize(
+    ("logical", "physical", "allowed", "quota", "found"),
+    [
+        (8, 4, 8, None, Cores(4)),
+        (8, 4, 4, None, Cores(2, bindable=False)),  # two threads of each
+        (8, 4, 1, None, Cores(1, bindable=False)),
+        (8, None, 8, None, Cores(8)),
+        (None, None, 1, None, Cores(1)),
+        (8, 4, 8, 1.5, Cores(2, False, 1.5)),
+        (8, 4, 8, 0.5, Cores(1, False, 0.5)),
+        (8, 4, 8, 4.0, Cores(4, True, 4.0)),  # the quota is no limit
+        (8, 4, 4, 3.0, Cores(2, False, 3.0)),
+    ],
+)
+def test_cores_that_a_job_may_use(logical, physical, allowed, quota, found, monkeypatch):
+    class Process:
+        def cpu_affinity(self) -> list[int]:
+            return list(range(allowed))
+
+    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(psutil, "cpu_count", lambda **only: physical if only else logical)
+    monkeypatch.setattr("launchers.cores.cpu_quota", lambda: quota)
+    assert cores() == found
 
 
 def test_a_containers_share_of_the_cores(tmp_path):
@@ -383,6 +425,12 @@ def test_mistakes_are_named(words, complaint, monkeypatch, launcher):
     assert complaint in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize("options", ["--hosts a", "--wdir /there", "--set-cwd-to-session-dir"])
+def test_a_script_is_not_looked_for_where_ranks_do_not_run_it(options, launcher):
+    done = adaptive_run("--mpirun", launcher("five"), "--show", "-n", "1", *options.split(), "no/such.py")
+    assert done.exit_code == 0, done.output
+
+
 def test_help():
     for words in (["--help"], ["-n", "2", "-h"], []):
         assert "[OPTIONS OF MPIRUN] PROGRAM" in adaptive_run(*words).stdout
@@ -429,3 +477,23 @@ def test_the_launcher_is_that_of_the_library(launcher, tmp_path):
     found = find({"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")})
     assert found == Implementation(str(tmp_path / "bin" / "mpiexec"), "MPICH", (4, 2, 3))
     assert str(found) == "MPICH 4.2.3"
+    assert str(STRANGE) == "an unknown MPI"
+
+
+def test_without_that_library_it_is_the_one_beside_python_or_on_path(launcher, tmp_path, monkeypatch):
+    beside, on_path = tmp_path / "beside", tmp_path / "path"
+    for folder, name in ((beside, "hydra"), (on_path, "four")):
+        folder.mkdir()
+        Path(launcher(name)).rename(folder / "mpirun")
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setenv("PATH", f"{on_path}:/bin:/usr/bin")
+    for library in ({}, {"MPI4PY_LIBMPI": "libmpi.so"}, {"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")}):
+        assert find(library).path == str(beside / "mpirun")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert find({}) == Implementation(str(on_path / "mpirun"), "Open MPI", (4, 1, 4))
+    (on_path / "mpirun").rename(on_path / "mpiexec")
+    monkeypatch.setenv("PATH", str(on_path))
+    assert find({}).path == str(on_path / "mpiexec")
+    monkeypatch.setenv("PATH", str(beside / "none"))
+    with pytest.raises(UsageError, match="no mpirun found beside"):
+        find({})
