@@ -339,7 +339,7 @@ class Ranks:
 
 @pytest.fixture
 def play(monkeypatch, capsys):
-    """Run a job of coroutines; return how it ended, and what it printed. It waits for nothing unless it is told to."""
+    """Run a job of coroutines; return how it ended, and what it printed. It waits for nothing by default."""
 
     def run(
         scene: Callable[[Ranks], Awaitable[int]], after: float = 0.0, grace: float = LONG, words: float = 0.0
@@ -629,7 +629,7 @@ def test_a_signal_before_the_start_prevents_it(number, monkeypatch):
     assert asyncio.run(run()) == 128 + number
 
 
-def test_all_others_of_a_job_are_told_who_is_cut_off(play, monkeypatch):
+def test_all_others_of_a_job_learn_who_is_cut_off(play, monkeypatch):
     real = asyncio.StreamReader.readline
 
     async def readline(reader: asyncio.StreamReader) -> bytes:

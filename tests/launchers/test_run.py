@@ -184,6 +184,7 @@ def test_without_n_the_launcher_fills_all_places(hosts, given, n, said):
     [
         (5, AB, {}, "--hosts names 4 slots.*--oversubscribe"),
         (9, [], {"environ": SLURM}, "the Slurm job has 8 slots"),
+        (6, [], {"environ": {**SLURM, "SLURM_TASKS_PER_NODE": "1,2(x2)"}}, "the Slurm job has 5 slots"),
         (4, [], {"gpus": 2}, "(?s)4 ranks on a host with 2 GPUs.*MEM_FRACTION=0.2"),
     ],
 )
