@@ -43,6 +43,7 @@ class MPI:
     SUM, MAX, MIN = np.add, np.maximum, np.minimum
     THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
     Exception = MPIError
+    Request = SimpleNamespace(Waitall=lambda requests: [request.Wait() for request in requests])
     Query_thread = staticmethod(lambda: MPI.THREAD_MULTIPLE)
     Is_thread_main = staticmethod(lambda: True)
 
@@ -129,6 +130,22 @@ class Comm:
         with np.errstate(all="ignore"):
             target[...] = op.reduce(everyone)
 
+    def Iallreduce(self, source, target, op):
+        return SimpleNamespace(Test=lambda: False, Wait=lambda: self.Allreduce(source, target, op))
+
+    def Reduce(self, source, target):
+        everyone = self._met(np.array(target if isinstance(source, str) else source))
+        if target is not None:
+            target[...] = np.add.reduce(everyone)
+
+    def Barrier(self):
+        self._met(None)
+
+    def Allgatherv(self, own, whole):
+        words, (counts, starts) = whole
+        for values, count, start in zip(self._met(own.copy()), counts, starts, strict=True):
+            words[start : start + count] = values
+
     def Allgather(self, own, target):
         target[:] = np.concatenate(self._met(own.copy()))
 
@@ -138,13 +155,14 @@ class Comm:
     def bcast(self, value, root=0):
         return self._met(value)[root]
 
-    def Bcast(self, array, root):
+    def Bcast(self, array, root=0):
         array[:] = self._met(array.copy())[root]
 
     def Split(self, color, key):
         colors = self._met(color)
         members = [member for member, its in zip(self.group, colors, strict=True) if its == color]
-        return None if color == MPI.UNDEFINED else Comm(self.job, self.number, members, (*self.name, color))
+        name = (*self.name, self.calls[False], color)
+        return None if color == MPI.UNDEFINED else Comm(self.job, self.number, members, name)
 
     def Agree(self, flag):
         everyone = self._met(flag, survives=True)

@@ -1,0 +1,318 @@
+"""Messages between MPI processes that are threads of this one: by the fast path and the general one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive import DisagreementError, WorkerError
+from adaptive.extend import Gathered, MembersChanged, Mixed, PartSpec
+from collectives.worlds.devices import DeviceWorld
+from collectives.worlds.transport import mpi_transport
+from collectives.worlds.transport.mpi_channel import MPIChannel
+from collectives.worlds.transport.preamble import NUMBERS
+
+from .test_mpi_transport import Job, transport_of
+
+COVERS = ("collectives/worlds/reducing/receive_buffers.py",)
+
+ROOM = NUMBERS - 4
+F32 = np.dtype(np.float32)
+FLOATS = [((200,), F32, "sum"), ((3, 50), F32, "sum"), ((40,), F32, "max"), ((7,), F32, "min"), ((9,), np.int32, "max")]
+
+
+class Pairs(Mixed):
+    """Every worker averages with the next one."""
+
+    def weights(self, step, members):
+        return {worker: {worker: 0.25, (worker + 1) % len(members): 0.75} for worker in members}
+
+
+def channel_of(comm, specs, status, *, hosts=None, devices=None, deterministic=False, workers=None, survives=True):
+    """Return the channel of a process, and its transport."""
+    devices = devices or jax.local_devices()[:1]
+    transport = transport_of(comm, hosts, survives=survives, device=devices[0])
+    workers = workers or range(comm.rank, comm.rank + 1)
+    world = SimpleNamespace(devices=devices, workers=workers, members=range(comm.size), deterministic=deterministic)
+    layout = [PartSpec(shape, np.dtype(dtype), op) for shape, dtype, op in specs]
+    local = DeviceWorld(devices)
+    return MPIChannel(world, transport, local.channel, layout, status, "a channel"), transport
+
+
+def values(specs, process, device=0):
+    rng = np.random.default_rng([process, device])
+    return [(100 * rng.normal(size=shape)).astype(dtype) for shape, dtype, _ in specs]
+
+
+def expected(specs, rows):
+    found = []
+    for j, (_, dtype, op) in enumerate(specs):
+        column = [row[j] for row in rows]
+        found.append(sum(x.astype(np.float64) for x in column) if op == "sum" else getattr(np, op)(column, axis=0))
+        found[-1] = found[-1].astype(dtype)
+    return found
+
+
+def check(specs, status, got, rows):
+    for j, (x, wanted) in enumerate(zip(got, expected(specs, rows), strict=True)):
+        assert (x.shape, x.dtype) == (wanted.shape, wanted.dtype)
+        n = len(x) - status * (j == 0)
+        np.testing.assert_allclose(np.asarray(x)[:n], wanted[:n], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype", "status"),
+    [
+        (20, F32, 2),
+        (20, np.int32, 3),
+        (ROOM, F32, 0),  # all in the preamble
+        (ROOM + 1, F32, ROOM),  # only the status
+        (300, F32, ROOM + 1),  # neither
+        (300, np.int32, 0),
+    ],
+)
+@pytest.mark.parametrize("kinds", ["fast", "general", "several", "both"])
+def test_all_receive_the_same_reduced_parts_and_look_at_their_sums(first, dtype, status, kinds, monkeypatch):
+    """A process may take the fast path while others take the general one."""
+    monkeypatch.setattr(mpi_transport, "PIECE_BYTES", 256)
+    specs = [((first,), dtype, "sum"), *FLOATS]
+    here = jax.local_devices()
+
+    def use(comm):
+        own = {"fast": here[:1], "general": here[1:2], "several": here[: 1 + comm.rank]}
+        devices = own["general" if kinds == "both" and comm.rank else "fast" if kinds == "both" else kinds]
+        channel, transport = channel_of(comm, specs, status, devices=devices)
+        for step in range(2):
+            looked = []
+            rows = [values(specs, 2 * comm.rank + step, i) for i in range(len(devices))]
+            parts = [[jax.device_put(x, d) for x in row] for row, d in zip(rows, devices, strict=True)]
+            own_status = np.arange(1, status + 1).astype(dtype) * (comm.rank + 1)
+            arguments = parts, own_status, f"step {step}", "", lambda *piece: looked.append((*piece[:2], piece[2].copy()))
+            results, arrived = channel.exchange(*arguments) if step else channel.start(*arguments).wait()
+            assert arrived.dtype == dtype
+            np.testing.assert_array_equal(arrived, 3 * np.arange(1, status + 1))
+            assert [{x.device for x in row} for row in results] == [{device} for device in devices]
+            everyone = [
+                values(specs, 2 * rank + step, i)
+                for rank in range(2)
+                for i in range(1 + rank if kinds == "several" else 1)
+            ]
+            for row in results:
+                check(specs, status, row, everyone)
+            for j in (1, 2):
+                pieces = [(start, piece) for number, start, piece in looked if number == j]
+                assert [start for start, _ in pieces] == [*np.cumsum([0, *(piece.size for _, piece in pieces[:-1])])]
+                assert len(pieces) > 1
+                assert np.concatenate([piece for _, piece in pieces]).tobytes() == np.asarray(results[0][j]).tobytes()
+            assert (transport.begun, transport.completed) == (step + 1, step + 1)
+            assert not transport.lock.locked()
+            last = [np.asarray(x)[: first - status if j == 0 else None].tobytes() for j, x in enumerate(results[0])]
+        return last
+
+    found = Job(2).run(use)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extremes_keep_nans_and_signs(op, device):
+    mine = [[1.0, np.nan, -2.0, -np.inf, 0.5], [2.0, 3.0, -3.0, 7.0, np.nan]]
+
+    def use(comm):
+        channel, _ = channel_of(comm, [((1,), F32, "sum"), ((5,), F32, op)], 1, devices=jax.local_devices()[device:][:1])
+        parts = [[jax.device_put(np.float32(x), channel._world.devices[0]) for x in ([0], mine[comm.rank])]]
+        return np.asarray(channel.exchange(parts, np.zeros(1, F32))[0][0][1]).tolist()
+
+    first, second = Job(2).run(use)
+    np.testing.assert_array_equal(first, getattr(np, f"{op}imum")(*mine))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_sums_in_the_preamble_are_rounded_like_others(device):
+    most = np.finfo(F32).max
+
+    def use(comm):
+        channel, _ = channel_of(comm, [((5,), F32, "sum")], 1, devices=jax.local_devices()[device:][:1])
+        seen = []
+        for x in ([most, -most, np.nan, 1, 9], [most / 2, -most / 2, 3, 2, 9]):
+            with np.errstate(all="raise"):
+                (row,), status = channel.exchange([[np.array(x, F32)]], np.ones(1, F32), look=lambda *p: seen.append(p))
+            seen.append([*np.asarray(row[0])[:4].tolist(), *status.tolist()])
+        return [x for x in seen if isinstance(x, list)]
+
+    for found in Job(2).run(use):
+        np.testing.assert_array_equal(found, [[np.inf, -np.inf, np.nan, 2, 2], [most, -most, 6, 4, 2]])
+
+
+def test_a_result_that_was_donated_is_there_again_in_the_next_message():
+    specs = [((4,), F32, "sum"), ((500,), F32, "sum")]
+
+    def use(comm):
+        channel, _ = channel_of(comm, specs, 0)
+        for step in range(3):
+            (row,), _ = channel.exchange([[np.full(s, step + 1, F32) for s, *_ in specs]], np.zeros(0, F32))
+            assert [np.asarray(x).tolist() for x in row] == [[2.0 * (step + 1)] * n for n in (4, 500)]
+            row[step % 2].delete()
+        return True
+
+    assert Job(2).run(use) == [True] * 2
+
+
+@pytest.mark.parametrize("call", range(7))
+@pytest.mark.parametrize("fails", [None, 0, 2])
+@pytest.mark.parametrize("device", [0, 1])
+def test_survivors_receive_the_same_messages_wherever_a_process_dies(call, fails, device):
+    specs = [((4,), F32, "sum"), ((500,), F32, "sum")]
+
+    def use(comm):
+        channel, transport = channel_of(comm, specs, 1, devices=jax.local_devices()[device:][:1])
+        found = []
+        for step in range(5):
+            parts = [[np.full(s, 10.0**comm.number, F32) for s, *_ in specs]]
+            try:
+                (row,), status = channel.exchange(parts, np.ones(1, F32), f"message {step}")
+            except MembersChanged:
+                found.append(None)
+            else:
+                small, large = (np.asarray(x)[:3] for x in row)
+                assert small.tolist() == large.tolist() == [small[0]] * 3
+                assert str(int(small[0])).count("1") == status
+                found.append(float(small[0]))
+            assert not transport.inside
+            assert not transport.lock.locked()
+        return found, transport.losses, transport.torn
+
+    dies, fails = {1: call}, {fails: call - 1} if call and fails is not None else {}
+    first, _, third = Job(3, dies, fails).run(use)
+    assert first == third
+    found, losses, torn = first
+    assert [numbers for numbers, _ in losses] == [[1]]
+    assert not torn
+    assert found.count(None) <= 1
+    assert [x for x in found if x] == sorted((x for x in found if x), reverse=True)
+    assert {*found} <= {111.0, None, 101.0}
+    assert found[-1] == 101
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_messages_of_other_layouts_or_words_are_a_disagreement_and_the_next_ones_arrive(device):
+    def use(comm):
+        channel, transport = channel_of(
+            comm, [((4,), F32, "sum"), ((5 + comm.rank,), F32, "sum")], 0, devices=jax.local_devices()[device:][:1]
+        )
+        other = MPIChannel(channel._world, transport, None, [PartSpec((3,), F32, "sum")], 0, "another")
+
+        def send(channel, *sizes, about="a"):
+            return channel.exchange([[np.ones(n, F32) for n in sizes]], np.zeros(0, F32), about)
+
+        with pytest.raises(DisagreementError, match=r"rank 1: a: sum float32\[4\], sum float32\[6\]"):
+            send(channel, 4, 5 + comm.rank)
+        assert not transport.lifetime.closed
+        with pytest.raises(DisagreementError, match="rank 1: number 1"):
+            send(other, 3, about=f"number {comm.rank}")
+        return np.asarray(send(other, 3)[0][0][0]).tolist(), transport.torn, transport.inside
+
+    assert Job(2).run(use) == [([2.0] * 3, False, False)] * 2
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_after_an_error_in_a_message_or_the_end_of_the_world_nothing_is_sent(device):
+    def use(comm):
+        made = channel_of(comm, [((200,), F32, "sum")], 0, devices=jax.local_devices()[device:][:1], survives=False)
+        channel, transport = made
+
+        def send(look=None):
+            return channel.exchange([[np.ones(200, F32)]], np.zeros(0, F32), "a", look=look)
+
+        send()
+        with pytest.raises(ZeroDivisionError):
+            send(lambda *piece: 1 / 0)
+        assert transport.torn
+        with pytest.raises(WorkerError, match="left a collective by an error"):
+            send()
+        transport.torn, transport.lifetime.closed = False, True
+        with pytest.raises(Exception, match="after it was closed"):
+            send()
+        return transport.begun, transport.lock.locked()
+
+    assert Job(1).run(use) == [(2, False)]
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_custom_reductions_are_of_all_workers(uneven):
+    """Every worker's own mean, and all rows. One process may have two of three workers."""
+    slots = [range(2), range(2, 3)] if uneven else [range(i, i + 1) for i in range(3)]
+    specs = [((4,), F32, "sum"), ((6,), F32, Pairs()), ((3, 2), F32, Gathered()), ((2,), F32, "max")]
+    mixed = np.float32([[1, 2, 3, 4, 5, 6]] * 3) * np.float32([[1], [10], [100]])
+
+    def use(comm):
+        own, devices = slots[comm.rank], jax.local_devices()[1:]
+        channel, transport = channel_of(comm, specs, 1, devices=devices[: len(own)], workers=own)
+        everyone = [p._replace(worker_slots=s) for p, s in zip(transport.group.everyone, slots, strict=True)]
+        object.__setattr__(transport.group, "everyone", tuple(everyone))
+        channel._world.members = range(3)
+        parts = []
+        for worker, device in zip(own, devices, strict=False):
+            gathered = np.zeros((3, 2), F32)
+            gathered[worker] = worker + 1
+            sent = np.ones(4, F32), mixed[worker], gathered, np.float32([worker, -worker])
+            parts.append([jax.device_put(x, device) for x in sent])
+        results, status = channel.exchange(parts, np.ones(1, F32), step=1)
+        for worker, device, row in zip(own, devices, results, strict=False):
+            summed, mean, rows, largest = map(np.asarray, row)
+            assert {x.device for x in row} == {device}
+            np.testing.assert_array_equal(summed[:3], [3] * 3)
+            np.testing.assert_allclose(mean, 0.25 * mixed[worker] + 0.75 * mixed[(worker + 1) % 3])
+            np.testing.assert_array_equal(rows, [[1, 1], [2, 2], [3, 3]])
+            np.testing.assert_array_equal(largest, [2, 0])
+        return status.tolist(), transport.last.agreed
+
+    assert Job(len(slots)).run(use) == [([float(len(slots))], True)] * len(slots)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_large_sums_between_hosts_are_measured_unless_the_program_is_deterministic(deterministic):
+    specs = [((4,), F32, "sum"), ((1 << 14,), F32, "sum"), ((10,), F32, "sum"), ((1 << 14,), F32, "max")]
+
+    def use(comm):
+        channel, transport = channel_of(comm, specs, 0, hosts=[0, 0, 1], deterministic=deterministic)
+        sent = values(specs, comm.rank)
+        for _ in range(7):
+            looked = []
+            (row,), _ = channel.exchange(
+                [[jax.device_put(x) for x in sent]], np.zeros(0, F32), "m", look=lambda *piece: looked.append(piece)
+            )
+            check(specs, 0, row, [values(specs, rank) for rank in range(3)])
+            assert {number for number, *_ in looked} == {1, 2}
+        return transport.algorithm("a channel").split(":")[0], transport.last.agreed
+
+    (said, agreed), *others = Job(3).run(use)
+    assert others == [(said, agreed)] * 2
+    assert said == "hierarchical, not measured" if deterministic else said in ("flat", "hierarchical")
+    assert agreed is (said != "flat")
+
+
+@pytest.mark.parametrize(("hosts", "polls"), [([0, 1], True), ([0, 0], False)])
+def test_sums_beside_computation_poll_only_between_hosts(hosts, polls):
+    specs = [((4,), F32, "sum"), ((500,), F32, "sum")]
+
+    def use(comm):
+        channel, _ = channel_of(comm, specs, 0, hosts=hosts)
+        asked, looked = [], []
+        started = channel.start(
+            [[np.ones(shape, F32) for shape, *_ in specs]],
+            np.zeros(0, F32),
+            look=lambda *piece: looked.append(piece[:2]),
+            beside=lambda: bool(asked.append(True)),
+        )
+        assert not comm.reduced  # nothing is sent before anybody waits
+        (row,), _ = started.wait()
+        np.testing.assert_array_equal(row[1], np.full(500, 2))
+        assert looked == [(1, 0)]
+        return bool(asked)
+
+    assert Job(2).run(use) == [polls] * 2
