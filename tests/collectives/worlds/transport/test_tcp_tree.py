@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
+import jax
+import numpy as np
 import pytest
 
 from collectives.worlds.launch import LaunchError
 from collectives.worlds.transport import tcp_tree
-from collectives.worlds.transport.tcp_tree import TCPTreeError
+from collectives.worlds.transport.tcp_tree import TCPTree, TCPTreeError, in_order_of_lines
 from tests.speed import limit
 
 SECRET = bytes(range(2 * tcp_tree._SECRET))
@@ -104,3 +107,168 @@ def test_a_process_connects_by_whichever_address_answers_with_the_secret(door):
         thread.join(limit(30))
     assert list(admitted) == [4]
     admitted[4].close()
+
+
+# --- trees of processes that are threads ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """What is to be done at the exit of a process."""
+    found = []
+    monkeypatch.setattr(tcp_tree.atexit, "register", found.append)
+    return found
+
+
+@pytest.fixture
+def grown(monkeypatch, exits):
+    """Make the trees of so many processes, and call `work(tree)` on each. Returns what it returns, by rank."""
+    monkeypatch.setattr(tcp_tree, "BELOW", 2)
+
+    def grow(processes, work, hosts=None):
+        own, announced = threading.local(), [b""] * processes
+        barrier = threading.Barrier(processes, timeout=limit(20))
+
+        def of_everyone(data):
+            announced[own.rank] = data
+            barrier.wait()
+            return list(announced)
+
+        def run(rank):
+            own.rank = rank
+            tree = TCPTree()
+            try:
+                return work(tree)
+            finally:
+                barrier.wait()
+                tree.close("the test is over")
+
+        monkeypatch.setattr(tcp_tree, "_of_everyone", of_everyone)
+        monkeypatch.setattr(jax, "process_index", lambda: own.rank)
+        monkeypatch.setattr(jax, "process_count", lambda: processes)
+        if hosts:
+            monkeypatch.setattr(socket, "gethostname", lambda: hosts[own.rank])
+        with ThreadPoolExecutor(processes) as pool:
+            return list(pool.map(run, range(processes)))
+
+    return grow
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7, 8])
+def test_all_get_the_same_sums_and_values(grown, processes):
+    rows = np.random.default_rng(0).normal(size=(processes, 50)) * 10.0 ** np.arange(processes)[:, None]
+
+    def work(tree):
+        found = []
+        for size in (50, 3, 3):
+            numbers = rows[tree.rank, :size].copy()
+            with np.errstate(all="raise"):
+                tree.sum(numbers)
+            found.append(numbers.tobytes())
+        found += [tree.allgather((tree.rank, "x" * 1000 * tree.rank)) for _ in range(2)]
+        numbers = np.array([1e308, -np.inf])
+        with np.errstate(all="raise"):
+            tree.sum(numbers)
+        tree.check_open()
+        return [*found, numbers.tolist(), tree.processes]
+
+    sums = [in_order_of_lines(list(rows[:, :size])).tobytes() for size in (50, 3, 3)]
+    values = [(rank, "x" * 1000 * rank) for rank in range(processes)]
+    largest = 1e308 if processes == 1 else np.inf
+    assert grown(processes, work) == [[*sums, values, values, [largest, -np.inf], processes]] * processes
+    np.testing.assert_allclose(in_order_of_lines(list(rows)), rows.sum(0))
+
+
+@pytest.mark.parametrize("leaves", range(6))
+@pytest.mark.parametrize("gathers", [False, True])
+def test_when_a_process_leaves_all_notice_and_use_the_tree_no_more(grown, leaves, gathers):
+    def work(tree):
+        if tree.rank == leaves:
+            tree.close("rank has left")
+            tree.close("again")
+        else:
+            with pytest.raises(TCPTreeError, match="has closed its connection") as e:
+                tree.allgather(1) if gathers else tree.sum(np.ones(3))
+            with pytest.raises(TCPTreeError, match=str(e.value)):
+                tree.check_open()
+        with pytest.raises(TCPTreeError) as e:
+            tree.check_open()
+        return str(e.value) == "rank has left"
+
+    assert grown(6, work) == [rank == leaves for rank in range(6)]
+
+
+def test_an_aborted_collective_closes_the_tree(grown):
+    def work(tree):
+        with pytest.raises(Exception, match=r"pickle|closed its connection"):
+            tree.allgather(threading.Lock() if tree.rank == 1 else 0)
+        with pytest.raises(TCPTreeError) as e:
+            tree.check_open()
+        return str(e.value)
+
+    first, second, third = grown(3, work)
+    assert second == "a collective was aborted by TypeError"
+    assert first == "rank 1 has closed its connection: it ended, or lost another rank"
+    assert third == "rank 0 has closed its connection: it ended, or lost another rank"
+
+
+def test_on_other_hosts_a_parent_is_not_sought_at_its_loopback_address(grown, monkeypatch):
+    monkeypatch.setattr(tcp_tree, "own_hosts", lambda: ["127.0.0.1", "elsewhere"])
+    sought, connect = {}, tcp_tree._connect
+
+    def noting(rank, secret, addresses, own):
+        sought[own] = rank, [host for host, _ in addresses]
+        return connect(rank, secret, [("127.0.0.1", addresses[0][1])], own)
+
+    monkeypatch.setattr(tcp_tree, "_connect", noting)
+    grown(4, lambda tree: tree.allgather(0), hosts="aabb")
+    assert sought == {1: (0, ["127.0.0.1", "elsewhere"]), 2: (0, ["elsewhere"]), 3: (1, ["elsewhere"])}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_at_its_exit_a_process_waits_for_nobody_if_one_was_lost(grown, exits, monkeypatch, lost):
+    ended = threading.Event()
+    monkeypatch.setattr(tcp_tree, "_end_soon", ended.set)
+
+    def work(tree):
+        if lost:
+            tree.close("rank 1 has closed its connection")
+        (at_exit,) = exits
+        at_exit()
+        with pytest.raises(TCPTreeError, match="rank 1 has closed" if lost else "its script is over"):
+            tree.check_open()
+        return True
+
+    assert grown(1, work) == [True]
+    assert ended.wait(limit(20) if lost else 0) is lost
+
+
+def test_a_process_that_ends_early_fails(monkeypatch):
+    ended = []
+    monkeypatch.setattr(tcp_tree.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(tcp_tree.os, "_exit", ended.append)
+    tcp_tree._end_soon()
+    assert ended == [1]
+
+
+def test_what_a_process_announces_arrives_or_is_too_long():
+    assert tcp_tree._of_everyone(b"here") == [b"here"]
+    longest = b"x" * tcp_tree._ROOM
+    assert tcp_tree._of_everyone(longest) == [longest]
+    with pytest.raises(LaunchError, match=f"too many addresses: {tcp_tree._ROOM + 1} bytes, but at most"):
+        tcp_tree._of_everyone(longest + b"x")
+
+
+def test_where_not_all_processes_come_or_xla_cannot_connect_them_there_is_a_launch_error(monkeypatch):
+    assert tcp_tree._in_time(lambda: np.arange(3)).tolist() == [0, 1, 2]
+
+    def fails():
+        raise RuntimeError("no gloo\nat all")
+
+    with pytest.raises(LaunchError, match="cannot be connected: no gloo. On CPUs, call"):
+        tcp_tree._in_time(fails)
+    monkeypatch.setattr(tcp_tree, "SECONDS_TO_COME", 0.01)
+    come = threading.Event()
+    with pytest.raises(LaunchError, match=r"not all 1 processes .* within 0.01 s"):
+        tcp_tree._in_time(come.wait)
+    come.set()

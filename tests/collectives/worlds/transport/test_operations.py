@@ -1,0 +1,128 @@
+"""Operations of processes that are threads: what each of them sends, and to whom."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from adaptive import WorkerError
+from collectives.worlds.transport import direct_read, operations
+from collectives.worlds.transport.operations import ReduceMessage, Regroup, StateTransfer, StepOnMesh, broadcast, pieces
+from collectives.worlds.transport.process_group import all_processes
+
+from .test_mpi_transport import MPI, Job, transport_of
+
+ARRAYS = [np.arange(100.0).reshape(4, 25), np.float32([1.5]), np.zeros((0, 3)), np.arange(7, dtype=np.int8)]
+
+
+@pytest.mark.parametrize("reads", [True, False, None])
+@pytest.mark.parametrize("lacking", [(1,), (0, 2), (1, 2, 3, 4), (0, 1, 2, 3), (3, 4), ()])
+def test_joining_processes_receive_the_state_from_those_that_have_it(lacking, reads, monkeypatch):
+    """By reads of memory, by messages, or some by either."""
+    read, made, calls = direct_read.read, [], itertools.count()
+    monkeypatch.setattr(operations, "_MESSAGE_BYTES", 64)
+    if not reads:
+        monkeypatch.setattr(operations, "read", lambda *at: reads is None and next(calls) % 2 == 0 and read(*at))
+
+    def use(comm):
+        def make():
+            made.append(comm.rank)
+            return {"step": 7}, ARRAYS
+
+        def room():
+            return [np.full_like(array, 9) for array in ARRAYS]
+
+        transfer = StateTransfer("a join", make, room, has_state=comm.rank not in lacking)
+        transfer.carry_out(comm)
+        return transfer.result
+
+    results = Job(5).run(use)
+    for rank, result in enumerate(results):
+        assert (result is not None) is (rank in lacking)
+        if result is not None:
+            assert result[0] == {"step": 7}
+            for got, array in zip(result[1], ARRAYS, strict=True):
+                assert got.dtype == array.dtype
+                np.testing.assert_array_equal(got, array)
+    having = [rank for rank in range(5) if rank not in lacking]
+    assert sorted(made) == having[: max(1, len(lacking))]  # each serves some, and the others copy nothing
+
+
+def test_where_nobody_has_the_state_all_say_so():
+    def use(comm):
+        with pytest.raises(WorkerError, match="all workers that had the run's state are lost"):
+            StateTransfer("a join", list, list, has_state=False).carry_out(comm)
+        return True
+
+    assert Job(2).run(use) == [True] * 2
+
+
+def test_those_that_stay_have_a_communicator_of_their_own():
+    def use(comm):
+        transport = transport_of(comm)
+        regroup = Regroup(MPI, "a change", lambda: comm.rank != 1)
+        transport.run(regroup)
+        if regroup.result is None:
+            return None
+        group = transport.group.subgroup(regroup.result)
+        assert transport.group.lost_in(group) == {1: transport.group.everyone[1]}
+        assert group.lost_in(transport.group) == {}
+        return regroup.result.rank, [str(process) for process in group.everyone]
+
+    assert Job(3).run(use) == [(0, ["pid 100 on h0", "pid 102 on h0"]), None, (1, ["pid 100 on h0", "pid 102 on h0"])]
+
+
+def test_a_program_over_all_devices_and_a_message_run_once():
+    runs = []
+    step = StepOnMesh("step 1", "", lambda: runs.append(1))
+    message = ReduceMessage("message", "", 7, buffers=[], status=np.zeros(1), reduce=lambda: runs.append(2) or np.ones(1))
+    for operation in (step, message):
+        operation.carry_out(None)
+        with pytest.raises(AssertionError):
+            operation.carry_out(None)
+    assert runs == [1, 2]
+    assert message.arrived == 1
+
+
+@pytest.mark.parametrize("replicated", [True, False])
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_message_is_agreed_if_results_differ_or_its_algorithm_asks_for_it(replicated, agreed):
+    message = ReduceMessage(
+        *("message", "", 7), buffers=[], status=np.zeros(1), reduce=lambda: np.ones(1), replicated=replicated
+    )
+    assert message.agreed is not replicated
+    message.wrap_reduce(lambda reduce: 3 * reduce(), agreed=agreed)
+    message.wrap_reduce(lambda reduce: 1 + reduce(), agreed=False)
+    assert message.agreed is (agreed or not replicated)
+    message.carry_out(None)
+    assert message.arrived == 4
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 8, 9, 16, 17])
+def test_arrays_are_sent_in_pieces_that_mpi_can_count(nbytes, monkeypatch):
+    monkeypatch.setattr(operations, "_MESSAGE_BYTES", 8)
+    array = np.arange(nbytes, dtype=np.int8)
+    assert [piece.size for piece in pieces(array)] == [8] * (nbytes // 8) + [nbytes % 8] * (nbytes % 8 > 0)
+    for piece in pieces(array):
+        piece += 1
+    assert array.tolist() == [*range(1, nbytes + 1)]
+
+    def use(comm):
+        own = np.full((nbytes, 2), comm.rank, np.int16)
+        broadcast(comm, own, 1)
+        return own.tolist()
+
+    assert Job(2).run(use) == [[[1, 1]] * nbytes] * 2
+
+
+def test_processes_have_the_worker_slots_after_those_of_lower_ranks():
+    def use(comm):
+        host = comm.Split(comm.rank // 2, comm.rank)
+        return all_processes(comm, host, comm.rank + 1)
+
+    first, *others = Job(3).run(use)
+    assert others == [first] * 2
+    assert [process.worker_slots for process in first] == [range(1), range(1, 3), range(3, 6)]
+    assert [process.host for process in first] == [0, 0, 2]
