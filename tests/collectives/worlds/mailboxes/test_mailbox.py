@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -15,11 +16,19 @@ import pytest
 
 from collectives.worlds.mailboxes import fetching, serving
 from collectives.worlds.mailboxes.flows import StrangerError, greet_asker, greet_owner
-from collectives.worlds.mailboxes.mailbox import CreateMailbox, ProcessMailbox
+from collectives.worlds.mailboxes.mailbox import (
+    CreateMailbox,
+    Mailboxes,
+    ProcessMailbox,
+    prepare_environment,
+    why_none,
+)
 from collectives.worlds.mailboxes.memory import Files
+from collectives.worlds.mailboxes.seqlock import SlotLayout
 from collectives.worlds.mailboxes.serving import QUESTION, MailboxEndpoint, MailboxServer, PublishedCopies
-from collectives.worlds.shared_file import SharedFileAddress
+from collectives.worlds.shared_file import SharedFile, SharedFileAddress, open_shared
 from collectives.worlds.transport.process_group import Process
+from tests.collectives.worlds.transport.test_mpi_transport import Job, processes
 from tests.speed import limit
 
 COVERS = (
@@ -326,3 +335,237 @@ def test_a_server_with_an_ended_thread_can_be_stopped():
     server._over = False
     server.stop()
     assert not server._thread.is_alive()
+
+
+def test_a_worker_that_is_mapped_can_be_copied_by_round(services):
+    mailboxes = mailboxes_of(services, (0, 0, 1), worker_slots=2)
+    for round in (3, 4, 5):
+        mailboxes[1].publish(3, round, constant(round))
+    first = mailboxes[0]
+    assert first.hosts == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
+    assert [first.is_mapped(worker) for worker in range(6)] == [True] * 4 + [False] * 2
+    assert [first.rounds(worker) for worker in (2, 3)] == [[], [5, 4]]
+    assert [seen(first.copy_of(3, round)) for round in (3, 4, 5)] == [None, 4, 5]
+    assert first.copy_of(2, 5) is None
+
+
+def test_the_room_of_a_result_is_used_again_at_the_next_look(services):
+    mailboxes = mailboxes_of(services, (0, 0))
+    mailboxes[0].publish(0, 3, constant(5))
+    addresses = set()
+    for _ in range(4):
+        found = mailboxes[1].look(0, 1, 3)
+        assert seen(found) == 5
+        addresses.add(found[0].ctypes.data)
+        assert mailboxes[1].look(0, 1, 4) is None
+    assert len(addresses) == 1
+
+
+def test_a_copy_for_readers_is_shared_and_not_overwritten_while_it_is_sent():
+    layout, writing = SlotLayout([8]), threading.Lock()
+    place = np.zeros(2 * layout.place, np.uint8)
+
+    def copy(start, room):
+        room[:] = place[start : start + room.size]
+
+    def publish(round, value):
+        layout.write(place[layout.place :], round, [np.full(8, value, np.uint8)], lambda: None)
+
+    shown = PublishedCopies(layout, copy, writing)
+    assert shown.newest(1, 3) is None
+    publish(3, 1)
+    first = shown.newest(1, 3)
+    assert shown.newest(1, 4) is None
+    assert shown.newest(1, 3) is first
+    first.readers = 1
+    publish(3, 2)
+    second = shown.newest(1, 3)
+    assert second is not first
+    assert (first.slot[0], second.slot[0]) == (1, 2)
+    publish(3, 3)
+    assert shown.newest(1, 3) is second  # nobody receives it
+    assert second.slot[0] == 3
+    tries = []
+
+    def torn(start, room):  # unless no worker can publish
+        copy(start, room)
+        if room.size == layout.slot and not writing.locked():
+            tries.append(publish(3, 4) or publish(3, 4))
+
+    assert PublishedCopies(layout, torn, writing).newest(1, 3).slot[0] == 4
+    assert tries
+
+
+def test_an_answer_is_waited_for_by_how_long_others_took():
+    patience = fetching.AnswerTimeout()
+    assert patience.seconds == fetching._LONGEST
+    patience.in_time()
+    assert patience.seconds == fetching._LONGEST
+    for _ in range(9):
+        patience.late()
+    assert patience.seconds == fetching._LEAST
+    patience.in_time()
+    assert patience.seconds == 2 * fetching._LEAST
+
+
+@pytest.mark.parametrize(("host", "tried"), [(0, [("127.0.0.1", 1)]), (1, [("203.0.113.9", 3), ("10.0.0.7", 2)])])
+def test_a_process_is_asked_at_addresses_for_its_host(monkeypatch, host, tried):
+    monkeypatch.setattr("collectives.worlds.mailboxes.mailbox.most_likely_first", lambda known: [*reversed(known)])
+    files = Files(SlotLayout([8]).place)
+    files.open(0, {})
+    mailbox = ProcessMailbox(SlotLayout([8]), files, processes(0, host), 0)
+    owner = MailboxEndpoint((("127.0.0.1", 1), ("10.0.0.7", 2), ("203.0.113.9", 3)), b"key", 1)
+    mailbox.ask([owner, owner])
+    assert {key: link._addresses for key, link in mailbox._links.items()} == {(0, 1): tried}
+    files.close()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_shared_file_is_written_by_its_owner_and_whoever_opens_it_for_that(lazy):
+    file = SharedFile(100, lazy=lazy)
+    read, written = open_shared(file.address), open_shared(file.address, write=True)
+    for _ in range(2):
+        file.allocate()
+    file.memory[:] = 5
+    written[7] = 6
+    assert read.tolist() == file.memory.tolist() == [5] * 7 + [6] + [5] * 92
+    with pytest.raises(ValueError, match="read-only"):
+        read[0] = 1
+    for _ in range(2):
+        file.close()
+    with pytest.raises(OSError, match=file.address.path):
+        open_shared(file.address)
+    assert read[7] == 6
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_where_memory_is_short_a_file_is_private_or_fails_when_it_is_allocated(lazy, monkeypatch):
+    def short(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", short)
+    file = SharedFile(100, lazy=lazy)
+    assert (file.address.path != "") is lazy
+    if lazy:
+        with pytest.raises(OSError, match="No space left"):
+            file.allocate()
+    file.allocate()
+    file.close()
+    assert file.memory.tolist() == [0] * 100
+
+
+# --- in windows of MPI ------------------------------------------------------------------------------------------------
+
+
+class Window:
+    """Memory of a thread that stands for a rank. Nobody frees it alone."""
+
+    def __init__(self, nbytes, comm):
+        self.comm, self.memory, self.freed = comm, np.full(nbytes, 77, np.uint8), False
+        self.everyone = comm.allgather(self.memory)
+
+    def Get(self, target, rank, source):
+        start, nbytes, kind = source
+        assert kind == target[1] == "byte"
+        target[0][:] = self.everyone[rank][start : start + nbytes]
+
+    def tomemory(self):
+        return memoryview(self.memory)
+
+    def Set_errhandler(self, handler): ...
+
+    def Lock_all(self, mode): ...
+
+    def Unlock_all(self): ...
+
+    def Flush(self, rank): ...
+
+    def Sync(self): ...
+
+    def Free(self):
+        self.comm.Barrier()
+        assert not self.freed
+        self.freed = True
+
+
+MPI = SimpleNamespace(
+    BYTE="byte", INFO_NULL=None, ERRORS_RETURN="return", MODE_NOCHECK=0, THREAD_MULTIPLE=3, Query_thread=lambda: 3
+)
+MPI.Win = SimpleNamespace(Allocate=lambda nbytes, unit, info, comm: Window(nbytes, comm))
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 0)])
+def test_windows_are_seen_on_their_host_and_freed_when_another_mailbox_replaces_them(services, hosts):
+    everyone = processes(*hosts)
+
+    def use(comm):
+        kept, creations = Mailboxes(), []
+        kept._service = services[comm.rank]
+
+        def create(replaces):
+            creations.append(kept.creation("", (8 * NUMBERS, 4), lambda: everyone, replaces, MPI))
+            creations[-1].carry_out(comm)
+            return kept.keep(creations[-1].result, replaces)
+
+        first = create(None)
+        window = first._memory._window
+        CreateMailbox.made_for_tests.append(first)
+        assert [first.is_mapped(rank) for rank in range(3)] == [host == hosts[comm.rank] for host in hosts]
+        first.publish(comm.rank, 3, constant(comm.rank + 1))
+        comm.Barrier()
+        assert [seen(first.look(rank, comm.rank, 3)) for rank in range(3)] == [1, 2, 3]
+        comm.Barrier()
+        second = create(first)
+        assert window.freed
+        assert first.name != second.name
+        assert comm.allgather(second.name) == [second.name] * 3
+        # Those that were on standby do not have it, so that nobody frees it.
+        third = create(second if comm.rank else None)
+        assert not second._memory._window.freed
+        comm.Barrier()
+        kept.free_among(everyone[:2])
+        assert not third._memory._window.freed
+        left = [mailbox._memory._window for mailbox in (second, third)]
+        kept.free_among(everyone)
+        kept.free_among(everyone)
+        kept.stop()
+        return [each.freed for each in left]
+
+    assert Job(3).run(use) == [[True, True]] * 3
+
+
+def test_a_mailbox_of_files_that_is_replaced_is_not_kept_and_all_end_with_their_world(monkeypatch):
+    mailboxes, stopped = Mailboxes(), []
+    made = [SimpleNamespace(name=name, stop=lambda n=n: stopped.append(n)) for n, name in enumerate([b"", b"x", b""])]
+    mailboxes.keep(made[0], None)
+    assert mailboxes.keep(made[1], made[0]) is made[1]
+    mailboxes.keep(made[2], made[1])  # whose window is freed by all together
+    lent = type("Lent", (), {"stop": lambda self: stopped.append(3)})()
+    assert mailboxes.lend(lent) is lent
+    server = mailboxes._serve()
+    assert mailboxes._serve() is server
+    for _ in range(2):
+        mailboxes.stop()
+    assert stopped == [1, 2, 3, 3]
+    assert not server._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("environ", "set_to"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "^ucx"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_MCA_osc": "rdma"}, "rdma"),
+    ],
+)
+def test_on_one_host_mpi_loads_no_components_for_networks(environ, set_to):
+    prepare_environment(environ)
+    assert environ.get("OMPI_MCA_osc") == set_to
+
+
+@pytest.mark.parametrize(("level", "says"), [(3, ""), (4, ""), (2, "MPI was initialized for one thread at a time")])
+def test_a_mailbox_needs_an_mpi_for_several_threads(level, says):
+    why = why_none(SimpleNamespace(THREAD_MULTIPLE=3, Query_thread=lambda: level))
+    assert why.startswith(says)
+    assert bool(why) == bool(says)

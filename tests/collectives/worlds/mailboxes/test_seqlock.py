@@ -77,3 +77,47 @@ def test_a_copy_during_which_it_was_overwritten_is_not_used():
 
     assert not LAYOUT.copy_round(slow, 0, 1, np.empty(LAYOUT.slot, np.uint8))
     assert LAYOUT.torn == torn + 1
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "found", "torn"),
+    [
+        (0, [0, 0, 0], 0, 0),
+        (1, [0, 0, 0], 1, 0),
+        (2, [1, 0, 0], 2, 0),  # to the other slot
+        (2, [2, 0, 0], 4, 1),
+        (2, [2, 3, 0], 7, 2),
+        (2, [2, 2, 2], 0, 3),
+    ],
+)
+def test_the_latest_value_is_copied_again_if_it_was_overwritten(before, meanwhile, found, torn):
+    place, layout = Place(), SlotLayout([8, 100])
+    for _ in range(before):
+        place.publish(5)
+    more = iter(meanwhile)
+
+    def slow(start, room):
+        place.copy(start, room)
+        for _ in range(next(more) if room.size == layout.slot else 0):
+            place.publish(5)
+
+    assert layout.copy_latest(slow, 0, 5, np.empty(layout.slot, np.uint8)) == found
+    assert layout.torn == torn
+    assert layout.copy_latest(place.copy, 0, 6, np.empty(layout.slot, np.uint8)) == 0
+
+
+@pytest.mark.parametrize(("meanwhile", "found", "torn"), [([1], True, 0), ([2], False, 1), ([0], True, 0)])
+def test_a_round_is_copied_as_long_as_it_is_there(meanwhile, found, torn):
+    place, layout = Place(), SlotLayout([8, 100])
+    for round in (4, 5):
+        place.publish(round)
+    more = iter(meanwhile)
+
+    def slow(start, room):
+        place.copy(start, room)
+        for _ in range(next(more) if room.size == layout.slot else 0):
+            place.publish(6)
+
+    assert layout.copy_round(slow, 0, 5, np.empty(layout.slot, np.uint8)) is found
+    assert layout.torn == torn
+    assert [layout.number(place.copy, 0, round) for round in (5, 6)] == ([2, 0] if not meanwhile[0] else [0, 2 + meanwhile[0]])
