@@ -113,7 +113,7 @@ class Comm:
                 missing = set(self.group) - given.keys()
                 return missing <= job.dead if survives else not missing or missing & job.dead or self.name in job.revoked
 
-            assert job.changed.wait_for(over, limit(20)), f"{self.number} waits for {set(self.group) - given.keys()}"
+            assert job.changed.wait_for(over, limit(10)), f"{self.number} waits for {set(self.group) - given.keys()}"
             if not survives and (fails or len(given) < self.size):
                 raise MPIError
             return [given[member] for member in self.group if member in given]
@@ -186,7 +186,7 @@ class Comm:
         self._box(self.rank, target, tag).put(value)
 
     def recv(self, source, tag):
-        return self._box(source, self.rank, tag).get(timeout=limit(20))
+        return self._box(source, self.rank, tag).get(timeout=limit(10))
 
     def Isend(self, array, target, tag):
         self.send(array.copy(), target, tag)
@@ -307,20 +307,21 @@ def test_a_message_that_another_process_completed_arrives_everywhere():
     assert losses == [([1], "gathering")] or losses == [([1], "message 1")]
 
 
+@pytest.mark.parametrize("use", [message, lambda transport, number: transport.all_gather_bytes(b"", f"{number}")])
 @pytest.mark.parametrize("survives", [False, True])
-def test_an_error_without_a_loss_is_an_error_on_all(survives):
-    def use(comm):
+def test_an_error_without_a_loss_is_an_error_on_all(survives, use):
+    def work(comm):
         transport = transport_of(comm, survives=survives)
         with pytest.raises(WorkerError, match=rf"rank {comm.rank} of 2: MPI failed \(a process is lost\)"):
             for number in itertools.count():
-                message(transport, number)
+                use(transport, number)
         assert not transport.losses
         return comm.name in comm.job.revoked
 
     job = Job(2, fails={0: 2})
     if not survives:  # the launcher ends the others
         job.dies = {1: 3}
-    assert job.run(use) == ([True, True] if survives else [False, None])
+    assert job.run(work) == ([True, True] if survives else [False, None])
 
 
 # --- disagreements and failures ---------------------------------------------------------------------------------------
