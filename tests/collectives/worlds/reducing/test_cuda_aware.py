@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import threading
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from adaptive.extend import Sliced
 from collectives.worlds.reducing import cuda, cuda_aware
+from collectives.worlds.reducing.algorithms import LARGE_BYTES
 from collectives.worlds.reducing.cuda_aware import (
+    DEVICES,
     GROUP_BYTES,
+    HOST,
+    CudaAwareSums,
     DeviceAccess,
     agreed,
     groups,
@@ -21,6 +27,10 @@ from collectives.worlds.reducing.cuda_aware import (
     says_cuda,
     why_not,
 )
+from collectives.worlds.transport.operations import ReduceMessage
+from collectives.worlds.transport.process_group import ProcessGroup
+from tests.collectives.worlds.transport import test_mpi_transport
+from tests.collectives.worlds.transport.test_mpi_transport import Job, MPIError, processes
 
 COVERS = ("collectives/worlds/reducing/cuda.py",)
 
@@ -174,3 +184,215 @@ def test_whether_other_processes_can_map_memory_of_jax(monkeypatch, error, says,
     cuda.can_be_mapped.cache_clear()
     assert cuda.can_be_mapped(jax.devices("cpu")[0]) is found
     cuda.can_be_mapped.cache_clear()
+
+
+# --- sums of processes that are threads, whose memory MPI reaches -----------------------------------------------------
+
+
+class MPI(test_mpi_transport.MPI):
+    """MPI that reads and writes at addresses."""
+
+    buffer = SimpleNamespace(fromaddress=lambda at, n: np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(at)))
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """Whether MPI reaches devices, and JAX's memory can be mapped."""
+    monkeypatch.setattr(cuda_aware, "reach", lambda mpi, device: DeviceAccess(""))
+    monkeypatch.setattr(cuda, "make_current", lambda device: None)
+    monkeypatch.setattr(cuda, "can_be_mapped", lambda device: True)
+
+
+def sums_of(comm, device=None, hosts=None, always=None):
+    sums = CudaAwareSums(MPI, device or jax.local_devices()[0])
+    sums.set_group(ProcessGroup(comm, processes(*(hosts or [0] * comm.size))))
+    sums.always = always
+    return sums
+
+
+def send(sums, parts, ops, *, key=("a channel", 1), large=True, fixed=False):
+    """Send a message. Returns the numbers of the parts that went from device to device, and whether it is agreed."""
+    message = ReduceMessage("m", "", 7, buffers=[], status=np.zeros(1), reduce=lambda: np.full(1, len(sums.results)))
+    sums.begin_message(message, key, parts, ops, large=large, fixed=fixed)
+    message.carry_out(None)
+    results = dict(sums.results)
+    assert message.arrived == len(results)
+    sums.end_message()
+    assert not sums.results
+    return results, message.agreed
+
+
+N = LARGE_BYTES // 4
+SHAPES = [((N,), F32), ((N + 5,), F32), ((3, N), F32), ((N,), np.int32), ((N - 1,), F32), ((N,), F32)]
+OPS = ["sum"] * 5 + ["max"]
+
+
+def values(rank):
+    rng = np.random.default_rng(rank)
+    return [(100 * rng.normal(size=shape)).astype(dtype) for shape, dtype in SHAPES]
+
+
+@pytest.mark.parametrize(("size", "at_a_time"), [(2, 1 << 30), (3, 50_000)])
+@pytest.mark.usefixtures("reached")
+def test_large_sums_from_device_to_device_are_the_same_everywhere(size, at_a_time, monkeypatch):
+    """Not of part 0, small parts, or extremes."""
+    monkeypatch.setattr(cuda_aware, "_AT_A_TIME", at_a_time)
+
+    def use(comm):
+        results, agreed = send(sums_of(comm, always=DEVICES), [jax.device_put(x) for x in values(comm.rank)], OPS)
+        assert agreed
+        return {j: np.asarray(x) for j, x in results.items()}
+
+    first, *others = Job(size).run(use)
+    assert list(first) == [1, 2, 3]
+    for j, got in first.items():
+        rows = [values(rank)[j] for rank in range(size)]
+        expected = rows[0]
+        for row in rows[1:]:
+            expected = expected + row  # in the order of ranks
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_array_equal(got, expected)
+        assert [other[j].tobytes() for other in others] == [got.tobytes()] * (size - 1)
+
+
+@pytest.mark.usefixtures("reached")
+def test_routes_are_measured_in_turn_and_the_faster_one_is_taken(monkeypatch):
+    """From device to device takes a third of the time here."""
+    clock = threading.local()
+    monkeypatch.setattr(cuda_aware, "perf_counter", lambda: clock.now)
+    sum_up = CudaAwareSums._carry_out
+
+    def timed(sums, *arguments):
+        arrived = sum_up(sums, *arguments)
+        clock.now += 1.0 if sums.results else 3.0
+        return arrived
+
+    monkeypatch.setattr(CudaAwareSums, "_carry_out", timed)
+
+    def use(comm):
+        clock.now = 0.0
+        sums, taken = sums_of(comm), []
+        parts = [jax.device_put(x) for x in values(comm.rank)]
+        for _ in range(9):
+            taken.append(bool(send(sums, parts, OPS)[0]))
+        assert sums.stays(parts, OPS, "another") == [1, 2, 3]
+        assert sums.stays(parts, OPS, "a channel") == [1, 2, 3]
+        return taken
+
+    assert Job(2).run(use) == [[False, True] * 3 + [True] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "always", "fixed", "says", "stays"),
+    [
+        ([0, 0], None, False, "through the host and from device to device in turn, to measure which is faster", []),
+        ([0, 1], None, False, "through the host: processes are on several hosts", []),
+        ([0, 0], HOST, False, "through the host", []),
+        ([0, 0], None, True, "through the host, not measured: in a deterministic program", []),
+    ],
+)
+@pytest.mark.usefixtures("reached")
+def test_a_channel_says_which_way_its_sums_go(hosts, always, fixed, says, stays):
+    parts = [np.zeros(1, F32), np.zeros(N, F32)]
+
+    def use(comm):
+        sums = sums_of(comm, NVIDIA, hosts, always)
+        assert not sums.through_host
+        assert sums.describe("a channel") == ""
+        results, agreed = send(sums, parts, ["sum", "sum"], fixed=fixed)
+        assert (results, agreed) == ({}, False)
+        assert sums.through_host is (hosts == [0, 1])
+        assert sums.describe("another") == ""
+        if not says.endswith("faster"):
+            assert sums.stays(parts, ["sum", "sum"], "a channel") == stays
+        else:
+            assert sums.stays(parts, ["sum", "sum"], "a channel") == [1]  # in its next message
+        sums.always = DEVICES
+        if hosts == [0, 0]:
+            assert sums.describe("a channel") == "from device to device"
+        sums.always = always
+        return sums.describe("a channel")
+
+    assert Job(2).run(use) == [says] * 2
+
+
+@pytest.mark.usefixtures("reached")
+def test_messages_without_large_sums_or_of_one_process_agree_nothing():
+    def use(comm):
+        sums = sums_of(comm, NVIDIA)
+        send(sums, [np.zeros(1, F32)] * 2, ["sum", "sum"], large=False)
+        if comm.size == 1:
+            send(sums, [np.zeros(N, F32)] * 2, ["sum", "sum"])
+        return comm.calls[False], sums.describe("a channel")
+
+    for size in (1, 2):
+        assert Job(size).run(use) == [(0, "")] * size
+
+
+@pytest.mark.usefixtures("reached")
+def test_few_channels_are_remembered(monkeypatch):
+    monkeypatch.setattr(cuda_aware, "KEPT", 2)
+
+    def use(comm):
+        sums = sums_of(comm, NVIDIA, always=HOST)
+        for channel in "abcab":
+            send(sums, [np.zeros(1, F32), np.zeros(N, F32)], ["sum", "sum"], key=(channel, 1))
+        return [bool(sums.describe(channel)) for channel in "abc"]
+
+    assert Job(2).run(use) == [[True, True, False]] * 2
+
+
+@pytest.mark.usefixtures("reached")
+def test_memory_is_kept_while_mpi_may_write_to_it_and_shareable_memory_is_left(monkeypatch):
+    """After an error, until the requests are over."""
+
+    class Unfinished:
+        over = False
+
+        def __init__(self, *_):
+            made.append(self)
+
+        def Wait(self):
+            raise MPIError
+
+        def Test(self):
+            raise MPIError
+
+        def __bool__(self):
+            return not self.over
+
+    made, left, freed = [], [], []
+    shareable = SimpleNamespace(room=lambda n: 0, leave=lambda: left.append(1), free=lambda: freed.append(1))
+    monkeypatch.setattr(cuda, "is_nvidia", lambda device: True)
+    monkeypatch.setattr(cuda, "can_be_mapped", lambda device: False)
+    monkeypatch.setattr(cuda, "Shareable", lambda: shareable)
+
+    def use(comm):
+        comm.size, comm.Isend, comm.Irecv, comm.allgather = 2, Unfinished, Unfinished, lambda own: [own] * 2
+        sums = sums_of(comm, always=DEVICES, hosts=[0, 0])
+        parts = [jax.device_put(x) for x in values(0)[:2]]
+        for _ in range(2):
+            with pytest.raises(MPIError):
+                send(sums, parts, OPS)
+        assert left == [1]  # before the second one
+        sums.close()
+        assert not freed
+        Unfinished.over = True
+        with pytest.raises(MPIError):
+            send(sums, parts, OPS)
+        assert left == [1]
+        sums.close()
+        return freed
+
+    assert Job(1).run(use) == [[1]]
+
+
+def test_sums_of_other_kinds_stay_on_the_host():
+    op = type("Other", (Sliced,), {})()
+
+    def use(comm):
+        parts = [np.zeros(1, F32), np.zeros(N, F32), np.zeros(N, F32)]
+        sums = sums_of(comm)  # which MPI does not reach
+        return sums.stays(parts, ["sum", "sum", op], "a channel"), send(sums, parts, ["sum", "sum", op])
+
+    assert Job(2).run(use) == [([], ({}, False))] * 2
