@@ -536,17 +536,18 @@ def test_windows_are_seen_on_their_host_and_freed_when_another_mailbox_replaces_
 
 def test_a_mailbox_of_files_that_is_replaced_is_not_kept_and_all_end_with_their_world(monkeypatch):
     mailboxes, stopped = Mailboxes(), []
-    made = [SimpleNamespace(name=name, stop=lambda n=n: stopped.append(n)) for n, name in enumerate([b"", b"x", b""])]
+    made = [SimpleNamespace(name=name, stop=lambda n=n: stopped.append(n)) for n, name in enumerate([b"", b"x", b"", b""])]
     mailboxes.keep(made[0], None)
     assert mailboxes.keep(made[1], made[0]) is made[1]
     mailboxes.keep(made[2], made[1])  # whose window is freed by all together
-    lent = type("Lent", (), {"stop": lambda self: stopped.append(3)})()
+    mailboxes.keep(made[3], None)
+    lent = type("Lent", (), {"stop": lambda self: stopped.append(4)})()
     assert mailboxes.lend(lent) is lent
     server = mailboxes._serve()
     assert mailboxes._serve() is server
     for _ in range(2):
         mailboxes.stop()
-    assert stopped == [1, 2, 3, 3]
+    assert stopped == [1, 2, 3, 4, 4]
     assert not server._thread.is_alive()
 
 

@@ -77,6 +77,13 @@ class Job:
         with ThreadPoolExecutor(self.size) as pool:
             return list(pool.map(process, range(self.size), *each))
 
+    def die(self, number):
+        """Called on the process of this number."""
+        with self.changed:
+            self.dead.add(number)
+            self.changed.notify_all()
+        raise Killed
+
 
 class Group(tuple):
     """Processes, by rank."""
@@ -100,9 +107,7 @@ class Comm:
             self.calls[survives] += 1
             if not survives:
                 if job.dies.get(self.number) == job.calls[self.number]:
-                    job.dead.add(self.number)
-                    job.changed.notify_all()
-                    raise Killed
+                    job.die(self.number)
                 fails = job.fails.get(self.number) == job.calls[self.number]
                 job.calls[self.number] += 1
             given = job.given[self.name, survives, call]
