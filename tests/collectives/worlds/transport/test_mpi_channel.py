@@ -11,6 +11,7 @@ import pytest
 from adaptive import DisagreementError, WorkerError
 from adaptive.extend import Gathered, MembersChanged, Mixed, PartSpec
 from collectives.worlds.devices import DeviceWorld
+from collectives.worlds.reducing import hierarchical
 from collectives.worlds.transport import mpi_transport
 from collectives.worlds.transport.mpi_channel import MPIChannel
 from collectives.worlds.transport.preamble import NUMBERS
@@ -196,6 +197,41 @@ def test_survivors_receive_the_same_messages_wherever_a_process_dies(call, fails
     assert [x for x in found if x] == sorted((x for x in found if x), reverse=True)
     assert {*found} <= {111.0, None, 101.0}
     assert found[-1] == 101
+
+
+@pytest.mark.parametrize(("dies", "call"), [(call % 3, call) for call in range(20)])
+def test_survivors_of_a_sum_by_hosts_receive_the_same_messages(dies, call, monkeypatch):
+    """Also if a process dies that sums for its host, while others wait for it on the other host."""
+    monkeypatch.setattr(hierarchical, "PIECE_BYTES", 40_000)
+    monkeypatch.setattr(hierarchical, "UNDER_WAY_BYTES", 0)
+    specs = [((4,), F32, "sum"), ((1 << 14,), F32, "sum")]
+
+    def use(comm):
+        channel, transport = channel_of(comm, specs, 0, hosts=[0, 0, 1, 1], deterministic=True)
+        found = []
+        for step in range(6):
+            try:
+                (row,), _ = channel.exchange(
+                    [[jax.device_put(np.full(s, 10.0**comm.number, F32)) for s, *_ in specs]], np.zeros(0, F32), f"{step}"
+                )
+            except MembersChanged:
+                found.append(None)
+            else:
+                large = np.asarray(row[1])
+                assert (large == large[0]).all()
+                assert large[0] == row[0][0]
+                found.append(float(large[0]))
+        return found, transport.losses, transport.algorithm("a channel").split(",")[0]
+
+    results = Job(4, {dies: call}).run(use)
+    assert results[dies] is None
+    first, *others = [result for result in results if result]
+    assert others == [first] * 2
+    found, losses, said = first
+    assert [numbers for numbers, _ in losses] == [[dies]]
+    left = 1111.0 - 10**dies
+    assert found == [1111.0] * found.index(None) + [None] + [left] * (5 - found.index(None))
+    assert said == "hierarchical"
 
 
 @pytest.mark.parametrize("device", [0, 1])

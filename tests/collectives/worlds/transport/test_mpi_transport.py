@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 from types import SimpleNamespace
 
 import jax
@@ -63,7 +62,7 @@ class Job:
     def __init__(self, size, dies=None, fails=None):
         self.size, self.dies, self.fails = size, dies or {}, fails or {}
         self.changed, self.given, self.calls = threading.Condition(), defaultdict(dict), defaultdict(int)
-        self.dead, self.revoked, self.mail = set(), set(), defaultdict(SimpleQueue)
+        self.dead, self.revoked, self.mail = set(), set(), defaultdict(deque)
 
     def run(self, script, *each):
         """Return what `script(comm, ...)` returns on each process; None for those that die."""
@@ -188,10 +187,21 @@ class Comm:
         return self.job.mail[self.name, source, target, tag]
 
     def send(self, value, target, tag):
-        self._box(self.rank, target, tag).put(value)
+        with self.job.changed:
+            self._box(self.rank, target, tag).append(value)
+            self.job.changed.notify_all()
 
     def recv(self, source, tag):
-        return self._box(source, self.rank, tag).get(timeout=limit(10))
+        job, box = self.job, self._box(source, self.rank, tag)
+
+        def over():
+            return box or self.group[source] in job.dead or self.name in job.revoked
+
+        with job.changed:
+            assert job.changed.wait_for(over, limit(10)), f"{self.number} waits for {self.group[source]}"
+            if not box:
+                raise MPIError
+            return box.popleft()
 
     def Isend(self, array, target, tag):
         self.send(array.copy(), target, tag)
