@@ -41,7 +41,7 @@ class Tree:
 
     def __init__(self, rank, meeting, given):
         self.rank, self.processes, self._meeting, self._given = rank, len(given), meeting, given
-        self.lock, self.threads, self.closed, self.sums = threading.Lock(), {}, "", 0
+        self.lock, self.threads, self.closed, self.sums, self.worlds = threading.Lock(), {}, "", 0, 0
 
     def allgather(self, value):
         self._given[self.rank] = value
