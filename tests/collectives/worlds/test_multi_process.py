@@ -75,8 +75,13 @@ def send(world, value):
 
 
 @pytest.mark.parametrize(("devices", "size"), [(1, 1), (1, 3), (2, 2)])
-def test_a_world_knows_its_workers_and_reduces_over_them(devices, size):
+def test_a_world_knows_its_workers_and_reduces_over_them(devices, size, monkeypatch):
+    shared = []
+    monkeypatch.setattr(mpi, "share_compilations", lambda: shared.append(True))
+    monkeypatch.setattr(mpi.cuda_aware, "says_cuda", lambda mpi: "as MPI says")
+
     def work(world):
+        assert world.cuda_aware == "as MPI says"
         assert world.library == "An MPI, 1.0"
         assert (world.rank, world.processes, world.capacity) == (own := world.transport.rank, size, size * devices)
         assert [*world.workers] == [*range(devices * own, devices * own + devices)]
@@ -86,10 +91,12 @@ def test_a_world_knows_its_workers_and_reduces_over_them(devices, size):
         world.barrier()
         assert world.algorithm("any") == ""
         assert world.waited > 0
+        assert len(shared) == (size if size > 1 else 0)
         assert send(world, own + 1) == (devices * size * (size + 1) / 2, size)
         return repr(world)
 
     said = on_processes(size, work, devices=jax.local_devices()[:devices])
+    assert not vars(sys.modules["mpi4py"].rc)
     own = "worker 1 on cpu:0" if devices == 1 else "workers 2–3 on cpu:0, cpu:1"
     if size > 1:
         assert said[1] == f"MPIWorld({size * devices} workers; rank 1 of {size}: {own})"
@@ -155,6 +162,7 @@ def test_the_others_hear_that_a_process_has_left_its_block_by_an_error(error, is
 def test_survivors_continue_with_fewer_workers(call, monkeypatch):
     monkeypatch.setenv(ENABLED, "1")
     on_processes(3, lambda world: None, before := Job(3))
+    assert sys.modules["mpi4py"].rc.finalize is False  # which would wait for those that are lost
 
     def work(world):
         assert world.survives

@@ -1,0 +1,93 @@
+"""Schedules of neighbor means: who averages with whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from adaptive import CollectiveError
+from collectives._schedules import Exponential, Matchings, RandomMatchings, Ring, schedule_of
+
+MEMBERS = [0, 2, 3, 5, 6]
+
+
+def pairs(weights):
+    """Return the pairs of a matching."""
+    for own, row in weights.items():
+        assert set(row.values()) == {0.5}
+        (other,) = set(row) - {own}
+        assert weights[other] == row
+    return {tuple(sorted(row)) for row in weights.values()}
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+@pytest.mark.parametrize("schedule", ["random", "ring", "exponential"])
+def test_every_mean_and_every_workers_shares_add_up_to_one(schedule, n):
+    members = MEMBERS[:n]
+    for step in range(6):
+        weights = schedule_of("neighbor_mean", schedule, 7).weights(step, members)
+        matrix = np.array([[weights.get(i, {i: 1.0}).get(j, 0.0) for j in members] for i in members])
+        np.testing.assert_allclose(matrix.sum(0), 1)
+        np.testing.assert_allclose(matrix.sum(1), 1)
+        assert n == 1 or schedule == "random" or len(weights) == n
+
+
+@pytest.mark.parametrize(("n", "matched"), [(1, 0), (2, 2), (4, 4), (5, 4)])
+def test_random_pairs_include_as_many_workers_as_possible_and_change(n, matched):
+    drawn = [pairs(RandomMatchings().weights(step, MEMBERS[:n])) for step in range(20)]
+    assert all(len({worker for pair in found for worker in pair}) == 2 * len(found) == matched for found in drawn)
+    assert drawn == [pairs(RandomMatchings().weights(step, MEMBERS[:n])) for step in range(20)]
+    if n > 2:
+        assert len({frozenset(found) for found in drawn}) > 2
+        assert drawn != [pairs(RandomMatchings(1).weights(step, MEMBERS[:n])) for step in range(20)]
+        assert {worker for found in drawn for pair in found for worker in pair} == set(MEMBERS[:n])
+
+
+def test_in_a_ring_workers_average_with_both_neighbors():
+    assert Ring().weights(3, MEMBERS[:1]) == {}
+    assert pairs(Ring().weights(3, MEMBERS[:2])) == {(0, 2)}
+    third = dict.fromkeys(MEMBERS[:3], 1 / 3)
+    assert Ring().weights(3, MEMBERS[:3]) == dict.fromkeys(MEMBERS[:3], third)
+    found = {own: {*row} for own, row in Ring().weights(3, MEMBERS).items()}
+    assert found == {0: {6, 0, 2}, 2: {0, 2, 3}, 3: {2, 3, 5}, 5: {3, 5, 6}, 6: {5, 6, 0}}
+
+
+@pytest.mark.parametrize(
+    ("n", "distances"), [(2, [1, 1, 1, 1]), (3, [1, 1, 2, 1]), (4, [1, 1, 2, 1]), (5, [1, 1, 2, 4])]
+)
+def test_distances_double_by_turns(n, distances):
+    """The first is that of steps 0 and 1."""
+    assert Exponential().weights(1, MEMBERS[:1]) == {}
+    for step, distance in enumerate(distances):
+        expected = {MEMBERS[i]: {MEMBERS[i]: 0.5, MEMBERS[(i + distance) % n]: 0.5} for i in range(n)}
+        assert Exponential().weights(step, MEMBERS[:n]) == expected
+
+
+def test_given_pairs_take_turns_without_those_that_are_absent():
+    schedule = schedule_of("neighbor_mean", [[(0, 2), (3, 5)], [(np.int64(2), 4)], []], 6)
+    assert isinstance(schedule, Matchings)
+    found = [pairs(schedule.weights(step, [0, 2, 4, 5])) for step in range(6)]
+    assert found == [{(0, 2)}, {(0, 2)}, {(2, 4)}, set(), {(0, 2)}, {(2, 4)}]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "workers", "says"),
+    [
+        ("star", 4, "must be one of 'random', 'ring', 'exponential', or your own pairs; got 'star'"),
+        (3, 4, "neither a name nor a list of pairs"),
+        ([], 4, "is empty"),
+        ([[(0, 1)], [(0, 1, 2)]], 4, r"schedule\[1\] contains .* not a pair"),
+        ([[(0,)]], 4, r"schedule\[0\] contains .* not a pair"),
+        ([[(0, 1.5)]], 4, "not a pair"),
+        ([[(0, 1), (1, 2)]], 4, "names worker 1 twice"),
+        ([[(2, 2)]], 4, "names worker 2 twice"),
+        ([[(0, 4)]], 4, r"names worker 4: the workers are 0 to 3"),
+        ([[(-1, 0)]], 4, r"names worker -1: the workers are 0 to 3"),
+        ([[(-1, 0)]], None, r"names worker -1: workers are numbered from 0"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(schedule, workers, says):
+    with pytest.raises(CollectiveError, match=says):
+        schedule_of("neighbor_mean", schedule, workers)
+    assert schedule_of("neighbor_mean", [[(0, 3), (1, 2)], [(0, 1)]], workers)
+    assert schedule_of("neighbor_mean", [[(0, 1000)]], None)
