@@ -30,6 +30,21 @@ def test_a_lost_worker_is_in_no_sum():
 
 def test_islands_are_sorted_and_checked():
     assert checked_islands("islands", [[2, 0], (1,)], 3) == ((0, 2), (1,))
-    for islands in ([], [[0], []], [[0, 0]], [[1]], [["a"]], 3, [[0, 1]]):
+    assert checked_islands("islands", [[np.int64(1), 0]], None) == ((0, 1),)
+    for islands in (
+        [],
+        [[0], []],
+        [[0, 0]],
+        [[1]],
+        [["a"]],
+        3,
+        [[0, 1]],
+        [[0, 1], [1, 2]],
+        [[0, 1, 2, 3]],
+        [[0, 1, 3]],
+    ):
         with pytest.raises(CollectiveError, match="islands="):
             checked_islands("islands", islands, 3)
+    for islands in ([[0, 2]], [[1, 2]], [[-1, 0]], [[0, None]]):
+        with pytest.raises(CollectiveError, match="islands="):
+            checked_islands("islands", islands, None)

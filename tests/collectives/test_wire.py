@@ -28,7 +28,11 @@ def rounded(how, values, step=1, worker=0):
 
 
 def test_stochastic_rounding_is_to_both_neighbors_by_their_distance():
-    for below, above, share in [(1.0, 1.0078125, 0.25), (-3.015625, -3.0, 0.9), (2.0**-100, 2.0**-100 * 1.0078125, 0.5)]:
+    for below, above, share in [
+        (1.0, 1.0078125, 0.25),
+        (-3.015625, -3.0, 0.9),
+        (2.0**-100, 2.0**-100 * 1.0078125, 0.5),
+    ]:
         found = rounded(STOCHASTIC, below + share * (above - below))
         assert {*found} == {below, above}
         assert abs(np.mean(found == above) - share) < 5 * np.sqrt(share * (1 - share) / N)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import warnings
 from types import ModuleType, SimpleNamespace
 
@@ -210,19 +212,26 @@ def test_copies_are_kept_by_others_if_processes_can_be_lost(enabled, size, level
     monkeypatch.setenv(ENABLED, str(int(enabled)))
     monkeypatch.setattr(loaded, "Is_thread_main", lambda: True)
     monkeypatch.setattr(loaded, "Query_thread", lambda: level)
+    allocated, allocate = set(), os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda *at: allocated.add(threading.get_ident()) or allocate(*at))
 
     def work(world):
         found = world.why_no_copies()
         assert (world.why_no_mailbox() == "") is (level == 3)
         if level == 3:
             kept = world.create_mailbox((8,), "a mailbox")
+            allocated.discard(threading.get_ident())
             assert isinstance(kept._memory, Files if enabled else Windows)
             kept.publish(world.rank, 0, [np.array([1.5])])
             world.barrier()
             assert [kept.look(rank, world.rank, 0)[0].view(float) for rank in range(size)] == [1.5] * size
             if not found:
+                own = threading.get_ident()
                 copies = world.create_copies((8,), "copies")
                 assert copies.rounds(world.rank) == []
+                assert own not in allocated  # before there is something to keep
+                copies.publish(world.rank, 1, [np.array([1.5])])
+                assert own in allocated
         return found
 
     said = on_processes(size, work)
@@ -245,6 +254,7 @@ def test_an_error_of_mpi_while_a_world_is_created_is_one_of_a_worker(monkeypatch
         (MPIError(), WorkerError, r"comm.world\(\) failed: MPI error \(a process is lost\)"),
         (OSError(24, "Too many open files"), OSError, "Too many open files"),
     ):
+
         def fails(self, kind, error=error):
             raise error
 

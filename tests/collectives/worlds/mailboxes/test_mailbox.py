@@ -421,7 +421,7 @@ def test_a_process_is_asked_at_addresses_for_its_host(monkeypatch, host, tried):
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_shared_file_is_written_by_its_owner_and_whoever_opens_it_for_that(lazy):
+def test_a_shared_file_is_written_by_its_owner_and_those_who_open_it_for_that(lazy):
     file = SharedFile(100, lazy=lazy)
     read, written = open_shared(file.address), open_shared(file.address, write=True)
     for _ in range(2):
@@ -534,9 +534,11 @@ def test_windows_are_seen_on_their_host_and_freed_when_another_mailbox_replaces_
     assert Job(3).run(use) == [[True, True]] * 3
 
 
-def test_a_mailbox_of_files_that_is_replaced_is_not_kept_and_all_end_with_their_world(monkeypatch):
+def test_a_mailbox_of_files_that_is_replaced_is_not_kept_and_all_end_with_their_world():
     mailboxes, stopped = Mailboxes(), []
-    made = [SimpleNamespace(name=name, stop=lambda n=n: stopped.append(n)) for n, name in enumerate([b"", b"x", b"", b""])]
+    made = [
+        SimpleNamespace(name=name, stop=lambda n=n: stopped.append(n)) for n, name in enumerate([b"", b"x", b"", b""])
+    ]
     mailboxes.keep(made[0], None)
     assert mailboxes.keep(made[1], made[0]) is made[1]
     mailboxes.keep(made[2], made[1])  # whose window is freed by all together

@@ -120,4 +120,5 @@ def test_a_round_is_copied_as_long_as_it_is_there(meanwhile, found, torn):
 
     assert layout.copy_round(slow, 0, 5, np.empty(layout.slot, np.uint8)) is found
     assert layout.torn == torn
-    assert [layout.number(place.copy, 0, round) for round in (5, 6)] == ([2, 0] if not meanwhile[0] else [0, 2 + meanwhile[0]])
+    numbers = [layout.number(place.copy, 0, round) for round in (5, 6)]
+    assert numbers == ([0, 2 + meanwhile[0]] if meanwhile[0] else [2, 0])

@@ -271,10 +271,9 @@ def test_routes_are_measured_in_turn_and_the_faster_one_is_taken(monkeypatch):
 
     def use(comm):
         clock.now = 0.0
-        sums, taken = sums_of(comm), []
+        sums = sums_of(comm)
         parts = [jax.device_put(x) for x in values(comm.rank)]
-        for _ in range(9):
-            taken.append(bool(send(sums, parts, OPS)[0]))
+        taken = [bool(send(sums, parts, OPS)[0]) for _ in range(9)]
         assert sums.stays(parts, OPS, "another") == [1, 2, 3]
         assert sums.stays(parts, OPS, "a channel") == [1, 2, 3]
         return taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -18,7 +19,7 @@ from collectives.worlds.transport.jax_channel import JaxChannel
 from collectives.worlds.transport.preamble import NUMBERS
 
 from .test_jax_transport import on_processes
-from .test_mpi_channel import F32, FLOATS, check, values
+from .test_mpi_channel import F32, FLOATS, check, take_down, values
 
 COVERS = ("collectives/worlds/reducing/shared_memory.py",)
 
@@ -64,8 +65,7 @@ def test_all_receive_the_same_reduced_parts_and_look_at_their_sums(first, dtype,
             parts = [[jax.device_put(x, d) for x in row] for row, d in zip(rows, devices, strict=True)]
             own_status, looked = (transport.rank + 1) * np.arange(1, status + 1).astype(dtype), []
             sums = transport.tree.sums
-            look = lambda part, start, piece: looked.append((part, start, piece.copy()))  # noqa: E731
-            started = channel.start(parts, own_status, "m", look=look)
+            started = channel.start(parts, own_status, "m", look=partial(take_down, looked))
             assert transport.tree.sums == sums  # nothing is sent before anybody waits
             results, arrived = started.wait()
             assert arrived.dtype == dtype

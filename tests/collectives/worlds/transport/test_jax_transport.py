@@ -12,7 +12,7 @@ import pytest
 from adaptive import CollectiveError, DisagreementError, WorkerError
 from collectives.worlds.lifetime import Lifetime
 from collectives.worlds.transport.jax_transport import JaxTransport
-from collectives.worlds.transport.operations import CLOSE, FinalOperation, Operation
+from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation
 from collectives.worlds.transport.tcp_tree import TCPTreeError
 from tests.speed import limit
 
@@ -81,6 +81,13 @@ def on_processes(size, work):
         return list(pool.map(run, range(size)))
 
 
+def in_an_operation(transport, about, error):
+    """Raise an error in an operation."""
+    with transport.collective():
+        transport.mark_begun(Operation(about, "", 7))
+        raise error
+
+
 class Watchdog:
     closed = False
 
@@ -96,11 +103,9 @@ def test_after_a_disagreement_a_world_is_closed_if_a_process_leaves_it(leaves, o
         transport.watchdog = watchdog = Watchdog()
         if others and transport.rank:
             transport.world = "world 2"
+        other = FinalOperation("the end", "", CLOSE) if leaves else Operation("another", "", 7)
         with pytest.raises(DisagreementError, match="rank 0: gathering") as e:
-            if transport.rank == 0:
-                transport.all_gather_bytes(b"", "gathering")
-            else:
-                transport.run(FinalOperation("the end", "", CLOSE) if leaves else Operation("another", "", 7))
+            transport.run(other if transport.rank else GatherBytes(b"", "gathering", ""))
         assert ("in world 2" in str(e.value)) is others
         closed = transport.lifetime.closed
         assert watchdog.closed is closed
@@ -131,9 +136,8 @@ def test_a_collective_is_left_before_its_end_only_with_a_closed_tree():
         with pytest.raises(ZeroDivisionError), transport.collective():
             1 / 0  # noqa: B018
         assert not transport.tree.closed  # no other process is in anything
-        with pytest.raises(KeyboardInterrupt), transport.collective():
-            transport.mark_begun(Operation("a step", "", 7))
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            in_an_operation(transport, "a step", KeyboardInterrupt())
         assert transport.tree.closed == "rank 0 has left a collective before its end, by KeyboardInterrupt"
         with pytest.raises(WorkerError, match="rank 0 is disconnected"):
             transport.barrier()
@@ -156,9 +160,7 @@ def test_a_collective_is_left_before_its_end_only_with_a_closed_tree():
 def test_errors_of_connections_become_those_of_workers(error, about, says):
     def work(transport):
         with pytest.raises(WorkerError, match=rf"rank 0 of 1 lost the connection to {says} likely"):
-            with transport.collective():
-                transport.mark_begun(Operation(about, "", 7))
-                raise error
+            in_an_operation(transport, about, error)
         return True
 
     assert on_processes(1, work) == [True]

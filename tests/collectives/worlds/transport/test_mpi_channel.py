@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -41,6 +42,11 @@ def channel_of(comm, specs, status, *, hosts=None, devices=None, deterministic=F
     layout = [PartSpec(shape, np.dtype(dtype), op) for shape, dtype, op in specs]
     local = DeviceWorld(devices)
     return MPIChannel(world, transport, local.channel, layout, status, "a channel"), transport
+
+
+def take_down(looked, part, start, piece):
+    """Remember a piece that is looked at."""
+    looked.append((part, start, piece.copy()))
 
 
 def values(specs, process, device=0):
@@ -91,7 +97,7 @@ def test_all_receive_the_same_reduced_parts_and_look_at_their_sums(first, dtype,
             rows = [values(specs, 2 * comm.rank + step, i) for i in range(len(devices))]
             parts = [[jax.device_put(x, d) for x in row] for row, d in zip(rows, devices, strict=True)]
             own_status = np.arange(1, status + 1).astype(dtype) * (comm.rank + 1)
-            arguments = parts, own_status, f"step {step}", "", lambda *piece: looked.append((*piece[:2], piece[2].copy()))
+            arguments = parts, own_status, f"step {step}", "", partial(take_down, looked)
             results, arrived = channel.exchange(*arguments) if step else channel.start(*arguments).wait()
             assert arrived.dtype == dtype
             np.testing.assert_array_equal(arrived, 3 * np.arange(1, status + 1))
@@ -123,7 +129,9 @@ def test_extremes_keep_nans_and_signs(op, device):
     mine = [[1.0, np.nan, -2.0, -np.inf, 0.5], [2.0, 3.0, -3.0, 7.0, np.nan]]
 
     def use(comm):
-        channel, _ = channel_of(comm, [((1,), F32, "sum"), ((5,), F32, op)], 1, devices=jax.local_devices()[device:][:1])
+        channel, _ = channel_of(
+            comm, [((1,), F32, "sum"), ((5,), F32, op)], 1, devices=jax.local_devices()[device:][:1]
+        )
         parts = [[jax.device_put(np.float32(x), channel._world.devices[0]) for x in ([0], mine[comm.rank])]]
         return np.asarray(channel.exchange(parts, np.zeros(1, F32))[0][0][1]).tolist()
 
@@ -212,7 +220,9 @@ def test_survivors_of_a_sum_by_hosts_receive_the_same_messages(dies, call, monke
         for step in range(6):
             try:
                 (row,), _ = channel.exchange(
-                    [[jax.device_put(np.full(s, 10.0**comm.number, F32)) for s, *_ in specs]], np.zeros(0, F32), f"{step}"
+                    [[jax.device_put(np.full(s, 10.0**comm.number, F32)) for s, *_ in specs]],
+                    np.zeros(0, F32),
+                    f"{step}",
                 )
             except MembersChanged:
                 found.append(None)
@@ -320,7 +330,7 @@ def test_large_sums_between_hosts_are_measured_unless_the_program_is_determinist
         for _ in range(7):
             looked = []
             (row,), _ = channel.exchange(
-                [[jax.device_put(x) for x in sent]], np.zeros(0, F32), "m", look=lambda *piece: looked.append(piece)
+                [[jax.device_put(x) for x in sent]], np.zeros(0, F32), "m", look=partial(take_down, looked)
             )
             check(specs, 0, row, [values(specs, rank) for rank in range(3)])
             assert {number for number, *_ in looked} == {1, 2}

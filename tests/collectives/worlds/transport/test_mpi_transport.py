@@ -1,4 +1,4 @@
-"""Operations of MPI processes that are threads of this one, some of which die: the others complete them or none does."""
+"""Operations of MPI processes that are threads of this one: if some die, the others complete them or none does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +18,7 @@ from adaptive.extend import MembersChanged
 from collectives.worlds.lifetime import Lifetime
 from collectives.worlds.reducing.algorithms import FLAT_PIECE_BYTES
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES, MPITransport
-from collectives.worlds.transport.operations import CLOSE, FinalOperation, Operation, ReduceMessage
+from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation, ReduceMessage
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from tests.speed import limit
 
@@ -115,7 +116,9 @@ class Comm:
 
             def over():
                 missing = set(self.group) - given.keys()
-                return missing <= job.dead if survives else not missing or missing & job.dead or self.name in job.revoked
+                return (
+                    missing <= job.dead if survives else not missing or missing & job.dead or self.name in job.revoked
+                )
 
             assert job.changed.wait_for(over, limit(10)), f"{self.number} waits for {set(self.group) - given.keys()}"
             if not survives and (fails or len(given) < self.size):
@@ -245,7 +248,7 @@ def transport_of(comm, hosts=None, *, survives=True, device=None):
 
 def message(transport, number):
     """Sum 1, and the process's number, over all processes."""
-    buffer = np.array([1.0, 10.0 ** transport.comm.number])
+    buffer = np.array([1.0, 10.0**transport.comm.number])
 
     def reduce():
         transport.comm.Allreduce(MPI.IN_PLACE, buffer)
@@ -328,8 +331,7 @@ def test_an_error_without_a_loss_is_an_error_on_all(survives, use):
     def work(comm):
         transport = transport_of(comm, survives=survives)
         with pytest.raises(WorkerError, match=rf"rank {comm.rank} of 2: MPI failed \(a process is lost\)"):
-            for number in itertools.count():
-                use(transport, number)
+            [use(transport, number) for number in range(9)]
         assert not transport.losses
         return comm.name in comm.job.revoked
 
@@ -358,11 +360,9 @@ def test_a_disagreement_is_raised_by_all_and_only_a_process_that_leaves_closes_t
     def use(comm):
         transport = transport_of(comm)
         transport.watchdog = watchdog = Watchdog()
+        other = FinalOperation("the end", "", CLOSE) if leaves else Operation("another", "", 7)
         with pytest.raises(DisagreementError, match="rank 0: gathering") as e:
-            if comm.rank == 0:
-                transport.all_gather_bytes(b"", "gathering")
-            else:
-                transport.run(FinalOperation("the end", "", CLOSE) if leaves else Operation("another", "", 7))
+            transport.run(other if comm.rank else GatherBytes(b"", "gathering", ""))
         assert ("rank 1: the end" if leaves else "rank 1: another") in str(e.value)
         assert not transport.torn
         if leaves:
@@ -381,7 +381,9 @@ def test_a_reported_failure_ends_the_operation_of_the_others():
         if comm.rank == 1:
             transport.report_failure("in step 3: OSError")
         else:
-            with pytest.raises(WorkerError, match=r"rank 1 failed in step 3: OSError\n.*Rank 0 stops too, in a barrier"):
+            with pytest.raises(
+                WorkerError, match=r"rank 1 failed in step 3: OSError\n.*Rank 0 stops too, in a barrier"
+            ):
                 transport.barrier()
         return transport.lifetime.closed, transport.torn, transport.inside
 
@@ -391,13 +393,11 @@ def test_a_reported_failure_ends_the_operation_of_the_others():
 def test_after_an_error_in_an_operation_that_others_may_still_be_in_there_are_no_more():
     def use(comm):
         transport = transport_of(comm, survives=False)
-        for error in (1 / 1, 0):
+        for begins in (None, partial(transport.mark_begun, Operation("a step", "", 7))):
             with pytest.raises(ZeroDivisionError), transport.collective():
-                if error == 0:
-                    transport.mark_begun(Operation("a step", "", 7))
-                1 / 0  # noqa: B018
+                1 / 0 if begins is None else begins() or 1 / 0
             assert not transport.inside
-            assert transport.torn is (error == 0)
+            assert transport.torn is (begins is not None)
         with pytest.raises(WorkerError, match="rank 0 left a collective by an error while the others were in it"):
             transport.barrier()
         return transport.operation.about, transport.begun, transport.lock.locked()

@@ -77,7 +77,9 @@ def test_those_that_stay_have_a_communicator_of_their_own():
 def test_a_program_over_all_devices_and_a_message_run_once():
     runs = []
     step = StepOnMesh("step 1", "", lambda: runs.append(1))
-    message = ReduceMessage("message", "", 7, buffers=[], status=np.zeros(1), reduce=lambda: runs.append(2) or np.ones(1))
+    message = ReduceMessage(
+        "message", "", 7, buffers=[], status=np.zeros(1), reduce=lambda: runs.append(2) or np.ones(1)
+    )
     for operation in (step, message):
         operation.carry_out(None)
         with pytest.raises(AssertionError):

@@ -265,7 +265,7 @@ def test_where_not_all_processes_come_or_xla_cannot_connect_them_there_is_a_laun
     def fails():
         raise RuntimeError("no gloo\nat all")
 
-    with pytest.raises(LaunchError, match="cannot be connected: no gloo. On CPUs, call"):
+    with pytest.raises(LaunchError, match=r"cannot be connected: no gloo\. On CPUs, call"):
         tcp_tree._in_time(fails)
     monkeypatch.setattr(tcp_tree, "SECONDS_TO_COME", 0.01)
     come = threading.Event()
