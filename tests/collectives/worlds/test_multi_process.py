@@ -287,3 +287,15 @@ def test_each_process_of_a_host_has_an_accelerator_of_its_own(platform, numbers,
     devices = [SimpleNamespace(platform=platform, number=i) for i in range(3)]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert [mpi._default_device(rank).number for rank in range(4)] == numbers
+
+
+def test_a_world_of_all_processes_is_announced_to_the_launcher_and_checked_against_it(loaded, monkeypatch):
+    announced, checked, making_world = [], [], mpi.ending.making_world
+    monkeypatch.setattr(mpi.ending, "making_world", lambda of_all: announced.append(of_all) or making_world(of_all))
+    monkeypatch.setattr(mpi, "check_agreement", lambda size, library: checked.append((size, library)))
+    on_processes(1, lambda world: None)
+    assert (announced, checked) == ([False], [])
+    loaded.COMM_WORLD = UsersComm(Job(1), 0, range(1))
+    with comm.MPIWorld(hang_timeout=0) as world:
+        assert world.size == 1
+    assert (announced, checked) == ([False, True], [(1, "An MPI, 1.0")])

@@ -122,6 +122,19 @@ def test_sums_in_shared_memory_overflow_without_a_warning():
     assert on_processes(2, work) == [[np.inf, np.inf, -np.inf]] * 2
 
 
+@pytest.mark.parametrize(("first", "total"), [(4, 1.0), (ROOM, 1.0), (ROOM + 1, 0.0)])
+def test_sums_in_the_preamble_are_in_double_precision(first, total):
+    memory = np.zeros((4, 1 << 12), np.uint8)
+
+    def work(transport):
+        specs = [((first,), F32, "sum"), ((200,), F32, "sum")]
+        channel = channel_of(transport, specs, 0, jax.local_devices()[:1], memory)
+        parts = [[np.full(n, [1e8, 1, -1e8][transport.rank], F32) for n in (first, 200)]]
+        return [float(x[0]) for x in channel.exchange(parts, np.zeros(0, F32))[0][0]]
+
+    assert on_processes(3, work) == [[total, 0.0]] * 3
+
+
 @pytest.mark.parametrize(
     ("dtype", "op", "fits"),
     [
