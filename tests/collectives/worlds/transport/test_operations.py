@@ -8,8 +8,20 @@ import numpy as np
 import pytest
 
 from adaptive import WorkerError
+from adaptive.extend import MembersChanged
 from collectives.worlds.transport import direct_read, operations
-from collectives.worlds.transport.operations import ReduceMessage, Regroup, StateTransfer, StepOnMesh, broadcast, pieces
+from collectives.worlds.transport.link_probe import ProbeLinks
+from collectives.worlds.transport.operations import (
+    CLOSE,
+    FinalOperation,
+    GatherBytes,
+    ReduceMessage,
+    Regroup,
+    StateTransfer,
+    StepOnMesh,
+    broadcast,
+    pieces,
+)
 from collectives.worlds.transport.process_group import all_processes
 
 from .test_mpi_transport import MPI, Job, transport_of
@@ -128,3 +140,33 @@ def test_processes_have_the_worker_slots_after_those_of_lower_ranks():
     assert others == [first] * 2
     assert [process.worker_slots for process in first] == [range(1), range(1, 3), range(3, 6)]
     assert [process.host for process in first] == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "calls"),
+    [
+        (lambda transport: FinalOperation("it", "", CLOSE), 1),
+        (lambda transport: StepOnMesh("it", "", list), 1),
+        (lambda transport: GatherBytes(b"", "it", ""), 2),
+        (lambda transport: Regroup(MPI, "it", lambda: True), 2),
+        (lambda transport: ProbeLinks("it", lambda: transport.group, 3), 2),
+        (lambda transport: StateTransfer("it", lambda: (None, []), list, has_state=True), 3),
+    ],
+)
+def test_an_operation_that_cannot_be_handed_on_is_completed_by_all_or_by_none(make, calls):
+    """Process 2 is interrupted in its last call of MPI, and process 1 dies after it; process 0 notices nothing."""
+
+    def use(comm):
+        transport = transport_of(comm)
+        operation = make(transport)
+        try:
+            transport.run(operation)
+        except MembersChanged:
+            assert isinstance(operation, StepOnMesh)  # whose state is donated
+        else:
+            assert not isinstance(operation, StepOnMesh)
+        return transport.losses
+
+    first, second, third = Job(3, dies={1: calls}, fails={2: calls - 1}).run(use)
+    assert (first, second) == (third, None)
+    assert first == [([1], "it")]
