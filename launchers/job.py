@@ -81,6 +81,7 @@ class Job:
         names = [f"{address}:{port}" for address in self._addresses]
         self._environ[LAUNCHER] = " ".join([self._token, str(self._host_timeout), socket.gethostname(), *names])
         if self._ended_by is not None:
+            server.close()
             return 128 + self._ended_by
         own_pid = os.getpid()
         self._launcher = await asyncio.create_subprocess_exec(

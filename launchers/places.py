@@ -115,13 +115,13 @@ def _busiest(ranks: int, hosts: Sequence[Host], oversubscribe: bool, environ: Ma
     else:
         return ranks
     if ranks <= sum(slots):
-        return max(min(slot, max(0, ranks - sum(slots[:i]))) for i, slot in enumerate(slots))
+        return max(min(slot, ranks - sum(slots[:i])) for i, slot in enumerate(slots))
     if not oversubscribe:
         raise UsageError(
             f"-n {ranks}, but {what} {_many(sum(slots), 'slot')}. Start fewer ranks, or provide more slots "
             f"({'--hosts a:2,b:2' if hosts else 'sbatch --ntasks=…'}), or add --oversubscribe."
         )
-    return max(*slots, -(-ranks // len(slots))) if len(slots) > 1 else ranks
+    return max(*slots, -(-ranks // len(slots)))
 
 
 def _slurm_slots(text: str) -> list[int]:

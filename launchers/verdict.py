@@ -127,7 +127,7 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
 
 def remark(process: ProcessState) -> str:
     """Return the message about a process that has died while the job continues; "" if its world reports the loss."""
-    if process.left or not process.over:
+    if process.left or process.cut_short or not process.over:
         return ""
     if not process.counts and process.ended != 0:
         return f"{process} {process.how} {process.where}; the others continue without it."
@@ -146,9 +146,8 @@ def _first_bad(processes: Iterable[ProcessState]) -> ProcessState | None:
 
 
 def _waiting(processes: Iterable[ProcessState], process: ProcessState) -> ProcessState | None:
-    """Return another process of the same job that is making a world and waits for this one; None if there is none."""
-    others = (p for p in processes if p is not process and p.job == process.job)
-    return next((other for other in others if other.making and not other.over), None)
+    """Return a process of the same job that is making a world and waits for this one, which is over; or None."""
+    return next((p for p in processes if p.job == process.job and p.making and not p.over), None)
 
 
 def _all_were_there(processes: Collection[ProcessState]) -> bool:

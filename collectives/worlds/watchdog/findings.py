@@ -119,8 +119,8 @@ def report(rank: int, about: str, line: str, waited: float, findings: Sequence[R
     missing = [finding for finding in findings if finding.state is not RankState.HERE]
     more = [f"    and {len(missing) - _SHOWN} more ranks are not in it"] if len(missing) > _SHOWN else []
     head = f"rank {rank} has waited for {_seconds(waited)} in {about}{at(line)}:"
-    body = "\n".join([head, *map(str, missing[:_SHOWN]), *more])
-    return f"{body[:_MOST]}\n{rest}"
+    body = "\n".join([head, *map(str, missing[:_SHOWN])])
+    return "\n".join([body[:_MOST], *more, rest])
 
 
 def given_up_message(about: str, waited: float, hang_timeout: float) -> str:

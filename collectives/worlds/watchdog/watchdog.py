@@ -36,6 +36,7 @@ _SECONDS_TO_ABORT = 5.0
 _SECONDS_TO_END = 1.0
 _SECONDS_TO_PRINT = 1.0  # for output: launchers drop what they have not printed when the job ends
 _EXIT_STATUS = 1
+_LAST = logging.CRITICAL + 1  # the level of the report that the job ends, which may follow one that ranks are killed
 _HURRY = 1 / 12  # fraction of `hang_timeout` after which ranks that have announced to leave are examined
 
 _log = logging.getLogger("adaptive")
@@ -284,7 +285,7 @@ class Watchdog:
             self._kill(helpers)  # before the report, which takes time in which the ranks may come
             self._report(findings, f"{ranks}: killed, and lost.", due, logging.CRITICAL)
             return
-        self._report(findings, f"The job ends because of {ranks}.", due, logging.CRITICAL)
+        self._report(findings, f"The job ends because of {ranks}.", due, _LAST)
         self.probe.serve(_SECONDS_TO_PRINT, self._handle, lambda: False)
         # Ranks that answer end by themselves. The others are killed: an MPI that survives losses does not end them.
         self._kill({number: helper for number, helper in helpers.items() if number not in runs})

@@ -161,6 +161,7 @@ def test_a_late_rank_is_killed_if_the_others_survive_that(watch, caplog, state):
     assert logged(caplog)[-1] == ("ERROR", "rank 2: killed, and lost.")
     with pytest.raises(Exit):
         watching.until(240.0)  # that has not helped
+    assert logged(caplog)[-1] == ("ERROR", "The job ends because of rank 2.")
 
 
 @pytest.mark.parametrize(("states", "reachable"), [

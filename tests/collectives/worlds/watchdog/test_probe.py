@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from collectives.worlds.watchdog import probe as probes
 from collectives.worlds.watchdog import stacks
-from collectives.worlds.watchdog.core_time import CoreTime, core_time
+from collectives.worlds.watchdog.core_time import CoreTime
 from collectives.worlds.watchdog.probe import Peer, Probe
 from collectives.worlds.watchdog.stacks import ProcessId
 
@@ -117,9 +118,10 @@ def test_ranks_are_asked_again_only_until_they_answer_this_question(probe):
 ])  # fmt: skip
 def test_a_process_that_does_not_answer_is_looked_at(probe, monkeypatch, seen, state):
     monkeypatch.setattr(stacks, "look_at", lambda process: (seen, ""))
+    monkeypatch.setattr(probes, "core_time", lambda pid: CoreTime(1, 2, True))
     finding = probe.find(0.0, ignored)[0]
     assert finding.state.name == state
-    assert (finding.core_time is not None) == (seen == stacks.RUNS and core_time(os.getpid()) is not None)
+    assert finding.core_time == (CoreTime(1, 2, True) if seen == stacks.RUNS else None)
     come(probe, "look", 0, number=0)
     come(probe, "look", 0, number=2)  # of another host
     probe.serve(0.0, ignored, lambda: False)
