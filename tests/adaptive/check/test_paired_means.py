@@ -7,9 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import adaptive as ad
 import collectives as comm
 import monitors as mon
-from tests.adaptive.drivers import mean_loss
+from adaptive.check.paired_means import wrong_means
+from adaptive.extend import operator_state
+from adaptive.operators.sources import Reading
+from tests.adaptive.drivers import mean_loss, planned
 
 from .test_invariance import DATA, W, check
 
@@ -46,3 +50,32 @@ def test_means_that_are_computed_in_another_way_are_not_accused(workers):
         return state - 0.1 * comm.all_reduce(grads), dict(enumerate(metrics))
 
     assert check(driver, W, workers=workers).wrong_means == {}
+
+
+def host(x):
+    """Return an array by way of the host."""
+    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize(
+    ("mean_of", "difference"),
+    [
+        (lambda g, b: comm.all_reduce(1.01 * g), None),  # as by rounding
+        (lambda g, b: comm.all_reduce(2 * g), 1 / 2),
+        (lambda g, b: comm.all_reduce(g / 2), 1 / 2),
+        (lambda g, b: comm.all_reduce(2 * g + ad.step().astype(float) - 3), 1 / 2),
+        (lambda g, b: comm.all_reduce(2 * g) * operator_state("factor", np.ones(()), lambda f: (f, f)), 1 / 2),
+        (lambda g, b: comm.all_reduce(g * jnp.inf), None),
+        (lambda g, b: comm.all_reduce(2 * host(g)), None),
+        (lambda g, b: comm.all_reduce(2 * g + 0 * host(b["y"].sum())), None),
+        (lambda g, b: comm.all_reduce(2 * g, op="max"), None),
+        (lambda g, b: comm.all_gather(2 * g)[0], None),
+    ],
+)
+def test_a_difference_is_relative_to_the_larger_norm_and_known_without_the_host_and_other_workers(mean_of, difference):
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        return state - comm.all_reduce(grads), {"variance": mon.gradient_variance(grads, mean_of(grads, batch))}
+
+    found = wrong_means(planned(driver, W), [W], jax.tree.leaves(DATA), Reading(3, 7, 1, 16, 6, 4, 1, 5, 0.1, 0.2))
+    assert list(found.values()) == ([] if difference is None else [pytest.approx(difference)])
