@@ -20,30 +20,9 @@ from collectives.worlds.mailboxes.memory import Files, Windows
 from collectives.worlds.oversubscription import OversubscriptionWarning
 from collectives.worlds.transport.repair import ENABLED
 
-from .mailboxes import test_mailbox
-from .transport import test_mpi_transport
-from .transport.test_mpi_transport import Comm, Job, MPIError
+from .mpi_of_threads import MPI, Comm, Job, MPIError, Shared
 
 COVERS = ("collectives/worlds/mpi.py", "collectives/worlds/base.py")
-
-
-class MPI(test_mpi_transport.MPI):
-    COMM_TYPE_SHARED, BYTE, INFO_NULL, MODE_NOCHECK, Win = 0, "byte", None, 0, test_mailbox.MPI.Win
-    Get_library_version = staticmethod(lambda: "An MPI, 1.0\nof the tests\0")
-    Is_initialized = staticmethod(lambda: False)
-
-
-class UsersComm(Comm):
-    """A communicator of a user: processes with the same number in `hosts` are on one host."""
-
-    hosts = (0,) * 9
-
-    def Dup(self):
-        return UsersComm(self.job, self.number, self.group, (*self.name, "duplicate"))
-
-    def Split_type(self, kind):
-        assert kind == MPI.COMM_TYPE_SHARED
-        return self.Split(self.hosts[self.rank], self.rank)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +41,7 @@ def on_processes(size, work, job=None, **options):
     """Return what `work(world)` returns on each process, in its block."""
 
     def use(alone):
-        with comm.MPIWorld(UsersComm(alone.job, alone.number, alone.group), hang_timeout=0, **options) as world:
+        with comm.MPIWorld(alone, hang_timeout=0, **options) as world:
             return work(world)
 
     return (job or Job(size)).run(use)
@@ -147,7 +126,7 @@ def test_the_others_hear_that_a_process_has_left_its_block_by_an_error(error, is
             raise error  # the others do not come to the end of this block
 
     def use(alone):
-        world = comm.MPIWorld(UsersComm(alone.job, alone.number, alone.group), hang_timeout=0)
+        world = comm.MPIWorld(alone, hang_timeout=0)
         try:
             with world:
                 work(world)
@@ -240,7 +219,7 @@ def test_copies_are_kept_by_others_if_processes_can_be_lost(enabled, size, level
 
 @pytest.mark.parametrize(("hosts", "warned"), [((0, 0), True), ((0, 1), False)])
 def test_one_process_warns_if_those_of_a_host_share_cores(hosts, warned, monkeypatch):
-    monkeypatch.setattr(UsersComm, "hosts", hosts)
+    monkeypatch.setattr(Job, "hosts", hosts)
     monkeypatch.setattr(mpi, "allowed_cpus", lambda: frozenset({0, 1}))
     monkeypatch.setattr(mpi, "chosen_threads", lambda: False)
     with warnings.catch_warnings(record=True) as seen:
@@ -258,7 +237,7 @@ def test_an_error_of_mpi_while_a_world_is_created_is_one_of_a_worker(monkeypatch
         def fails(self, kind, error=error):
             raise error
 
-        monkeypatch.setattr(UsersComm, "Split_type", fails)
+        monkeypatch.setattr(Comm, "Split_type", fails)
         with pytest.raises(kind, match=says):
             on_processes(1, lambda world: None)
 
@@ -266,7 +245,7 @@ def test_an_error_of_mpi_while_a_world_is_created_is_one_of_a_worker(monkeypatch
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_process_lost_while_worlds_are_created_is_lost_for_all_if_others_are_survived(enabled, monkeypatch):
     monkeypatch.setenv(ENABLED, str(int(enabled)))
-    monkeypatch.setattr(UsersComm, "Agree", lambda self, flag: 0)
+    monkeypatch.setattr(Comm, "Agree", lambda self, flag: 0)
     if enabled:
         with pytest.raises(WorkerError, match=r"A process was lost during comm.world\(\)"):
             on_processes(1, lambda world: None)
@@ -295,7 +274,7 @@ def test_a_world_of_all_processes_is_announced_to_the_launcher_and_checked_again
     monkeypatch.setattr(mpi, "check_agreement", lambda size, library: checked.append((size, library)))
     on_processes(1, lambda world: None)
     assert (announced, checked) == ([False], [])
-    loaded.COMM_WORLD = UsersComm(Job(1), 0, range(1))
+    loaded.COMM_WORLD = Comm(Shared(Job(1), range(1)), 0)
     with comm.MPIWorld(hang_timeout=0) as world:
         assert world.size == 1
     assert (announced, checked) == ([False, True], [(1, "An MPI, 1.0")])

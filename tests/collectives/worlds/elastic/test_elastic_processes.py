@@ -15,9 +15,10 @@ from collectives.worlds.elastic import elastic_processes
 from collectives.worlds.elastic.processes_of_job import spawned_process
 from collectives.worlds.elastic.spawning import SpawnRequest
 from collectives.worlds.transport.process_group import Process
+from tests.collectives.worlds.mpi_of_threads import Killed
 from tests.speed import limit
 
-from .job_of_threads import Comm, Dies, Job, Shared, Transport
+from .job_of_threads import ElasticJob, MPIOfProcess, Transport
 
 COVERS = (
     "collectives/worlds/elastic/processes_of_job.py",
@@ -94,7 +95,7 @@ def test_processes_go_on_standby_and_join_again():
         return transferred
 
     sent = ("state", [])
-    assert Job(3, workers=4).run(script) == {0: [None, None, None], 1: [None, sent, None], 2: [sent, sent]}
+    assert ElasticJob(3, workers=4).run(script) == {0: [None, None, None], 1: [None, sent, None], 2: [sent, sent]}
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_processes_on_standby_are_released_at_the_end(ends, terminated, ends_by)
         processes.dismiss()
         return processes._transport.lifetime.closed
 
-    first, second = Job(2, workers=2).run(script).values()
+    first, second = ElasticJob(2, workers=2).run(script).values()
     assert first is False
     assert isinstance(second, ends_by)
     assert not getattr(second, "alone", False)
@@ -147,7 +148,7 @@ def test_processes_on_standby_end_by_the_error_of_the_others():
         in_reserve(processes)
         processes.report_failure("it was too large")
 
-    *_, second, third = Job(3, workers=2).run(script).values()
+    *_, second, third = ElasticJob(3, workers=2).run(script).values()
     for error in (second, third):
         assert isinstance(error, WorkerError)
         assert str(error).endswith("the workers have stopped: it was too large")
@@ -164,7 +165,7 @@ def test_workers_leave_for_good(ends):
         processes.change(2, leaving=(4,))  # nothing: the last ones stay
         return processes.members, processes.in_reserve
 
-    first, second, third = Job(3).run(script).values()
+    first, second, third = ElasticJob(3).run(script).values()
     assert third == ((4, 5), False)
     assert str(first) == "it was dismissed by a hook, and the others continue"
     assert str(second) == "it received a termination signal, and the others continue"
@@ -176,12 +177,12 @@ def test_workers_leave_for_good(ends):
 def test_survivors_go_on_without_lost_workers():
     def script(number, processes):
         if number == 1:
-            raise Dies
+            raise Killed
         state_of(processes)
         assert processes._transport.group.comm.size == 3
         return processes.members, processes.generation, processes.most, processes.losses, processes.unowned_slots
 
-    first, _, *others = Job(4).run(script).values()
+    first, _, *others = ElasticJob(4).run(script).values()
     assert others == [first, first]
     members, generation, most, [loss], unowned = first
     assert (members, generation, most, unowned) == ((0, 1, 4, 5, 6, 7), 2, 6, (2, 3))
@@ -193,16 +194,16 @@ def test_survivors_end_if_too_few_workers_are_left(devices, left):
     def script(number, processes):
         in_reserve(processes)
         if number == 1:
-            raise Dies
+            raise Killed
         try:
             state_of(processes)
         except WorkerError:
             assert processes._transport.lifetime.closed
             raise
 
-    job = Job(3, workers=2 * devices, min_workers=devices + 1, devices=devices)
+    job = ElasticJob(3, workers=2 * devices, min_workers=devices + 1, devices=devices)
     first, second, third = job.run(script).values()
-    assert isinstance(second, Dies)
+    assert isinstance(second, Killed)
     assert f"{left}, and min_workers={devices + 1}: all stop.\n    worker" in str(first)
     assert "the workers have stopped: all workers are lost, and with them the run's state" in str(third)
 
@@ -212,19 +213,19 @@ def test_processes_on_standby_end_when_those_that_work_now_are_lost():
         in_reserve(processes)
         processes.change(2)
         if number == 0:
-            raise Dies
+            raise Killed
         if number == 2:
             in_reserve(processes)
         waited_for(lambda: 2 in job.results)  # on standby, too, but alive
 
-    job = Job(3, workers=4)
+    job = ElasticJob(3, workers=4)
     assert isinstance(job.run(script)[2], WorkerError)
 
 
 def test_a_worker_that_is_lost_in_a_rendezvous_is_a_loss_like_others():
     def script(number, processes):
         def dies(_operation):
-            raise Dies
+            raise Killed
 
         if number == 1:
             processes._transport.mark_begun = dies
@@ -233,7 +234,7 @@ def test_a_worker_that_is_lost_in_a_rendezvous_is_a_loss_like_others():
         assert processes._transport.confirmed == 1
         return processes.members, *map(str, processes.losses)
 
-    first, _, third = Job(3, workers=4).run(script).values()
+    first, _, third = ElasticJob(3, workers=4).run(script).values()
     lost = "workers 2, 3 lost: rank 1 (pid 1 on a) disconnected in a rendezvous of all processes."
     assert first == third == ((0, 1), lost)
 
@@ -245,7 +246,7 @@ def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
         def is_ready():
             asked.append(number)
             if number == 1:
-                raise Dies
+                raise Killed
             return number == 2
 
         processes.begin_run()
@@ -259,7 +260,7 @@ def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
         processes.dismiss()
         return processes.members, processes.losses, processes.unowned_slots
 
-    first, _, third, fourth = Job(4, workers=2).run(script).values()
+    first, _, third, fourth = ElasticJob(4, workers=2).run(script).values()
     assert first == third == ((0, 1, 4, 5), (), (2, 3, 6, 7))
     assert isinstance(fourth, ReserveReleased)
     assert asked.count(2) == 2
@@ -277,7 +278,7 @@ def test_no_more_processes_are_asked_than_are_missing():
             processes.wait(lambda: asked.append(number) or True)
         processes.dismiss()
 
-    Job(3, workers=2, max_workers=8).run(script)
+    ElasticJob(3, workers=2, max_workers=8).run(script)
     assert (asked.count(1), asked.count(2)) == (2, 2)  # at each rendezvous, and one when it was asked
 
 
@@ -296,7 +297,7 @@ def test_processes_on_standby_take_over_from_the_newest_copy():
         processes.copies = Copies({2: 5, 3: 7, 4: 6}.get(number, -1))
         processes.begin_run()
         if number < 2:
-            raise Dies
+            raise Killed
         processes.wait(lambda: number == 4)
         assert processes.members == (6, 7, 8, 9)
         assert processes.known_before_take_over == (0 if number == 3 else None)
@@ -308,7 +309,7 @@ def test_processes_on_standby_take_over_from_the_newest_copy():
         processes.dismiss()
         return rank, sent
 
-    _, _, third, fourth, fifth = Job(5, workers=4).run(script).values()
+    _, _, third, fourth, fifth = ElasticJob(5, workers=4).run(script).values()
     assert (fourth, fifth) == ((0, None), (1, ("state", [])))
     assert isinstance(third, ReserveReleased)
 
@@ -318,11 +319,11 @@ def test_as_many_take_over_as_there_are():
         processes.copies = Copies(newest=number)
         processes.begin_run()
         if number < 3:
-            raise Dies
+            raise Killed
         processes.wait(lambda: True)
         return processes._transport.rank, processes.members
 
-    *_, fourth, fifth = Job(5, workers=6).run(script).values()
+    *_, fourth, fifth = ElasticJob(5, workers=6).run(script).values()
     assert (fourth, fifth) == ((1, (6, 7, 8, 9)), (0, (6, 7, 8, 9)))
 
 
@@ -332,13 +333,13 @@ def test_without_a_copy_processes_on_standby_end_with_the_workers(copies):
         processes.copies = copies
         processes.begin_run()
         if number == 0:
-            raise Dies
+            raise Killed
         try:
             processes.wait(lambda: True)
         finally:
             assert processes._transport.lifetime.closed
 
-    _, *others = Job(3, workers=2).run(script).values()
+    _, *others = ElasticJob(3, workers=2).run(script).values()
     assert all("all workers are lost, and with them the run's state" in str(error) for error in others)
 
 
@@ -355,7 +356,7 @@ def test_places_for_copies_are_created_if_a_process_has_none(places):
         return created
 
     created = [(3, [8, 9])] if places == (True, True, False) else []
-    results = Job(3, workers=4).run(script)
+    results = ElasticJob(3, workers=4).run(script)
     assert results == {n: None if place is None else created for n, place in enumerate(places)}
 
 
@@ -368,7 +369,7 @@ def test_processes_exchange_their_contact_data_when_they_meet():
             processes.end_run()
         return {process.pid: contact for process, contact in processes._transport.peers.items()}
 
-    results = Job(3, workers=4).run(script)
+    results = ElasticJob(3, workers=4).run(script)
     assert list(results.values()) == [{1: "contact 1", 2: "contact 2"}] * 3
 
 
@@ -389,7 +390,7 @@ def test_a_process_on_standby_leaves_when_it_is_terminated(ends):
             polled(processes, 4).change(4)
         return processes.members
 
-    first, second, third = Job(3, workers=2).run(script).values()
+    first, second, third = ElasticJob(3, workers=2).run(script).values()
     assert first == second == (0, 1, 2, 3)
     assert isinstance(third, Preempted)
     assert third.alone
@@ -406,7 +407,7 @@ def test_all_processes_end_if_they_cannot_go_on_without_one_on_standby(ends):
         processes._transport.lifetime.terminated = True
         processes.dismiss()
 
-    *_, third = Job(3, workers=4, survives=False).run(script).values()
+    *_, third = ElasticJob(3, workers=4, survives=False).run(script).values()
     assert isinstance(third, Preempted)
     assert not third.alone
     assert ends.left == 0
@@ -431,7 +432,7 @@ def test_spawned_processes_join_one_by_one_and_together_and_are_replaced(ends):
             assert processes.members == tuple(range(6))
             assert state_of(processes) == (("state", []) if number else None)
             if processes.workers == range(2, 4):
-                raise Dies
+                raise Killed
             state_of(processes)
             assert (processes.members, processes.most) == ((0, 1, 4, 5), 6)
             assert processes.unowned_slots == (2, 3, 6)
@@ -441,9 +442,9 @@ def test_spawned_processes_join_one_by_one_and_together_and_are_replaced(ends):
         processes.end_run()
         return processes.workers[0], processes._transport.rank, processes.members, *processes.losses
 
-    first, *two, last = Job(1, max_workers=7).run(script).values()
-    assert {type(result) for result in two} == {Dies, tuple}
-    results = [first, next(result for result in two if not isinstance(result, Dies)), last]
+    first, *two, last = ElasticJob(1, max_workers=7).run(script).values()
+    assert {type(result) for result in two} == {Killed, tuple}
+    results = [first, next(result for result in two if not isinstance(result, Killed)), last]
     assert [result[:-1] for result in results] == [(slot, n, tuple(range(6))) for n, slot in enumerate((0, 4, 2))]
     assert all(result[-1].workers == (2, 3) for result in results)
     assert ends.joined == 3
@@ -459,7 +460,7 @@ def test_processes_are_only_spawned_for_what_those_on_standby_lack():
         assert processes.members == tuple(range(6))
         processes.dismiss()
 
-    assert list(Job(2, workers=2, max_workers=8).run(script)) == [0, 1, 2]
+    assert list(ElasticJob(2, workers=2, max_workers=8).run(script)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("end", ["not needed", "refused", "abandoned"])
@@ -470,7 +471,7 @@ def test_spawned_processes_that_do_not_join_end(ends, caplog, end):
             processes.request_workers(4)
             waited_for(lambda: processes.poll_ready() or processes.spawner.failed)
             if end == "abandoned":
-                raise Dies
+                raise Killed
             processes.dismiss()
             return processes.spawner.failed
         try:
@@ -478,9 +479,9 @@ def test_spawned_processes_that_do_not_join_end(ends, caplog, end):
         finally:
             assert processes._transport.lifetime.closed
 
-    job = Job(1, max_workers=4, spawned_program={"driver": "b"} if end == "refused" else None)
+    job = ElasticJob(1, max_workers=4, spawned_program={"driver": "b"} if end == "refused" else None)
     first, ended = job.run(script).values()
-    assert isinstance(first, Dies) if end == "abandoned" else first == (end == "refused")
+    assert isinstance(first, Killed) if end == "abandoned" else first == (end == "refused")
     assert isinstance(ended, SystemExit)
     assert (ends.left, ends.joined) == (1, 0)
     said = "this spawned process is not admitted: driver differs: a on the workers, b on the spawned process."
@@ -497,7 +498,7 @@ def test_spawned_processes_that_are_not_needed_now_wait(ends):
             processes.wait(lambda: True)
         processes.dismiss()
 
-    Job(1, min_workers=1, max_workers=3, devices=1).run(script)
+    ElasticJob(1, min_workers=1, max_workers=3, devices=1).run(script)
     assert (ends.joined, ends.left) == (1, 1)
 
 
@@ -508,19 +509,18 @@ def test_numbers_of_workers_that_are_not_possible():
     def script(number, processes): ...
 
     with pytest.raises(WorkerCountError, match=r"workers=3 is not possible.*nearest possible number is 2\."):
-        Job(2, workers=3).run(script)
+        ElasticJob(2, workers=3).run(script)
     for numbers in ({"workers": 5}, {"workers": 2, "min_workers": 3}, {"max_workers": 3}, {"min_workers": 5}):
         with pytest.raises(WorkerCountError):
-            Job(2, **numbers).run(script)
-    assert Job(2, workers=4, max_workers=4).run(script) == {0: None, 1: None}
+            ElasticJob(2, **numbers).run(script)
+    assert ElasticJob(2, workers=4, max_workers=4).run(script) == {0: None, 1: None}
 
 
 @pytest.mark.parametrize(("node", "host"), [(platform.node(), 7), ("elsewhere", 4 + (1 << 20))])
 def test_a_spawned_process_knows_the_job_and_its_host(node, host):
-    job = Job(1)
+    job = ElasticJob(1)
     request = SpawnRequest(range(4, 6), 6, (0, 1), {node: 7, "other": 8})
-    alone, mpi = Comm(Shared(job, (0,)), 0), job._mpi(0)
-    options = {"spawns": True, "build_digests": dict, **job._options()}
-    processes = spawned_process(Transport(job, mpi), alone, alone, request, 1, **options)
+    mpi, options = MPIOfProcess(job, 0), {"spawns": True, "build_digests": dict, **job.options()}
+    processes = spawned_process(Transport(job, mpi), mpi.COMM_SELF, mpi.COMM_SELF, request, 1, **options)
     assert (processes.members, processes.capacity, processes.least) == ((0, 1), 6, 1)
     assert processes._transport.group.everyone == (Process(range(4, 6), platform.node(), host, os.getpid()),)

@@ -28,7 +28,7 @@ from collectives.worlds.mailboxes.seqlock import SlotLayout
 from collectives.worlds.mailboxes.serving import QUESTION, MailboxEndpoint, MailboxServer, PublishedCopies
 from collectives.worlds.shared_file import SharedFile, SharedFileAddress, open_shared
 from collectives.worlds.transport.process_group import Process
-from tests.collectives.worlds.transport.test_mpi_transport import Job, processes
+from tests.collectives.worlds.mpi_of_threads import MPI, Job, processes
 from tests.speed import limit
 
 COVERS = (
@@ -41,28 +41,6 @@ COVERS = (
 )
 
 NUMBERS = 1000
-
-
-class Meeting:
-    """Processes that are threads of this one: what a mailbox takes of a communicator."""
-
-    def __init__(self, n: int):
-        self._gathered, self._all = [None] * n, threading.Barrier(n, timeout=limit(20))
-        self._own = threading.local()
-
-    def come(self, rank):
-        self._own.rank = rank
-
-    @property
-    def rank(self):
-        return self._own.rank
-
-    def allgather(self, what):
-        self._gathered[self.rank] = what
-        self._all.wait()
-        calls = list(self._gathered)
-        self._all.wait()
-        return calls
 
 
 @pytest.fixture
@@ -80,21 +58,15 @@ def mailboxes_of(services, hosts=(0, 0, 1), numbers=NUMBERS, worker_slots=1) -> 
     everyone = [
         Process(range(worker_slots * i, worker_slots * (i + 1)), f"h{h}", h, os.getpid()) for i, h in enumerate(hosts)
     ]
-    rendezvous, mailboxes = Meeting(len(hosts)), {}
 
-    def make(rank):
-        rendezvous.come(rank)
-        making = CreateMailbox("", (8 * numbers, 4), lambda: everyone, lambda: services[rank], None)
-        making.carry_out(rendezvous)
-        mailboxes[rank] = making.result
+    def make(comm):
+        making = CreateMailbox("", (8 * numbers, 4), lambda: everyone, lambda: services[comm.rank], None)
+        making.carry_out(comm)
+        return making.result
 
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(len(hosts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    CreateMailbox.made_for_tests.extend(mailboxes.values())
-    return [mailboxes[rank] for rank in range(len(hosts))]
+    mailboxes = Job(len(hosts)).run(make)
+    CreateMailbox.made_for_tests.extend(mailboxes)
+    return mailboxes
 
 
 def constant(number, numbers=NUMBERS):
@@ -455,43 +427,6 @@ def test_where_memory_is_short_a_file_is_private_or_fails_when_it_is_allocated(l
 
 
 # --- in windows of MPI ------------------------------------------------------------------------------------------------
-
-
-class Window:
-    """Memory of a thread that stands for a rank. Nobody frees it alone."""
-
-    def __init__(self, nbytes, comm):
-        self.comm, self.memory, self.freed = comm, np.full(nbytes, 77, np.uint8), False
-        self.everyone = comm.allgather(self.memory)
-
-    def Get(self, target, rank, source):
-        start, nbytes, kind = source
-        assert kind == target[1] == "byte"
-        target[0][:] = self.everyone[rank][start : start + nbytes]
-
-    def tomemory(self):
-        return memoryview(self.memory)
-
-    def Set_errhandler(self, handler): ...
-
-    def Lock_all(self, mode): ...
-
-    def Unlock_all(self): ...
-
-    def Flush(self, rank): ...
-
-    def Sync(self): ...
-
-    def Free(self):
-        self.comm.Barrier()
-        assert not self.freed
-        self.freed = True
-
-
-MPI = SimpleNamespace(
-    BYTE="byte", INFO_NULL=None, ERRORS_RETURN="return", MODE_NOCHECK=0, THREAD_MULTIPLE=3, Query_thread=lambda: 3
-)
-MPI.Win = SimpleNamespace(Allocate=lambda nbytes, unit, info, comm: Window(nbytes, comm))
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 0)])

@@ -29,8 +29,7 @@ from collectives.worlds.reducing.cuda_aware import (
 )
 from collectives.worlds.transport.operations import ReduceMessage
 from collectives.worlds.transport.process_group import ProcessGroup
-from tests.collectives.worlds.transport import test_mpi_transport
-from tests.collectives.worlds.transport.test_mpi_transport import Job, MPIError, processes
+from tests.collectives.worlds.mpi_of_threads import MPI, Job, MPIError, processes
 
 COVERS = ("collectives/worlds/reducing/cuda.py",)
 
@@ -187,12 +186,6 @@ def test_whether_other_processes_can_map_memory_of_jax(monkeypatch, error, says,
 
 
 # --- sums of processes that are threads, whose memory MPI reaches -----------------------------------------------------
-
-
-class MPI(test_mpi_transport.MPI):
-    """MPI that reads and writes at addresses."""
-
-    buffer = SimpleNamespace(fromaddress=lambda at, n: np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(at)))
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from collectives.worlds.reducing import hierarchical
 from collectives.worlds.transport import mpi_transport
 from collectives.worlds.transport.mpi_channel import MPIChannel
 from collectives.worlds.transport.preamble import NUMBERS
-
-from .test_mpi_transport import Job, transport_of
+from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
 COVERS = ("collectives/worlds/reducing/receive_buffers.py",)
 

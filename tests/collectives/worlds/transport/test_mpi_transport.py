@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict, deque
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
 from adaptive import CollectiveError, DisagreementError, WorkerError
 from adaptive.extend import MembersChanged
-from collectives.worlds.lifetime import Lifetime
 from collectives.worlds.reducing.algorithms import FLAT_PIECE_BYTES
-from collectives.worlds.transport.mpi_transport import PIECE_BYTES, MPITransport
+from collectives.worlds.transport.mpi_transport import PIECE_BYTES
 from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation, ReduceMessage
-from collectives.worlds.transport.process_group import Process, ProcessGroup
+from collectives.worlds.transport.process_group import ProcessGroup
+from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
 from tests.speed import limit
 
 COVERS = (
@@ -27,220 +23,6 @@ COVERS = (
     "collectives/worlds/transport/repair.py",
     "collectives/worlds/transport/transport.py",
 )
-
-
-class MPIError(Exception):
-    """An error of MPI."""
-
-    def Get_error_string(self):
-        return "a process is lost"
-
-
-class MPI:
-    """The used part of `mpi4py.MPI`."""
-
-    IN_PLACE, UNDEFINED, COMM_NULL, ERRORS_RETURN, ERR_PROC_FAILED = "in place", -1, None, "return", 75
-    SUM, MAX, MIN = np.add, np.maximum, np.minimum
-    THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
-    Exception = MPIError
-    Request = SimpleNamespace(Waitall=lambda requests: [request.Wait() for request in requests])
-    Query_thread = staticmethod(lambda: MPI.THREAD_MULTIPLE)
-    Is_thread_main = staticmethod(lambda: True)
-
-
-class Killed(BaseException):
-    """This process is dead."""
-
-
-class Job:
-    """Processes that are threads.
-
-    Args:
-      dies: for each process that dies, at which of its collectives; the others do not get its values there.
-      fails: for each process that an error of MPI interrupts, in which of its collectives; the others complete it.
-    """
-
-    def __init__(self, size, dies=None, fails=None):
-        self.size, self.dies, self.fails = size, dies or {}, fails or {}
-        self.changed, self.given, self.calls = threading.Condition(), defaultdict(dict), defaultdict(int)
-        self.dead, self.revoked, self.mail = set(), set(), defaultdict(deque)
-
-    def run(self, script, *each):
-        """Return what `script(comm, ...)` returns on each process; None for those that die."""
-
-        def process(number, *own):
-            try:
-                return script(Comm(self, number, range(self.size)), *own)
-            except Killed:
-                return None
-
-        with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(process, range(self.size), *each))
-
-    def die(self, number):
-        """Called on the process of this number."""
-        with self.changed:
-            self.dead.add(number)
-            self.changed.notify_all()
-        raise Killed
-
-
-class Group(tuple):
-    """Processes, by rank."""
-
-    def Translate_ranks(self, ranks, other):
-        return [other.index(self[rank]) for rank in ranks]
-
-
-class Comm:
-    """The communicator of one process."""
-
-    def __init__(self, job, number, members, name=()):
-        self.job, self.number, self.group, self.name = job, number, Group(members), name
-        self.rank, self.size = self.group.index(number), len(self.group)
-        self.calls, self.reduced, self.freed = {True: 0, False: 0}, [], False
-
-    def _met(self, value, *, survives=False):
-        job = self.job
-        with job.changed:
-            call = self.calls[survives]
-            self.calls[survives] += 1
-            if not survives:
-                if job.dies.get(self.number) == job.calls[self.number]:
-                    job.die(self.number)
-                fails = job.fails.get(self.number) == job.calls[self.number]
-                job.calls[self.number] += 1
-            given = job.given[self.name, survives, call]
-            given[self.number] = value
-            job.changed.notify_all()
-
-            def over():
-                missing = set(self.group) - given.keys()
-                return (
-                    missing <= job.dead if survives else not missing or missing & job.dead or self.name in job.revoked
-                )
-
-            assert job.changed.wait_for(over, limit(10)), f"{self.number} waits for {set(self.group) - given.keys()}"
-            if not survives and (fails or len(given) < self.size):
-                raise MPIError
-            return [given[member] for member in self.group if member in given]
-
-    def Set_errhandler(self, handler):
-        assert handler == MPI.ERRORS_RETURN
-
-    def Free(self):
-        self.freed = True
-
-    def Allreduce(self, source, target, op=MPI.SUM):
-        self.reduced.append(target.nbytes)
-        everyone = self._met(np.array(target if isinstance(source, str) else source))
-        with np.errstate(all="ignore"):
-            target[...] = op.reduce(everyone)
-
-    def Iallreduce(self, source, target, op):
-        return SimpleNamespace(Test=lambda: False, Wait=lambda: self.Allreduce(source, target, op))
-
-    def Reduce(self, source, target):
-        everyone = self._met(np.array(target if isinstance(source, str) else source))
-        if target is not None:
-            target[...] = np.add.reduce(everyone)
-
-    def Barrier(self):
-        self._met(None)
-
-    def Allgatherv(self, own, whole):
-        words, (counts, starts) = whole
-        for values, count, start in zip(self._met(own.copy()), counts, starts, strict=True):
-            words[start : start + count] = values
-
-    def Allgather(self, own, target):
-        target[:] = np.concatenate(self._met(own.copy()))
-
-    def allgather(self, value):
-        return self._met(value)
-
-    def bcast(self, value, root=0):
-        return self._met(value)[root]
-
-    def Bcast(self, array, root=0):
-        array[:] = self._met(array.copy())[root]
-
-    def Split(self, color, key):
-        colors = self._met(color)
-        members = [member for member, its in zip(self.group, colors, strict=True) if its == color]
-        name = (*self.name, self.calls[False], color)
-        return None if color == MPI.UNDEFINED else Comm(self.job, self.number, members, name)
-
-    def Agree(self, flag):
-        everyone = self._met(flag, survives=True)
-        if len(everyone) < self.size:
-            raise MPIError
-        return min(everyone)
-
-    def Shrink(self):
-        members = self._met(self.number, survives=True)
-        return Comm(self.job, self.number, members, (*self.name, self.calls[True]))
-
-    def Revoke(self):
-        with self.job.changed:
-            self.job.revoked.add(self.name)
-            self.job.changed.notify_all()
-
-    def _box(self, source, target, tag):
-        return self.job.mail[self.name, source, target, tag]
-
-    def send(self, value, target, tag):
-        with self.job.changed:
-            self._box(self.rank, target, tag).append(value)
-            self.job.changed.notify_all()
-
-    def recv(self, source, tag):
-        job, box = self.job, self._box(source, self.rank, tag)
-
-        def over():
-            return box or self.group[source] in job.dead or self.name in job.revoked
-
-        with job.changed:
-            assert job.changed.wait_for(over, limit(10)), f"{self.number} waits for {self.group[source]}"
-            if not box:
-                raise MPIError
-            return box.popleft()
-
-    def Isend(self, array, target, tag):
-        self.send(array.copy(), target, tag)
-        return SimpleNamespace(Wait=lambda: None)
-
-    def Irecv(self, array, source, tag):
-        return SimpleNamespace(Wait=lambda: np.copyto(array, self.recv(source, tag)))
-
-
-class World:
-    def __repr__(self):
-        return "a world"
-
-
-WORLD = World()
-
-
-def processes(*hosts):
-    """Return one process for each host number given."""
-    return tuple(Process(range(i, i + 1), f"h{host}", host, 100 + i) for i, host in enumerate(hosts))
-
-
-def transport_of(comm, hosts=None, *, survives=True, device=None):
-    """Return the transport of a process, with its `losses`: numbers, and the operation at which they were noticed."""
-    made = MPITransport(MPI, Lifetime(WORLD), device or jax.local_devices()[0], survives=survives)
-    made.losses = []
-
-    def on_lost(survivors, lost, how):
-        assert how[1] >= 0
-        assert all(made.group.everyone[rank] == process for rank, process in lost.items())
-        made.losses.append(([process.pid - 100 for process in lost.values()], how[0]))
-        made.set_group(survivors)
-
-    made.on_lost = on_lost
-    made.set_group(ProcessGroup(comm, processes(*(hosts or [0] * comm.size))))
-    return made
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -333,7 +115,7 @@ def test_an_error_without_a_loss_is_an_error_on_all(survives, use):
         with pytest.raises(WorkerError, match=rf"rank {comm.rank} of 2: MPI failed \(a process is lost\)"):
             [use(transport, number) for number in range(9)]
         assert not transport.losses
-        return comm.name in comm.job.revoked
+        return comm.shared.revoked
 
     job = Job(2, fails={0: 2})
     if not survives:  # the launcher ends the others

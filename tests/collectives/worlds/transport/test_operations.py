@@ -23,8 +23,7 @@ from collectives.worlds.transport.operations import (
     pieces,
 )
 from collectives.worlds.transport.process_group import all_processes
-
-from .test_mpi_transport import MPI, Job, transport_of
+from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
 
 ARRAYS = [np.arange(100.0).reshape(4, 25), np.float32([1.5]), np.zeros((0, 3)), np.arange(7, dtype=np.int8)]
 
