@@ -278,7 +278,9 @@ def test_an_absent_clients_data_is_not_used_and_the_report_notes_it(worker_slots
         }
 
     with build(driver, jnp.zeros(()), shards, 12, world=worker_slots) as program:
-        assert float(program.step().metrics["least"]) == 1
+        report = program.step()
+        assert float(report.metrics["least"]) == 1
+        assert not any("not used" in note for note in report.notes)
         worker_slots.leave(0)
         report = program.step()
         assert float(report.metrics["least"]) == 2
@@ -288,6 +290,8 @@ def test_an_absent_clients_data_is_not_used_and_the_report_notes_it(worker_slots
         worker_slots.join(0)
         assert float(program.step().metrics["least"]) == 1
         assert program._parts.stream.cursors[0] == 6
+    with build(driver, jnp.zeros(()), shards, 12, world=worker_slots, shares=[0, 1, 1, 1]) as program:
+        assert "no examples for worker 0, whose data are not used." in program.step().notes
 
 
 def test_the_broadcasting_worker_must_be_a_member(worker_slots):

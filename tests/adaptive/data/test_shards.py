@@ -55,6 +55,13 @@ def taken(stream: Stream, plan, ahead=False) -> list[np.ndarray]:
     return [np.concatenate(of_worker) for of_worker in zip(*steps, strict=True)]
 
 
+def test_shards_are_in_memory_if_all_of_them_are():
+    arrays, source = numbered(0, 4), ad.data.from_source(Source(4, 4))
+    assert ad.Shards([arrays, arrays]).in_memory is True
+    assert ad.Shards([arrays, source]).in_memory is False
+    assert ad.Shards([arrays, arrays]).mapped is False
+
+
 # --- the streams ------------------------------------------------------------------------------------------------------
 
 

@@ -66,11 +66,18 @@ def test_outside_a_program_the_batch_has_to_fit():
 
 
 def test_only_the_batch_can_be_cut_into_minibatches():
-    def driver(w, batch):
-        return w, {"sum": comm.all_reduce(ad.minibatches({"half": batch["x"][:4]}, 4)["half"].sum())}
+    def of(rows):
+        def driver(w, batch):
+            cut = ad.minibatches({"other": jnp.concatenate([batch["x"]] * 2)[:rows]}, 4)
+            return w, {"sum": comm.all_reduce(cut["other"].sum())}
 
-    with pytest.raises(ad.DriverError, match=r"batch\['half'\] has shape \(4, 3\); it must have 8 rows, one for each"):
-        planned(driver, jnp.zeros(3), 8)
+        return driver
+
+    for rows in (4, 16):
+        expected = rf"batch\['other'\] has shape \({rows}, 3\); it must have 8 rows, one for each"
+        with pytest.raises(ad.DriverError, match=expected):
+            planned(of(rows), jnp.zeros(3), 8)
+    planned(of(8), jnp.zeros(3), 8)
 
 
 # --- what a plan makes of it ------------------------------------------------------------------------------------------

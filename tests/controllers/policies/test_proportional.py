@@ -91,7 +91,21 @@ def test_a_flat_slow_worker_collapses():
     assert flat(tried[-1]).max() == flat(tried[0]).max()
 
 
-@pytest.mark.parametrize("wrong", [{"dead_band": -1}, {"min_size": 9, "max_size": 8}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dead_band": -0.1},
+        {"smoothing": 0},
+        {"smoothing": 1.1},
+        {"window": 0},
+        {"min_size": 0},
+        {"min_size": 9, "max_size": 8},
+    ],
+)
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
         ctrl.proportional(**wrong)
+
+
+def test_settings_at_their_bounds_are_accepted():
+    ctrl.proportional(dead_band=0, smoothing=1, window=1, min_size=1, max_size=1)
