@@ -298,6 +298,18 @@ def test_a_program_that_cannot_be_compiled_is_warned_of_once(taken, monkeypatch,
     assert "smaller local batch" in warning
 
 
+def test_a_program_that_needs_more_memory_than_is_left_does_not_run(taken, monkeypatch, caplog):
+    monkeypatch.setattr("adaptive.runtime.spmd_step.bytes_of", lambda programs, nbytes: 5 << 20)
+    with comm.DeviceWorld() as world, built(plain, world=world, max_local_batch="auto") as program:
+        bound = program._parts.engine.kernels.memory
+        monkeypatch.setattr(bound, "fits", lambda nbytes: nbytes < 5 << 20)
+        for _ in range(5):
+            program.step()
+    assert not taken
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "it needs 5 MiB, more than is left. Steps continue" in warning
+
+
 def test_a_program_that_is_closed_while_it_is_compiled_is_not_warned_of(monkeypatch, caplog):
     begins, gone = threading.Event(), threading.Event()
 
