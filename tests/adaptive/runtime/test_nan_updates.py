@@ -54,6 +54,13 @@ def test_the_next_step_raises_and_does_not_run(nonfinite):
         assert state["moment"] == -0.5
 
 
+def test_the_first_update_is_looked_at_too():
+    with build(rooted, START | {"moment": np.float32(0.5)}) as program:
+        program.step()
+        with pytest.raises(ad.NonFiniteError, match=MADE_NANS.replace("step 2", "step 1")):
+            program.step()
+
+
 @pytest.mark.parametrize(
     "ask",
     [
