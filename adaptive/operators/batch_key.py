@@ -90,7 +90,8 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
             raise CollectiveError(
                 f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line)}; "
                 f"it gives one row for each of the microbatch's {examples} examples. For numbers that all examples "
-                "share, write\n    ad.step_key()"
+                "share, write\n    ad.step_key()\nIn local steps on parts of the batch, cut keys with it:\n"
+                '    {**batch, "keys": ad.example_keys()}'
             )
 
 

@@ -99,6 +99,33 @@ def test_draws_in_a_loop_are_found():
         traced(driver_of(ad.batch_key, 3), W)
 
 
+def test_parts_of_a_batch_have_numbers_of_their_own_by_keys_of_examples():
+    """One key for the batch would give each part the same numbers."""
+
+    def driver_of(whole):
+        def driver(w, batch):
+            key = ad.batch_key()
+
+            def local_step(w, part):
+                rows = part["x"].shape
+                own = jax.vmap(lambda one: jax.random.bernoulli(one, 0.5, rows[1:]))
+                kept = jax.random.bernoulli(key, 0.5, rows) if whole else own(part["keys"])
+                return w - 0.1 * jnp.where(kept, part["x"], 0).mean(0), kept
+
+            parts = ad.minibatches({**batch, "keys": ad.example_keys()}, 2)
+            new, kept = jax.lax.scan(local_step, w, parts)
+            return w + comm.all_reduce(new - w), {"kept": comm.all_gather(kept)}
+
+        return driver
+
+    with pytest.raises(ad.CollectiveError, match=r'In local steps .*\n    \{\*\*batch, "keys": ad.example_keys\(\)\}'):
+        traced(driver_of(True), W)
+    options = {"global_batch": 12, "world": LocalWorld(1), "resizable": False}
+    with ad.Program(driver_of(False), W, make_data(), **options) as program:
+        (parts,) = np.asarray(program.step().metrics["kept"])
+    assert (parts[0] != parts[1]).any()
+
+
 def test_other_draws_are_not_blamed():
     def driver(w, batch):
         noise = jax.vmap(lambda key: jax.random.normal(key, ()))(ad.example_keys())
