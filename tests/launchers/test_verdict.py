@@ -102,3 +102,11 @@ def test_whether_a_job_has_to_be_ended(processes, reason):
 )
 def test_how_a_lost_process_is_described_while_the_job_continues(one, said):
     assert said in remark(one) if said else not remark(one)
+
+
+def test_the_end_of_a_process_that_the_launcher_has_ended_is_not_remarked():
+    process = ProcessState("b", 0, 1, "h", 7, True)
+    process.connected = False
+    assert "before it joined; the others continue without it" in remark(process)
+    process.cut_short = True
+    assert remark(process) == ""
