@@ -76,6 +76,7 @@ class Membership:
     Attributes:
       asked: the number of members requested last, less those lost since; `None` without a request; then the target
         is the current number.
+      leave_requested: whether any process reported that it must leave. Replicated.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Membership:
         roster = Roster.of(world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation  # at the last `_refresh`
         self._ready_elsewhere = 0
-        self._leave_requests = np.zeros(world.capacity)
+        self._set_leave_requests(np.zeros(world.capacity))
         self._dismissed: tuple[int, ...] = ()  # slots whose workers leave before the next step
 
     # --- target -------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ class Membership:
     def leaving(self) -> tuple[int, ...]:
         """The slots whose workers leave for good before the next step: dismissed, or upon a termination signal."""
         alone, n = self._world.processes == 1, self._world.capacity
-        if not (self.leave_request if alone else self._leave_requests.any()):
+        if not (self.leave_request if alone else self.leave_requested):
             return self._dismissed  # empty in nearly all steps
         requests = [self.leave_request] * n if alone else self._leave_requests.tolist()
         members = {slot: requests[slot] for slot in self._world.members}
@@ -261,9 +262,10 @@ class Membership:
         signal = notice.signal if notice else reserve or ""
         mine = [self.leave_request, own.start, own.stop, signal, process]
         said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
-        self._leave_requests = np.zeros(world.capacity)
+        requests = np.zeros(world.capacity)
         for wish, start, stop, *_ in said:
-            self._leave_requests[start:stop] = wish
+            requests[start:stop] = wish
+        self._set_leave_requests(requests)
         leaving = self.leaving
         return [Leaver(tuple(range(start, stop)), *who) for _, start, stop, *who in said if start in leaving]
 
@@ -284,7 +286,11 @@ class Membership:
           ready_to_join: number of workers ready to join.
           leave_requests: each worker's `leave_request`; shape=(capacity,).
         """
-        self._ready_elsewhere, self._leave_requests = ready_to_join, leave_requests
+        self._ready_elsewhere = ready_to_join
+        self._set_leave_requests(leave_requests)
+
+    def _set_leave_requests(self, leave_requests: np.ndarray) -> None:
+        self._leave_requests, self.leave_requested = leave_requests, bool(leave_requests.any())
 
     def _count_ready(self, about: str) -> int:
         if self._world.processes == 1:
@@ -332,7 +338,8 @@ class Membership:
         if leaving or number != there:
             before = self._world.losses
             self._world.change(number, leaving)
-            self._ready_elsewhere, self._leave_requests, self._dismissed = 0, np.zeros(self._world.capacity), ()
+            self._ready_elsewhere, self._dismissed = 0, ()
+            self._set_leave_requests(np.zeros(self._world.capacity))
             lost = sum(len(loss.workers) for loss in self._world.losses[len(before) :])
             if lost and self.asked is not None and not self._world.respawn:  # lost while members changed: not replaced
                 self.asked = max(len(self._world.members), self.asked - lost)
@@ -381,7 +388,8 @@ class Membership:
         roster = Roster.of(self._world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation
         self.asked = None if asked is None else self.nearest(asked)
-        self._ready_elsewhere, self._leave_requests, self._dismissed = 0, np.zeros(self._world.capacity), ()
+        self._ready_elsewhere, self._dismissed = 0, ()
+        self._set_leave_requests(np.zeros(self._world.capacity))
         self._world.request_workers(self.target)
 
     def export(self) -> tuple[Any, ...]:
@@ -390,7 +398,8 @@ class Membership:
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the state with what another process has exported."""
-        self.asked, self._there, self._generation, self._ready_elsewhere, self._leave_requests = exported
+        self.asked, self._there, self._generation, self._ready_elsewhere, leave_requests = exported
+        self._set_leave_requests(leave_requests)
 
 
 def _workers(slots: Sequence[int]) -> str:

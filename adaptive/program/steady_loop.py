@@ -106,7 +106,7 @@ class SteadyLoop:
             or p.membership.asked != self._asked
             or PENDING_TERMINATION
             or p.engine.context.timeline is not None
-            or (world.run_under_way and not self._membership_changes.settled)
+            or p.membership.leave_requested
         ):
             self.stop()
         return self._on
@@ -173,6 +173,7 @@ class SteadyLoop:
             p.world.processes,
             kernels.compiled.complete,
             kernels.overhead_examples,
+            self._run_under_way and p.membership.leave_request,  # also of processes in reserve
         )
         status.repeats = says == self._said
         if not status.repeats:
