@@ -1,8 +1,8 @@
 """Checks whether a function's result for a batch is a mean or a sum over its examples.
 
 `evaluate` combines batches by weighted means or sums. For an exponential of a mean loss, a maximum, or a mean over
-tokens, the result would depend on the batch size. So the function is computed for a few examples as one batch and as
-two batches, in double precision if possible, and the results are compared.
+tokens, the result would depend on the batch size. So the function is computed for a few examples of the whole data set
+as one batch and as two batches, in double precision if possible, and the results are compared.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .widen import DOUBLE, CannotWidenError, Evaluation, Width
 
 _FEW = 8  # examples to compare; with few examples, a function that is not a mean differs most from one
 _LOOKS = 3  # most attempts per function; repeated while both parts give the same, as before training
+_SEED = 0  # of the rows that are compared; the same on all processes
 _RELATIVE = 1e-5  # tolerance relative to the largest value; single precision is enough
 _ABSOLUTE = 1e-10  # tolerance for a sum of terms near 1 that cancel
 _ROUNDING = 1000  # tolerance in units in the last place, if double precision is not possible
@@ -70,7 +71,7 @@ class MeanCheck:
             if not all(parts):
                 continue
             try:
-                batch = rows(np.arange(sum(parts)))
+                batch = rows(_spread(sum(parts), sizes[0]))
                 traced = [jax.make_jaxpr(fn)(state, _of_size(batch, n)) for n in (sum(parts), *parts)]
             except Exception:  # the function's own: it may be written for batches of one size
                 continue
@@ -87,6 +88,14 @@ class MeanCheck:
                 _refuse(name, one, op)
                 conclusive = conclusive and one.conclusive
         self._looks[known] = _LOOKS if conclusive else self._looks.get(known, 0) + 1
+
+
+def _spread(count: int, examples: int) -> np.ndarray:
+    """Return the indices of `count` different examples in ascending order: the first, the last, and random ones between
+    them. In sorted data, neighbors are alike: with equal lengths or masks, a mean over tokens is one over examples.
+    """
+    between = 1 + np.random.default_rng(_SEED).choice(examples - 2, count - 2, replace=False)
+    return np.sort(np.array([0, *between, examples - 1]))
 
 
 class _Leaf:
@@ -195,7 +204,7 @@ def _refuse(name: str, leaf: _Leaf, op: Op) -> None:
     first, second = leaf.parts
     raise DriverError(
         f"evaluate: {name} is no {op} over the batch's examples: {first + second} examples give {whole}; the first "
-        f"{first} give {one} and the other {second} give {other}, of which the {op} is {both}. So the result would "
+        f"{first} of them give {one} and the other {second} give {other}, of which the {op} is {both}. So the result would "
         "depend on batch=. What to write instead:\n"
         "    a function of a mean   evaluate the mean, and apply the function to the result:  np.exp(loss)\n"
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import adaptive as ad
-from adaptive.check.means import MeanCheck
+from adaptive.check.means import MeanCheck, _spread
 
 ROWS = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 W = jnp.array([0.3, -0.2, 0.1])
@@ -66,10 +66,34 @@ def test_a_mean_over_tokens_is_refused():
         checked(per_token)
 
 
+@pytest.mark.parametrize("order", ["descending", "ascending", "padding at the end"])
+def test_a_mean_over_tokens_is_refused_in_sorted_data_too(order):
+    length = np.sort(np.random.default_rng(0).integers(1, 13, 160))
+    if order == "descending":
+        length = length[::-1]
+    if order == "padding at the end":
+        length = np.where(np.arange(160) < 155, 12, 0)
+    mask = (np.arange(12) < length[:, None]).astype(np.float32)
+    values = np.random.default_rng(1).normal(size=(160, 12)).astype(np.float32)
+
+    def token_mean(w, batch):
+        x, mask = batch[..., 0], batch[..., 1]
+        return (mask * (x - w[0]) ** 2).sum() / mask.sum()
+
+    with pytest.raises(ad.DriverError, match="a mean over tokens"):
+        checked(token_mean, sizes=(160, 32), rows=np.stack([values, mask], -1))
+
+
+def test_the_rows_that_are_compared_include_the_ends_and_differ():
+    for examples, count in ((2, 2), (8, 8), (1_000_000, 8)):
+        rows = _spread(count, examples)
+        assert (rows[0], rows[-1]) == (0, examples - 1) and (np.diff(rows) > 0).all() and len(rows) == count
+
+
 def test_the_values_are_named():
     with pytest.raises(ad.DriverError) as caught:
-        checked(lambda w, b: b[:, 0].sum(), rows=np.ones((64, 3), np.float32) * np.arange(1, 65)[:, None])
-    assert "8 examples give 36; the first 3 give 6 and the other 5 give 30, of which the mean is 21." in str(
+        checked(lambda w, b: b[:, 0].sum(), sizes=(8, 16), rows=np.ones((8, 3), np.float32) * np.arange(1, 9)[:, None])
+    assert "8 examples give 36; the first 3 of them give 6 and the other 5 give 30, of which the mean is 21." in str(
         caught.value
     )
 
