@@ -86,8 +86,6 @@ from adaptive.base.thread_status import IN_A_STEP as IN_A_STEP
 from adaptive.base.thread_status import ThreadStatus as ThreadStatus
 from adaptive.base.thread_status import thread_status as thread_status
 from adaptive.base.thread_status import thread_status_of as thread_status_of
-from adaptive.base.versions import tested_range as tested_range
-from adaptive.base.versions import untested as untested
 from adaptive.base.waits import Wait as Wait
 from adaptive.base.waits import wait_of as wait_of
 from adaptive.base.waits import waiting as waiting

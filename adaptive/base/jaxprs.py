@@ -1,23 +1,18 @@
 """All uses of undocumented parts of JAX: to support a newer JAX, read this file and run its test.
 
 None of these parts is private (`jax._src`), but JAX does not promise to keep them: binding equations again, nested
-jaxprs, names of effects and primitives, source information, names of compiled programs.
+jaxprs, names of effects and primitives, source information.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import serialize_executable
 from jax.extend import source_info_util
-from jax.extend.backend import get_compile_options
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from jax.interpreters import mlir
 
@@ -177,64 +172,3 @@ _traces = itertools.count(1)
 def traced_anew() -> AbstractContextManager[Any]:
     """Return a context in which JAX uses none of its cached traces."""
     return _trace_cache_key(next(_traces))
-
-
-# --- compiled programs ------------------------------------------------------------------------------------------------
-
-
-def text_of(lowered: Any) -> str:
-    """Return the text of a lowered program, without its name."""
-    return lowered.as_text().split(maxsplit=2)[2]  # after "module @name"
-
-
-def calls_back(text: str) -> bool:
-    """Return whether a lowered program calls Python; its text does not identify the function."""
-    return "callback" in text
-
-
-def give_name(lowered: Any, name: str) -> None:
-    """Rename a lowered program. Also keeps MLIR on this thread: JAX's thread pool for lowered programs belongs to
-    Python, and may end before XLA does.
-    """
-    module = lowered.compiler_ir()
-    names = module.operation.attributes
-    names["sym_name"] = type(names["sym_name"]).get(name, module.context)
-    module.context.enable_multithreading(False)
-
-
-def names_of(compiled: Any) -> list[str]:
-    """Return the names of a compiled program's modules."""
-    return [module.name for module in compiled.runtime_executable().hlo_modules()]
-
-
-_CODE = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # first bytes of object files, on Linux and macOS
-
-
-def loaded_on(compiled: jax.stages.Compiled, device: jax.Device) -> jax.stages.Compiled:
-    """Load a program that was compiled for one CPU device on another one, without compiling it again.
-
-    Raises:
-      ValueError: the program comes from the compilation cache, so XLA has no code of it.
-      Exception: of any kind, if XLA cannot load it.
-    """
-    payload, in_tree, out_tree = serialize_executable.serialize(compiled)
-    if not any(mark in payload for mark in _CODE):  # XLA would load it and fail only when it runs
-        raise ValueError("the program comes from the compilation cache, and XLA has no code of it")
-    executable, arguments, no_keywords = _Loader(io.BytesIO(payload), device).load()
-    described = in_tree.unflatten(arguments)
-    return jax.stages.Compiled(executable.load(), [], described, out_tree, no_kwargs=no_keywords)
-
-
-class _Loader(pickle.Unpickler):
-    """Unpickler that loads a program on a given device. JAX's own uses the device that it was compiled for."""
-
-    def __init__(self, file: io.BytesIO, device: jax.Device):
-        super().__init__(file)
-        self._device = device
-
-    def persistent_load(self, name: Any) -> Any:
-        kind, client = name[0], self._device.client
-        if kind == "exec":
-            options = get_compile_options(1, 1, device_assignment=np.array([[self._device.id]]))
-            return client.deserialize_executable(name[1], executable_devices=[self._device], compile_options=options)
-        return self._device if kind == "device" else client

@@ -18,7 +18,6 @@ from adaptive.base.ambient import AmbientContext, with_build_settings, without_d
 from adaptive.base.errors import DataError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
-from adaptive.base.versions import warn_if_untested
 from adaptive.base.world import World
 from adaptive.data.one_example import taken
 from adaptive.data.tables import by_column
@@ -150,8 +149,6 @@ class Program(Generic[State, Metrics]):
         self._ambient = AmbientContext()
         self._means: MeanCheck | None = None
         self.world = world_of(world)
-        if self.world.rank == 0:
-            warn_if_untested()
         self._name = next_name(self.world, driver)
         self._parts = build(
             *(driver, state, data),

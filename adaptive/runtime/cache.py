@@ -22,11 +22,10 @@ except ImportError:  # no Unix
 _MIN_COMPILE_SECONDS = 0.1  # reading an entry back takes 20 ms
 _FOLDER = "adaptive-dataflow"
 _LOOK_SECONDS, _MOST_SECONDS = 0.02, 60.0
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class CompilationCacheWarning(UserWarning):
-    """JAX's persistent compilation cache cannot be used, or has invalid entries."""
+    """JAX's persistent compilation cache cannot be used."""
 
 
 def share_compilations() -> None:
@@ -41,13 +40,13 @@ def share_compilations() -> None:
     try:
         folder = _cache_home() / _FOLDER / platform.node()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        why_not = _belongs_to_others(folder)
+        status = folder.stat()
     except (OSError, RuntimeError):  # no writable home directory: every rank compiles by itself
         return
-    if why_not:
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         warnings.warn(
-            f"compiled programs are not shared between ranks and runs, in {folder}: {why_not}. Make the folder private "
-            "(chmod 700), or set JAX_COMPILATION_CACHE_DIR to another one.",
+            f"compiled programs are not shared between ranks and runs, because others may write to {folder}. Make the "
+            "folder private (chmod 700), or set JAX_COMPILATION_CACHE_DIR to another one.",
             CompilationCacheWarning,
             stacklevel=3,
         )
@@ -57,8 +56,9 @@ def share_compilations() -> None:
 
 
 @contextmanager
-def one_compiles(title: str) -> Iterator[None]:
-    """Wait while another process of this host compiles the same program, which is then in the cache. A context manager.
+def one_compiles(name: str) -> Iterator[None]:
+    """Wait while another process of this host compiles a program of this name, which is then in the cache. A context
+    manager.
 
     Ranks start to compile the same programs at the same moment; on shared cores each would compile all of them. The
     system releases the lock if a process dies. The wait for a stopped process is limited.
@@ -69,7 +69,7 @@ def one_compiles(title: str) -> Iterator[None]:
         return
     with ExitStack() as stack:
         with suppress(OSError):
-            path = Path(folder) / f".{title}.lock"
+            path = Path(folder) / f".{name}.lock"
             lock = stack.enter_context(path.open("w"))
             stack.callback(path.unlink, missing_ok=True)
             until = time.monotonic() + _MOST_SECONDS
@@ -99,24 +99,6 @@ def _cache_home() -> Path:
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return base if base.is_absolute() else Path.home() / ".cache"
-
-
-def _belongs_to_others(folder: Path) -> str | None:
-    """Return why other users could write to a folder or replace it; `None` if none can.
-
-    Removes the access rights of others, which earlier versions granted.
-    """
-    real, me = folder.resolve(strict=True), os.geteuid()
-    for part in (real, *real.parents):
-        status = part.stat()
-        if status.st_uid not in (me, 0) or (part == real and status.st_uid != me):
-            return f"{part} belongs to user {status.st_uid}"
-        sticky = status.st_mode & stat.S_ISVTX and part != real  # only owners may rename its entries
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH if part == real else stat.S_IWOTH) and not sticky:
-            return f"others may write to {part}"
-    if real.stat().st_mode & _OTHERS:
-        real.chmod(0o700)
-    return None
 
 
 def compile_order(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:

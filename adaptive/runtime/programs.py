@@ -100,15 +100,20 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     def _compile(self, kind: str, level: int, program: _Compilable) -> None:
         name = self._label + (kind if kind == "final" else f"{kind}_{level}")
         for local_index, device in enumerate(self._devices):
-            if (kind, level, local_index) not in self:
-                try:
-                    self[kind, level, local_index] = compile_segment(
-                        program.function, program.shapes, device, name=name, donate=program.donate
-                    )
-                except jax.errors.JaxRuntimeError as error:
-                    if ran_out_of_memory(error):  # compilers of accelerators allocate memory to try programs out
-                        error.add_note(_COMPILED)
-                    raise
+            if (kind, level, local_index) in self:
+                continue
+            first = self._devices.index(device)  # the first worker on this device, whose program the others share
+            if first < local_index:
+                self[kind, level, local_index] = self[kind, level, first]
+                continue
+            try:
+                self[kind, level, local_index] = compile_segment(
+                    program.function, program.shapes, device, name=name, donate=program.donate
+                )
+            except jax.errors.JaxRuntimeError as error:
+                if ran_out_of_memory(error):  # compilers of accelerators allocate memory to try programs out
+                    error.add_note(_COMPILED)
+                raise
 
     def __missing__(self, key: tuple[str, int, int]) -> Callable[..., Any]:
         if key[:2] not in self._sums:

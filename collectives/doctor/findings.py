@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from adaptive.extend import tested_range, untested
 from collectives.worlds.launch import works_alone
 from collectives.worlds.oversubscription import oversubscription
 from launchers.command import how_to_remove_it
@@ -58,8 +57,6 @@ def process_findings(own: JobFacts) -> Iterator[HealthCheck]:
         )
     if missing := [name for name in PACKAGES if own.versions.get(name) == "missing" and name != "adaptive-dataflow"]:
         yield wrong(f"{own.host} lacks {', '.join(missing)}.", f"pip install {' '.join(missing)}")
-    if said := untested(own.versions.get("jax", "")):
-        yield note(said, f'pip install "{tested_range()}"    if a program fails inside adaptive')
     yield from _of_gpus(own)
     if own.quota is not None and ceil(own.quota) < min(len(own.cpus), own.threads or len(own.cpus)):
         n = ceil(own.quota)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import threading
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from adaptive.base.ambient import current_settings
-from adaptive.runtime.background_threads import start
 from adaptive.runtime.memory import return_freed_memory
 
 Item = tuple[int, int]  # (local index of a worker, size)
@@ -32,8 +32,8 @@ class KernelOwner(Protocol):
 class BackgroundCompiler:
     """Compiles in one thread, so that the steps lose at most one core.
 
-    Holds its owner weakly and ends with it. `close` does not wait for the thread; neither does the end of the process,
-    if that is safe (see `background_threads`).
+    Holds its owner weakly and ends with it. `close` does not wait for the thread. The end of the process waits for the
+    current compile: a thread that returns from XLA to an interpreter that is shutting down would abort the process.
 
     If a compile takes a large part of the process's cores, steps beside it do not measure the machine's speed. With
     `pauses` the thread lets a few undisturbed steps pass before each compile. A pause is at most as long as the compile
@@ -86,7 +86,9 @@ class BackgroundCompiler:
             self._waiting[local, size] = min(order, self._waiting.get((local, size), order))
         self._bell.put(True)
         if self._thread is None:
-            self._thread = start(self._run, self.close, "adaptive-compiler")
+            self._thread = threading.Thread(target=self._run, name="adaptive-compiler", daemon=True)
+            atexit.register(self._end_and_wait)
+            self._thread.start()
 
     def drop(self, local: int, size: int) -> None:
         """Remove an item, unless its compile has begun."""
@@ -125,6 +127,11 @@ class BackgroundCompiler:
         self._bell.put(False)
         self._steps.put(True)
 
+    def _end_and_wait(self) -> None:
+        self.close()
+        assert self._thread is not None, "registered with the thread"
+        self._thread.join()
+
     def _next(self) -> Item | None:
         with self._lock:
             self._at = min(self._waiting, key=self._waiting.__getitem__, default=None)
@@ -155,6 +162,12 @@ class BackgroundCompiler:
         return self._bell.get()
 
     def _run(self) -> None:
+        try:
+            self._compile_items()
+        finally:
+            atexit.unregister(self._end_and_wait)
+
+    def _compile_items(self) -> None:
         while self._wait_for_work() and not self._ended:
             if self._pauses and self._stepped:
                 self._pause()

@@ -164,14 +164,3 @@ def test_cached_traces_of_jax_can_be_bypassed():
         else:
             jax.make_jaxpr(helper)(1.0)
     assert len(traced) == 2
-
-
-def test_programs_are_named_and_known_by_name():
-    def lower():
-        return jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), np.float32))
-
-    one, other = lower(), lower()
-    jaxprs.give_name(one, "some_name")
-    assert "@some_name" in one.as_text()
-    assert jaxprs.text_of(one) == jaxprs.text_of(other)
-    assert jaxprs.names_of(one.compile()) == ["some_name"]

@@ -87,12 +87,6 @@ def test_a_sound_configuration_passes(facts):
     assert list(process_findings(replace(WELL, **facts))) == []
 
 
-def test_a_jax_that_is_newer_than_the_tested_ones_is_a_note():
-    found = only(process_findings(replace(WELL, versions={**VERSIONS, "jax": "7.1.0"})), "note")
-    assert "JAX 7.1.0 is newer than the newest tested series" in found.what
-    assert 'pip install "jax<' in found.do
-
-
 def test_ranks_without_a_connection_get_the_command_to_type():
     with pytest.raises(Exception, match="alone") as error:
         check_agreement(1, "MPICH Version: 4.2", {"OMPI_COMM_WORLD_SIZE": "2"})
