@@ -7,7 +7,7 @@ the changelog.
 * A **monitor** reads `Source`s, keeps `operator_state`, and checks with `assert_scope` that arguments are local or
   replicated.
 * A **collective** is a subclass of `Collective`, applied by `collective`. A **world** implements `World`, and
-  optionally `OffersMailboxes`, `OffersCopies`, `OffersMesh` and `ProbesLinks`.
+  optionally `OffersMailboxes`, `OffersMesh` and `ProbesLinks`.
 * A **policy** is a pair of functions from an `Observation` to a `Decision`; a `hook` calls a `Handler`.
 * A **listener** is called with a `StepEvent` after each step: `program.subscribe(listener)`.
 * `read_run` reads the **record** of a run, written by `program.run(record=…)`.
@@ -52,11 +52,8 @@ from adaptive.base.launcher import tasks_not_started as tasks_not_started
 from adaptive.base.link_probe import LinkProbe as LinkProbe
 from adaptive.base.link_probe import ProbesLinks as ProbesLinks
 from adaptive.base.link_probe import no_links as no_links
-from adaptive.base.mailbox import CopyMailbox as CopyMailbox
-from adaptive.base.mailbox import HoldsCopies as HoldsCopies
 from adaptive.base.mailbox import LocalMailboxes as LocalMailboxes
 from adaptive.base.mailbox import Mailbox as Mailbox
-from adaptive.base.mailbox import OffersCopies as OffersCopies
 from adaptive.base.mailbox import OffersMailboxes as OffersMailboxes
 from adaptive.base.mailbox import Vectors as Vectors
 from adaptive.base.numbers import brief as brief

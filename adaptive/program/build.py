@@ -22,7 +22,7 @@ from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.split import positive
 from adaptive.control.status import Status
-from adaptive.data.shards import Shards, stream_of
+from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
@@ -37,7 +37,6 @@ from .first_plan import check_alike, first_plan, plan_for_capacity
 from .local_batch_bounds import bound_of, fit_local_batches, is_auto
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
-from .memory_copies import MemoryCopies
 from .overlap import checked as checked_overlap
 from .overlap import overlapped
 from .parts import ProgramParts, RunState
@@ -194,7 +193,6 @@ def build(
         decisions=decisions,
         members=MemberTracker(world, engine, hooks, sizes, roster),
         mailboxes=mailboxes,
-        copies=MemoryCopies(world, engine.workers, one_data_set=not isinstance(examples, Shards)),
         clock=StepClock(world),
         skipped=SkippedSteps(nonfinite, max_skipped),
         update=UpdateCheck(engine, name),

@@ -50,7 +50,7 @@ class Every(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints of a run on disk, and in memory, for `program.run(checkpoint=…)` and `program.restore(…)`.
+    """Checkpoints of a run on disk, for `program.run(checkpoint=…)` and `program.restore(…)`.
 
     The process with `world.rank == 0` writes them in the background; no step waits for the disk. A checkpoint that is
     due while the previous one is still being written is skipped, with a note. If one cannot be written (a full disk),
@@ -58,16 +58,13 @@ class Checkpoints:
 
     Args:
       directory: created if missing. To restore on several hosts, it must be visible on all of them. It belongs to one
-        run, and to the runs that continue it. `None`: no checkpoints on disk; requires `memory=1`.
+        run, and to the runs that continue it.
       every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps.
         "continuous": the next checkpoint begins when the last one is on the disk. "auto": the interval that loses the
         least time, sqrt(2 · stall · mean time between losses), from the measured stall of a checkpoint and the losses
         of the run, with a prior of one loss in a day; a note says it. These two and minutes are measured by rank 0,
         which announces a due checkpoint in a step's last message.
       keep: number of checkpoints on disk to keep; older ones are deleted.
-      memory: 1: the state is also copied to the memory of other processes, and survives there when its processes are
-        lost. See docs/checkpoints.md. 0: it is not.
-      memory_every: steps between two copies in memory.
 
     Raises:
       CheckpointError: an argument is invalid.
@@ -77,20 +74,13 @@ class Checkpoints:
       2
     """
 
-    directory: str | os.PathLike[str] | None = None
+    directory: str | os.PathLike[str]
     every: str | int = "1 epoch"
     keep: int = 3
-    memory: int = 0
-    memory_every: int = 10
 
     def __post_init__(self) -> None:
         self.interval  # noqa: B018  # raises
-        if whole(self.memory) not in (0, 1):
-            raise CheckpointError(f"memory={self.memory!r}: must be 1, or 0 for no copies in memory.")
-        if (whole(self.memory_every) or 0) < 1:
-            raise CheckpointError(f"memory_every={self.memory_every!r}: must be a whole number of steps, at least 1.")
-        if self.directory is not None or not self.memory:
-            path_of(self.directory)
+        path_of(self.directory)
         keep = whole(self.keep)
         if keep is None or keep < 1:
             raise CheckpointError(

@@ -66,10 +66,6 @@ class MemberTracker:
         self._joined, self._notes, self._n_losses = [], [], len(self._world.losses)
         return events
 
-    def count_losses(self, known: int) -> None:
-        """Report the world's losses from number `known` on: they are newer than the state."""
-        self._n_losses = known
-
     def note(self, text: str) -> None:
         """Add a note to the next report."""
         self._notes.append(text)

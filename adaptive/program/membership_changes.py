@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from adaptive.base.mailbox import OffersCopies
+from collections.abc import Sequence
+
 from adaptive.base.world_members import TransferPayload
 
+from .checkpoint_form import has_local
 from .parts import ProgramParts, RunLimit, RunProgress
 from .state_transfer import pack, receive_buffers, unpack
 from .tracing import Traced
@@ -57,13 +59,10 @@ class MembershipChanges:
           RunEnds: the run has no next step; `RunOver` on a process in reserve when the run has ended.
         """
         self._change(progress.step)
-        was_in_reserve = self._world.in_reserve
         while self._world.in_reserve:
             self._world.wait(self._parts.engine.kernels.can_join)
             if not self._world.in_reserve:
                 self._parts.clock.restart()
-        if was_in_reserve:
-            progress = self._take_over(progress)
         over = self._world.needs_state_transfer and not self._world.run_under_way
         progress = self.transfer_state(progress)
         if over:
@@ -72,23 +71,14 @@ class MembershipChanges:
         if members.changed:
             joined = members.refresh()
             self._parts.clock.forget(members.places(joined))
-            if self._parts.copies.active:
-                for note in self._parts.copies.hand_over(joined, self._parts.name):
-                    members.note(note)
+            self._note_initial_state(joined)
         return progress
 
-    def _take_over(self, progress: RunProgress) -> RunProgress:
-        """Continue from the copy in this process's memory, if all members were lost and it is the newest. Local."""
-        world, parts = self._world, self._parts
-        known = world.known_before_take_over if isinstance(world, OffersCopies) else None
-        if known is None:
-            return progress
-        progress = self._unpack(parts.copies.load())
-        parts.members.count_losses(known)
-        copied = f"the copy in memory after step {progress.step}"
-        parts.members.note(f"all members were lost. The workers in reserve continue from {copied}.")
-        parts.run.restored = True
-        return progress
+    def _note_initial_state(self, joined: Sequence[int]) -> None:
+        """Add a note if workers joined whose per-worker state is not that of the workers whose slots they take."""
+        if joined and has_local(self._parts.engine):
+            workers = f"worker{'s' if len(joined) > 1 else ''} {', '.join(map(str, joined))}"
+            self._parts.members.note(f"{workers} joined, with the initial value of the state that is kept per worker.")
 
     def _change(self, step: int) -> None:
         membership = self._parts.membership
@@ -100,7 +90,6 @@ class MembershipChanges:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers if leaver.signal}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
         if leavers:
-            self._parts.copies.gone(slot for leaver in leavers for slot in leaver.workers)
             for why, signalled in (("upon a termination signal", True), ("dismissed by a hook", False)):
                 who = [str(leaver) for leaver in leavers if bool(leaver.signal) is signalled]
                 if who:

@@ -31,7 +31,6 @@ from adaptive.runtime.engine import Engine
 from .arguments import StateForm
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
-from .memory_copies import MemoryCopies
 from .overlap import Overlap
 from .step_checks import SkippedSteps, StepClock, UpdateCheck
 from .tracing import Traced, TraceRecorder
@@ -121,7 +120,6 @@ class ProgramParts:
     decisions: Decisions
     members: MemberTracker
     mailboxes: ProgramMailboxes
-    copies: MemoryCopies
     clock: StepClock
     skipped: SkippedSteps
     update: UpdateCheck

@@ -145,8 +145,6 @@ class RunLoop:
 
         def meanwhile() -> None:
             p.stream.prefetch(sizes)
-            if p.copies.due is not None:
-                p.copies.take(p)
             p.update.here(step, in_step=True)
 
         return p.engine.step(share, readings, meanwhile, search=p.skipped.next_raises, more=p.decisions.last)

@@ -53,20 +53,15 @@ def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) 
 
 
 @contextmanager
-def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheckpointer | None]:
-    """Open a directory of checkpoints, and memory for copies, for the duration of the block. Communicates.
+def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheckpointer]:
+    """Open a directory of checkpoints, for the duration of the block. Communicates.
 
     Yields:
-      What saves the checkpoints on disk; `None` if there are none.
+      The object that saves the checkpoints.
     """
-    from .checkpoints import Checkpoints
     from .run_checkpointer import RunCheckpointer
 
-    if isinstance(options, Checkpoints) and options.directory is None:
-        with _copied(parts, options):
-            yield None
-        return
-    with RunCheckpointer(options, parts) as checkpointer, _copied(parts, options):
+    with RunCheckpointer(options, parts) as checkpointer:
         parts.run.checkpointer = checkpointer
         try:
             yield checkpointer
@@ -74,18 +69,3 @@ def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheck
             parts.run.checkpointer = None
             checkpointer.wait()
             parts.run.notes += checkpointer.drain_notes()
-
-
-@contextmanager
-def _copied(parts: ProgramParts, options: Checkpoints) -> Iterator[None]:
-    """Copy the state to other processes' memory, if `options` say so, for the duration of the block. Communicates."""
-    if not options.memory:
-        yield
-        return
-    why = parts.copies.open(options.memory_every, parts.name)
-    if why:
-        parts.run.notes.append(f"memory={options.memory} has no effect: {why}.")
-    try:
-        yield
-    finally:
-        parts.copies.close()

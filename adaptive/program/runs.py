@@ -75,8 +75,6 @@ def steps_of_run(
                 continue
             if checkpointer is not None:
                 checkpointer.after(report)
-            if p.copies.active:
-                p.copies.after_step(run.step)
             yield report
         p.tracing.end()
         p.update.together(run.step, "the end of run()")

@@ -2,12 +2,11 @@
 
 The transferred state includes more than a checkpoint, because the run continues: pending sizes, the digest of
 decisions, the run's limit. Local state (`per_worker_state`) is not transferred: it has its initial value on a new
-worker, or what another one has left (`memory_copies.py`).
+worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,9 @@ def pack(parts: ProgramParts, progress: Any) -> TransferPayload:
     Returns:
       (A small picklable object, the engine's replicated arrays). The arrays are contiguous.
     """
-    return pack_small(parts, progress), parts.engine.workers.export()
-
-
-def pack_small(parts: ProgramParts, progress: Any) -> list[Any]:
-    """Return the small picklable object of `pack`."""
     stream = parts.stream.cursors, parts.stream.place()
-    return [progress, *(part.export() for part in _small_parts(parts)), parts.skipped.in_a_row, stream]
-
-
-def members_in(small: Sequence[Any]) -> list[int]:
-    """Return the members of a `pack_small`."""
-    joined_in_generation, *_ = small[1 + _MEMBERS]
-    return list(joined_in_generation)
+    small = [progress, *(part.export() for part in _small_parts(parts)), parts.skipped.in_a_row, stream]
+    return small, parts.engine.workers.export()
 
 
 def receive_buffers(parts: ProgramParts) -> list[np.ndarray]:
@@ -62,7 +51,4 @@ def unpack(parts: ProgramParts, received: TransferPayload) -> Any:
 
 
 def _small_parts(parts: ProgramParts) -> tuple[Any, ...]:
-    return parts.sizes, parts.membership, parts.digest, parts.members, parts.hooks, parts.copies
-
-
-_MEMBERS = 3  # index of `parts.members` there
+    return parts.sizes, parts.membership, parts.digest, parts.members, parts.hooks

@@ -11,7 +11,6 @@ because up to Python 3.11 a comprehension is a call.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -142,10 +141,9 @@ class SteadyLoop:
         input_seconds = time.perf_counter() - asked
         self._say(p)
         reading = self._reading(0, share.offsets[0], since)
-        prefetch = p.stream.prefetch if p.copies.due is None else self._copy
         try:
             return steady(
-                *(share, reading, choice, prefetch, self._check_update, self._search, self._more),
+                *(share, reading, choice, p.stream.prefetch, self._check_update, self._search, self._more),
                 *(began, input_seconds),
             )
         except MembersChanged:
@@ -215,15 +213,7 @@ class SteadyLoop:
         """Do the host's work while the first kernels run."""
         p = self._parts
         p.stream.prefetch(self._sizes)
-        if p.copies.due is not None:
-            p.copies.take(p)
         self._check_update()
-
-    def _copy(self, sizes: Sequence[int]) -> None:
-        """Fetch the next examples, and copy the state to memory: see `MemoryCopies.take`."""
-        p = self._parts
-        p.stream.prefetch(sizes)
-        p.copies.take(p)
 
     def _check_update(self) -> None:
         p = self._parts

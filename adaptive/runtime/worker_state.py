@@ -172,47 +172,6 @@ class WorkerState:
         """Return the replicated leaves as contiguous arrays, for `adopt` on a joining process."""
         return [np.asarray(numbers_of(leaf), order="C") for leaf in self._replicated()]
 
-    def views(self) -> list[np.ndarray]:
-        """Return the replicated leaves as views of their memory, if they are on the host. Waits for the last step.
-
-        The next step may overwrite them when it commits.
-        """
-        return [_view(leaf) for leaf in self._replicated()]
-
-    def _local(self, local_index: int) -> list[jax.Array]:
-        """Return a worker's local leaves, of the state and then of operator states."""
-        state = [leaf for i, leaf in enumerate(self.states[local_index]) if i in self._plan.local_state]
-        op_states = zip(self._plan.op_states, self.op_states[local_index], strict=True)
-        return [*state, *(a for op_state, values in op_states if op_state.scope != Scope.ALL for a in values)]
-
-    @property
-    def has_local(self) -> bool:
-        """Whether any state is local to a worker. Replicated."""
-        return bool(self._plan.local_state) or any(s.scope != Scope.ALL for s in self._plan.op_states)
-
-    def local_views(self, local_index: int) -> list[np.ndarray]:
-        """Return a worker's local leaves, as `views` returns replicated ones."""
-        return [_view(leaf) for leaf in self._local(local_index)]
-
-    def adopt_local(self, local_index: int, vectors: Sequence[np.ndarray]) -> None:
-        """Set a worker's local leaves to those of `local_views` of another one, given as bytes."""
-        plan, device = self._plan, self._world.devices[local_index]
-        rest = iter(vectors)
-
-        def placed(old: jax.Array) -> jax.Array:
-            like = _view(old)
-            array = np.array(next(rest)).view(like.dtype).reshape(like.shape)
-            return copied(_as_leaf(array, old) if is_key(old) else array, device)
-
-        self.states[local_index] = [
-            placed(leaf) if i in plan.local_state else leaf for i, leaf in enumerate(self.states[local_index])
-        ]
-        self.op_states[local_index] = [
-            values if op_state.scope == Scope.ALL else [placed(a) for a in values]
-            for op_state, values in zip(plan.op_states, self.op_states[local_index], strict=True)
-        ]
-        self._accept_nans()
-
     def receive_buffers(self) -> list[np.ndarray]:
         """Return receive buffers for the arrays of `export`; they share the leaves' memory if possible."""
         return [memory_of(leaf) for leaf in self._replicated()]
@@ -234,11 +193,6 @@ def _as_leaf(array: np.ndarray, leaf: jax.Array) -> Any:
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return leaf if np.may_share_memory(array, np.asarray(leaf)) else array
-
-
-def _view(leaf: jax.Array) -> np.ndarray:
-    """Return a leaf's memory by another object, which does not prevent the next step from reusing the memory."""
-    return np.asarray(numbers_of(leaf.addressable_data(0)), order="C")
 
 
 def copied(value: Any, device: jax.Device) -> jax.Array:

@@ -15,7 +15,6 @@ import jax
 
 from adaptive import WorkerError
 from adaptive.extend import (
-    HoldsCopies,
     LinkProbe,
     Loss,
     PartSpec,
@@ -134,7 +133,6 @@ class MPIWorld(MultiProcessWorld):
                     respawn=respawn,
                     abandon=abandon,
                     build_digests=build_digests,
-                    create_mailbox=self._create_for_all,
                 )
             else:
                 self.elastic = spawned_process(
@@ -143,7 +141,6 @@ class MPIWorld(MultiProcessWorld):
                     spawns=max_workers is not None,
                     abandon=abandon,
                     build_digests=build_digests,
-                    create_mailbox=self._create_for_all,
                 )
                 everyone = self.transport.group
             self.capacity, self.workers = self.elastic.capacity, self.elastic.workers
@@ -180,28 +177,6 @@ class MPIWorld(MultiProcessWorld):
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
 
-    def why_no_copies(self) -> str:
-        """Return why processes keep no copies of others' state: see `OffersCopies`."""
-        if not self.survives:
-            return "no process is survived: start the job by `adaptive run` with Open MPI 5"
-        return self.why_no_mailbox() if self.transport.group.comm.size > 1 or self.spawns else "there is one process"
-
-    def create_copies(self, nbytes: Sequence[int], about: str) -> mailbox.ProcessMailbox:
-        """Create a mailbox for copies: see `OffersCopies`."""
-        creation = self._mailboxes.creation(about, nbytes, lambda: self.transport.group.everyone, None, None, lazy=True)
-        self.transport.run(creation)
-        return self._mailboxes.lend(creation.result)
-
-    def hold_copies(self, holder: HoldsCopies | None) -> None:
-        """Let the processes in reserve continue when all members are lost: see `OffersCopies`."""
-        self.elastic.copies = holder
-
-    def _create_for_all(self, job: ProcessGroup, nbytes: Sequence[int]) -> Any:
-        """Create a mailbox for copies of all processes of the job, also those in reserve. Collective over `job`."""
-        creation = self._mailboxes.creation("memory for copies", nbytes, lambda: job.everyone, None, None, lazy=True)
-        creation.carry_out(job.comm)
-        return self._mailboxes.lend(creation.result)
-
     def probe_links(self, about: str = "") -> LinkProbe:
         """Measure the links between the members' hosts: see `ProbesLinks`."""
         probe = ProbeLinks(about, lambda: self.transport.group, self.capacity)
@@ -228,7 +203,6 @@ class MPIWorld(MultiProcessWorld):
     in_reserve: bool = forward("elastic.in_reserve")
     run_under_way: bool = forward("elastic.run_under_way")
     needs_state_transfer: bool = forward("elastic.needs_state_transfer")
-    known_before_take_over: int | None = forward("elastic.known_before_take_over")
 
     @property
     def size(self) -> int:

@@ -29,25 +29,18 @@ class SharedFile:
 
     Args:
       size: bytes of the memory.
-      lazy: whether its pages are allocated by `allocate`, which must be called before the memory is written.
 
     Attributes:
       memory: the memory, zeros at first; stays valid when the file is closed.
       address: the file's address, to send to other processes.
     """
 
-    def __init__(self, size: int, *, lazy: bool = False):
+    def __init__(self, size: int):
         self._file: int | None = None
-        self._unallocated: int | None = None  # the same file, until its pages are allocated
-        self._whole = _TOKEN + size
         token = secrets.token_bytes(_TOKEN)
         try:
             self._file = os.memfd_create("adaptive")
-            if lazy:
-                os.ftruncate(self._file, _TOKEN + size)
-                self._unallocated = os.dup(self._file)
-            else:  # fails now if memory is short, instead of by SIGBUS later
-                os.posix_fallocate(self._file, 0, _TOKEN + size)
+            os.posix_fallocate(self._file, 0, _TOKEN + size)  # fails now if memory is short, instead of by SIGBUS later
             whole = np.frombuffer(mmap.mmap(self._file, _TOKEN + size), np.uint8)
         except (AttributeError, OSError):
             self.close()
@@ -55,19 +48,6 @@ class SharedFile:
         whole[:_TOKEN] = np.frombuffer(token, np.uint8)
         self.memory = whole[_TOKEN:]
         self.address = SharedFileAddress("" if self._file is None else f"/proc/{os.getpid()}/fd/{self._file}", token)
-
-    def allocate(self) -> None:
-        """Allocate the pages of a lazy file. Calling it again does nothing.
-
-        Raises:
-          OSError: memory is short.
-        """
-        file, self._unallocated = self._unallocated, None
-        if file is not None:
-            try:
-                os.posix_fallocate(file, 0, self._whole)
-            finally:
-                os.close(file)
 
     def close(self) -> None:
         """Close the file, so that no further process can open it. Existing mappings stay valid."""

@@ -137,10 +137,10 @@ def test_a_mailbox_in_a_window_is_freed_for_the_next_one(world):
 
     first = create(None)
     first.publish(world.rank, 0, [np.array([1.5])])
-    assert first.copy_of(world.rank, 0)[0].view(np.float64) == [1.5]
+    assert first.look(world.rank, world.rank, 0)[0].view(np.float64) == [1.5]
     second = create(first)
     with pytest.raises(AttributeError, match="NoneType"):  # there is no window
-        first.copy_of(world.rank, 0)
+        first.look(world.rank, world.rank, 0)
     second.free_among(everyone)
 
 

@@ -1,4 +1,4 @@
-"""A job that is killed as a whole in its first start: `restarted.py FOLDER`; see test_restarts_on_ranks.py."""
+"""A job that is killed as a whole in its first start: `restarted.py FOLDER [RESERVE]`; see test_restarts_on_ranks.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import adaptive as ad
 import collectives as comm
 
 FOLDER, STEPS, DIES = Path(sys.argv[1]), 16, 12
+RESERVE = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # processes
 
 
 def driver(state, batch):
     return state + comm.all_reduce(batch["x"].sum(), op="sum"), {}
 
 
-with comm.world() as world:
+with comm.world(workers=int(os.environ["OMPI_COMM_WORLD_SIZE"]) - RESERVE) as world:
     program = ad.Program(driver, jnp.zeros(()), {"x": np.arange(64.0)}, global_batch=8, world=world)
     program.restore(FOLDER, missing_ok=True)
     began = program.steps

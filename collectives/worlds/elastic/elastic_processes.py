@@ -17,7 +17,6 @@ import numpy as np
 
 from adaptive import Preempted, ReserveReleased, WorkerError
 from adaptive.extend import (
-    HoldsCopies,
     Loss,
     TransferPayload,
     WorkerSlots,
@@ -33,17 +32,26 @@ from .rendezvous import (
     CLOSE,
     END_RUN,
     JOIN,
-    NO_COPY,
     NO_RANK,
-    TAKE_OVER,
     TERMINATE,
     Attendee,
     RendezvousPlan,
     rendezvous,
-    take_over_plan,
 )
 from .spawning import SpawnedProcess, Spawner, SpawnRequest
-from .standby import ALL_LOST, ASK, FAILED, MEET, MEMBERS, READY, REFUSED, TERMINATED, ControlMessages, StandbyLoop
+from .standby import (
+    ALL_LOST,
+    ASK,
+    FAILED,
+    MEET,
+    MEMBERS,
+    READY,
+    REFUSED,
+    TERMINATED,
+    WORKERS_LOST,
+    ControlMessages,
+    StandbyLoop,
+)
 
 TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
 
@@ -65,7 +73,6 @@ class ElasticProcesses:
       spawns: whether processes may be spawned.
       abandon: closes the world on this process alone.
       build_digests: returns digests of this process's program. A spawned process must have the same.
-      create_mailbox: creates a mailbox for all processes of the job; collective.
 
     Attributes:
       capacity: number of worker slots. Replicated.
@@ -77,8 +84,6 @@ class ElasticProcesses:
       in_reserve: whether this process is on standby, or must go on standby. Local.
       run_under_way: whether a run is under way in which processes can be on standby. Replicated.
       needs_state_transfer: whether a process has joined that has not received the run's state. Replicated.
-      copies: see `OffersCopies.hold_copies`.
-      known_before_take_over: see `OffersCopies`.
     """
 
     def __init__(
@@ -91,10 +96,8 @@ class ElasticProcesses:
         spawns: bool,
         abandon: Callable[[], None],
         build_digests: Callable[[], Mapping[str, str]],
-        create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
     ):
         self._transport, self._mpi, self._abandon = transport, transport.mpi, abandon
-        self._create_mailbox = create_mailbox
         self.respawn, self.spawns = respawn, spawns
         self.worker_slots, self.capacity = worker_slots, worker_slots.capacity
         self.generation, self.losses = 0, ()
@@ -109,8 +112,6 @@ class ElasticProcesses:
         self._standby = [process for process in everyone.everyone if not self._works(process)]  # replicated
         self._working_ranks: Sequence[int] = ()  # in the job, as far as this process knows
         self._has_state = True  # of the run
-        self.copies: HoldsCopies | None = None
-        self.known_before_take_over: int | None = None
         self.spawner = Spawner(self._mpi)
         self._requested = len(self.members)
         self._asked: set[int] = set()  # ranks in the job that were asked to get ready; rank 0 knows
@@ -340,10 +341,7 @@ class ElasticProcesses:
         transport, was_on_standby = self._transport, self.in_reserve
         own = next(p for p in self._job.everyone if p.worker_slots == self.workers)
         rank, ready = NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready()
-        has_place = None if self.copies is None else self.copies.has_place()
-        role = Attendee(own, rank, ready, peer=transport.peers.get(own), has_place=has_place)
-        if was_on_standby and self._continues_without_workers:
-            role = role._replace(copy=self._newest_copy())
+        role = Attendee(own, rank, ready, peer=transport.peers.get(own))
         spawned: list[SpawnedProcess] = []
         if not was_on_standby:
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
@@ -357,7 +355,7 @@ class ElasticProcesses:
             transport.mark_begun(Operation("a rendezvous of all processes", "", RENDEZVOUS))
             plan = partial(self._plan, purpose, workers)
             outcome = rendezvous(
-                *(self._mpi, self._job, role, plan, self._create_places),
+                *(self._mpi, self._job, role, plan),
                 survives=transport.survives,
                 spawned=spawned,
                 entry=self._entry,
@@ -373,12 +371,9 @@ class ElasticProcesses:
         self._messages = ControlMessages(self._mpi, self._job.comm)
         if outcome.plan is None:
             transport.lifetime.closed = True
-            raise WorkerError("all workers are lost, and with them the run's state.")
-        known = len(self.losses)
+            raise WorkerError(f"this process was on standby, and {WORKERS_LOST}")
         self._follow(outcome.plan, outcome.comm)
-        takes_over = outcome.plan.purpose == TAKE_OVER and self._job.comm.rank == outcome.plan.ranks[0]
-        self.known_before_take_over = known if takes_over else None
-        self._has_state = takes_over or not (was_on_standby and not self.in_reserve)
+        self._has_state = not (was_on_standby and not self.in_reserve)
         return outcome.plan.purpose
 
     def _follow(self, plan: RendezvousPlan, comm: Any) -> None:
@@ -390,14 +385,10 @@ class ElasticProcesses:
         if plan.purpose == END_RUN:
             self.in_reserve = self.run_under_way = False
             self._set_group(working)
-        self.needs_state_transfer = plan.purpose in (JOIN, END_RUN, TAKE_OVER)
+        self.needs_state_transfer = plan.purpose in (JOIN, END_RUN)
 
     def _plan(self, purpose: str, workers: int, job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
         """Return the members and tasks that follow from a rendezvous. Has no side effects."""
-        if all(role.rank == NO_RANK for role in roles):
-            lost = {rank: process for rank, process in self._job.lost_in(job).items() if self._works(process)}
-            left = _without(self.worker_slots, self.losses, lost, ("a rendezvous of all processes", 0.0))
-            return take_over_plan(job, roles, len(self.members), *left)
         unseen = {r: p for r, p in self._transport.group.lost_in(job).items() if self._works(p)}
         worker_slots, losses = _without(self.worker_slots, self.losses, unseen, ("a rendezvous of all processes", 0.0))
         ranks = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
@@ -419,7 +410,7 @@ class ElasticProcesses:
         """Transfer the run's state to joining processes: see `World.transfer_state`."""
         transfer = StateTransfer(about, make, room, has_state=self._has_state)
         self._transport.run(transfer)
-        self.needs_state_transfer, self._has_state, self.known_before_take_over = False, True, None
+        self.needs_state_transfer, self._has_state = False, True
         return transfer.result
 
     # --- on standby ---------------------------------------------------------------------------------------------------
@@ -442,9 +433,10 @@ class ElasticProcesses:
             if self._pair is not None and word != TERMINATED:
                 self._answer(word, content)
                 self._entry, self._pair = (self._pair, content), None
-            if word == FAILED or (word == ALL_LOST and not self._continues_without_workers):
+            if word in (FAILED, ALL_LOST):
                 self._transport.lifetime.closed = True
-                raise WorkerError(f"this process was on standby, and the workers have stopped: {content}")
+                what = WORKERS_LOST if word == ALL_LOST else f"the workers have stopped: {content}"
+                raise WorkerError(f"this process was on standby, and {what}")
             if word == TERMINATED and self._transport.survives:
                 raise self._leave_job("it was on standby, and received a termination signal")
             if word == TERMINATED:
@@ -456,19 +448,6 @@ class ElasticProcesses:
                 self._transport.lifetime.closed = True
                 acknowledge_termination()
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
-
-    def _newest_copy(self) -> int:
-        return NO_COPY if self.copies is None else self.copies.newest()
-
-    @property
-    def _continues_without_workers(self) -> bool:
-        """Whether processes on standby may have a copy of the run's state to continue from. Replicated."""
-        return self.copies is not None and self._transport.survives
-
-    def _create_places(self, job: ProcessGroup) -> None:
-        """Create memory for copies for all processes of the job. Collective."""
-        assert self.copies is not None
-        self.copies.create(partial(self._create_mailbox, job))
 
     def await_admission(self, pair: Any, members: Sequence[int]) -> None:
         """Start on standby as a spawned process. `pair`: the communicator with the process that spawned it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from adaptive import WorkerCountError
@@ -27,7 +27,6 @@ def started_processes(
     respawn: bool,
     abandon: Callable[[], None],
     build_digests: Callable[[], Mapping[str, str]],
-    create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
 ) -> ElasticProcesses:
     """Return the processes with which the job was started. For the arguments see `MPIWorld`.
 
@@ -47,7 +46,6 @@ def started_processes(
         spawns=spawns,
         abandon=abandon,
         build_digests=build_digests,
-        create_mailbox=create_mailbox,
     )
     if workers is not None and processes.nearest(workers) != workers:
         raise WorkerCountError(
@@ -68,7 +66,6 @@ def spawned_process(
     spawns: bool,
     abandon: Callable[[], None],
     build_digests: Callable[[], Mapping[str, str]],
-    create_mailbox: Callable[[ProcessGroup, Sequence[int]], Any],
 ) -> ElasticProcesses:
     """Return a spawned process's view of the job: it is on standby, known only to the process that spawned it.
 
@@ -87,7 +84,6 @@ def spawned_process(
         spawns=spawns,
         abandon=abandon,
         build_digests=build_digests,
-        create_mailbox=create_mailbox,
     )
     processes.await_admission(pair, request.members)
     return processes

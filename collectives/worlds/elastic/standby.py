@@ -30,6 +30,10 @@ SECONDS_BETWEEN_CHECKS = 0.1  # between two checks that a worker is alive
 
 ASK, READY, MEMBERS, MEET, FAILED, TERMINATED = "ready?", "ready", "members", "meet", "failed", "terminated"
 ALL_LOST = "all lost"  # what a process on standby finds, instead of receiving it
+WORKERS_LOST = (
+    "all workers are lost, and with them the state of the run. The run starts anew from its last checkpoint if the "
+    "driver calls program.restore(…, missing_ok=True) and the job is started by:  adaptive run --restarts 3 …"
+)
 REFUSED, CLOSED = "refused", "closed"  # to spawned processes that are not admitted (`spawning.py`)
 
 
@@ -109,7 +113,7 @@ class StandbyLoop:
                     return TERMINATED, None
                 time.sleep(ALERT_SECONDS if time.monotonic() < self._alert_until else IDLE_SECONDS)
                 if self._all_workers_dead():
-                    return ALL_LOST, "all workers are lost, and with them the run's state"
+                    return ALL_LOST, None
 
     def _all_workers_dead(self) -> bool:
         now = time.monotonic()

@@ -16,7 +16,6 @@ from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 from zlib import crc32
 
 import numpy as np
@@ -63,7 +62,6 @@ class CreateMailbox(Operation):
       service: returns the server of this process.
       outdated: the mailbox that the new one replaces.
       mpi: the module `mpi4py.MPI` to hold the mailbox in MPI windows; None for shared files.
-      lazy: whether a process allocates the memory of its shared file when it first publishes.
     """
 
     agreed = True
@@ -76,12 +74,10 @@ class CreateMailbox(Operation):
         service: Callable[[], MailboxServer],
         outdated: ProcessMailbox | None,
         mpi: Any = None,
-        *,
-        lazy: bool = False,
     ):
         super().__init__(about, "", crc32(repr(tuple(nbytes)).encode(), _KIND), f"a mailbox of {tuple(nbytes)} bytes")
         self._nbytes, self._everyone, self._service = nbytes, everyone, service
-        self._outdated, self._mpi, self._lazy = outdated, mpi, lazy
+        self._outdated, self._mpi = outdated, mpi
         self.result: Any = None
 
     def carry_out(self, comm: Any) -> None:
@@ -96,7 +92,7 @@ class CreateMailbox(Operation):
             self._free_outdated(comm, everyone)
             memory = Windows(self._mpi, comm, here, size)
         else:
-            with closing(Files(size, lazy=self._lazy)) as memory:
+            with closing(Files(size)) as memory:
                 addresses = comm.allgather(memory.address)
                 memory.open(comm.rank, {rank: addresses[rank] for rank in here})
                 comm.allgather(None)
@@ -149,7 +145,6 @@ class ProcessMailbox:
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
         """Publish vectors: see `Mailbox.publish`."""
         start = self._where[worker][1] * self._layout.place
-        self._memory.allocate()
         place = self._memory.own[start : start + self._layout.place]
         with self._writing:
             self._layout.write(place, round, vectors, self._memory.fence)
@@ -172,26 +167,6 @@ class ProcessMailbox:
             return room
         rooms.give(room)
         return None
-
-    @property
-    def hosts(self) -> dict[int, int]:
-        """The host of each worker, as a number."""
-        return {slot: self._everyone[rank].host for slot, (rank, _) in self._where.items()}
-
-    def is_mapped(self, worker: int) -> bool:
-        """Return whether this process can copy a worker's publications itself, also after the worker's loss."""
-        return self._memory.has(self._where[worker][0])
-
-    def rounds(self, worker: int) -> list[int]:
-        """Return the rounds of a worker's complete publications, newest first; at most two. Only if `is_mapped`."""
-        rank, i = self._where[worker]
-        return self._layout.rounds(partial(self._memory.copy, rank), i)
-
-    def copy_of(self, worker: int, round: int) -> Vectors | None:
-        """Return a consistent copy of a worker's publication of a round, or None. Only if `is_mapped`."""
-        (rank, i), room = self._where[worker], np.empty(self._layout.slot, np.uint8)
-        complete = self._layout.copy_round(partial(self._memory.copy, rank), i, round, room)
-        return self._layout.vectors(room) if complete else None
 
     @property
     def torn(self) -> int:
@@ -224,7 +199,6 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self._made: list[ProcessMailbox] = []  # in use, or with an MPI window; in the order of their creation
-        self._lent = WeakSet[ProcessMailbox]()  # their memory is free when nobody refers to them any more
         self._service: MailboxServer | None = None
 
     def creation(
@@ -234,20 +208,13 @@ class Mailboxes:
         everyone: Callable[[], Sequence[Process]],
         outdated: ProcessMailbox | None,
         mpi: Any = None,
-        *,
-        lazy: bool = False,
     ) -> CreateMailbox:
         """Return the operation that creates a mailbox: see `CreateMailbox`."""
-        return CreateMailbox(about, nbytes, everyone, self._serve, outdated, mpi, lazy=lazy)
+        return CreateMailbox(about, nbytes, everyone, self._serve, outdated, mpi)
 
     def keep(self, mailbox: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
         """Keep a mailbox that was created, in place of an outdated one, and return it."""
         self._made = [*(kept for kept in self._made if kept is not outdated or kept.name), mailbox]
-        return mailbox
-
-    def lend(self, mailbox: ProcessMailbox) -> ProcessMailbox:
-        """Return a mailbox of shared files that is kept as long as the caller keeps it."""
-        self._lent.add(mailbox)
         return mailbox
 
     def free_among(self, everyone: Sequence[Process]) -> None:
@@ -257,7 +224,7 @@ class Mailboxes:
 
     def stop(self) -> None:
         """Stop copying and answering."""
-        for mailbox in (*self._made, *self._lent):
+        for mailbox in self._made:
             mailbox.stop()
         self._made = []
         if self._service is not None:

@@ -30,14 +30,6 @@ class Memory(Protocol):
 
     own: np.ndarray
 
-    def allocate(self) -> None:
-        """Allocate this process's memory, if that was left for later. Called before it is written.
-
-        Raises:
-          OSError: memory is short.
-        """
-        ...
-
     def has(self, rank: int) -> bool:
         """Return whether the memory of this rank can be copied from."""
         ...
@@ -74,9 +66,6 @@ class Windows:
         self._window.Sync()
         comm.Barrier()
 
-    def allocate(self) -> None:
-        """Do nothing: MPI has allocated the window."""
-
     def has(self, rank: int) -> bool:
         """Return whether this rank is on this host."""
         return rank in self._there
@@ -107,11 +96,10 @@ class Files:
 
     Args:
       size: bytes of this process's file.
-      lazy: whether its pages are allocated by `allocate`.
     """
 
-    def __init__(self, size: int, *, lazy: bool = False):
-        self._file = SharedFile(size, lazy=lazy)
+    def __init__(self, size: int):
+        self._file = SharedFile(size)
         self.own, self.address = self._file.memory, self._file.address
         self._memory: dict[int, np.ndarray] = {}
 
@@ -126,10 +114,6 @@ class Files:
     def close(self) -> None:
         """Close this process's file once all others have opened it. Mappings stay valid."""
         self._file.close()
-
-    def allocate(self) -> None:
-        """Allocate the pages of this process's file, if that was left for later."""
-        self._file.allocate()
 
     def has(self, rank: int) -> bool:
         """Return whether the memory of this rank could be opened."""

@@ -93,33 +93,6 @@ class SlotLayout:
             self.torn += 1
         return 0
 
-    def rounds(self, copy: Copy, i: int) -> list[int]:
-        """Return the rounds of worker `i`'s publications that are complete and not being overwritten, newest first."""
-        begun, done, *rounds = self._header(copy, i)
-        return [rounds[number % 2] for number in (done, done - 1) if number > 0 and begun < number + 2]
-
-    def copy_round(self, copy: Copy, i: int, round: int, room: np.ndarray) -> bool:
-        """Copy the newest publication of this process's worker `i` that is of a round: the latest or the one before.
-
-        Args:
-          copy, i, room: see `copy_latest`.
-          round: the round.
-
-        Returns:
-          Whether the copy is complete.
-        """
-        for _ in range(_TRIES):
-            begun, done, *rounds = self._header(copy, i)
-            kept = (number for number in (done, done - 1) if number > 0 and begun < number + 2)
-            number = next((number for number in kept if rounds[number % 2] == round), 0)
-            if not number:
-                return False
-            copy(i * self.place + _HEADER + number % 2 * self.slot, room)
-            if self._header(copy, i)[0] < number + 2:
-                return True
-            self.torn += 1
-        return False
-
     def _header(self, copy: Copy, i: int) -> list[int]:
         numbers = np.zeros(4, np.int64)
         copy(i * self.place, numbers.view(np.uint8))

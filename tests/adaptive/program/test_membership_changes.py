@@ -1,4 +1,4 @@
-"""Between two steps: who leaves is reported, who joins continues from the state of the others or from a copy."""
+"""Between two steps: who leaves is reported, who joins continues from the state of the others."""
 
 from __future__ import annotations
 
@@ -22,38 +22,28 @@ class Process:
 
     def __init__(self, **how):
         self.calls, self.notes = [], []
-        self.in_reserve = self.needs_state_transfer = self.due = self.changed = self.all_leave = self.active = False
-        self.run_under_way, self.known_before_take_over, self.received, self.why_all_leave = True, None, None, ""
-        self.leavers, self.joined, self.waits, self.restored = [], [], 1, False
+        self.in_reserve = self.needs_state_transfer = self.due = self.changed = self.all_leave = False
+        self.run_under_way, self.received, self.why_all_leave = True, None, ""
+        self.leavers, self.joined, self.waits, self.local_state = [], [], 1, frozenset()
         vars(self).update(how)
-        self.copies = self.clock = self.members = self.membership = self.update = self.hooks = self
+        self.clock = self.members = self.membership = self.update = self.hooks = self
         self.world = self.run = self
-        self.kernels = self.engine = SimpleNamespace(can_join=None)
-        self.engine.kernels, self.name, self.sizes = self.kernels, "program", ()
+        plan = SimpleNamespace(local_state=self.local_state, op_states=())
+        self.engine = SimpleNamespace(kernels=SimpleNamespace(can_join=None), plan=plan)
+        self.name, self.sizes = "program", ()
 
     def __getattr__(self, name):
-        if name not in ("together", "catch_up", "count_losses", "forget", "restart"):
+        if name not in ("together", "catch_up", "forget", "restart"):
             raise AttributeError(name)
         return lambda *given: self.calls.append((name, *map(repr, given)))
-
-    def why_no_copies(self):
-        return ""
-
-    create_copies = hold_copies = why_no_copies
 
     def change(self, about):
         self.calls.append(("change",))
         return self.leavers
 
-    def gone(self, slots):
-        self.calls.append(("gone", *slots))
-
     def wait(self, can_join):
         self.waits -= 1
         self.in_reserve = self.waits > 0
-
-    def load(self):
-        return THEIRS
 
     def transfer_state(self, make, buffers, about):
         return self.received
@@ -66,9 +56,6 @@ class Process:
 
     def note(self, text):
         self.notes.append(text)
-
-    def hand_over(self, joined, name):
-        return [f"handed over to {joined}"]
 
 
 @pytest.fixture(autouse=True)
@@ -112,25 +99,11 @@ def test_when_the_run_is_over_the_reserve_has_the_final_state():
     assert over.value.progress == TAKEN
 
 
-@pytest.mark.parametrize("known", [None, 0, 2])
-def test_the_reserve_continues_from_its_copy_if_all_members_are_lost(known):
-    process = Process(in_reserve=True, known_before_take_over=known)
-    progress = MembershipChanges(process).apply(OWN)
-    if known is None:
-        assert (progress, process.restored, process.notes) == (OWN, False, [])
-        return
-    assert (progress, process.restored) == (TAKEN, True)
-    assert ("count_losses", str(known)) in process.calls
-    (note,) = process.notes
-    assert note.endswith("continue from the copy in memory after step 8.")
-
-
 def test_who_leaves_is_reported_with_the_reason():
     leavers = [Leaver((1,), "SIGTERM", "pid 1"), Leaver((2, 3), "", "pid 2"), Leaver((4,), "SIGUSR1", "pid 4")]
     process = Process(due=True, leavers=leavers)
     MembershipChanges(process).apply(OWN)
-    assert called(process) == ["together", "change", "gone"]
-    assert process.calls[-1] == ("gone", 1, 2, 3, 4)
+    assert called(process) == ["together", "change"]
     assert process.notes == [
         "left after step 3, upon a termination signal: worker 1 (SIGTERM to pid 1), worker 4 (SIGUSR1 to pid 4).",
         "left after step 3, dismissed by a hook: workers 2, 3 (pid 2).",
@@ -148,9 +121,17 @@ def test_the_run_ends_if_all_leave():
     assert (process.notes, called(process)) == ([], ["together", "change"])
 
 
-@pytest.mark.parametrize("active", [False, True])
-def test_what_is_known_of_workers_that_joined_is_forgotten(active):
-    process = Process(changed=True, joined=[1, 2], active=active)
+@pytest.mark.parametrize(
+    ("joined", "local_state", "notes"),
+    [
+        ([1, 2], [0], ["workers 1, 2 joined, with the initial value of the state that is kept per worker."]),
+        ([1], [0], ["worker 1 joined, with the initial value of the state that is kept per worker."]),
+        ([1, 2], [], []),
+        ([], [0], []),
+    ],
+)
+def test_workers_that_joined_start_with_initial_state(joined, local_state, notes):
+    process = Process(changed=True, joined=joined, local_state=frozenset(local_state))
     MembershipChanges(process).apply(OWN)
-    assert process.calls == [("forget", "[10, 20]")]
-    assert process.notes == ["handed over to [1, 2]"] * active
+    assert process.calls == [("forget", str([10 * slot for slot in joined]))]
+    assert process.notes == notes

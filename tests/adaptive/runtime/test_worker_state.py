@@ -13,7 +13,6 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.graph import partition
-from adaptive.graph.flow import Scope
 from adaptive.graph.trace import trace
 from adaptive.runtime.worker_state import WorkerState
 from tests.adaptive.drivers import batch_of
@@ -113,23 +112,6 @@ def test_a_process_that_joins_adopts_what_another_exports(in_place):
             np.copyto(buffer, array)
     taker.adopt(arrays if in_place else exported)
     assert [numbers(taker, i) for i in range(3)] == [of(1)] * 3
-    views = [np.array(view) for view in giver.views()]
-    jax.tree.map(np.testing.assert_array_equal, views, exported)
-
-
-def test_local_state_is_taken_over_from_a_lost_worker():
-    giver, taker = marked(held(2)), marked(held(2), by=1000)
-    vectors = [np.frombuffer(view.tobytes(), np.uint8) for view in giver.local_views(1)]
-    taker.adopt_local(0, vectors)
-    assert numbers(taker, 0) == of(0, local=200, by=1000)
-    assert numbers(taker, 1) == of(1, local=2000, by=1000)
-    assert taker.has_local
-
-
-@pytest.mark.parametrize(("state", "op_state"), [([], Scope.ALL), ([0], Scope.ALL), ([], Scope.WORKER)])
-def test_local_state_is_that_of_the_driver_or_of_an_operator(state, op_state):
-    plan = SimpleNamespace(local_state=frozenset(state), op_states=[SimpleNamespace(scope=op_state)])
-    assert WorkerState.has_local.fget(SimpleNamespace(_plan=plan)) == (bool(state) or op_state is Scope.WORKER)
 
 
 def test_a_replicated_operator_state_is_set_on_all_workers():
@@ -172,7 +154,6 @@ def test_nans_of_a_state_from_elsewhere_are_taken_as_intended():
             [[leaf * jnp.nan if leaf.dtype == np.float32 else leaf for leaf in w.states[0]]], w.op_states
         ),
         lambda w: w.adopt([a * np.float32("nan") if a.dtype == np.float32 else a for a in w.export()]),
-        lambda w: w.adopt_local(0, [np.full(v.shape, np.nan, v.dtype).view(np.uint8) for v in w.local_views(0)]),
     ):
         workers = held(1, check_updates=True)
         assert workers.update_nans.none_flagged()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 import warnings
 from types import ModuleType, SimpleNamespace
 
@@ -181,40 +179,28 @@ def test_with_too_few_workers_left_all_stop(monkeypatch):
     assert on_processes(3, work, job, min_workers=3) == [True, None, True]
 
 
-@pytest.mark.parametrize(("enabled", "size", "level", "why"), [
-    (False, 2, 3, "no process is survived"),
-    (True, 1, 3, "there is one process"),
-    (True, 2, 3, ""),
-    (True, 2, 2, "MPI was initialized for one thread at a time"),
-])  # fmt: skip
-def test_copies_are_kept_by_others_if_processes_can_be_lost(enabled, size, level, why, monkeypatch, loaded):
+@pytest.mark.parametrize("enabled", [False, True])
+def test_mailboxes_are_in_files_if_processes_can_be_lost(enabled, monkeypatch, loaded):
     monkeypatch.setenv(ENABLED, str(int(enabled)))
     monkeypatch.setattr(loaded, "Is_thread_main", lambda: True)
-    monkeypatch.setattr(loaded, "Query_thread", lambda: level)
-    allocated, allocate = set(), os.posix_fallocate
-    monkeypatch.setattr(os, "posix_fallocate", lambda *at: allocated.add(threading.get_ident()) or allocate(*at))
+    monkeypatch.setattr(loaded, "Query_thread", lambda: loaded.THREAD_MULTIPLE)
 
     def work(world):
-        found = world.why_no_copies()
-        assert (world.why_no_mailbox() == "") is (level == 3)
-        if level == 3:
-            kept = world.create_mailbox((8,), "a mailbox")
-            allocated.discard(threading.get_ident())
-            assert isinstance(kept._memory, Files if enabled else Windows)
-            kept.publish(world.rank, 0, [np.array([1.5])])
-            world.barrier()
-            assert [kept.look(rank, world.rank, 0)[0].view(float) for rank in range(size)] == [1.5] * size
-            if not found:
-                own = threading.get_ident()
-                copies = world.create_copies((8,), "copies")
-                assert copies.rounds(world.rank) == []
-                assert own not in allocated  # before there is something to keep
-                copies.publish(world.rank, 1, [np.array([1.5])])
-                assert own in allocated
-        return found
+        assert world.why_no_mailbox() == ""
+        kept = world.create_mailbox((8,), "a mailbox")
+        assert isinstance(kept._memory, Files if enabled else Windows)
+        kept.publish(world.rank, 0, [np.array([1.5])])
+        world.barrier()
+        return [kept.look(rank, world.rank, 0)[0].view(float).item() for rank in range(2)]
 
-    said = on_processes(size, work)
-    assert [(text.startswith(why), bool(text)) for text in said] == [(True, bool(why))] * size
+    assert on_processes(2, work) == [[1.5, 1.5]] * 2
+
+
+def test_there_are_no_mailboxes_if_mpi_was_initialized_for_one_thread(monkeypatch, loaded):
+    monkeypatch.setattr(loaded, "Is_thread_main", lambda: True)
+    monkeypatch.setattr(loaded, "Query_thread", lambda: loaded.THREAD_MULTIPLE - 1)
+    found = on_processes(2, lambda world: world.why_no_mailbox())
+    assert [text.startswith("MPI was initialized for one thread at a time") for text in found] == [True, True]
 
 
 @pytest.mark.parametrize(("hosts", "warned"), [((0, 0), True), ((0, 1), False)])

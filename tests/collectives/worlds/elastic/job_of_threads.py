@@ -55,7 +55,6 @@ class ElasticJob(Job):
         return {
             "respawn": self._respawn,
             "abandon": lambda: None,
-            "create_mailbox": lambda group, nbytes: (group.comm.size, nbytes),
         }
 
     def _started(self, comm: Comm) -> ElasticProcesses:

@@ -205,7 +205,7 @@ def test_survivors_end_if_too_few_workers_are_left(devices, left):
     first, second, third = job.run(script).values()
     assert isinstance(second, Killed)
     assert f"{left}, and min_workers={devices + 1}: all stop.\n    worker" in str(first)
-    assert "the workers have stopped: all workers are lost, and with them the run's state" in str(third)
+    assert "this process was on standby, and all workers are lost" in str(third)
 
 
 def test_processes_on_standby_end_when_those_that_work_now_are_lost():
@@ -282,55 +282,8 @@ def test_no_more_processes_are_asked_than_are_missing():
     assert (asked.count(1), asked.count(2)) == (2, 2)  # at each rendezvous, and one when it was asked
 
 
-class Copies:
-    """The copies that a process holds."""
-
-    def __init__(self, newest=-1, has_place=True):
-        self.newest, self.has_place, self.created = lambda: newest, lambda: has_place, []
-
-    def create(self, make):
-        self.created.append(make([8, 9]))
-
-
-def test_processes_on_standby_take_over_from_the_newest_copy():
+def test_processes_on_standby_end_with_the_workers():
     def script(number, processes):
-        processes.copies = Copies({2: 5, 3: 7, 4: 6}.get(number, -1))
-        processes.begin_run()
-        if number < 2:
-            raise Killed
-        processes.wait(lambda: number == 4)
-        assert processes.members == (6, 7, 8, 9)
-        assert processes.known_before_take_over == (0 if number == 3 else None)
-        assert [loss.workers for loss in processes.losses] == [(0, 1), (2, 3)]
-        assert processes.generation > 1 << 32
-        assert processes.needs_state_transfer
-        rank, sent = processes._transport.rank, state_of(processes)
-        assert processes.known_before_take_over is None
-        processes.dismiss()
-        return rank, sent
-
-    _, _, third, fourth, fifth = ElasticJob(5, workers=4).run(script).values()
-    assert (fourth, fifth) == ((0, None), (1, ("state", [])))
-    assert isinstance(third, ReserveReleased)
-
-
-def test_as_many_take_over_as_there_are():
-    def script(number, processes):
-        processes.copies = Copies(newest=number)
-        processes.begin_run()
-        if number < 3:
-            raise Killed
-        processes.wait(lambda: True)
-        return processes._transport.rank, processes.members
-
-    *_, fourth, fifth = ElasticJob(5, workers=6).run(script).values()
-    assert (fourth, fifth) == ((1, (6, 7, 8, 9)), (0, (6, 7, 8, 9)))
-
-
-@pytest.mark.parametrize("copies", [None, Copies()])
-def test_without_a_copy_processes_on_standby_end_with_the_workers(copies):
-    def script(number, processes):
-        processes.copies = copies
         processes.begin_run()
         if number == 0:
             raise Killed
@@ -340,24 +293,10 @@ def test_without_a_copy_processes_on_standby_end_with_the_workers(copies):
             assert processes._transport.lifetime.closed
 
     _, *others = ElasticJob(3, workers=2).run(script).values()
-    assert all("all workers are lost, and with them the run's state" in str(error) for error in others)
-
-
-@pytest.mark.parametrize("places", [(True, True, False), (True, True, True), (None, True, False)])
-def test_places_for_copies_are_created_if_a_process_has_none(places):
-    def script(number, processes):
-        processes.copies = None if places[number] is None else Copies(has_place=places[number])
-        in_reserve(processes)
-        if number < 2:
-            polled(processes, 6).change(6)
-        created = processes.copies and processes.copies.created
-        processes.end_run()
-        assert created == (processes.copies and processes.copies.created)  # not at the end of a run
-        return created
-
-    created = [(3, [8, 9])] if places == (True, True, False) else []
-    results = ElasticJob(3, workers=4).run(script)
-    assert results == {n: None if place is None else created for n, place in enumerate(places)}
+    for error in others:
+        assert isinstance(error, WorkerError)
+        assert "all workers are lost, and with them the state of the run" in str(error)
+        assert "adaptive run --restarts 3" in str(error)
 
 
 def test_processes_exchange_their_contact_data_when_they_meet():

@@ -67,7 +67,7 @@ def met_by(admits: bool) -> Any:
     spawned = SimpleNamespace(pair=None, messages=SimpleNamespace(send=lambda *_: None))
     role = Attendee(WORKING, rank=0, ready=True, spawned=1)
     job = ProcessGroup(Comm(admits), (WORKING,))
-    return rendezvous(mpi, job, role, plan, lambda job: None, survives=True, spawned=[spawned])
+    return rendezvous(mpi, job, role, plan, survives=True, spawned=[spawned])
 
 
 @pytest.mark.parametrize(("admits", "met"), [(True, (WORKING, SPAWNED)), (False, (WORKING,))])

@@ -309,18 +309,6 @@ def test_a_server_with_an_ended_thread_can_be_stopped():
     assert not server._thread.is_alive()
 
 
-def test_a_worker_that_is_mapped_can_be_copied_by_round(services):
-    mailboxes = mailboxes_of(services, (0, 0, 1), worker_slots=2)
-    for round in (3, 4, 5):
-        mailboxes[1].publish(3, round, constant(round))
-    first = mailboxes[0]
-    assert first.hosts == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
-    assert [first.is_mapped(worker) for worker in range(6)] == [True] * 4 + [False] * 2
-    assert [first.rounds(worker) for worker in (2, 3)] == [[], [5, 4]]
-    assert [seen(first.copy_of(3, round)) for round in (3, 4, 5)] == [None, 4, 5]
-    assert first.copy_of(2, 5) is None
-
-
 def test_the_room_of_a_result_is_used_again_at_the_next_look(services):
     mailboxes = mailboxes_of(services, (0, 0))
     mailboxes[0].publish(0, 3, constant(5))
@@ -392,12 +380,9 @@ def test_a_process_is_asked_at_addresses_for_its_host(monkeypatch, host, tried):
     files.close()
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_shared_file_is_written_by_its_owner_and_those_who_open_it_for_that(lazy):
-    file = SharedFile(100, lazy=lazy)
+def test_a_shared_file_is_written_by_its_owner_and_those_who_open_it_for_that():
+    file = SharedFile(100)
     read, written = open_shared(file.address), open_shared(file.address, write=True)
-    for _ in range(2):
-        file.allocate()
     file.memory[:] = 5
     written[7] = 6
     assert read.tolist() == file.memory.tolist() == [5] * 7 + [6] + [5] * 92
@@ -410,18 +395,13 @@ def test_a_shared_file_is_written_by_its_owner_and_those_who_open_it_for_that(la
     assert read[7] == 6
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_where_memory_is_short_a_file_is_private_or_fails_when_it_is_allocated(lazy, monkeypatch):
+def test_where_memory_is_short_a_file_is_private(monkeypatch):
     def short(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", short)
-    file = SharedFile(100, lazy=lazy)
-    assert (file.address.path != "") is lazy
-    if lazy:
-        with pytest.raises(OSError, match="No space left"):
-            file.allocate()
-    file.allocate()
+    file = SharedFile(100)
+    assert file.address.path == ""
     file.close()
     assert file.memory.tolist() == [0] * 100
 
@@ -445,7 +425,7 @@ def test_windows_are_seen_on_their_host_and_freed_when_another_mailbox_replaces_
         first = create(None)
         window = first._memory._window
         CreateMailbox.made_for_tests.append(first)
-        assert [first.is_mapped(rank) for rank in range(3)] == [host == hosts[comm.rank] for host in hosts]
+        assert [first._memory.has(rank) for rank in range(3)] == [host == hosts[comm.rank] for host in hosts]
         first.publish(comm.rank, 3, constant(comm.rank + 1))
         comm.Barrier()
         assert [seen(first.look(rank, comm.rank, 3)) for rank in range(3)] == [1, 2, 3]
@@ -478,13 +458,11 @@ def test_a_mailbox_of_files_that_is_replaced_is_not_kept_and_all_end_with_their_
     assert mailboxes.keep(made[1], made[0]) is made[1]
     mailboxes.keep(made[2], made[1])  # whose window is freed by all together
     mailboxes.keep(made[3], None)
-    lent = type("Lent", (), {"stop": lambda self: stopped.append(4)})()
-    assert mailboxes.lend(lent) is lent
     server = mailboxes._serve()
     assert mailboxes._serve() is server
     for _ in range(2):
         mailboxes.stop()
-    assert stopped == [1, 2, 3, 4, 4]
+    assert stopped == [1, 2, 3]
     assert not server._thread.is_alive()
 
 
