@@ -17,16 +17,18 @@ from adaptive.base.activity import SAVING
 from adaptive.base.ambient import with_build_settings
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import fails_together
-from adaptive.base.roster import with_same_members
+from adaptive.base.roster import broadcast_bytes, with_same_members
 from adaptive.base.world_members import ReportsCheckpoints
 from adaptive.observe.report import Report
 
 from .checkpoint import save as _save
-from .checkpoint_form import has_local
 from .checkpoint_interval import BestInterval
 from .checkpoints import Checkpoints
 from .parts import ProgramParts
 from .writer import Writer
+
+_ANSWER_SECONDS = 1.0  # while the last checkpoint is written, rank 0 tells the others that it lives
+_BUSY, _MISSING, _DONE = b"busy", b"missing", b"done"  # the last checkpoint
 
 
 class RunCheckpointer:
@@ -50,8 +52,7 @@ class RunCheckpointer:
         self._writer = Writer(options, parts.run.flush_logs, saved)
         self._saved = self._began = time.monotonic()
         self._n_losses, self._best = len(parts.world.losses), BestInterval()
-        self._last_kept: bool | None = None  # whether the last step was saved; `None` before the first step
-        self._left_out = self._noted = False  # whether the last due checkpoint was skipped; whether a note said so
+        self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint
         self._status = parts.status
         if self._every.by_clock and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
@@ -73,7 +74,7 @@ class RunCheckpointer:
             before = report.examples - report.global_batch
             epoch = self._parts.stream.epoch_length
             due = self._every.due(report.step, before, report.examples, epoch)
-        self._last_kept = due
+        self._has_stepped = True
         if due:
             self.save()
 
@@ -100,62 +101,62 @@ class RunCheckpointer:
         return now - self._saved >= self._best.seconds(*history)
 
     @fails_together("in a checkpoint of")
-    def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint of the current state. All processes call it; may communicate.
+    def save(self) -> bool:
+        """Save a checkpoint of the current state, unless the previous one is still being written. All processes call
+        it; may communicate.
 
-        Args:
-          wait: return when it is on disk or has failed, and do not skip it because of the previous one.
+        Returns:
+          Whether this process writes it.
         """
         with self._parts.activity.doing(SAVING):
-            self._save(wait)
+            self._saved = began = time.monotonic()
 
-    def _save(self, wait: bool) -> None:
-        self._saved = began = time.monotonic()
+            def taken() -> tuple[bool, dict[str, Any]]:
+                writes = self.world.rank == 0 and self._is_free()
+                return writes, self._snapshot(self._writer.copies.restart() if writes else _uncopied)
 
-        def taken() -> tuple[bool, dict[str, Any]]:
-            writes = self.world.rank == 0 and self._is_free(wait)
-            return writes, self._snapshot(self._writer.copies.restart() if writes else _uncopied)
-
-        writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
-        if writes:
-            self._writer.write(checkpoint)
-            if wait:
-                self._writer.wait()
-            else:
+            writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
+            if writes:
+                self._writer.write(checkpoint)
                 self._best.record_stall(time.monotonic() - began)
+            return writes
 
     @with_build_settings
     def _snapshot(self, copy: Callable[[Any], Any]) -> dict[str, Any]:
         return snapshot(self._parts, copy)
 
-    def _is_free(self, wait: bool) -> bool:
+    def _is_free(self) -> bool:
         """Return whether this process can write a checkpoint now; if not, note that it is skipped."""
-        if wait:
-            self._writer.wait()
-        self._left_out = self._writer.busy
-        if self._left_out and not self._noted:
+        if self._writer.busy and not self._noted:
             self._noted = True
             self._writer.note(
                 f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
                 f"checkpoints may be skipped without a note: every={self._options.every!r} is shorter than the time to "
                 "write one."
             )
-        return not self._left_out
+        return not self._writer.busy
 
     def end(self, *, in_any_case: bool) -> None:
-        """Save the last state of a run that ended without an error, unless it is saved. All processes call it.
+        """Save the last state of a run that ended without an error, unless it is saved. All processes call it, and it
+        returns on all when the checkpoint is on disk or has failed. If its writer is lost, the next rank 0 writes it.
+        Communicates.
 
         Args:
           in_any_case: save also after a run without a step.
         """
-        if self._last_kept is None and not in_any_case:
+        if not (self._has_stepped or in_any_case):
             return
-        if not self._last_kept or has_local(self._parts.engine):
-            self.save(wait=True)
-        elif self.world.rank == 0:  # the others have nothing left to do
-            self._writer.wait()
-            if self._left_out or self._writer.newest is None:
-                self.save(wait=True)
+        has_tried = False  # to write it, on this process
+        about = f"the last checkpoint of {self._name}"
+
+        def answer() -> bytes:
+            if not self._writer.wait(_ANSWER_SECONDS):
+                return _BUSY
+            return _DONE if has_tried or self._writer.newest == self._parts.run.step else _MISSING
+
+        while (found := broadcast_bytes(self.world, answer, about)) != _DONE:
+            if found == _MISSING:
+                has_tried = self.save() or has_tried
 
     def drain_notes(self) -> list[str]:
         """Return and clear the notes since the last report. Empty except on rank 0."""

@@ -133,11 +133,21 @@ class Writer:
         self._thread = threading.Thread(target=self._write, args=(table,), name="adaptive-checkpoint")
         self._thread.start()
 
-    def wait(self) -> None:
-        """Wait until the checkpoint that is being written is on disk, or has failed."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the checkpoint that is being written is on disk, or has failed.
+
+        Args:
+          seconds: the longest time to wait; by default unlimited.
+
+        Returns:
+          Whether none is being written.
+        """
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def note(self, text: str, level: int = logging.WARNING) -> None:
         """Add a note to the next report, and log it."""

@@ -646,15 +646,6 @@ def test_the_current_rank_0_writes(tmp_path, patient):
     assert not (tmp_path / LOCK).exists()
 
 
-def test_saving_now_waits_for_the_disk(tmp_path, monkeypatch):
-    """What a run does before it is ended from outside."""
-    with build(counting("count"), [0.0]) as program:
-        for report in program.run(steps=4, checkpoint=ad.Checkpoints(tmp_path, every=2)):
-            if report.step == 3:
-                program._parts.run.checkpointer.save(wait=True)
-                assert names(tmp_path)[-1].endswith("step-3")
-
-
 @pytest.mark.parametrize(("every", "epochs"), [("0.5 epochs", 0.5), ("1 epoch", 1), ("2 epochs", 2), ("3 epochs", 3)])
 def test_one_is_due_whenever_so_many_epochs_are_over(every, epochs):
     interval, examples = ad.Checkpoints("run/", every=every).interval, 10
