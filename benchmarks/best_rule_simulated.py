@@ -24,7 +24,7 @@ from _bandit import Bandit
 from _measure import report
 
 import controllers as ctrl
-from adaptive.extend import Limits, Observation
+from adaptive.base.decision import Limits, Observation
 from controllers.policies.efficiency import Bounds
 
 FIRST, LAST, BETWEEN = 32, 2048, 20

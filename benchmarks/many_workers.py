@@ -25,10 +25,14 @@ import numpy as np
 from _measure import report
 
 import controllers as ctrl
+from adaptive.base.decision import Decision, Limits
+from adaptive.base.split import split
+from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
-from adaptive.control.split import split
+from adaptive.control.decisions import apply_decision
+from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Membership
 from adaptive.control.status import status_length
-from adaptive.extend import BatchSizes, Decision, Hooks, Limits, Membership, apply_decision
 from collectives.worlds.transport.tcp_tree import BELOW
 from controllers.simulate._simulation import Hooked, _plan
 from controllers.simulate._workers import Workers

@@ -24,7 +24,7 @@ from _measure import Spread, pin, readable, report
 from mpi4py import MPI
 
 import collectives as comm
-from adaptive.extend import PartSpec
+from adaptive.base.channel import PartSpec
 
 AT_A_TIME, STATUS = 5, 15
 MESSAGES = {

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from adaptive.extend import on_use
+from adaptive.base.on_use import on_use
 
 from ._all_gather import all_gather as all_gather
 from ._all_reduce import all_reduce as all_reduce

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import Collective
+from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, leaves_of
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.extend import EXAMPLES, read
+from adaptive.operators.sources import EXAMPLES, read
 
 from ._coded import check_coded, in_codes
 from ._codes import Codec, codec_of

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import SCHEDULES, read_peer
+from adaptive.operators.peer_read import SCHEDULES, read_peer
 
 from ._leaves import error, leaves_of
 

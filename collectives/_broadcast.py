@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import Collective, brief, whole
+from adaptive.base.numbers import brief, whole
+from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, error, known_capacity, leaves_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from adaptive.extend import World, this_host
+from adaptive.base.this_host import this_host
+from adaptive.base.world import World
 
 
 def by_host(world: World) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import adaptive as ad
-from adaptive.extend import Collective, Gathered, Sliced, collective, operator_state
+from adaptive.base.reductions import Gathered, Sliced
+from adaptive.operators.collectives import Collective, collective
+from adaptive.operators.operator_state import operator_state
 
 from ._all_gather import Gather
 from ._codes import Codec, Coded

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.extend import whole
+from adaptive.base.numbers import whole
 
 from ._leaves import error
 

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from adaptive.extend import Collective, Mixed, whole
+from adaptive.base.numbers import whole
+from adaptive.base.reductions import Mixed
+from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, error, leaves_of
 

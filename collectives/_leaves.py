@@ -8,17 +8,11 @@ from typing import Any, TypeVar
 import jax
 
 from adaptive import CollectiveError
-from adaptive.extend import (
-    Collective,
-    NotAnArrayError,
-    as_jax,
-    at,
-    collective,
-    current_line,
-    current_world,
-    is_key,
-    tracing,
-)
+from adaptive.base.arrays import NotAnArrayError, as_jax, is_key
+from adaptive.base.current import current_world
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.collectives import Collective, collective
+from adaptive.operators.context import tracing
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import jax
 
-from adaptive.extend import EXAMPLES, Collective, read
+from adaptive.operators.collectives import Collective
+from adaptive.operators.sources import EXAMPLES, read
 
 from ._leaves import combine, leaves_of
 from ._reduce import problem_of_mean

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.extend import Collective, Mixed
+from adaptive.base.reductions import Mixed
+from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, known_capacity, leaves_of
 from ._reduce import gate, problem_of_mean

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.extend import Collective, Reduction, Sliced
+from adaptive.base.reductions import Reduction, Sliced
+from adaptive.operators.collectives import Collective
 
 from ._leaves import error
 

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import Collective, Sliced, collective, whole
+from adaptive.base.numbers import whole
+from adaptive.base.reductions import Sliced
+from adaptive.operators.collectives import Collective, collective
 
 from ._geometric_median import geometric_median as geometric_weights
 from ._geometric_median import inner_products

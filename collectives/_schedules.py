@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptive.extend import Mixed, whole
+from adaptive.base.numbers import whole
+from adaptive.base.reductions import Mixed
 
 from ._leaves import error
 

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from adaptive.extend import GLOBAL_BATCH, Sliced, operator_state, read
+from adaptive.base.reductions import Sliced
+from adaptive.operators.operator_state import operator_state
+from adaptive.operators.sources import GLOBAL_BATCH, read
 
 from ._codes import Codec
 from ._leaves import combine, error

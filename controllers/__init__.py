@@ -5,10 +5,10 @@
 
 from typing import TYPE_CHECKING
 
-from adaptive.extend import Decision as Decision
-from adaptive.extend import Limits as Limits
-from adaptive.extend import Observation as Observation
-from adaptive.extend import on_use
+from adaptive.base.decision import Decision as Decision
+from adaptive.base.decision import Limits as Limits
+from adaptive.base.decision import Observation as Observation
+from adaptive.base.on_use import on_use
 
 from ._control import Control as Control
 from ._hook import hook as hook

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from adaptive import AdaptiveError, BatchSizeError, DriverError, WorkerCountError
-from adaptive.extend import Decision, Observation, brief, check_shares, checked_hyperparameters, real
+from adaptive.base.decision import Decision, Observation
+from adaptive.base.numbers import brief, real
+from adaptive.base.split import check_shares
+from adaptive.operators.hyperparameters import checked_hyperparameters
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

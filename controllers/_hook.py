@@ -7,8 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from adaptive import CollectiveError, DriverError, extend
-from adaptive.extend import Decision, Observation, at, current_line, whole
+from adaptive import CollectiveError, DriverError
+from adaptive.base.arrays import NotAnArrayError
+from adaptive.base.decision import Decision, Observation
+from adaptive.base.numbers import whole
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.hooks import hook as graph_hook
 
 from ._control import Control
 from ._policy import Policy
@@ -60,8 +64,8 @@ def hook(
         )
     every = _check_every(every, name, where)
     try:
-        extend.hook(name, handler, values, every=every, value_names=reads)
-    except (TypeError, extend.NotAnArrayError) as error:
+        graph_hook(name, handler, values, every=every, value_names=reads)
+    except (TypeError, NotAnArrayError) as error:
         raise CollectiveError(f"hook {name!r}{where}: values must be pytrees of numbers: {error}") from error
 
 

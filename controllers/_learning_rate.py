@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from adaptive.extend import GLOBAL_BATCH, read
+from adaptive.operators.sources import GLOBAL_BATCH, read
 
 Rule = Literal["fixed", "linear", "sqrt", "adascale"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 
 PolicyState = Any  # a pytree of numpy arrays; its structure, shapes and dtypes never change
 InitFn = Callable[[int], PolicyState]

@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.extend import EXAMPLES, MICROBATCHES, assert_scope, read
+from adaptive.operators.replication_claims import assert_scope
+from adaptive.operators.sources import EXAMPLES, MICROBATCHES, read
 from collectives import all_reduce
 
 from ._squares import at_least_single, squared_norm

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 import adaptive as ad
 from adaptive import CollectiveError
-from adaptive.extend import assert_scope, at, current_line
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.replication_claims import assert_scope
 from collectives import all_gather, all_reduce
 
 from ._squares import at_least_single, check_alike, squared_norm

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line, operator_state
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.operator_state import operator_state
 
 from ._squares import at_least_single
 

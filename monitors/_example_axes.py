@@ -14,7 +14,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from adaptive.extend import called, line_of
+from adaptive.base.jaxprs import called
+from adaptive.base.source_lines import line_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line, tracing
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.context import tracing
 
 from ._example_axes import SAME, Interacting
 from ._example_squares import Chosen, example_squares

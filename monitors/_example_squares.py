@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from adaptive import CollectiveError
-from adaptive.extend import bind
+from adaptive.base.jaxprs import bind
 
 from ._example_axes import is_elementwise
 from ._example_trace import DifferentiatedLoss, Node, TrackedValue, Use

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from adaptive.extend import bind, called
+from adaptive.base.jaxprs import bind, called
 
 from ._example_axes import SAME, TOTAL, Interacting, Layout, PerExample, is_elementwise, layouts_of, mixed
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import assert_mean
+from adaptive.operators.replication_claims import assert_mean
 
 from ._anova import both_gradients, estimate, totals
 from ._squares import check_alike, squared_norm

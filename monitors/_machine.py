@@ -11,7 +11,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import MemoryLeft, Reading, Source, allowed_cpus, read
+from adaptive.base.cores import allowed_cpus
+from adaptive.base.host_memory import MemoryLeft
+from adaptive.operators.sources import Reading, Source, read
 
 # Seconds between measurements. The kernel counts busy time in ticks of 10 ms, so a share over a shorter time would be
 # coarse. The interval also bounds the cost: 20 to 100 microseconds per measurement, 0.2 for the steps in between.

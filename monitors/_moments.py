@@ -50,7 +50,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import GLOBAL_BATCH, assert_scope, at, current_line, operator_state, read
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.operator_state import operator_state
+from adaptive.operators.replication_claims import assert_scope
+from adaptive.operators.sources import GLOBAL_BATCH, read
 
 from ._averages import add_sample, packed, unpacked
 from ._noise import NoiseScale, summary

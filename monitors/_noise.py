@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError, step, worker
-from adaptive.extend import assert_mean, assert_scope, at, current_line, operator_state
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.operator_state import operator_state
+from adaptive.operators.replication_claims import assert_mean, assert_scope
 from collectives import all_reduce
 
 from ._anova import both_gradients, estimate, summed

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import assert_scope
+from adaptive.operators.replication_claims import assert_scope
 from collectives import all_reduce
 
 _BEFORE_REDUCTION = """Pass this worker's gradient:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import operator_state
+from adaptive.operators.operator_state import operator_state
 from collectives import all_reduce
 
 from ._example_trace import Use

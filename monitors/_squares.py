@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line, current_world, tracing
+from adaptive.base.current import current_world
+from adaptive.base.source_lines import at, current_line
+from adaptive.operators.context import tracing
 
 
 def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:

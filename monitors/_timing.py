@@ -7,7 +7,7 @@ from operator import attrgetter
 import jax
 import numpy as np
 
-from adaptive.extend import Source, read
+from adaptive.operators.sources import Source, read
 
 COMPUTE_SECONDS = Source("compute_seconds", attrgetter("compute_seconds"), stand_in=np.nan)
 EXCHANGE_SECONDS = Source("exchange_seconds", attrgetter("exchange_seconds"), stand_in=np.nan)

@@ -204,8 +204,8 @@ def _refuse(name: str, leaf: _Leaf, op: Op) -> None:
     first, second = leaf.parts
     raise DriverError(
         f"evaluate: {name} is no {op} over the batch's examples: {first + second} examples give {whole}; the first "
-        f"{first} of them give {one} and the other {second} give {other}, of which the {op} is {both}. So the result would "
-        "depend on batch=. What to write instead:\n"
+        f"{first} of them give {one} and the other {second} give {other}, of which the {op} is {both}. So the result "
+        "would depend on batch=. What to write instead:\n"
         "    a function of a mean   evaluate the mean, and apply the function to the result:  np.exp(loss)\n"
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
         "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/metrics.md\n"

@@ -25,11 +25,11 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief
+from adaptive.base.split import check_shares, equal, split
 
 from .causes import Cause, Moved, Request, followed_by
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness
-from .split import check_shares, equal, split
 from .stopgap import stopgap
 
 Split = tuple[int, ...]  # examples, by worker

@@ -11,13 +11,14 @@ import jax
 from adaptive.base.decision import Decision
 from adaptive.base.link_probe import ProbesLinks, no_links
 from adaptive.base.world import World
+from adaptive.operators.hyperparameters import checked_hyperparameters
 
 from .batch_sizes import BatchSizes, Split
 from .causes import Request, names_of
 from .decision_digest import DecisionDigest, hooks_in_words
 from .hooks import Hooks
 from .hosts import decided_by_first
-from .hyperparameters import Hyperparameters, checked_hyperparameters
+from .hyperparameters import Hyperparameters
 from .membership import Membership
 
 

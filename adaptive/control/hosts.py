@@ -19,6 +19,7 @@ import numpy as np
 
 from adaptive.base.cores import chosen_threads
 from adaptive.base.decision import Decision
+from adaptive.base.this_host import this_host
 from adaptive.base.world_messages import WorldMessages
 
 
@@ -47,12 +48,6 @@ class HostSurvey:
         self.compile_order = (0, 1)
         if own_cache is not None:
             self.compile_order = (caches[: world.rank].count(own_cache), caches.count(own_cache))
-
-
-def this_host() -> str:
-    """Return an identifier of this host. Local."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
 def cache_of_host() -> str | None:

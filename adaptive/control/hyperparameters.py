@@ -1,21 +1,16 @@
-"""The hyperparameters of a driver: their values in the next step, and checks of requested values."""
+"""The hyperparameters of a driver: their values in the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
-from typing import Any
 
-import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.numbers import reals, truths, wholes, why_not_in
 from adaptive.graph.plan import OperatorState
-from adaptive.operators.hyperparameters import name_of
+from adaptive.operators.hyperparameters import Types, Values, name_of
 
-Values = Mapping[str, Any]
-Types = Mapping[str, np.dtype]
 NONE: Values = MappingProxyType({})
 
 
@@ -76,57 +71,5 @@ class Hyperparameters:
             self._values[name] = self._read(k)
 
 
-def checked_hyperparameters(known: Values, values: Values, types: Types = MappingProxyType({})) -> dict[str, Any]:
-    """Return requested values as Python numbers and lists of numbers, after checking them.
-
-    Args:
-      known: the current values of all hyperparameters.
-      types: the dtype of each; by default, JAX's default dtype for the value.
-
-    Raises:
-      DriverError: a name is unknown, or a value has a wrong shape or type.
-    """
-    if not values:
-        raise DriverError("set() without a value: give one by its name, such as  set(lr=0.05).")
-    return {name: _checked(known, types, name, value) for name, value in values.items()}
-
-
-def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
-    if name not in known:
-        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
-        raise DriverError(
-            f"set({name}=…): the driver has no hyperparameter {name!r}; {there}. A driver reads one by\n"
-            f'    {name} = ad.hyperparameter("{name}", …)'
-        )
-    present = np.asarray(known[name])
-    dtype = np.dtype(types.get(name, jax.dtypes.canonicalize_dtype(present.dtype)))
-    numbers = truths(value) if dtype == np.bool_ else reals(value)
-    if numbers is None or numbers.shape != present.shape:
-        one = "True or False" if dtype == np.bool_ else "one number"
-        wanted = f"an array of shape {present.shape}" if present.shape else one
-        raise DriverError(f"set({name}={_brief(value)}): {name} must be {wanted}.")
-    if not (np.isfinite(numbers) | _is_whole(value, dtype)).all():
-        raise DriverError(f"set({name}={_brief(value)}): not finite. Check the value before, by np.isfinite.")
-    if dtype.kind in "iu":
-        integers = wholes(value)
-        if integers is None:
-            raise DriverError(f"set({name}={_brief(value)}): {name} must be a whole number.")
-        numbers = integers
-    why = why_not_in(numbers, dtype)
-    if why:
-        raise DriverError(f"set({name}={_brief(value)}): {why}.")
-    return numbers.tolist()
-
-
-def _is_whole(value: Any, dtype: np.dtype) -> bool:
-    """Return whether a value holds integers, of any size."""
-    return dtype.kind in "iu" and wholes(value) is not None
-
-
 def _shown(value: np.ndarray) -> str:
     return f"{value.tolist()} ({value.dtype})"
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -6,6 +6,8 @@ joining workers, and equal on all workers, and a new value compiles nothing. The
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,6 +18,9 @@ from adaptive.base.numbers import reals, truths, wholes, why_not_in
 from adaptive.base.source_lines import at, current_line
 
 from .operator_state import operator_state
+
+Values = Mapping[str, Any]
+Types = Mapping[str, np.dtype]
 
 _LABEL = "hyperparameter "
 
@@ -70,3 +75,55 @@ def name_of(name: str) -> str | None:
     """Return the name of the hyperparameter for an operator state's name, or None if it is not a hyperparameter."""
     label, found, _ = name.rpartition("/")
     return label.removeprefix(_LABEL) if found and label.startswith(_LABEL) else None
+
+
+def checked_hyperparameters(known: Values, values: Values, types: Types = MappingProxyType({})) -> dict[str, Any]:
+    """Return requested values as Python numbers and lists of numbers, after checking them.
+
+    Args:
+      known: the current values of all hyperparameters.
+      types: the dtype of each; by default, JAX's default dtype for the value.
+
+    Raises:
+      DriverError: a name is unknown, or a value has a wrong shape or type.
+    """
+    if not values:
+        raise DriverError("set() without a value: give one by its name, such as  set(lr=0.05).")
+    return {name: _checked(known, types, name, value) for name, value in values.items()}
+
+
+def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
+    if name not in known:
+        there = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        raise DriverError(
+            f"set({name}=…): the driver has no hyperparameter {name!r}; {there}. A driver reads one by\n"
+            f'    {name} = ad.hyperparameter("{name}", …)'
+        )
+    present = np.asarray(known[name])
+    dtype = np.dtype(types.get(name, jax.dtypes.canonicalize_dtype(present.dtype)))
+    numbers = truths(value) if dtype == np.bool_ else reals(value)
+    if numbers is None or numbers.shape != present.shape:
+        one = "True or False" if dtype == np.bool_ else "one number"
+        wanted = f"an array of shape {present.shape}" if present.shape else one
+        raise DriverError(f"set({name}={_brief(value)}): {name} must be {wanted}.")
+    if not (np.isfinite(numbers) | _is_whole(value, dtype)).all():
+        raise DriverError(f"set({name}={_brief(value)}): not finite. Check the value before, by np.isfinite.")
+    if dtype.kind in "iu":
+        integers = wholes(value)
+        if integers is None:
+            raise DriverError(f"set({name}={_brief(value)}): {name} must be a whole number.")
+        numbers = integers
+    why = why_not_in(numbers, dtype)
+    if why:
+        raise DriverError(f"set({name}={_brief(value)}): {why}.")
+    return numbers.tolist()
+
+
+def _is_whole(value: Any, dtype: np.dtype) -> bool:
+    """Return whether a value holds integers, of any size."""
+    return dtype.kind in "iu" and wholes(value) is not None
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

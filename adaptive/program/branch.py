@@ -11,8 +11,8 @@ from adaptive.base.errors import DriverError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.source_lines import at, current_line
-from adaptive.control.hyperparameters import checked_hyperparameters
-from adaptive.control.split import split
+from adaptive.base.split import split
+from adaptive.operators.hyperparameters import checked_hyperparameters
 
 from .parse_checkpoint import parse, placed
 from .parts import ProgramParts

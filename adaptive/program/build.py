@@ -12,6 +12,7 @@ from adaptive.base.activity import Activity
 from adaptive.base.ambient import AmbientContext
 from adaptive.base.roster import Roster
 from adaptive.base.signals import pending_termination
+from adaptive.base.split import positive
 from adaptive.base.world import World
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
@@ -20,7 +21,6 @@ from adaptive.control.hosts import HostSurvey
 from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
-from adaptive.control.split import positive
 from adaptive.control.status import Status
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream

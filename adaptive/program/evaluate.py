@@ -14,11 +14,11 @@ from jax.extend.core import ClosedJaxpr
 
 from adaptive.base.errors import DriverError
 from adaptive.base.roster import with_same_members
+from adaptive.base.split import positive
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.check.means import MeanCheck
 from adaptive.control.build_agreement import compare_across_processes, digest_of_text, digest_of_tree
-from adaptive.control.split import positive
 from adaptive.data.background_rows import in_background
 from adaptive.data.examples import Rows
 from adaptive.data.same_data import digest_of_data

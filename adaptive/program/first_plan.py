@@ -12,11 +12,11 @@ import numpy as np
 from adaptive.base.ambient import describe_settings
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError, DriverError
+from adaptive.base.split import most_of_each
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import check_same_build, digest_of_plan, digest_of_tree
-from adaptive.control.split import most_of_each
 from adaptive.data.examples import Rows
 from adaptive.data.iterable import IterableData
 from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady

@@ -16,11 +16,11 @@ import numpy as np
 
 from adaptive.base.arrays import is_key
 from adaptive.base.errors import AdaptiveError, CheckpointError
+from adaptive.base.split import check_shares, equal
 from adaptive.base.tree_paths import Name, by_name
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import digest_of_tree
 from adaptive.control.hooks import Hooks
-from adaptive.control.split import check_shares, equal
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.operators.hyperparameters import name_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from adaptive.extend import launcher
+from adaptive.base.launcher import launcher
 
 from .examine import Examination, examine_job, examine_process
 from .show import show

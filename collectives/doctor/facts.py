@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import adaptive
-from adaptive.extend import allowed_cpus, chosen_threads, launcher, tasks_not_started
+from adaptive.base.cores import allowed_cpus, chosen_threads
+from adaptive.base.launcher import launcher, tasks_not_started
 from launchers.command import intruder
 from launchers.cores import cpu_quota
 from launchers.ending import LAUNCHER

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from adaptive.extend import Gathered, Mixed, Sliced, real, whole
+from adaptive.base.numbers import real, whole
+from adaptive.base.reductions import Gathered, Mixed, Sliced
 from collectives._leaves import error
 
 from ._strategy import Strategy

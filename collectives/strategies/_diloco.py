@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.extend import whole
+from adaptive.base.numbers import whole
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
 from collectives._wire import Rounding, Wire

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.extend import EXAMPLES, read, whole
+from adaptive.base.numbers import whole
+from adaptive.operators.sources import EXAMPLES, read
 from collectives._island_sum import WithinIslands, checked_islands, island_sum
 from collectives._leaves import error, known_capacity
 from collectives._wire import Rounding, Wire

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.extend import EXAMPLES, read, real, takes_another_step, whole
+from adaptive.base.numbers import real, whole
+from adaptive.operators.round_clock import takes_another_step
+from adaptive.operators.sources import EXAMPLES, read
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
 from collectives._wire import Rounding, Wire

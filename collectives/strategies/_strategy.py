@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError, Program
-from adaptive.extend import with_same_members
+from adaptive.base.roster import with_same_members
 from collectives._leaves import error
 
 from ._traffic import Traffic

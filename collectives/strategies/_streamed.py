@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.extend import EXAMPLES, read, real, whole
+from adaptive.base.numbers import real, whole
+from adaptive.operators.sources import EXAMPLES, read
 from collectives._all_reduce import all_reduce
 from collectives._coded import in_codes
 from collectives._codes import codec_of

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from adaptive.extend import Gathered, Reduction
+from adaptive.base.reductions import Gathered, Reduction
 from collectives._coded import CodedSlices
 from collectives._codes import codec_of
 from collectives._island_sum import WithinIslands, checked_islands

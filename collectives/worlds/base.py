@@ -15,7 +15,11 @@ from typing import Any, Self
 import jax
 
 from adaptive import DisagreementError, NonFiniteError, Preempted, WorkerCountError, WorkerError
-from adaptive.extend import FixedMembership, SignalHandlers, World, enter, leave, report_failure
+from adaptive.base.current import enter, leave
+from adaptive.base.failure import report_failure
+from adaptive.base.signals import SignalHandlers
+from adaptive.base.worker_slots import FixedMembership
+from adaptive.base.world import World
 from launchers import ending
 
 from .lifetime import Lifetime

@@ -9,19 +9,11 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from adaptive.extend import (
-    Arrived,
-    Arriving,
-    Channels,
-    LocalMailboxes,
-    LookAtPiece,
-    Parts,
-    PartSpec,
-    Reduction,
-    WhenWaitedFor,
-    WorkerMesh,
-    WorkerSlots,
-)
+from adaptive.base.channel import Arrived, Arriving, Channels, LookAtPiece, Parts, PartSpec, WhenWaitedFor
+from adaptive.base.mailbox import LocalMailboxes
+from adaptive.base.reductions import Reduction
+from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.base.worker_slots import WorkerSlots
 
 from .base import WorldBase, describe
 from .reducing.sharded import ONE_AT_A_TIME, Sharded

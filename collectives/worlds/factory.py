@@ -9,7 +9,8 @@ from warnings import warn
 import jax
 
 from adaptive import WorkerCountError
-from adaptive.extend import launcher, number_of_workers, tasks_not_started
+from adaptive.base.launcher import launcher, tasks_not_started
+from adaptive.base.worker_slots import number_of_workers
 
 from .launch import LaunchWarning, works_alone
 from .watchdog.settings import check_hang_timeout

@@ -12,7 +12,10 @@ from warnings import warn
 import jax
 import numpy as np
 
-from adaptive.extend import PartSpec, WorkerMesh, allowed_cpus, chosen_threads, share_compilations
+from adaptive.base.channel import PartSpec
+from adaptive.base.cores import allowed_cpus, chosen_threads
+from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.extend import share_compilations
 
 from .base import FixedMembers, describe
 from .devices import check_devices

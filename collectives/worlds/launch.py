@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive import AdaptiveError
-from adaptive.extend import launcher
+from adaptive.base.launcher import launcher
 
 
 class LaunchError(AdaptiveError):

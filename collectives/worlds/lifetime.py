@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 from adaptive import CollectiveError
-from adaptive.extend import at, current_line
+from adaptive.base.source_lines import at, current_line
 
 
 class Lifetime:

@@ -14,16 +14,12 @@ from warnings import warn
 import jax
 
 from adaptive import WorkerError
-from adaptive.extend import (
-    LinkProbe,
-    Loss,
-    PartSpec,
-    TransferPayload,
-    allowed_cpus,
-    chosen_threads,
-    launcher,
-    share_compilations,
-)
+from adaptive.base.channel import PartSpec
+from adaptive.base.cores import allowed_cpus, chosen_threads
+from adaptive.base.launcher import launcher
+from adaptive.base.link_probe import LinkProbe
+from adaptive.base.world_members import Loss, TransferPayload
+from adaptive.extend import share_compilations
 from launchers import ending
 
 from .base import describe, forward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adaptive.extend import Channels
+from adaptive.base.channel import Channels
 
 from .base import WorldBase, forward
 from .mailboxes.mailbox import Mailboxes, ProcessMailbox

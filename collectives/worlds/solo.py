@@ -7,7 +7,8 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Channels, LocalMailboxes, LoneChannel, LookAtPiece, Parts, PartSpec
+from adaptive.base.channel import Arrived, Channels, LoneChannel, LookAtPiece, Parts, PartSpec
+from adaptive.base.mailbox import LocalMailboxes
 
 from .base import FixedMembers, WorldBase, describe
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Limits, Observation
+from adaptive.base.decision import Decision, Limits, Observation
 from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known
 from controllers.timing.allocate import allocate, level_of_lines, water_level

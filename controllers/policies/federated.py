@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known, moving_average
 from controllers.timing.allocate import allocate

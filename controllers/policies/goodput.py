@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive import DriverError
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing.allocate import fill
 from controllers.timing.batch_time import BatchTime

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation, split
+from adaptive.base.decision import Decision, Observation
+from adaptive.base.split import split
 from controllers._policy import Policy
 from controllers.predictors.arx import arx
 from controllers.predictors.base import Predictor, PredictorState, best_of, known, memoryless, moving_average

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation, split
+from adaptive.base.decision import Decision, Observation
+from adaptive.base.split import split
 from controllers._policy import Policy
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of
 from controllers.timing.steady_times import SteadyTimes

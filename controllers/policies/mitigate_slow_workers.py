@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing.change_points import BLOCK, ChangePoints, Onset
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 
 from .efficiency import Bounds, check_noise, efficiency_cap, read_noise, round_batch

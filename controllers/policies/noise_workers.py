@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 
 from .efficiency import check_noise, read_noise

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Limits, Observation, split
+from adaptive.base.decision import Decision, Limits, Observation
+from adaptive.base.split import split
 from controllers._policy import Policy
 from controllers.timing.seconds import active_of, check_seconds, seconds_of, shares_of
 from controllers.timing.steady_times import SteadyTimes

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation, real
+from adaptive.base.decision import Decision, Observation
+from adaptive.base.numbers import real
 from controllers._policy import Policy
 
 Rule = Literal["sqrt", "linear"]

@@ -9,7 +9,10 @@ import jax
 import numpy as np
 
 from adaptive import DriverError
-from adaptive.extend import Decision, Observation, Reading, Source, allowed_cpus, read, split
+from adaptive.base.cores import allowed_cpus
+from adaptive.base.decision import Decision, Observation
+from adaptive.base.split import split
+from adaptive.operators.sources import Reading, Source, read
 from controllers._policy import Policy
 
 

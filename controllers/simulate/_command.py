@@ -15,7 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
-from adaptive.extend import Decision, Observation
+from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.policies.schedule import schedule
 

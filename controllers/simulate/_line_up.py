@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from adaptive.extend import Observation
+from adaptive.base.decision import Observation
 from controllers._policy import Policy
 from controllers.policies.balance import balance
 from controllers.policies.goodput import goodput_batch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptive.extend import LinkProbe
+from adaptive.base.link_probe import LinkProbe
 
 from ._cluster import Cluster
 

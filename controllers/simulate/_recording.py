@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Limits, RecordError, read_run
+from adaptive.base.decision import Decision, Limits
+from adaptive.base.errors import RecordError
+from adaptive.extend import read_run
 from controllers.policies.efficiency import Bounds
 
 _NAME = re.compile(r"(\w+)\.?(.*)")  # name of a leaf: the value's name, and the path in the value

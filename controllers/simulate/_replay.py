@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.extend import Decision, Observation, reset_slots
+from adaptive.base.decision import Decision, Observation
+from adaptive.control.slot_reset import reset_slots
 from controllers._policy import Policy
 from controllers.timing.batch_time import BatchTime
 

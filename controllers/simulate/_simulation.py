@@ -10,17 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import (
-    BatchSizes,
-    Decision,
-    Hook,
-    HookPlan,
-    Hooks,
-    Limits,
-    Membership,
-    Observation,
-    apply_decision,
-)
+from adaptive.base.decision import Decision, Limits, Observation
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.decisions import apply_decision
+from adaptive.control.hooks import Hooks
+from adaptive.control.membership import Membership
+from adaptive.graph.plan import HookPlan
+from adaptive.operators.hooks import Hook
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
 from controllers.policies.efficiency import Bounds, efficiency

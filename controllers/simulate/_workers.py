@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from adaptive.extend import WorkerSlots
+from adaptive.base.worker_slots import WorkerSlots
 
 
 class Workers(WorkerSlots):

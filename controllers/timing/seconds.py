@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adaptive import DriverError
-from adaptive.extend import Observation
+from adaptive.base.decision import Observation
 
 
 def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.extend import LinkProbe, Observation
+from adaptive.base.decision import Observation
+from adaptive.base.link_probe import LinkProbe
 
 from .change_points import ChangePoints
 

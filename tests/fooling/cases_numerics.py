@@ -12,7 +12,7 @@ import optax
 import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
-from adaptive.extend import operator_state
+from adaptive.operators.operator_state import operator_state
 
 from .cases import FEATURES, refused, right
 

@@ -15,7 +15,8 @@ import numpy as np
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import MembersChanged, PartSpec
+from adaptive.base.channel import PartSpec
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds import mpi as _mpi
 from collectives.worlds.reducing import overlapped
 from collectives.worlds.transport import mpi_channel as _channel

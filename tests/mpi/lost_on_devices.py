@@ -15,7 +15,7 @@ from unittest.mock import patch
 import jax
 import numpy as np
 
-from adaptive.extend import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.mpi import MPIWorld
 from collectives.worlds.reducing.cuda_aware import DEVICES, DeviceAccess
 

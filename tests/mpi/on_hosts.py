@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 import collectives as comm
-from adaptive.extend import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from collectives._wire import Narrow
 from collectives.worlds import mpi as _mpi
 from collectives.worlds.reducing import algorithms, hierarchical

@@ -1,4 +1,4 @@
-"""A job that is killed as a whole in its first start: `restarted.py FOLDER [RESERVE]`; see test_restarts_on_ranks.py."""
+"""A job whose first start is killed as a whole: `restarted.py FOLDER [RESERVE]`; see test_restarts_on_ranks.py."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import psutil
 
 import collectives as comm
 from adaptive.base.channel import PartSpec
-from adaptive.extend import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.transport import operations
 
 (CASE, WAY), DIES, HEARS, MESSAGES, STATUS = sys.argv[1:], 2, 1, 5, 5

@@ -17,7 +17,7 @@ import numpy as np
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import IN_A_STEP, thread_status
+from adaptive.base.thread_status import IN_A_STEP, thread_status
 
 
 def driver(state, batch):

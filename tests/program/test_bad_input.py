@@ -15,7 +15,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.extend import operator_state
+from adaptive.operators.operator_state import operator_state
 from tests.relaxed import relaxed_tx
 
 from .problems import build

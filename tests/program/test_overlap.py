@@ -17,7 +17,8 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import DriverError
-from adaptive.extend import StepEvent, WhenWaitedFor
+from adaptive.base.channel import WhenWaitedFor
+from adaptive.extend import StepEvent
 from adaptive.graph.planner import Planner
 from adaptive.program import overlap as _overlap
 from adaptive.program.overlap import overlapped, stages_for

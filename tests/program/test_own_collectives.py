@@ -11,7 +11,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import Collective, collective
+from adaptive.operators.collectives import Collective, collective
 
 from .problems import build, make_data
 

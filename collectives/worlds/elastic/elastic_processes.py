@@ -16,13 +16,9 @@ from typing import Any
 import numpy as np
 
 from adaptive import Preempted, ReserveReleased, WorkerError
-from adaptive.extend import (
-    Loss,
-    TransferPayload,
-    WorkerSlots,
-    acknowledge_termination,
-    pending_termination,
-)
+from adaptive.base.signals import acknowledge_termination, pending_termination
+from adaptive.base.worker_slots import WorkerSlots
+from adaptive.base.world_members import Loss, TransferPayload
 from collectives.worlds.transport.mpi_transport import MPITransport
 from collectives.worlds.transport.operations import RENDEZVOUS, FinalOperation, Operation, Regroup, StateTransfer
 from collectives.worlds.transport.process_group import Process, ProcessGroup

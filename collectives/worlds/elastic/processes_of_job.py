@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from adaptive import WorkerCountError
-from adaptive.extend import WorkerSlots, number_of_workers
+from adaptive.base.worker_slots import WorkerSlots, number_of_workers
 from collectives.worlds.transport.mpi_transport import MPITransport
 from collectives.worlds.transport.process_group import ProcessGroup
 

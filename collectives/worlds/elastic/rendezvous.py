@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from adaptive.extend import Loss, WorkerSlots
+from adaptive.base.worker_slots import WorkerSlots
+from adaptive.base.world_members import Loss
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from collectives.worlds.transport.repair import all_agree, shrink
 

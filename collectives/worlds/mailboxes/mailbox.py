@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from adaptive.extend import Vectors
+from adaptive.base.mailbox import Vectors
 from collectives.worlds.transport.operations import Operation
 from collectives.worlds.transport.process_group import Process
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from adaptive.extend import Vectors
+from adaptive.base.mailbox import Vectors
 
 _HEADER = 64  # bytes: one cache line, for four numbers
 _LINE = 64

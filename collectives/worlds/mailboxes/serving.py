@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from adaptive.extend import register_exit_hook
+from adaptive.base.exit_hooks import register_exit_hook
 from collectives.worlds.watchdog.udp import Address, own_hosts
 from launchers.ending import give_up_after
 

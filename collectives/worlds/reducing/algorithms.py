@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptive.extend import LookAtPiece, Sliced
+from adaptive.base.channel import LookAtPiece
+from adaptive.base.reductions import Sliced
 from collectives.worlds.transport.operations import ReduceMessage
 from collectives.worlds.transport.process_group import ProcessGroup
 

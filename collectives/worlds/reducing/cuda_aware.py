@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.extend import Reduction
+from adaptive.base.reductions import Reduction
 from collectives.worlds.transport.operations import ReduceMessage
 from collectives.worlds.transport.process_group import ProcessGroup
 

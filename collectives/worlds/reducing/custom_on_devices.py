@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.extend import Mixed, Sliced, summed_statistics
+from adaptive.base.reductions import Mixed, Sliced, summed_statistics
 
 
 def by_slices(op: Sliced, x: jax.Array, step: Any, axis: str) -> jax.Array:

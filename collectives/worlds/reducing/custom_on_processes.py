@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import Gathered, Mixed, Parts, Reduction, Sliced, average, summed_statistics
+from adaptive.base.channel import Parts
+from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, average, summed_statistics
 from collectives.worlds.transport.operations import pieces
 
 from .hierarchical import HierarchicalSum

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.extend import PartSpec
+from adaptive.base.channel import PartSpec
 
 from .algorithms import has_algorithms, is_large
 

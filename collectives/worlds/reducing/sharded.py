@@ -18,7 +18,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.extend import Gathered, Mixed, Parts, Reduction, Sliced, thread_status
+from adaptive.base.channel import Parts
+from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced
+from adaptive.base.thread_status import thread_status
 from collectives.worlds.transport.tcp_tree import in_order_of_lines
 
 from .custom_on_devices import by_slices, mixed, table

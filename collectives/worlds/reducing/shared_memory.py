@@ -25,7 +25,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive.extend import LookAtPiece, Parts, Reduction
+from adaptive.base.channel import LookAtPiece, Parts
+from adaptive.base.reductions import Reduction
 from collectives.worlds.shared_file import SharedFile, open_shared
 
 from .receive_buffers import ALIGNMENT, Buffers, MessageLayout

@@ -10,7 +10,7 @@ from zlib import crc32
 import jax
 import numpy as np
 
-from adaptive.extend import Arrived, Arriving, LookAtPiece, Parts, PartSpec, WhenWaitedFor
+from adaptive.base.channel import Arrived, Arriving, LookAtPiece, Parts, PartSpec, WhenWaitedFor
 from collectives.worlds.reducing.receive_buffers import describe_layout, round_to
 from collectives.worlds.reducing.sharded import ONE_AT_A_TIME, Joined, Sharded
 from collectives.worlds.reducing.shared_memory import SharedMemoryBuffers

@@ -10,7 +10,7 @@ from zlib import crc32
 import jax
 
 from adaptive import DisagreementError, WorkerError
-from adaptive.extend import thread_status
+from adaptive.base.thread_status import thread_status
 from collectives.worlds.lifetime import Lifetime
 
 from .disagreement import Intent, disagreement_error

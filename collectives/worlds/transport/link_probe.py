@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from adaptive.extend import LinkProbe
+from adaptive.base.link_probe import LinkProbe
 
 from .operations import Operation
 from .process_group import ProcessGroup

@@ -20,17 +20,9 @@ from zlib import crc32
 
 import numpy as np
 
-from adaptive.extend import (
-    Arrived,
-    Arriving,
-    Channel,
-    LookAtPiece,
-    Parts,
-    PartSpec,
-    WhenWaitedFor,
-    World,
-    thread_status,
-)
+from adaptive.base.channel import Arrived, Arriving, Channel, LookAtPiece, Parts, PartSpec, WhenWaitedFor
+from adaptive.base.thread_status import thread_status
+from adaptive.base.world import World
 from collectives.worlds.reducing.algorithms import is_large
 from collectives.worlds.reducing.custom_on_processes import CustomReductions
 from collectives.worlds.reducing.overlapped import overlapped_sum

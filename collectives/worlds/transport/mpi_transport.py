@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from adaptive import CollectiveError, WorkerError
-from adaptive.extend import MembersChanged, thread_status
+from adaptive.base.thread_status import thread_status
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.lifetime import Lifetime
 from collectives.worlds.reducing.algorithms import FLAT_PIECE_BYTES, Algorithms, multi_host_algorithms
 from collectives.worlds.reducing.cuda_aware import CudaAwareSums

@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from adaptive import WorkerError
-from adaptive.extend import TransferPayload
+from adaptive.base.world_members import TransferPayload
 
 from .direct_read import ShownMemory, read
 from .disagreement import Intent

@@ -9,7 +9,8 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
-from adaptive.extend import FAILURE_THREAD, current_line
+from adaptive.base.failure import FAILURE_THREAD
+from adaptive.base.source_lines import current_line
 from collectives.worlds.lifetime import Lifetime
 
 from .disagreement import Intent

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from adaptive.extend import IN_A_STEP, at
+from adaptive.base.source_lines import at
+from adaptive.base.thread_status import IN_A_STEP
 
 from .core_time import UNKNOWN_USE, CoreTime, CoreUse
 from .stacks import ProcessId

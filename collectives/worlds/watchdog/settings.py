@@ -27,7 +27,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from adaptive import CollectiveError, DisagreementError
-from adaptive.extend import brief, real
+from adaptive.base.numbers import brief, real
 
 from .limits import LONGEST
 from .probe import Peer, Probe

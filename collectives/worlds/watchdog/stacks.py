@@ -12,10 +12,10 @@ from functools import lru_cache
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from adaptive.extend import SECONDS_TO_WRITE as SECONDS_TO_WRITE
-from adaptive.extend import shortened as shortened
-from adaptive.extend import stack_of as stack_of
-from adaptive.extend import write_stacks_upon_signal, written_stacks
+from adaptive.base.python_stacks import SECONDS_TO_WRITE as SECONDS_TO_WRITE
+from adaptive.base.python_stacks import shortened as shortened
+from adaptive.base.python_stacks import stack_of as stack_of
+from adaptive.base.python_stacks import write_stacks_upon_signal, written_stacks
 
 if TYPE_CHECKING:
     import psutil

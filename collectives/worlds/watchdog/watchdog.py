@@ -16,7 +16,10 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
-from adaptive.extend import FAILURE_THREAD, Wait, run_exit_hooks, thread_status_of, wait_of
+from adaptive.base.exit_hooks import run_exit_hooks
+from adaptive.base.failure import FAILURE_THREAD
+from adaptive.base.thread_status import thread_status_of
+from adaptive.base.waits import Wait, wait_of
 from collectives.worlds.transport.operations import CLOSE, Operation
 
 from . import stacks

@@ -15,7 +15,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.base import activity as _activity
 from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity, WorkerSeconds
-from adaptive.extend import hook
+from adaptive.operators.hooks import hook
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder
 

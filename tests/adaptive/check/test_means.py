@@ -87,7 +87,9 @@ def test_a_mean_over_tokens_is_refused_in_sorted_data_too(order):
 def test_the_rows_that_are_compared_include_the_ends_and_differ():
     for examples, count in ((2, 2), (8, 8), (1_000_000, 8)):
         rows = _spread(count, examples)
-        assert (rows[0], rows[-1]) == (0, examples - 1) and (np.diff(rows) > 0).all() and len(rows) == count
+        assert (rows[0], rows[-1]) == (0, examples - 1)
+        assert (np.diff(rows) > 0).all()
+        assert len(rows) == count
 
 
 def test_the_values_are_named():

@@ -11,7 +11,7 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive.check.paired_means import wrong_means
-from adaptive.extend import operator_state
+from adaptive.operators.operator_state import operator_state
 from adaptive.operators.sources import Reading
 from tests.adaptive.drivers import mean_loss, planned
 

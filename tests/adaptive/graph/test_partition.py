@@ -11,8 +11,8 @@ from jax.experimental import io_callback
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.extend import assert_scope
 from adaptive.graph.flow import Scope
+from adaptive.operators.replication_claims import assert_scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner, pointed_at
 

@@ -14,8 +14,8 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive.extend import assert_scope
 from adaptive.graph.flow import Scope
+from adaptive.operators.replication_claims import assert_scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
 

@@ -17,8 +17,8 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.decision import Decision
-from adaptive.extend import HookValues, StepEvent, Unsubscribe
-from adaptive.observe.events import Listeners
+from adaptive.extend import HookValues, StepEvent
+from adaptive.observe.events import Listeners, Unsubscribe
 from adaptive.program import reports as _reports
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data

@@ -16,8 +16,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.base.decision import Decision, Limits
+from adaptive.base.split import equal, split
 from adaptive.control.batch_sizes import BatchSizes
-from adaptive.control.split import equal, split
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
 from tests.speed import limit

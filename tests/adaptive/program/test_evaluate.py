@@ -62,7 +62,8 @@ def test_no_example_is_taken_twice_and_none_is_left_out():
     data = Counting()
     found = evaluate(lambda s, b: b["n"].mean(), [0.0] * 2, data, LocalWorld(2), 4)
     # The first one is looked at before, and four, with both ends, are compared with parts of them.
-    assert len(data.taken) == 1 + 4 + 11 and {0, 10} <= set(data.taken[1:5])
+    assert len(data.taken) == 1 + 4 + 11
+    assert {0, 10} <= set(data.taken[1:5])
     assert sorted(set(data.taken[5:])) == list(range(11))
     assert float(found) == 5.0
 

@@ -12,7 +12,7 @@ import pytest
 import collectives as comm
 import collectives.strategies as sync
 from adaptive import CollectiveError
-from adaptive.extend import Sliced
+from adaptive.base.reductions import Sliced
 from collectives.strategies._cost import PREAMBLE_BYTES
 from collectives.strategies._traffic import ModelMessage, Traffic
 from collectives.worlds.reducing.custom_on_processes import by_slices, gathered

@@ -12,7 +12,7 @@ import pytest
 
 import collectives as comm
 from adaptive import CollectiveError, DisagreementError, WorkerError
-from adaptive.extend import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds import mpi
 from collectives.worlds.mailboxes.memory import Files, Windows
 from collectives.worlds.oversubscription import OversubscriptionWarning

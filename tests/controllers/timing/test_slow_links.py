@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive.extend import LinkProbe, no_links
+from adaptive.base.link_probe import LinkProbe, no_links
 from controllers.timing.slow_links import SlowLinks
 from tests.controllers.observations import observe
 

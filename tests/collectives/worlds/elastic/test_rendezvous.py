@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptive.extend import WorkerSlots
+from adaptive.base.worker_slots import WorkerSlots
 from collectives.worlds.elastic.rendezvous import JOIN, Attendee, RendezvousPlan, rendezvous
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 

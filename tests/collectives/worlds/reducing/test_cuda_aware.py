@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive.extend import Sliced
+from adaptive.base.reductions import Sliced
 from collectives.worlds.reducing import cuda, cuda_aware
 from collectives.worlds.reducing.algorithms import LARGE_BYTES
 from collectives.worlds.reducing.cuda_aware import (

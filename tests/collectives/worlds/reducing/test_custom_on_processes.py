@@ -9,7 +9,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from adaptive.extend import Sliced
+from adaptive.base.reductions import Sliced
 from collectives.worlds.reducing import custom_on_processes
 from tests.speed import limit
 

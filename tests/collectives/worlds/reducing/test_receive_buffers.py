@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError
-from adaptive.extend import PartSpec, Sliced
+from adaptive.base.channel import PartSpec
+from adaptive.base.reductions import Sliced
 from collectives.worlds.reducing.algorithms import LARGE_BYTES, has_algorithms, is_large
 from collectives.worlds.reducing.receive_buffers import (
     Buffers,

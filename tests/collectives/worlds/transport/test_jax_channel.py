@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError, DisagreementError
-from adaptive.extend import Gathered, PartSpec
+from adaptive.base.channel import PartSpec
+from adaptive.base.reductions import Gathered
 from collectives.worlds.reducing import shared_memory
 from collectives.worlds.reducing.sharded import Sharded
 from collectives.worlds.reducing.shared_memory import SharedMemorySum

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from adaptive import DisagreementError, WorkerError
-from adaptive.extend import Gathered, MembersChanged, Mixed, PartSpec
+from adaptive.base.channel import PartSpec
+from adaptive.base.reductions import Gathered, Mixed
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.devices import DeviceWorld
 from collectives.worlds.reducing import hierarchical
 from collectives.worlds.transport import mpi_transport

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError, DisagreementError, WorkerError
-from adaptive.extend import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.reducing.algorithms import FLAT_PIECE_BYTES
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES
 from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation, ReduceMessage

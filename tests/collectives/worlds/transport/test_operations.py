@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptive import WorkerError
-from adaptive.extend import MembersChanged
+from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.transport import direct_read, operations
 from collectives.worlds.transport.link_probe import ProbeLinks
 from collectives.worlds.transport.operations import (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from adaptive.extend import IN_A_STEP, thread_status
+from adaptive.base.thread_status import IN_A_STEP, thread_status
 from collectives.worlds.transport.operations import BARRIER, CLOSE, Operation
 from collectives.worlds.watchdog import watchdog
 from collectives.worlds.watchdog.core_time import CoreTime

@@ -23,7 +23,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.extend import thread_status, thread_status_of
+from adaptive.base.thread_status import thread_status, thread_status_of
 from collectives.worlds.transport.operations import BARRIER, Operation
 from collectives.worlds.watchdog import stacks
 from collectives.worlds.watchdog.findings import RankFinding, RankState, rank_names, report

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 from adaptive.base.decision import Limits
-from adaptive.control.split import check_shares, equal, split
+from adaptive.base.split import check_shares, equal, split
 
 
 @st.composite
