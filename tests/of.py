@@ -23,6 +23,7 @@ PACKAGES = ("adaptive", "collectives", "controllers", "launchers", "monitors")
 # Tests of something else than the packages' modules, by the beginning of their path, with what they test.
 CROSS_CUTTING = {
     "tests/benchmarks/": "what the scripts in benchmarks/ share",
+    "tests/contract/": "what the library promises, through its public names alone",
     "tests/docs/": "the pages of the documentation",
     "tests/examples/": "the scripts in examples/",
     "tests/test_constraints.py": "constraints.txt and pyproject.toml",
