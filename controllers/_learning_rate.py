@@ -54,8 +54,8 @@ def scale_by_batch(
 
     Returns:
       A gradient transformation; its results are replicated if its arguments are. "adascale" needs `noise=`, a noise
-      scale in examples or the result of `monitors.noise_scale`; while it is NaN the factor is 1. Its state has the last
-      `factor`, and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
+      scale in examples or the result of `monitors.noise_scale`. While that is not known (NaN, or its signal is not
+      positive), the last factor stays, clipped to the range of the rule, from 1 to s. Its state has the last `factor`, and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
 
     Raises:
       ValueError: an argument is out of range.
@@ -81,7 +81,10 @@ def scale_by_batch(
         del params
         batch = read(_GLOBAL_BATCH).astype(jnp.float32)
         relative_noise = jnp.asarray(_noise(extra, rule), jnp.float32) / base
-        target = jnp.where(batch > 0, rules[rule](jnp.maximum(batch, 1.0) / base, relative_noise) ** power, 1.0)
+        s = jnp.maximum(batch, 1.0) / base
+        last = jnp.clip(state.factor, jnp.minimum(s**power, 1.0), jnp.maximum(s**power, 1.0))
+        target = jnp.where(jnp.isnan(relative_noise), last, rules[rule](s, relative_noise) ** power)
+        target = jnp.where(batch > 0, target, 1.0)
         factor = target if warmup == 0 else target + (state.factor - target) * (1 - 1 / warmup)
         scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
         return scaled, ScaleByBatchState(factor=factor, progress=state.progress + factor)
@@ -91,7 +94,7 @@ def scale_by_batch(
 
 def _adascale(s: jax.Array, noise: jax.Array) -> jax.Array:
     """Return `(noise + 1) / (noise/s + 1)`, with the noise relative to the base batch; s if the noise is infinite."""
-    return jnp.where(jnp.isnan(noise), 1.0, jnp.where(jnp.isinf(noise), s, (noise + 1) / (noise / s + 1)))
+    return jnp.where(jnp.isinf(noise), s, (noise + 1) / (noise / s + 1))
 
 
 def _noise(extra: dict[str, Any], rule: str) -> Any:
@@ -103,4 +106,6 @@ def _noise(extra: dict[str, Any], rule: str) -> Any:
             "    updates, opt_state = tx.update(grads, opt_state, params, noise=noise)"
         )
     noise = extra["noise"]
+    if hasattr(noise, "signal"):
+        return jnp.where(noise.signal > 0, noise.scale, jnp.nan)
     return getattr(noise, "scale", noise)

@@ -54,14 +54,14 @@ def totals(grads: Any, what: str) -> Totals:
     """Sum over all workers and microbatches; adds 12 bytes to the gradients' message.
 
     Args:
-      grads: pytree; the mean gradient over this worker's examples. Local; replicated gradients are an error, since
-        equal groups contain no information on noise.
+      grads: pytree; the mean gradient over this worker's examples. Local; gradients that are replicated or coupled are
+        an error, since such groups contain no information on noise.
       what: name of the monitor, for errors.
 
     Returns:
       Scalars. Replicated.
     """
-    grads = assert_scope("local", grads, what, hint=both_gradients(what))
+    grads = assert_scope("independent", grads, what, hint=both_gradients(what))
     return summed(squared_norm(grads), of_examples=False)
 
 

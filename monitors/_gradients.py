@@ -53,7 +53,8 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
 
     Raises:
       CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, or, when the
-        program is built, `grads` that are replicated or `avg_grads` that are not.
+        program is built, `grads` that are replicated or coupled by a collective in their backward pass, or `avg_grads`
+        that are not replicated.
 
     References:
       Mai et al. 2020, "KungFu", section 3. KungFu monitors the variance between workers' batches,

@@ -101,7 +101,10 @@ def noise_scale(
     `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`). They assume independent, identically
     distributed steps, which holds if training changes slowly compared with `1 / (1 - decay)` steps. They are wide after
     few steps. If `<Q>` is not positive, the noise hides the signal, and `scale` is `lower`, which is near zero in the
-    first few steps.
+    first few steps. Policies and learning-rate rules take the noise scale as not known then.
+
+    Groups must be independent samples. Batch normalization over all workers couples their gradients in its backward
+    pass, so it is refused.
 
     The averages survive changes of batch sizes, since S and Q are per example at any batch size. A step with fewer than
     two groups, or with a gradient that is not finite, leaves them unchanged.
@@ -145,7 +148,8 @@ def noise_scale(
       CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, norms that do not
         belong to the gradients or to the examples, `divide_by` of another structure, options out of range or that
         exclude each other, no matrices for "spectral", a function `by` that fails or cannot tell layers apart, or,
-        when the program is built, `grads` that are replicated or `avg_grads` that are not.
+        when the program is built, `grads` that are replicated or coupled by a collective in their backward pass, or
+        `avg_grads` that are not replicated.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -164,7 +168,7 @@ def noise_scale(
     if islands is None:
         grads, avg_grads = assert_mean(grads, avg_grads, what, hint=hint)
     else:
-        grads = assert_scope("local", grads, what, hint=hint)
+        grads = assert_scope("independent", grads, what, hint=hint)
     _check_options(decay, confidence, dataset_size, islands)
     _check_metric(metric, every, per_example, divide_by)
     partly = per_example if isinstance(per_example, EstimatedNorms) else None

@@ -59,7 +59,7 @@ def wrong_means(plan: Plan, state: Sequence[Any], batch: Sequence[Any], reading:
 def _pairs(plan: Plan) -> Iterator[tuple[JaxprEqn, JaxprEqn]]:
     claims = [e for e in plan.graph.eqns if e.primitive is assert_scope_p and e.params["paired"]]
     for first, second in pairwise(claims):
-        if first.params["scope"] == "reduced" and second.params["scope"] == "local":
+        if first.params["scope"] == "reduced" and second.params["scope"] == "independent":
             yield second, first
 
 

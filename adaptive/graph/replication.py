@@ -56,10 +56,17 @@ def check_replication(flow: Flow) -> None:
 def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
     claimed, what, hint = (eqn.params[name] for name in ("scope", "what", "hint"))
     what, scope = f"{what}{at(line_of(eqn.source_info))}", flow.scope_of(eqn.invars)
-    if claimed == "local" and scope == Scope.ALL:
+    if claimed in ("local", "independent") and scope == Scope.ALL:
         raise CollectiveError(
             f"{what} needs this worker's own value, but its argument is equal on all workers: it is already averaged, "
             "or otherwise replicated. " + (hint or "Pass the value before its reduction.")
+        )
+    if claimed == "independent" and (coupling := _coupling(flow, eqn.invars)) is not None:
+        raise CollectiveError(
+            f"{what} needs gradients that are independent between workers. These are coupled: their backward pass goes "
+            f"through {describe(coupling)}{at(line_of(coupling.source_info))}, a mean over all workers, as in "
+            'batch normalization with axis_name="workers". So their differences are not sampling noise. Leave it out, '
+            "or use a normalization of single examples, such as group or layer norm: see docs/batch_norm.md"
         )
     if claimed in ("reduced", "before") and scope != Scope.ALL:
         raise CollectiveError(
@@ -77,6 +84,22 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             f"{what} has a value that comes from {cause}. It differs between microbatches. "
             "Reduce it:  comm.all_reduce(x)"
         )
+
+
+def _coupling(flow: Flow, atoms: Sequence[Atom]) -> JaxprEqn | None:
+    """Return a collective of a backward pass that values are computed from without another collective between."""
+    stack, seen = list(atoms), set[Var]()
+    while stack:
+        atom = stack.pop()
+        if not isinstance(atom, Var) or atom in seen or atom not in flow.producer:
+            continue
+        seen.add(atom)
+        eqn = flow.graph.eqns[flow.producer[atom]]
+        if atom in flow.graph.backward:
+            return eqn
+        if eqn.primitive is not collective_p:
+            stack += eqn.invars
+    return None
 
 
 def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:

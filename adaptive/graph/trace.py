@@ -64,6 +64,7 @@ class Graph:
       consts: values of arrays that the driver closes over, by variable.
       minibatches: for each `ad.minibatches` of the driver, how it cuts the batch.
       pairings: the driver's calls that publish vectors and read those of other workers.
+      backward: results of collectives in the backward pass of a derivative, such as those of batch normalization.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Graph:
     metrics_tree: jax.tree_util.PyTreeDef
     minibatches: tuple[Minibatches, ...] = ()
     pairings: tuple[Pairing, ...] = ()
+    backward: frozenset[Var] = frozenset()
 
     @property
     def multiple(self) -> int:
@@ -148,6 +150,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
         metrics_tree=jax.tree.structure(metrics),
         minibatches=tuple(dict.fromkeys(tracing.minibatches)),
         pairings=numbered(_pairings(eqns)),
+        backward=frozenset(flat.backward),
     )
 
 
@@ -234,16 +237,20 @@ class _Flattener:
         self.eqns: list[JaxprEqn] = []
         self.consts: dict[Var, Any] = {}
         self.sums: list[Sum] = []
+        self.backward: set[Var] = set()  # results of collectives in a backward pass
         self._const_vars: dict[int, Var] = {}
         self._sources: dict[str, JaxprEqn] = {}
         self._made: dict[Atom, JaxprEqn] = {}  # the equation that computes each variable
 
-    def inline(self, closed: ClosedJaxpr, args: Sequence[Atom], site: Any = None) -> list[Atom]:
+    def inline(
+        self, closed: ClosedJaxpr, args: Sequence[Atom], site: Any = None, *, backward: bool = False
+    ) -> list[Atom]:
         """Copy the equations of a jaxpr, and return its results.
 
         Args:
           site: source information of the equation that calls it. JAX's own jitted functions (`jnp.where`, `jnp.var`)
             contain no line of the driver, so their equations get the caller's.
+          backward: whether that equation is part of a backward pass.
         """
         env: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, args, strict=True))
         for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
@@ -255,16 +262,18 @@ class _Flattener:
         for eqn in closed.jaxpr.eqns:
             operands = [look_up(a) for a in eqn.invars]
             source = eqn.source_info if site is None or line_of(eqn.source_info) else site
+            in_backward = backward or _is_of_backward_pass(eqn)
             if eqn.primitive is source_p and self._known_source(eqn):  # a source that is read twice is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
             function = called(eqn, derivatives=any(_operators_within(eqn)))
             if function is not None:
-                results = self.inline(function, operands, source)
+                results = self.inline(function, operands, source, backward=in_backward)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             if is_over_workers(eqn):
-                env.update(zip(eqn.outvars, self._mean_over_workers(eqn, operands, source), strict=True))
+                means = self._mean_over_workers(eqn, operands, source, backward=in_backward)
+                env.update(zip(eqn.outvars, means, strict=True))
                 continue
             within = sorted(_operators_within(eqn), key=lambda e: _kind_of(e) != "collective")
             if within:  # a mean also reads a source that is not in the user's code
@@ -278,16 +287,19 @@ class _Flattener:
             self._made.update((v, self.eqns[-1]) for v in fresh)
             if eqn.primitive is source_p:
                 self._sources[eqn.params["source"].name] = self.eqns[-1]
+            if eqn.primitive is collective_p and in_backward:
+                self.backward.update(fresh)
         return [look_up(a) for a in closed.jaxpr.outvars]
 
-    def _mean_over_workers(self, eqn: JaxprEqn, operands: list[Atom], source: Any) -> list[Atom]:
+    def _mean_over_workers(self, eqn: JaxprEqn, operands: list[Atom], source: Any, *, backward: bool) -> list[Atom]:
         """Copy one of JAX's own sums over the workers as a mean; see `adaptive/operators/axis.py`."""
         spread = before_spread(eqn.replace(invars=operands), self._made)
         if spread is None:
-            results = self.inline(as_collective(eqn), operands, source)
+            results = self.inline(as_collective(eqn), operands, source, backward=backward)
             self.sums.append(Sum(eqn, operands, results, sizes_of(eqn)))
             return results
-        means = self.inline(as_collective(eqn.replace(invars=spread.invars[:1])), spread.invars[:1], source)
+        mean = as_collective(eqn.replace(invars=spread.invars[:1]))
+        means = self.inline(mean, spread.invars[:1], source, backward=backward)
         self.sums.append(Sum(eqn, spread.invars[:1], means, [spread_size(spread)]))
         wide = Var(spread.outvars[0].aval)
         self.eqns.append(spread.replace(invars=[means[0], *spread.invars[1:]], outvars=[wide]))
@@ -326,6 +338,11 @@ class _Flattener:
             # Copied, because the user may modify the array later, and XLA may read it without a copy.
             self.consts[known] = value if isinstance(value, jax.Array) else np.array(value)
         return known
+
+
+def _is_of_backward_pass(eqn: JaxprEqn) -> bool:
+    """Return whether reverse-mode differentiation has made an equation. JAX notes that in the stack of names."""
+    return "transpose(jvp(" in str(eqn.source_info.name_stack)
 
 
 def _refuse_references(eqn: JaxprEqn) -> None:

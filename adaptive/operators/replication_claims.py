@@ -19,16 +19,18 @@ only_in_programs(assert_scope_p)
 assert_scope_p.def_abstract_eval(lambda *operands, **params: list(operands))
 assert_scope_p.def_impl(lambda *operands, **params: list(operands))
 
-Claim = Literal["replicated", "local", "reduced", "before"]
+Claim = Literal["replicated", "local", "independent", "reduced", "before"]
 
 
 def assert_scope(scope: Claim, tree: T, what: str, *, hint: str = "") -> T:
     """Return a pytree unchanged, with an assertion about its scope, which is checked when a program is built.
 
     Args:
-      scope: one of four assertions.
+      scope: one of five assertions.
         "local": the caller needs values that differ between workers, such as this worker's gradient. An error if all
         leaves are replicated.
+        "independent": the same, and the caller takes the differences between workers for sampling noise. Also an error
+        if a collective in a backward pass couples them, as the gradients of batch normalization over all workers.
         "reduced": the caller needs values that are equal on all workers, such as the averaged gradient. An error if the
         graph shows that a leaf can differ.
         "before": the same, and the caller needs values that are known before the step, such as the optimizer's state
@@ -49,7 +51,7 @@ def assert_scope(scope: Claim, tree: T, what: str, *, hint: str = "") -> T:
 def assert_mean(local: T, mean: T, what: str, *, hint: str = "") -> tuple[T, T]:
     """Return two pytrees unchanged, with the assertion that one is the mean of the other over all examples.
 
-    When a program is built, `local` must be local and `mean` replicated, as for `assert_scope`. `Program.check`
+    When a program is built, `local` must be independent and `mean` reduced, as for `assert_scope`. `Program.check`
     computes both for a single microbatch of one worker, where they are equal, and names `what` if they are not.
 
     Args:
@@ -58,10 +60,10 @@ def assert_mean(local: T, mean: T, what: str, *, hint: str = "") -> tuple[T, T]:
       what, hint: as for `assert_scope`.
 
     Raises:
-      CollectiveError: when the program is built, `local` that is replicated, or a `mean` that can differ.
+      CollectiveError: when the program is built, `local` that is replicated or coupled, or a `mean` that can differ.
     """
     mean = _claimed("reduced", mean, what, hint, paired=True)
-    return _claimed("local", local, what, hint, paired=True), mean
+    return _claimed("independent", local, what, hint, paired=True), mean
 
 
 def _claimed(scope: Claim, tree: T, what: str, hint: str, *, paired: bool) -> T:

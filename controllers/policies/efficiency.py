@@ -26,9 +26,14 @@ class Bounds(NamedTuple):
 def read_noise(value: Any, policy: str) -> Bounds:
     """Return a hook's value as a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, whose
     bounds are equal to it.
+
+    Not known while the object's `signal` is not positive: its scale is then a lower bound, and says nothing on how large
+    the noise is, nor whether the gradients are fit for a noise scale.
     """
     try:
         if hasattr(value, "scale"):
+            if not float(getattr(value, "signal", 1.0)) > 0:
+                return Bounds(math.nan, math.nan, math.nan)
             scale = float(value.scale)
             return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
         return Bounds(*[float(value)] * 3)

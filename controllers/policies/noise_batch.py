@@ -24,7 +24,7 @@ def noise_batch(
     """Return a policy that makes the global batch follow the noise scale, which balances few examples and few steps.
 
     The batch grows to the scale's *lower* confidence bound and shrinks to its upper bound. Between the two bounds it
-    does not change. Requests nothing while the scale is unknown (NaN).
+    does not change. Requests nothing while the scale is unknown: NaN, or with a `signal` that is not positive.
 
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
@@ -41,7 +41,8 @@ def noise_batch(
       base_batch: the batch with an efficiency of 1.
 
     Returns:
-      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower` and `upper`, or a number.
+      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower`, `upper` and `signal`, or a
+      number. Pass the object: its `scale` alone does not show that there is no signal.
 
     Raises:
       ValueError: an argument is out of range.

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import RecordError
 from adaptive.extend import read_run
-from controllers.policies.efficiency import Bounds
+from controllers.policies.efficiency import read_noise
 
 _NAME = re.compile(r"(\w+)\.?(.*)")  # name of a leaf: the value's name, and the path in the value
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
@@ -120,9 +121,9 @@ class Recording:
         found: dict[str, Any] = {}
         for root, fields in values.items():
             if fields.keys() >= _OF_NOISE:
-                found["noise_scale"] = Bounds(*(float(fields[field]) for field in ("scale", "lower", "upper")))
+                found["noise_scale"] = read_noise(SimpleNamespace(**fields), name)
             elif root == "noise_scale" and fields.keys() == {""}:
-                found[root] = Bounds(*(float(fields[""]),) * 3)
+                found[root] = read_noise(fields[""], name)
             else:
                 found[root] = fields[""] if fields.keys() == {""} else fields
         return found

@@ -15,6 +15,7 @@ import adaptive as ad
 import controllers as ctrl
 from adaptive.graph.trace import trace
 from adaptive.operators.sources import source_p
+from monitors import NoiseScale
 
 
 class Noise(NamedTuple):
@@ -98,6 +99,23 @@ def test_dtypes_of_updates_are_preserved():
     updates, _ = tx.update({"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, tx.init(None))
     assert updates["a"].dtype == jnp.bfloat16
     assert updates["b"].dtype == jnp.float32
+
+
+def test_without_a_signal_the_last_factor_stays():
+    tx = ctrl.scale_by_batch("adascale", base=4)
+
+    def driver(state, batch):
+        opt_state, total = state
+        signal = jnp.array([1.0, -1.0, -1.0, 1.0])[ad.step()]
+        updates, opt_state = tx.update(
+            jnp.ones(()), opt_state, noise=NoiseScale(*jnp.float32([8.0, 8.0, signal, 8.0, 9.0]))
+        )
+        ctrl.hook(lambda control: control.rescale(global_batch=[8, 8, 5, 8, 8][control.step]))
+        return (opt_state, total + updates), {"factor": updates}
+
+    with ad.Program(driver, (tx.init(None), 0.0), np.zeros((64, 1), np.float32), global_batch=8) as program:
+        found = [float(program.step().metrics["factor"]) for _ in range(4)]
+    np.testing.assert_allclose(found, [1.5, 1.5, 1.25, 1.5], rtol=1e-6)  # at most s = 5 / 4 in step 3
 
 
 def test_impossible_arguments_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -121,6 +122,64 @@ def test_the_error_for_an_argument_of_a_wrong_scope_has_the_hint_of_its_monitor(
         planned(driver, W)
     assert all(text in str(error.value) for text in says)
     assert "(grads, avg_grads)" not in str(error.value)  # the call of another monitor
+
+
+def normalized(x):
+    mean, square = jax.lax.pmean((x.mean(), (x * x).mean()), "workers")
+    return (x - mean) * jax.lax.rsqrt(square - mean * mean + 1e-5)
+
+
+def normalized_by_hand(x):
+    @jax.custom_vjp
+    def mean(x):
+        return comm.all_reduce(x.mean())
+
+    mean.defvjp(lambda x: (mean(x), x), lambda x, ct: (jnp.full_like(x, comm.all_reduce(ct) / x.size),))
+    return x - mean(x)
+
+
+@pytest.mark.parametrize(
+    "monitor", [mon.noise_scale, mon.gradient_variance, partial(mon.noise_scale, islands=[[0, 1]])]
+)
+@pytest.mark.parametrize(
+    "normalize", [normalized, jax.jit(normalized), normalized_by_hand], ids=["pmean", "jit", "custom_vjp"]
+)
+def test_gradients_that_batch_normalization_couples_have_no_noise_scale(monitor, normalize):
+    def driver(w, batch):
+        grads = jax.grad(lambda w: (normalize(w * batch["y"]) ** 3).mean())(w)
+        avg = comm.all_reduce(grads)
+        monitor(grads, avg)
+        return w - avg, {}
+
+    with pytest.raises(
+        ad.CollectiveError, match=r"\(test_replication.py:\d+\) needs gradients that are independent"
+    ) as e:
+        planned(driver, 0.5)
+    assert "docs/batch_norm.md" in str(e.value)
+
+
+@pytest.mark.parametrize("uses", ["a count", "a frozen mean", "a second gradient", "the last layer"])
+def test_gradients_that_use_reduced_values_without_coupling_have_a_noise_scale(uses):
+    def driver(w, batch):
+        def loss(w, w2=1.0):
+            x = w * batch["y"] + 1
+            if uses == "a count":
+                return (x**2).sum() / comm.all_reduce(len(x) * 1.0, op="sum")
+            if uses == "a frozen mean":
+                return ((x - jax.lax.stop_gradient(jax.lax.pmean(x.mean(), "workers"))) ** 2).mean()
+            if uses == "the last layer":
+                return (w2 * normalized(x) ** 3).mean()
+            return (x**2).mean()
+
+        grads = jax.grad(loss)(w)
+        if uses == "a second gradient":  # as of sharpness-aware minimization
+            grads = jax.grad(loss)(w + 0.1 * comm.all_reduce(grads))
+        if uses == "the last layer":
+            grads = jax.grad(loss, argnums=1)(w, 1.0)
+        avg = comm.all_reduce(grads)
+        return w - avg, mon.noise_scale(grads, avg)
+
+    planned(driver, 0.5)
 
 
 def test_a_gradient_that_was_not_reduced_is_found_in_the_state():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive.base.errors import DriverError
+from monitors import NoiseScale
 from tests.controllers.observations import Noise, observe
 
 COVERS = ("controllers/policies/efficiency.py",)
@@ -43,6 +44,14 @@ def asked(policy, *values, **kwargs):
 )
 def test_the_batch_follows_the_bounds_of_the_noise_scale(noise, batch):
     assert asked(ctrl.noise_batch(), noise) == batch
+
+
+@pytest.mark.parametrize("signal", [-0.42, 0.0, math.nan])
+def test_without_a_signal_the_noise_scale_is_not_known(signal):
+    noise = NoiseScale(821.0, 72.0, signal, 821.0, math.inf)
+    for policy in (ctrl.noise_batch(), ctrl.noise_batch(confident=False)):
+        assert asked(policy, noise) is None
+        assert asked(policy, noise._replace(signal=0.09)) == 128
 
 
 def test_arrays_are_read_as_well():
