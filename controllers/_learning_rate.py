@@ -55,7 +55,8 @@ def scale_by_batch(
     Returns:
       A gradient transformation; its results are replicated if its arguments are. "adascale" needs `noise=`, a noise
       scale in examples or the result of `monitors.noise_scale`. While that is not known (NaN, or its signal is not
-      positive), the last factor stays, clipped to the range of the rule, from 1 to s. Its state has the last `factor`, and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
+      positive), the last factor stays, clipped to the range of the rule, from 1 to s. Its state has the last `factor`,
+      and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
 
     Raises:
       ValueError: an argument is out of range.

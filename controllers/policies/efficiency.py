@@ -27,8 +27,8 @@ def read_noise(value: Any, policy: str) -> Bounds:
     """Return a hook's value as a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, whose
     bounds are equal to it.
 
-    Not known while the object's `signal` is not positive: its scale is then a lower bound, and says nothing on how large
-    the noise is, nor whether the gradients are fit for a noise scale.
+    Not known while the object's `signal` is not positive: its scale is then a lower bound, and does not say how large
+    the noise is.
     """
     try:
         if hasattr(value, "scale"):

@@ -41,8 +41,8 @@ def noise_batch(
       base_batch: the batch with an efficiency of 1.
 
     Returns:
-      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower`, `upper` and `signal`, or a
-      number. Pass the object: its `scale` alone does not show that there is no signal.
+      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower`, `upper` and `signal`, or
+      a number. Pass the object: its `scale` alone does not show that there is no signal.
 
     Raises:
       ValueError: an argument is out of range.
