@@ -32,6 +32,7 @@ def from_source(
     map: Callable[[Any], Any] | None = None,
     random_map: Callable[[Any, np.random.Generator], Any] | None = None,
     num_readers: int | None = None,
+    num_threads: int | None = None,
     read_timeout: float | None = None,
 ) -> Examples:
     """Return data with an index for `Program`, `Shards` and `evaluate`, with functions to apply to each example.
@@ -53,17 +54,27 @@ def from_source(
       num_readers: number of reader processes for each process of the program; 0 to read in a thread. By default the
         `num_workers` of a given loader, else 0. Reader processes start on demand. Their code is sent by cloudpickle, so
         scripts need no `if __name__ == "__main__"`.
+      num_threads: how many threads of each process call `data[i]` and the functions at the same time, on the same
+        objects; 1 by default, because few data sets are written for threads. Several help where reading waits for a
+        disk or a network. Arrays are read by row, in one go, whatever it says. Not together with `num_readers`.
       read_timeout: seconds after which reading one example for a waiting step fails with a DataError; 0 for no limit.
         By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
       DataError: the data cannot be used, or have no index.
     """
-    if num_readers is not None:
-        if whole(num_readers) is None or num_readers < 0:
-            raise DataError(f"num_readers= must be a number of processes; got {num_readers!r}.")
-        num_readers = int(num_readers)
-    found = examples_of(data, transform=map, augment=random_map, num_readers=num_readers, read_timeout=read_timeout)
+    if num_readers is not None and (whole(num_readers) is None or num_readers < 0):
+        raise DataError(f"num_readers= must be a number of processes; got {num_readers!r}.")
+    if num_threads is not None and (whole(num_threads) is None or num_threads < 1):
+        raise DataError(f"num_threads= must be a number of threads, at least 1; got {num_threads!r}.")
+    if num_threads is not None and num_readers:
+        raise DataError("pass num_readers= (processes) or num_threads=, not both.")
+    found = examples_of(
+        *(data, map, random_map),
+        num_readers=None if num_readers is None else int(num_readers),
+        num_threads=None if num_threads is None else int(num_threads),
+        read_timeout=read_timeout,
+    )
     if isinstance(found, FromIterator):
         raise DataError(f"a {type(data).__name__} has no index:  ad.data.from_iterator(data, map=…)")
     return found
@@ -71,10 +82,11 @@ def from_source(
 
 def examples_of(
     data: Any,
-    *,
     transform: Callable[[Any], Any] | None = None,
     augment: Callable[[Any, np.random.Generator], Any] | None = None,
+    *,
     num_readers: int | None = None,
+    num_threads: int | None = None,
     read_timeout: float | None = None,
 ) -> Examples | FromIterator:
     """Return a user's data as `Examples`, or as `FromIterator` if they have no index.
@@ -83,8 +95,10 @@ def examples_of(
       DataError: the data cannot be used, or are ambiguous.
     """
     if isinstance(data, Examples | FromIterator):
-        if transform or augment or num_readers or read_timeout is not None:
-            raise DataError(f"{data!r}: pass map=, random_map=, num_readers= and read_timeout= in one call.")
+        if transform or augment or num_readers or num_threads or read_timeout is not None:
+            raise DataError(
+                f"{data!r}: pass map=, random_map=, num_readers=, num_threads= and read_timeout= in one call."
+            )
         return data
     refuse_splits(data)
     data = by_column(data)
@@ -96,7 +110,8 @@ def examples_of(
         one_by_one = torch_loaders.collate_function(data)
         transform = _Both(one_by_one, transform) if one_by_one and transform else one_by_one or transform
         in_memory = has_columns(data.dataset) and not (transform or augment or num_readers)
-        num_readers = (0 if in_memory else data.num_workers) if num_readers is None else num_readers
+        if num_readers is None:
+            num_readers = 0 if in_memory or num_threads is not None else data.num_workers
         notes = (torch_loaders.note_of_loader(data, num_readers, in_memory),)
         data = data.dataset
     data = arrays_of_group(data)
@@ -109,7 +124,13 @@ def examples_of(
     if is_hugging_face(data) and one_by_one is None:  # a loader's collate_fn receives the data set's own items
         data = HuggingFaceRows(data, strict=not (transform or augment))
     return Examples(
-        data, transform=transform, augment=augment, num_readers=num_readers or 0, notes=notes, read_timeout=read_timeout
+        data,
+        transform=transform,
+        augment=augment,
+        num_readers=num_readers or 0,
+        num_threads=num_threads or 1,
+        notes=notes,
+        read_timeout=read_timeout,
     )
 
 

@@ -66,6 +66,11 @@ class Rows(Protocol):
         ...
 
     @property
+    def readers(self) -> str:
+        """Who reads, in words: "a thread", "4 threads", "2 processes"."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on how the data were interpreted."""
         ...
@@ -117,6 +122,7 @@ class Examples:
       transform: function of an example.
       augment: function of an example and its random generator.
       num_readers: number of reader processes.
+      num_threads: number of threads that read at the same time, in this process.
       notes: notes for the user on how the data were interpreted.
       read_timeout: seconds after which reading one example fails; `None` for the default, 0 for no limit.
 
@@ -132,10 +138,11 @@ class Examples:
         transform: Callable[[Any], Any] | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
         num_readers: int = 0,
+        num_threads: int = 1,
         notes: tuple[str, ...] = (),
         read_timeout: float | None = None,
     ):
-        self.mapped, self._notes, self.num_readers = False, notes, num_readers
+        self.mapped, self.notes, self.num_readers, self.num_threads = False, notes, num_readers, num_threads
         self.read_timeout, self.thread = checked_timeout(read_timeout), FetchThread("adaptive-input")
         self._reading: ExampleReader | None = None
         if _is_source(data):
@@ -148,40 +155,41 @@ class Examples:
                     "program repeats the data in every epoch. To keep an endless order of your own:  "
                     "ad.data.from_iterator(lambda: (data[i] for i in itertools.count()))"
                 )
-            self._reading = ExampleReader(data, transform, augment)
+            self._reading = ExampleReader(data, transform, augment, num_threads)
         else:
             given, narrowing = stack_list(data)
             arrays = _columns(given)
-            self._notes += narrowing or narrowing_notes(given, "data")
+            self.notes += narrowing or narrowing_notes(given, "data")
             self.length = _check_columns(data, arrays)
             self._columns, self._tree = jax.tree.flatten(arrays)
             self.mapped = any(map(is_mapped, self._columns))
             if transform or augment or num_readers or any(isinstance(c, StoredArray) for c in self._columns):
-                self._reading = ExampleReader(RowsOfArrays(self._columns, self._tree), transform, augment)
+                rows = RowsOfArrays(self._columns, self._tree)
+                self._reading = ExampleReader(rows, transform, augment, num_threads)
         self._pool = Pool(self._reading, num_readers) if self._reading and num_readers else None
         if self._reading is None:
             self.example = jax.tree.map(lambda a: on_host(a[0]), arrays)
         else:
             self.example = read_in_background(self, self._reading.first)
-            self._notes += self._reading.narrowing
+            self.notes += self._reading.narrowing
         self.shard_ranges: tuple[ShardRange, ...] = (ShardRange(0, self.length),)
 
     def __len__(self) -> int:
         return self.length
 
     def __repr__(self) -> str:
-        beside = f", read by {self.num_readers} processes" if self.num_readers else ""
-        return f"{self.length} examples{beside}"
+        return f"{self.length} examples" + ("" if self.in_memory else f", read by {self.readers}")
 
     @property
     def in_memory(self) -> bool:
         return self._reading is None
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user on how the data were interpreted, and are read."""
-        note = self._reading.note if self._reading is not None else ""
-        return (*self._notes, note) if note else self._notes
+    def readers(self) -> str:
+        """Who reads, in words: "a thread", "4 threads", "2 processes"."""
+        if self.num_readers:
+            return f"{self.num_readers} processes"
+        return "a thread" if self.num_threads == 1 else f"{self.num_threads} threads"
 
     def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
         """Return the examples at these indices as a batch; leaves of shape=(len(indices), …)."""

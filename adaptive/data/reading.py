@@ -15,7 +15,7 @@ from adaptive.base.tree_paths import leaf_names
 
 from .one_example import checked, has_lists, narrowing_notes, stacked, taken, with_arrays
 from .read_watch import CurrentReads
-from .reader_threads import Functions, Own, ReaderThreads
+from .reader_threads import ReaderThreads
 from .stored_arrays import MappedFile, StoredArray
 
 
@@ -57,6 +57,7 @@ class ExampleReader:
       source: `source[i]` is one example.
       transform: function of an example.
       augment: function of an example and its random generator.
+      num_threads: how many threads call `source[i]` and the functions at the same time.
 
     Attributes:
       reads: the current read of each thread.
@@ -68,8 +69,10 @@ class ExampleReader:
         source: Any,
         transform: Callable[[Any], Any] | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
+        num_threads: int = 1,
     ):
         self.source, self._transform, self._augment = source, transform, augment
+        self.num_threads = num_threads
         self.example: Any = None
         self.reads = CurrentReads()
         self.narrowing: tuple[str, ...] = ()
@@ -96,15 +99,11 @@ class ExampleReader:
                 self.reads.end()
         return stacked(self._items(indices, passes))
 
-    @property
-    def note(self) -> str:
-        """The reason why one thread reads although reading waits, or ""."""
-        return self._threads.note if self._threads is not None else ""
-
     def close(self) -> None:
         """End the reader threads; they start again on demand."""
-        if self._threads is not None:
-            self._threads.close()
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_threads": None}
@@ -114,35 +113,34 @@ class ExampleReader:
         numbers = [int(i) for i in indices]
         epochs = np.broadcast_to(passes.epochs, len(numbers))
         several = getattr(self.source, "__getitems__", None)  # torch's method of sources that read many at once
-        if several is None:
-            if self._threads is None:  # before anything is read
-                self._threads = ReaderThreads(self.source, (self._transform, self._augment))
+        if several is None or self.num_threads > 1:
+            if self._threads is None:
+                self._threads = ReaderThreads(self.num_threads)
 
-            def read(own: Own, place: int) -> Any:
-                return self._read(own[0].__getitem__, own[1], numbers[place], int(epochs[place]), passes)
+            def read(place: int) -> Any:
+                return self._read(self.source.__getitem__, numbers[place], int(epochs[place]), passes)
 
-            return self._threads.read(read, len(numbers))
+            return self._threads.map(read, len(numbers))
         try:
             self.reads.begin(numbers[0] if numbers else "no example", len(numbers))
-            items, functions = list(several(numbers)), (self._transform, self._augment)
+            items = list(several(numbers))
         finally:
             self.reads.end()
         if len(items) != len(numbers):
             raise DataError(f"the data set's __getitems__ gave {len(items)} examples for {len(numbers)} numbers.")
         return [
-            self._read(partial(_given, item), functions, number, int(epoch), passes)
+            self._read(partial(_given, item), number, int(epoch), passes)
             for item, number, epoch in zip(items, numbers, epochs, strict=True)
         ]
 
-    def _read(self, get: Callable[[int], Any], functions: Functions, number: int, epoch: int, passes: Passes) -> Any:
-        transform, augment = functions
+    def _read(self, get: Callable[[int], Any], number: int, epoch: int, passes: Passes) -> Any:
         self.reads.begin(number)
         try:
             item = get(number)
-            if transform is not None:
-                item = transform(item)
-            if augment is not None:
-                item = augment(item, random_numbers(number, epoch, passes.seed, passes.shard))
+            if self._transform is not None:
+                item = self._transform(item)
+            if self._augment is not None:
+                item = self._augment(item, random_numbers(number, epoch, passes.seed, passes.shard))
         except Exception as error:
             error.add_note(f"in reading example {number} of the data")
             raise

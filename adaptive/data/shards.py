@@ -82,6 +82,11 @@ class Shards:
         return max(shard.num_readers for shard in self._shards)
 
     @property
+    def readers(self) -> str:
+        """Who reads, in words: "a thread", "4 threads", "2 processes"."""
+        return ", ".join(dict.fromkeys(shard.readers for shard in self._shards))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on how the data were interpreted."""
         return tuple(dict.fromkeys(note for shard in self._shards for note in shard.notes))

@@ -132,8 +132,7 @@ class Stream:
         """Return notes for the user on how the data are read."""
         if isinstance(self.data, IterableData) or self.data.in_memory:
             return list(self.data.notes)
-        read = f"{self.data.num_readers} processes" if self.data.num_readers else "a thread"
-        return [f"data with an index, read by {read}: each example once per epoch", *self.data.notes]
+        return [f"data with an index, read by {self.data.readers}: each example once per epoch", *self.data.notes]
 
     def take(self, sizes: Sequence[int]) -> Share:
         """Return the share of the step at the cursors, without moving them: call `advance` after the step."""

@@ -92,8 +92,8 @@ class RunWarnings:
                 "input",
                 f"worker {worst} has waited for input in {input_[worst] / self._seconds:.0%} of the last {STEPS} "
                 f"steps' time ({1e3 * input_[worst] / STEPS:.1f} ms of {1e3 * self._seconds / STEPS:.1f} ms a step), "
-                "and the others for it. Prepare examples in reader processes (num_readers=), keep them in arrays, or "
-                "do less work per example: see docs/input.md.",
+                "and the others for it. If reading waits, read by several threads (num_threads=); else in reader "
+                "processes (num_readers=), keep examples in arrays, or do less per example: see docs/input.md.",
             )
         for plan, unknown in zip(self._plan.hooks, self._hooks.unknown, strict=True):
             if unknown.values and unknown.steps >= STEPS:

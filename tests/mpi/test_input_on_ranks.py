@@ -8,8 +8,6 @@ import pytest
 
 from tests.mpirun import run
 
-COVERS = ("adaptive/data/reader_threads.py",)
-
 pytestmark = pytest.mark.ranks
 
 

@@ -112,7 +112,7 @@ def how_read(program: ad.Program) -> str:
     by = "by row" if isinstance(data._reading.source, RowsOfArrays) else "by index"
     if data.num_readers:
         return f"{by}, in {data.num_readers} reader process{'es' * (data.num_readers > 1)}"
-    return f"{by}, {'from the file' if by == 'by row' else 'in a thread'}"
+    return f"{by}, {'from the file' if by == 'by row' else f'in {data.readers}'}"
 
 
 def written(page: str, group: Group) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,14 +32,6 @@ class Files:
 
     def __getitem__(self, index):
         return {"i": IDS[index], "x": X[index]}
-
-
-class Slow(Files):
-    """Waits for each example, so that several threads read."""
-
-    def __getitem__(self, index):
-        time.sleep(0.003)
-        return super().__getitem__(index)
 
 
 class Lines:
@@ -110,7 +101,7 @@ def lines(folder: Path) -> Any:
 
 def own(folder: Path) -> dict[str, Any]:
     """The names of the table of user-defined objects."""
-    names = {f.__name__: f for f in (Files, Slow, Lines, double, noise, rows, batches, endless, rows_of_worker)}
+    names = {f.__name__: f for f in (Files, Lines, double, noise, rows, batches, endless, rows_of_worker)}
     return {"ad": ad, "math": math, "ids": IDS, "x": X, "lines": lines(folder), **names}
 
 
@@ -170,7 +161,7 @@ OWN = Group(
     own,
     (
         Row("Files()", DICT),
-        Row("Slow()", DICT, "in several threads, since it waits in `__getitem__`", quick=True),
+        Row("ad.data.from_source(Files(), num_threads=4)", DICT, quick=True),
         Row("range(24)", IDS),
         Row("ad.data.from_source(Files(), map=double)", {"i": IDS, "x": 2 * X}),
         Row(

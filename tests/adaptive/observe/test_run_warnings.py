@@ -78,6 +78,7 @@ def test_all_is_well(caplog, program):
 def test_waiting_for_input_is_warned_of_once_with_the_workers(caplog, program):
     (line,) = said(caplog, program, input_=(0.01, 0.2))
     assert line.startswith("worker 1 has waited for input in 40% of the last 50 steps' time (200.0 ms of 500.0 ms")
+    assert "num_threads=" in line
     assert "num_readers=" in line
     assert "docs/input.md" in line
     assert said(caplog, program, input_=(0.01, 0.2), reads=False) == []  # of arrays in memory
