@@ -8,6 +8,8 @@ import pytest
 
 from tests.mpirun import run
 
+COVERS = ("adaptive/data/pool.py",)
+
 pytestmark = pytest.mark.ranks
 
 
