@@ -1,200 +1,150 @@
-"""Objects that hooks and callbacks can read besides their arguments, compared between two traces of a driver.
+"""A check that hooks and callbacks do not capture the size of a microbatch.
 
-A driver's computation is in its graph, where two traces can be compared. Hooks and callbacks are Python functions. They
-may read the size of a microbatch from any object that the driver creates or writes to: a closure variable, a default
-argument, an attribute, a global. So all objects that they can reach are compared:
-
-* Objects that each trace creates are compared part by part. If an object's parts cannot be read, it cannot be compared,
-  which is reported.
-* Objects that outlive a trace are the same in both traces, and differ only if a trace writes to them. So a record of
-  them is made after each trace, limited to the attributes that the functions' code mentions.
+Compared between the two traces with which a program is built: closure variables, default arguments, arguments of
+partials, one level of attributes of callable objects and the `self` of methods; also of captured functions. Numbers,
+strings, arrays and containers of them are copied when a trace ends. Objects of other kinds must outlive the traces.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Any, NamedTuple
+import inspect
+import reprlib
+import sys
+import sysconfig
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import CodeType, EllipsisType, FunctionType, ModuleType, NoneType
+from typing import Any, NamedTuple, TypeAlias
 
-from .reach import Label, Opaque, is_live, names_in, parts_of, same_arrays, sample_of, value_of
+import jax
+import numpy as np
+from jax.extend.core import Var
 
-_MOST = 10_000  # objects in a record
-_LONG = 1_000  # longer sequences are first compared as a whole
-_ENOUGH = 20  # differences to report
-_ROUNDS = 6  # of searching for further functions by the names in those found so far
+from adaptive.base.errors import DriverError
+from adaptive.base.source_lines import at, library_folders
 
+from .expressions import Expressions, another_program, sized
 
-class Difference(NamedTuple):
-    """A difference between the functions of two traces.
-
-    Attributes:
-      path: the variable and its function, in words.
-      values: the value in each trace, abbreviated.
-      judged: whether the values are known to differ; if not, they could not be compared.
-    """
-
-    path: str
-    values: tuple[str, str]
-    judged: bool
+_PLAIN = (bool, int, float, complex, str, bytes, range, slice, NoneType, EllipsisType, np.generic, np.dtype, CodeType)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+Captured: TypeAlias = "list[list[Variable]]"  # for each end of a graph
+_MOST = 2000  # elements of a container or an array that are compared, besides its length or shape
 
 
-class Record:
-    """A record of all objects that functions can reach now.
+class Variable(NamedTuple):
+    """A captured variable: the object; a copy to compare, or `None` for other kinds; whether user code captures it."""
+
+    name: str
+    thing: Any
+    copy: Hashable | None
+    own: bool
+
+
+def captured_by(traced: Expressions) -> Captured:
+    """Return what the functions of each end of a graph capture. Called when the trace has ended."""
+    return [list(variables_of(end.functions)) for end in traced.ends()]
+
+
+def check_functions(ours: Expressions, one: Captured, theirs: Expressions, trace: Callable[[int], Expressions]) -> None:
+    """Check that hooks and callbacks capture the same for two microbatch sizes; callbacks on examples need not.
+
+    Counters and clocks, which also differ between two traces for one size, are left out.
 
     Args:
-      roots: functions, partials, policies.
+      one: what functions captured after the trace `ours`. The trace `theirs` has just ended.
+
+    Raises:
+      DriverError: a variable depends on the size, or cannot be compared. The error names it.
     """
-
-    def __init__(self, roots: Sequence[Any]):
-        names: frozenset[str] = frozenset()
-        for _ in range(_ROUNDS):
-            found: set[str] = set()
-            self._roots = _recorded(roots, names, found)
-            if found <= names:
-                break
-            names |= found
-
-    def differences(self, other: Record, *, outlasting: bool = True) -> Iterator[Difference]:
-        """Yield the differences from another trace's functions, those with the shortest path first.
-
-        Args:
-          outlasting: also compare objects that outlive a trace, by their recorded state.
-        """
-        seen: dict[tuple[int, int], tuple[_Node, _Node]] = {}  # keeps nodes alive: an id could be another one's later
-        found = 0
-        pairs = zip(self._roots, other._roots, strict=False)  # two traces have the same hooks and callbacks
-        todo: deque[tuple[tuple[Label, ...], _Node, _Node]] = deque(((), one, two) for one, two in pairs)
-        while todo and found < _ENOUGH:
-            path, one, two = todo.popleft()
-            if one.value is None:
-                if (id(one), id(two)) in seen:
-                    continue
-                seen[id(one), id(two)] = one, two
-            alike: bool | None = True
-            parts: _Pairs = []
-            if one.thing is not two.thing:
-                alike, parts = _compared(one, two)
-            elif outlasting:
-                alike, parts = _compared_with_itself(one, two)
-            if not alike:
-                found += 1
-                yield Difference(in_words(path), (_brief(one.thing), _brief(two.thing)), alike is False)
-            todo += [((*path, label), a, b) for label, a, b in parts]
-
-
-class _Node:
-    """An object, with its parts at the time of recording.
-
-    Attributes:
-      value: the value to compare, if it is a plain value, or an array that may be written to.
-      parts: by label and index among parts with this label; `None` if they were not recorded.
-    """
-
-    __slots__ = ("parts", "thing", "value")
-
-    def __init__(self, thing: Any):
-        self.thing, self.value = thing, value_of(thing)
-        self.parts: dict[_Key, _Node] | None = None
-
-    def all_parts(self) -> dict[_Key, _Node]:
-        """Return all parts: recorded parts in their recorded state, others in their current state."""
-        recorded = self.parts or {}
-        return {key: recorded.get(key) or _Node(part) for key, part in _numbered(parts_of(self.thing))}
-
-
-_Key = tuple[Label, int]
-_Pairs = list[tuple[Label, _Node, _Node]]
-
-
-def _recorded(roots: Sequence[Any], names: frozenset[str], found: set[str]) -> list[_Node]:
-    """Record all reachable objects, nearest first. Adds the names that functions on the way mention to `found`."""
-    first = [_Node(root) for root in roots]
-    known, todo = {id(node.thing): node for node in first}, deque(first)
-    while todo and len(known) < _MOST:
-        node = todo.popleft()
-        found |= names_in(node.thing)
-        if node.value is None:
-            node.value = sample_of(node.thing)
-        if node.value is not None:
+    other, ends, sizes = captured_by(theirs), list(ours.ends()), (ours.graph.examples, theirs.graph.examples)
+    found = list(_differences(one, other))
+    again = [captured_by(trace(n)) for n in sizes[::-1]] if found else [other, one]
+    changing = {(n, a.name) for n, a, _ in (*_differences(other, again[0]), *_differences(one, again[1]))}
+    for number, a, b in found:
+        end, comparable = ends[number], a.copy is not None and b.copy is not None
+        of_examples = not sized(ours, theirs).isdisjoint(x for x in end.atoms if isinstance(x, Var))
+        if of_examples or (comparable and (number, a.name) in changing):
             continue
-        try:
-            parts = _numbered(parts_of(node.thing, names))
-        except Opaque:
-            continue
-        node.parts = {}
-        for key, part in parts:
-            child = known.get(id(part))
-            if child is None:
-                child = known[id(part)] = _Node(part)
-                todo.append(child)
-            node.parts[key] = child
-    return first
+        here, there = reprlib.repr(a.thing), reprlib.repr(b.thing)
+        if comparable:
+            how = f" ({end.what} closes over it: {a.name}, is {here} for {sizes[0]} and {there} for {sizes[1]})"
+            raise another_program(ours.graph, theirs.graph, end.where, how)
+        raise DriverError(
+            f"driver {ours.graph.name!r}{at(end.where)}: {end.what} reads an object that each trace of the driver "
+            f"creates, and that cannot be compared between two traces: {a.name}, is {here}. Create it once, outside "
+            "the driver, or pass its numbers as values of the hook:\n    ctrl.hook(fn, ad.global_batch())"
+        )
 
 
-def _numbered(parts: list[tuple[Label, Any]]) -> list[tuple[_Key, Any]]:
-    count: Counter[Label] = Counter()
-    numbered = []
-    for label, part in parts:
-        numbered.append(((label, count[label]), part))
-        count[label] += 1
-    return numbered
-
-
-def _compared_with_itself(one: _Node, two: _Node) -> tuple[bool, _Pairs]:
-    """Compare an object's state after one trace with its state after another."""
-    if one.parts is None or two.parts is None:
-        return one.value == two.value, []
-    return _paired(one.parts, two.parts)
-
-
-def _compared(one: _Node, two: _Node) -> tuple[bool | None, _Pairs]:
-    """Compare two objects, each created by one trace. Returns whether they are equal (`None` if they cannot be
-    compared), and pairs of parts that remain to be compared.
-    """
-    a, b = one.thing, two.thing
-    if is_live(a) and is_live(b):
-        return True, []
-    arrays = same_arrays(a, b)
-    if arrays is not None:
-        return arrays, []
-    if value_of(a) is not None or value_of(b) is not None:
-        return value_of(a) == value_of(b), []
-    if type(a) is not type(b) and type(a).__qualname__ != type(b).__qualname__:
-        return False, []
-    if isinstance(a, Sized) and len(a) > _LONG and _equal(a, b):
-        return True, []
-    try:
-        alike, pairs = _paired(one.all_parts(), two.all_parts())
-        return alike, pairs if alike else []
-    except Opaque:
-        return True if _equal(a, b) else None, []
-
-
-def _paired(ours: dict[_Key, _Node], theirs: dict[_Key, _Node]) -> tuple[bool, _Pairs]:
-    return ours.keys() == theirs.keys(), [(key[0], ours[key], theirs[key]) for key in ours if key in theirs]
+def _differences(one: Captured, other: Captured) -> Iterator[tuple[int, Variable, Variable]]:
+    """Yield the number of the end and both variables where they differ or cannot be compared."""
+    for number, pairs in enumerate(map(zip, one, other)):
+        for a, b in pairs:
+            comparable = a.copy is not None and b.copy is not None
+            if a.copy != b.copy if comparable else a.own and a.thing is not b.thing and not _equal(a.thing, b.thing):
+                yield number, a, b
 
 
 def _equal(a: Any, b: Any) -> bool:
-    try:
+    with suppress(Exception):  # whatever a library raises
         return bool(a == b)
-    except Exception:  # whatever a library raises
-        return False
+    return False
 
 
-def in_words(path: Iterable[Label]) -> str:
-    """Return a description of a path: the variable and its function."""
-    text = tail = ""
-    for label in path:
-        if label.tail:
-            text, tail = label.text, label.tail
-        else:
-            text += label.text if text else label.alone or label.text.lstrip(".")
-    return f"{text}{tail}"
+def variables_of(functions: Iterable[Any]) -> Iterator[Variable]:
+    """Yield the variables that functions, and tuples of functions, capture."""
+    todo, seen = list[Any](), dict[int, Any]()
+    _copy(tuple(functions), todo)
+    while todo and len(seen) < _MOST:
+        function = todo.pop(0)
+        if id(function) in seen:
+            continue
+        seen[id(function)] = function
+        code = getattr(getattr(function, "func", function), "__code__", None)
+        file = getattr(code, "co_filename", getattr(sys.modules.get(type(function).__module__), "__file__", None))
+        own = not str(file).startswith((*_INSTALLED, *library_folders()))
+        for name, thing in _captured(function):
+            yield Variable(name, thing, _copy(thing, todo), own)
 
 
-def _brief(thing: Any) -> str:
-    try:
-        text = " ".join(repr(thing).split())
-    except Exception:  # an object that is not fully initialized
-        text = f"a {type(thing).__name__}"
-    return text if len(text) <= 50 else f"{text[:50]}…"
+def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+    name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, FunctionType):
+        yield f"code of {name}()", function.__code__
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                yield f"{variable}, which {name}() closes over", cell.cell_contents
+        for p in inspect.signature(function, follow_wrapped=False).parameters.values():
+            yield f"{p.name}, a default argument of {name}()", None if p.default is p.empty else p.default
+    if isinstance(function, partial):
+        parts = (function.func, *function.args, *function.keywords.values())
+        yield from (("an argument of functools.partial", part) for part in parts)
+    for inner in ("__wrapped__", "__func__"):  # of jax.jit and functools.cache; of methods
+        yield f"{inner} of {name}()", getattr(function, inner, None)
+    bound = getattr(function, "__self__", None)
+    owner, prefix = (function, name) if bound is None or isinstance(bound, ModuleType) else (bound, "self")
+    own = {s: getattr(owner, s, None) for s in getattr(owner, "__slots__", ())} | getattr(owner, "__dict__", {})
+    yield from ((f"{prefix}.{attribute} of {name}()", value) for attribute, value in own.items())
+
+
+def _copy(thing: Any, functions: list[Any], depth: int = 8) -> Hashable | None:
+    """Return a copy to compare, or `None` for other kinds. Appends functions and callable objects to `functions`."""
+    kind = type(thing).__name__
+    if isinstance(thing, _PLAIN):
+        return kind, thing if isinstance(thing, CodeType) else repr(thing)
+    if isinstance(thing, jax.Array):  # immutable
+        return kind, str(thing.dtype), thing.shape
+    if isinstance(thing, np.ndarray) and thing.dtype != object:
+        return kind, str(thing.dtype), thing.shape, thing.flat[:: 1 + thing.size // _MOST].tobytes()
+    if isinstance(thing, _CONTAINERS) and depth:  # copied in one call, because other threads may write
+        flat = [x for item in dict.copy(thing).items() for x in item] if isinstance(thing, dict) else list(thing)
+        parts = [_copy(x, functions, depth - 1) for x in flat[:_MOST]]
+        if None in parts:
+            return None
+        return kind, len(flat), frozenset(parts) if isinstance(thing, set | frozenset) else tuple(parts)
+    if callable(thing) and not isinstance(thing, type):
+        functions.append(thing)
+        return "function"
+    return None

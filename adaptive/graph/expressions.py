@@ -30,18 +30,13 @@ from adaptive.operators.hooks import Hook
 from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.sources import source_p
 
-from .closures import Record
 from .flow import at_home
 from .text import params_text
 from .trace import OPERATORS, Atom, Graph, describe
 
 
 class Expressions:
-    """The expressions of a graph's values.
-
-    Attributes:
-      functions: for each of `ends`, a record of what its Python functions can reach; `None` if it has none.
-    """
+    """The expressions of a graph's values."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -64,7 +59,6 @@ class Expressions:
             names.append([str(v.aval) for v in eqn.outvars])
             whole = _digest(*names)
             self._of.update((v, _digest(whole, i)) for i, v in enumerate(eqn.outvars))
-        self.functions = [Record(end.functions) if end.functions else None for end in self.ends()]
 
     def _inputs(self, kind: str, variables: Iterable[Var]) -> None:
         self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))

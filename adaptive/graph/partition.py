@@ -32,7 +32,7 @@ from .flow import Flow, Origin, Scope
 from .plan import Contribution, HookPlan, Message, OperatorState, Plan, Segment, Stage
 from .replication import check_replication
 from .stages import Groups, cut_in_stages
-from .trace import Atom, Graph
+from .trace import Atom, Graph, describe
 
 
 def plan(
@@ -293,8 +293,18 @@ class Partitioner:
             unsplittable=(*self.whole, *self._reasons(segments)),
             fixed=tuple(self._fixed(segments)),
             stages={level: self._cut(segments["microbatch", level]) for level in self.stages},
+            unused=tuple(self._unused()),
             sized=self.flow.sized,
         )
+
+    def _unused(self) -> Iterable[str]:
+        """Yield a note for each collective of local values whose results do not reach state, metrics or hooks."""
+        for number in sorted(self.flow.communicates - self.wanted):
+            eqn = self.flow.graph.eqns[number]
+            yield (
+                f"{describe(eqn)}{at(line_of(eqn.source_info))} is not sent, because nothing uses its result: neither "
+                "the returned state, nor a metric, nor a hook."
+            )
 
     def _cut(self, segment: Segment) -> tuple[Stage, ...]:
         """Partition a microbatch segment into stages."""

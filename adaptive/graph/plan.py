@@ -164,6 +164,7 @@ class Plan:
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several microbatches
     fixed: tuple[Atom, ...] = field(default=())  # values computed once per step, which must be the same for every size
     stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of partitioned microbatch segments, by level
+    unused: tuple[str, ...] = ()  # collectives whose results nothing uses, so that they are not sent
     sized: frozenset[Var] = frozenset()  # values that depend on the microbatch size (see `expressions`)
 
     @property

@@ -22,8 +22,9 @@ from adaptive.base.source_lines import at
 from adaptive.base.thread_status import thread_status
 from adaptive.operators.peer_read import PeerMailboxes
 
+from .closures import Captured, captured_by, check_functions
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
-from .function_check import check_functions, check_functions_again
+from .leaks import check_captured, check_left
 from .partition import plan
 from .plan import Plan
 from .stages import Groups
@@ -40,7 +41,7 @@ class Planner:
       capacity: the number of worker slots.
       local_state: state leaves (by index) that may differ between workers by design.
       ambient: the context in which to trace; by default the current one.
-      functions_checked: whether another planner has already checked the objects that hooks and callbacks read.
+      functions_checked: whether another planner has already checked what hooks and callbacks capture.
 
     Attributes:
       mailboxes: the mailboxes on which this driver publishes; created later by the program.
@@ -82,6 +83,11 @@ class Planner:
             while (settled := _settled(self._state, self._first.graph)) is not None:
                 self._state = settled
                 self._first = self._trace(examples)
+            captured: Captured = []
+            if not self._functions_checked:
+                check_left(self._driver, self._first.graph.name)
+                captured = captured_by(self._first)
+                check_captured(self._first, captured)
             size = _another(examples, self._first.graph.multiple)
             try:
                 self._second: Expressions | None = self._trace(size)
@@ -93,7 +99,7 @@ class Planner:
             if self._second is not None:
                 check_same_operators(self._first, self._second)
                 if not self._functions_checked:
-                    check_functions(self._first, self._second, self._trace)
+                    check_functions(self._first, captured, self._second, self._trace)
                 self._whole = tuple(self._sent_by_size(self._first, self._second))
             try:
                 self.reference = self._plan(self._first, self._sized(self._first, self._second))
@@ -125,10 +131,8 @@ class Planner:
             theirs = self._second
             if theirs is None or theirs.graph.examples != examples:  # otherwise it is compared already
                 theirs = self._trace(examples)
-                now = self._check_unchanged()
+                self._check_unchanged()
                 check_same_operators(self._first, theirs)
-                if not self._functions_checked:
-                    check_functions_again(self._first, now, theirs)
             found = self._plan(theirs, self._sized(theirs, self._first))
             self._check_same(theirs, found)
             return found
@@ -177,7 +181,7 @@ class Planner:
             if where is not None:
                 raise another_program(ours.graph, theirs.graph, where)
 
-    def _check_unchanged(self) -> Expressions:
+    def _check_unchanged(self) -> None:
         """Trace the driver for the first size again, and check that it gives the same graph as before."""
         now = self._trace(self._first.graph.examples)
         check_same_operators(self._first, now)
@@ -191,7 +195,6 @@ class Planner:
                         "another thread: it must not depend on values that change (a global, an attribute, a counter, "
                         "the clock, numpy's random numbers). Keep such numbers in the state, or build another Program."
                     )
-        return now
 
 
 def _settled(state: Any, graph: Graph) -> Any:

@@ -124,13 +124,13 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
       CollectiveError: an operator is misplaced.
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
-    name = getattr(driver, "__name__", type(driver).__name__)
+    name = _name_of(driver)
     tracing, closed, shapes = _traced(driver, state, batch, capacity, mailboxes or PeerMailboxes())
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
     new_state, metrics = shapes
     _check_state(name, state, new_state)
-    flat = _Flattener()
+    flat = _Flattener(name)
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
     _check_none_left_out(tracing.must_stay, flat.eqns)
@@ -179,10 +179,25 @@ def _traced(
 def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: DriverTrace) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     try:
         return jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
+    except jax.errors.UnexpectedTracerError as error:
+        raise kept(_name_of(driver)) from error
     except TypeError as error:  # raised by JAX if a shape or a Python branch depends on a traced value
         for hint in dict.fromkeys(tracing.hints):
             error.add_note(hint)
         raise
+
+
+def _name_of(driver: Callable) -> str:
+    return getattr(driver, "__name__", type(driver).__name__)
+
+
+def kept(name: str, place: str = "") -> DriverError:
+    """Return the error for a driver that keeps a traced value."""
+    return DriverError(
+        f"driver {name!r} keeps a traced value{place}. The driver is only traced, so that value is not a number, and "
+        "no step updates it. What changes from step to step belongs into the state, and what is to be seen into the "
+        'metrics:\n    return {**state, "w": new_w}, {"loss": loss}'
+    )
 
 
 def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:
@@ -231,9 +246,14 @@ def _check_none_left_out(must_stay: Sequence[tuple[Any, str]], eqns: Sequence[Ja
 
 
 class _Flattener:
-    """Inliner of nested jaxprs: copies their equations, with new variables."""
+    """Inliner of nested jaxprs: copies their equations, with new variables.
 
-    def __init__(self) -> None:
+    Args:
+      driver: the driver's name.
+    """
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
         self.eqns: list[JaxprEqn] = []
         self.consts: dict[Var, Any] = {}
         self.sums: list[Sum] = []
@@ -330,6 +350,8 @@ class _Flattener:
     def _const(self, var: Var, value: Any) -> Var:
         known = self._const_vars.get(id(value))
         if known is None:
+            if isinstance(value, jax.core.Tracer):  # of another trace
+                raise kept(self._driver)
             try:
                 check_not_sharded(value)
             except NotAnArrayError as error:

@@ -134,7 +134,7 @@ def build(
         termination=pending_termination,
         roster=roster,
     )
-    run = RunState(new_run_id(world, name), notes=list(examples.notes))
+    run = RunState(new_run_id(world, name), notes=[*examples.notes, *plan.unused])
     memory = bound_of(
         *(max_local_batch, world, machines.on_this_host, lambda note: run.notes.append(note)),
         splittable=plan.splittable,

@@ -8,11 +8,9 @@ import functools
 import io
 import itertools
 import logging
-import queue
 import random
 import threading
 import types
-import weakref
 
 import flax.linen as nn
 import jax
@@ -43,7 +41,7 @@ def trained(state, batch, hook, *values):
 # --- what a trace makes -----------------------------------------------------------------------------------------------
 
 
-def closed_over(name, make):
+def closed_over(name, make, *texts):
     """Register a driver whose hook closes over `make(length)`."""
 
     def driver(state, batch):
@@ -51,7 +49,14 @@ def closed_over(name, make):
         return trained(state, batch, lambda control, value: ask(control, bool(made)))
 
     driver.__name__ = f"a_length_as_{name}"
-    refused(ad.DriverError, "hook 'grow' closes over it: made", "<lambda>() closes over", "ad.global_batch()")(driver)
+    refused(ad.DriverError, *(texts or ("hook 'grow' closes over it: made", "ad.global_batch()")))(driver)
+
+
+def of_another_kind(name, make):
+    """Register a driver whose hook closes over `make(length)`, which cannot be compared."""
+    closed_over(
+        name, make, "cannot be compared between two traces: made, which <lambda>() closes over", "Create it once"
+    )
 
 
 @dataclasses.dataclass
@@ -85,30 +90,31 @@ closed_over("a_range", range)
 closed_over("a_list_of_nothing", lambda n: [None] * n)
 closed_over("a_set", lambda n: {n})
 closed_over("bytes", bytes)
-closed_over("a_bytearray", bytearray)
 closed_over("a_key", lambda n: {n: "size"})
 closed_over("a_key_within_a_key", lambda n: {(n, "x"): "size"})
-closed_over("a_dataclass", Sizes)
-closed_over("an_object_with_slots", Slotted)
 closed_over("a_named_tuple", lambda n: Pair(n, 1))
-closed_over("a_namespace", lambda n: types.SimpleNamespace(n=n))
-closed_over("a_queue_with_two_ends", lambda n: collections.deque(maxlen=n))
-closed_over("a_count", itertools.count)
 closed_over("a_slice", slice)
-closed_over("a_generator_of_random_numbers", np.random.default_rng)
-closed_over("a_seed", random.Random)
-closed_over("a_class", lambda n: type("Sizes", (), {"n": n}))
-closed_over("a_decision", lambda n: ctrl.Decision(global_batch=4 * n))
-closed_over("a_traced_array", jnp.zeros)
 closed_over("a_complex_number", complex)
+of_another_kind("a_bytearray", bytearray)
+of_another_kind("a_dataclass", Sizes)
+of_another_kind("an_object_with_slots", Slotted)
+of_another_kind("a_namespace", lambda n: types.SimpleNamespace(n=n))
+of_another_kind("a_count", itertools.count)
+of_another_kind("a_generator_of_random_numbers", np.random.default_rng)
+of_another_kind("a_seed", random.Random)
+of_another_kind("a_class", lambda n: type("Sizes", (), {"n": n}))
+of_another_kind("a_decision", lambda n: ctrl.Decision(global_batch=4 * n))
+closed_over("a_traced_array", jnp.zeros, "hook 'grow' closes over a traced value: made, which <lambda>() closes over")
+
+TRACED = "hook 'grow' closes over a traced value: "
 
 
-@refused(ad.DriverError, READS, "batch")
+@refused(ad.DriverError, TRACED + "batch, which <lambda>() closes over", "Pass it as a value of the hook")
 def a_hook_that_closes_over_the_batch(state, batch):
     return trained(state, batch, lambda control, value: ask(control, len(batch["y"])))
 
 
-@refused(ad.DriverError, READS, "n[0], a default argument of grow()")
+@refused(ad.DriverError, READS, "n, a default argument of grow()")
 def a_length_as_a_default_argument(state, batch):
     def grow(control, value, n=(len(batch["y"]),)):  # noqa: B008
         ask(control, n[0])
@@ -170,7 +176,7 @@ def another_function_for_some_lengths(state, batch):
     return trained(state, batch, functions[len(batch["y"]) % 3])
 
 
-@refused(ad.DriverError, READS, "an attribute of the function")
+@refused(ad.DriverError, READS, "grow.sizes of grow()")
 def a_length_as_an_attribute_of_a_new_function(state, batch):
     def grow(control, value):
         ask(control, grow.sizes)
@@ -230,51 +236,6 @@ def a_length_in_a_callback_within_a_loop(state, batch):
 
 # --- what a trace writes to -------------------------------------------------------------------------------------------
 
-LENGTH = 0
-LENGTHS: list[int] = []
-LENGTH_BY_NAME = {"length": 0}
-LENGTH_IN_PLACE = np.zeros(3)
-
-
-@refused(ad.DriverError, READS, "LENGTH, a global that grow() reads")
-def a_length_in_a_global(state, batch):
-    global LENGTH
-    LENGTH = len(batch["y"])
-
-    def grow(control, value):
-        ask(control, LENGTH)
-
-    return trained(state, batch, grow)
-
-
-def half_of_the_length():
-    return LENGTH // 2
-
-
-@refused(ad.DriverError, READS, "LENGTH, a global that half_of_the_length() reads")
-def a_length_in_a_global_of_a_helper(state, batch):
-    global LENGTH
-    LENGTH = len(batch["y"])
-    return trained(state, batch, lambda control, value: ask(control, half_of_the_length()))
-
-
-@refused(ad.DriverError, READS, "LENGTH_BY_NAME['length']")
-def a_length_in_a_dict_of_the_module(state, batch):
-    LENGTH_BY_NAME["length"] = len(batch["y"])
-    return trained(state, batch, lambda control, value: ask(control, LENGTH_BY_NAME["length"]))
-
-
-@refused(ad.DriverError, READS, "LENGTHS[-1]")
-def a_length_appended_to_a_list(state, batch):
-    LENGTHS.append(len(batch["y"]))
-    return trained(state, batch, lambda control, value: ask(control, LENGTHS[-1]))
-
-
-@refused(ad.DriverError, READS, "LENGTH_IN_PLACE")
-def a_length_written_into_an_array(state, batch):
-    LENGTH_IN_PLACE[1] = len(batch["y"])
-    return trained(state, batch, lambda control, value: ask(control, LENGTH_IN_PLACE[1]))
-
 
 def grow_by_an_attribute(control, value):
     ask(control, grow_by_an_attribute.length)
@@ -289,13 +250,13 @@ def a_length_as_an_attribute_of_a_known_function(state, batch):
 class Trainer:
     """A driver that is a method, as trainers have it."""
 
-    n, shared, __name__ = 0, 0, "trainer"
+    n, __name__ = 0, "trainer"
 
     def __init__(self, hook):
         self.hook = hook
 
     def __call__(self, state, batch):
-        self.n = Trainer.shared = len(batch["y"])
+        self.n = len(batch["y"])
         return trained(state, batch, getattr(self, self.hook))
 
     def by_attribute(self, control, value):
@@ -314,9 +275,6 @@ class Trainer:
     def half(self):
         return self.n // 2
 
-    def by_the_class(self, control, value):
-        ask(control, Trainer.shared)
-
     def by_all_attributes(self, control, value):
         ask(control, vars(self)["n"])
 
@@ -330,10 +288,8 @@ def method(name, register):
     register(driver)
 
 
-for _name in ("by_attribute", "by_a_helper", "by_a_property", "by_all_attributes"):
-    method(_name, refused(ad.DriverError, READS, "self.n of by_"))
-method("by_the_class", refused(ad.DriverError, READS, "shared"))
-method("by_nothing", right(plain()))  # it keeps the length, and the hook does not read it
+for _name in ("by_attribute", "by_a_helper", "by_a_property", "by_all_attributes", "by_nothing"):
+    method(_name, refused(ad.DriverError, READS, "self.n of by_"))  # all attributes are compared, read or not
 
 
 def _with_a_variable_of_its_own():
@@ -352,22 +308,13 @@ def _with_a_variable_of_its_own():
 
 _with_a_variable_of_its_own()
 
-CONFIG = types.ModuleType("config")
-CONFIG.__file__ = "/home/me/config.py"
-
-
-@refused(ad.DriverError, READS, "length")
-def a_length_in_another_module(state, batch):
-    CONFIG.length = len(batch["y"])
-    return trained(state, batch, lambda control, value: ask(control, CONFIG.length))
-
-
 # --- what is the same for both ----------------------------------------------------------------------------------------
 
 LOG, LOCK, THREAD = logging.getLogger("fooling"), threading.Lock(), threading.current_thread()
 TABLE = {"rates": [0.1, 0.2], "data": np.zeros((400, 1000), np.float32), "names": {"a", "b"}}
 DRAWS, NUMBERS, LINES = np.random.default_rng(3), (n for n in itertools.count()), io.StringIO()
 SEEN: dict[int, int] = {}
+SHAPES = types.SimpleNamespace()
 POLICY = ctrl.Policy(lambda n_workers: (), lambda observation, state: (None, state), "nothing")
 MODEL = nn.Dense(3)
 
@@ -384,14 +331,23 @@ def a_hook_with_what_a_script_has(state, batch):
 
 @right(plain())
 def a_hook_with_what_a_driver_makes(state, batch):
-    model, lock, box = nn.Dense(3), threading.Lock(), queue.Queue()
-    table, reference, rate = {"a": [1, (2.0, {"b"})]}, weakref.ref(MODEL), jax.jit(lambda x: 2 * x)
-    sizes, draws = Sizes(3), random.Random(3)
+    """Functions are compared by what they capture, other objects by their own equality."""
+    table, rate, model = {"a": [1, (2.0, {"b"})]}, jax.jit(lambda x: 2 * x), nn.Dense(3)
+    sizes, helper = Sizes(3), lambda: len(table)
 
     def grow(control, value, more=np.arange(3)):  # noqa: B008
+        ask(control, model.features + helper() + more[0] + float(rate(1.0)) + sizes.n)
+
+    return trained(state, batch, grow)
+
+
+@refused(ad.DriverError, "cannot be compared", "lock, which grow() closes over", "outside the driver")
+def a_hook_with_a_lock_of_each_trace(state, batch):
+    lock = threading.Lock()
+
+    def grow(control, value):
         with lock:
-            ask(control, model.features + len(table) + more[0] + float(rate(1.0)) + sizes.n + draws.random())
-        box.put(reference())
+            ask(control, 1)
 
     return trained(state, batch, grow)
 
@@ -418,14 +374,15 @@ def a_hook_given_the_number_that_is_meant(state, batch):
 @right(plain())
 def a_memory_by_length_that_a_hook_reads(state, batch):
     """It grows with the first traces, and is the same from then on."""
-    SEEN[len(batch["y"])] = 1
-    return trained(state, batch, lambda control, value: ask(control, len(SEEN)))
+    seen = SEEN
+    seen[len(batch["y"])] = 1
+    return trained(state, batch, lambda control, value: ask(control, len(seen)))
 
 
 @right(plain())
 def a_count_of_traces_that_a_hook_reads(state, batch):
-    TABLE["traces"] = TABLE.get("traces", 0) + 1
-    return trained(state, batch, lambda control, value: ask(control, TABLE["traces"]))
+    TABLE["traces"] = traces = TABLE.get("traces", 0) + 1
+    return trained(state, batch, lambda control, value: ask(control, traces))
 
 
 class Alternating:
@@ -434,6 +391,9 @@ class Alternating:
     def __init__(self):
         self.busy = 0
 
+    def __call__(self, control, value):
+        ask(control, self.busy)
+
 
 BESIDE = Alternating()
 
@@ -441,13 +401,15 @@ BESIDE = Alternating()
 @right(plain())
 def a_flag_that_goes_up_and_down_beside_the_driver(state, batch):
     BESIDE.busy = 1 - BESIDE.busy
-    return trained(state, batch, lambda control, value: ask(control, BESIDE.busy))
+    return trained(state, batch, BESIDE)
 
 
 @right(plain())
-def a_length_in_an_attribute_that_no_hook_reads(state, batch):
-    BESIDE.shapes = jax.tree.map(jnp.shape, batch)
-    return trained(state, batch, lambda control, value: ask(control, BESIDE.busy))
+def a_length_in_an_attribute_of_an_object_that_a_hook_uses(state, batch):
+    """Attributes are compared of objects that are called, and of `self` of methods."""
+    seen = SHAPES
+    seen.shapes = jax.tree.map(jnp.shape, batch)
+    return trained(state, batch, lambda control, value: ask(control, seen is None))
 
 
 @right(plain())

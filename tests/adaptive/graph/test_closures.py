@@ -1,10 +1,11 @@
-"""What hooks can read is recorded after each trace; differences are named, and what changes by itself is none."""
+"""What hooks capture is copied after each trace; differences are named, and what changes by itself is none."""
 
 from __future__ import annotations
 
-import random
+import functools
 import threading
 import types
+from contextlib import contextmanager
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,183 +14,171 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.graph import function_check
-from adaptive.graph.closures import Record
+from adaptive.graph.closures import variables_of
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, planner
 
-COVERS = ("adaptive/graph/expressions.py", "adaptive/graph/function_check.py", "adaptive/graph/reach.py")
+COVERS = ("adaptive/graph/expressions.py",)
 
 W = jnp.zeros(FEATURES)
 
 
-def differences(one, other):
-    return [(found.path, found.judged) for found in one.differences(other)]
+def captured(function):
+    return {v.name: v.copy for v in variables_of([function]) if not v.name.startswith("code of")}
 
 
-def closing_over(made):
-    return lambda: made
+def copy_of(made):
+    return captured(lambda: made)["made, which <lambda>() closes over"]
 
 
-def compared(one, other):
-    return differences(Record([closing_over(one)]), Record([closing_over(other)]))
+@pytest.mark.parametrize("one", [3, 2.5, "a", None, [1, (2.0, {"a": {3, "b"}})], np.arange(3), range(4), slice(2)])
+@pytest.mark.parametrize("other", [4, 3.0, "b", [1, (2.0, {"a": {3, "c"}})], np.arange(4), np.arange(3.0), range(5)])
+def test_copies_are_equal_if_the_values_are(one, other):
+    assert copy_of(one) == copy_of(one) is not None
+    assert copy_of(one) != copy_of(other)
 
 
-def test_equal_things_that_were_made_twice_do_not_differ():
-    for make in (
-        lambda: [1, (2.0, {"a": {3, "b"}}), np.arange(3), jnp.ones(2), float("nan"), range(4), slice(2), None],
-        lambda: types.SimpleNamespace(n=3, inner=closing_over(3)),
-        threading.Lock,
-        object,
-        lambda: np.random.default_rng(2),
-        lambda: iter([1, 2]),
-        lambda: np.array([1, "a", None], object),
-    ):
-        assert compared(make(), make()) == []
+def test_objects_of_other_kinds_have_no_copy():
+    for thing in (threading.Lock(), types.SimpleNamespace(n=3), [object()], np.array([1, "a", None], object)):
+        assert copy_of(thing) is None
 
 
-def test_the_differing_object_is_named():
-    over = "which <lambda>() closes over"
-    assert compared({"a": [1, 2]}, {"a": [1, 3]}) == [(f"made['a'][1], {over}", True)]
-    assert compared(types.SimpleNamespace(n=3), types.SimpleNamespace(n=4))[0] == (f"made.n, {over}", True)
-    assert compared(np.zeros(2), np.zeros(3)) == [(f"made, {over}", True)]
-    assert compared(1, 1.0) == [(f"made, {over}", True)]
-    assert compared((n for n in ()), (n for n in ())) == [(f"made, {over}", False)]
-
-
-def test_a_difference_is_found_wherever_it_is():
-    """Parts of an iterator are listed anew for each comparison. Among a thousand structures, some lie in memory so that
-    a part gets the address of one that was compared before.
-    """
-
-    def iterator_of(seed, value):
-        rng, leaves = random.Random(seed), []
-
-        def tree(depth):
-            kind = rng.randrange(5)
-            if not depth or not kind:
-                leaves.append([0])
-                return leaves[-1]
-            inner = [tree(depth - 1) for _ in range(rng.randrange(1, 4))]
-            return {1: dict(enumerate(inner)), 2: tuple(inner)}.get(kind, inner)
-
-        whole = tree(5)
-        rng.choice(leaves)[0] = value
-        return iter([whole])
-
-    missed = [seed for seed in range(1000) if len(compared(iterator_of(seed, 1), iterator_of(seed, 2))) != 1]
-    assert missed == []
-
-
-def test_a_cycle_is_walked_once():
-    def ring(n):
-        found = [n]
-        found.append(found)
-        return found
-
-    assert compared(ring(1), ring(1)) == []
-    assert compared(ring(1), ring(2)) == [("made[0], which <lambda>() closes over", True)]
-
-
-def test_long_sequences_are_compared_part_by_part_if_their_parts_have_no_equality():
-    def rows(last):
-        return [*(np.arange(2) for _ in range(1100)), np.array([7, last])]
-
-    assert compared(rows(1), rows(1)) == []
-    assert compared(rows(1), rows(2)) == [("made[1100], which <lambda>() closes over", True)]
-    assert compared([0] * 1100, [*[0] * 1099, 1]) == [("made[1099], which <lambda>() closes over", True)]
-
-
-class Unequal:
-    """An object without parts that can be read, and whose comparison fails."""
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError("cannot be read")
-
-    def __eq__(self, other):
-        raise TypeError("cannot be compared")
-
-    __hash__ = None
-
-
-class Always(Unequal):
-    """The same, equal to every other."""
-
-    __slots__ = ()
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = None
-
-
-def test_objects_without_parts_are_compared_by_their_equality_and_otherwise_not():
-    assert compared(Always(), Always()) == []
-    assert compared(Unequal(), Unequal()) == [("made, which <lambda>() closes over", False)]
-    assert compared(Always(), Unequal()) == [("made, which <lambda>() closes over", True)]  # of other types
-
-
-def test_an_object_that_can_be_read_after_one_trace_alone_differs():
-    kept = {"now": [1, 2]}
-    before = Record([closing_over(kept)])
-    kept["now"] = 3
-    found = differences(before, Record([closing_over(kept)]))
-    assert found == [("made['now'], which <lambda>() closes over", True)]
-    again = Record([closing_over(kept)])
-    kept["now"] = [1, 2]
-    assert differences(again, Record([closing_over(kept)])) == found
-
-
-def test_an_object_that_outlives_a_trace_differs_where_it_was_written_to():
-    kept = {"n": 1, "table": np.zeros(4)}
-    before = Record([closing_over(kept)])
-    assert differences(before, Record([closing_over(kept)])) == []
-    kept["n"] = 2
+def test_a_copy_stays_when_the_object_changes():
+    kept = {"n": [1], "table": np.zeros(4)}
+    before = copy_of(kept)
+    kept["n"].append(2)
+    assert copy_of(kept) != before
+    kept["n"].pop()
+    assert copy_of(kept) == before
     kept["table"][3] = 1
-    found = differences(before, Record([closing_over(kept)]))
-    assert found == [(f"made['{name}'], which <lambda>() closes over", True) for name in ("n", "table")]
-    assert list(before.differences(Record([closing_over(kept)]), outlasting=False)) == []
+    assert copy_of(kept) != before
 
 
-def test_of_a_large_outer_array_some_elements_are_recorded():
-    kept = np.zeros(10_000_000, np.float32)
-    before = Record([closing_over(kept)])
-    kept[:] = 1
-    assert differences(before, Record([closing_over(kept)]))
+def test_of_long_containers_and_arrays_some_elements_are_copied():
+    assert copy_of([0] * 100_000) != copy_of([0] * 100_001)
+    assert copy_of([1, *[0] * 100_000]) != copy_of([0] * 100_001)
+    large = np.zeros(10_000_000, np.float32)
+    before = copy_of(large)
+    large[:] = 1
+    assert copy_of(large) != before
 
 
-class Busy:
-    """As a world is, or a logger with a thread: something in it is another at every look."""
-
-    def __init__(self):
-        self.looks, self.rank = 0, 0
-
-
-def test_attributes_that_no_code_reads_do_not_matter():
-    busy = Busy()
-    hook = lambda: busy.rank  # noqa: E731
-    before = Record([hook])
-    busy.looks += 1
-    assert differences(before, Record([hook])) == []
-    busy.rank += 1
-    assert differences(before, Record([hook])) == [("busy.rank, which <lambda>() closes over", True)]
+def test_a_container_that_holds_itself_has_no_copy():
+    ring = [1]
+    ring.append(ring)
+    assert copy_of(ring) is None
 
 
-def test_worlds_and_programs_are_never_looked_into():
+def test_all_ways_to_capture_are_named():
+    number = 3
+
+    class Growing:
+        shared = 1
+
+        def __init__(self):
+            self.n = 4
+
+        def adapt(self, control):
+            return self.n
+
+        def __call__(self, control):
+            return self.n
+
+    def grow(size, control, least=1, *, most=2):
+        return number, (later if control else None)
+
+    assert captured(grow)["number, which grow() closes over"] == ("int", "3")
+    assert captured(grow)["least, a default argument of grow()"] == ("int", "1")
+    assert captured(grow)["most, a default argument of grow()"] == ("int", "2")
+    assert captured(functools.partial(grow, 5))["an argument of functools.partial"]
+    assert captured(functools.partial(grow, 5))["number, which grow() closes over"] == ("int", "3")
+    assert captured(Growing().adapt)["self.n of adapt()"] == ("int", "4")
+    assert captured(Growing())["Growing.n of Growing()"] == ("int", "4")
+    assert captured(lambda: grow)["number, which grow() closes over"] == ("int", "3")
+    later = number  # an empty closure variable until here
+
+
+def test_objects_that_are_not_called_are_not_read():
+    class Touchy:
+        @property
+        def __dict__(self):
+            raise AssertionError
+
+    touchy = Touchy()
+    assert copy_of(touchy) is None
+
+
+class Recording(dict):
+    """A dict that fails if any thread but one walks it, as one that is changed meanwhile may."""
+
+    owner = None
+
+    def _check(self):
+        if self.owner is not None:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    def __iter__(self):
+        self._check()
+        return super().__iter__()
+
+    def items(self):
+        self._check()
+        return super().items()
+
+    keys = values = copy = items
+
+
+def test_further_sizes_read_none_of_the_objects_that_a_hook_writes():
+    history, seen = Recording(), []
+
+    def record(control, value, history=history):
+        history[control.step] = seen[:]
+
     def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()), {}
+        mine = []
+        ctrl.hook(record, comm.all_reduce(batch["y"].mean()), name="record")
+        ctrl.hook(lambda control, value: mine.append(float(value)), comm.all_reduce(batch["y"].mean()), name="list")
+        return state, {}
 
-    world = LocalWorld(2)
-    data = {"y": np.arange(8, dtype=np.float32)}
-    with ad.Program(driver, jnp.zeros(()), data, global_batch=4, world=world) as program:
-        hook = lambda: (vars(world), program._parts.run.step, world.members)  # noqa: E731
-        before = Record([hook])
-        world.changes_meanwhile = 1
-        program.step()
-        assert differences(before, Record([hook])) == []
-        del world.changes_meanwhile
+    plan = planner(driver, W)
+    reference = plan.begin(8)
+    history.owner = threading.current_thread()
+    reference.hooks[1].hook.handler._fn.__closure__[0].cell_contents.append(1.0)
+    plan(24)
+
+
+@contextmanager
+def written_to(history):
+    """Another thread changes the dict's size all the time, as a hook does while the compiler's thread traces."""
+    end = threading.Event()
+
+    def write():
+        while not end.is_set():
+            history.update((i, [i]) for i in range(500))
+            history.clear()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        end.set()
+        writer.join()
+
+
+def test_a_hook_may_record_into_a_dict_while_the_driver_is_traced():
+    history = {}
+
+    def driver(state, batch):
+        ctrl.hook(lambda control, value: history.update(value), comm.all_reduce(batch["y"].mean()))
+        return state, {}
+
+    with written_to(history):
+        for _ in range(10):
+            plan = planner(driver, W)
+            plan.begin(8)
+            for examples in range(1, 8):
+                plan(examples)
 
 
 def test_a_hook_may_ask_for_its_rank():
@@ -206,40 +195,18 @@ def test_a_hook_may_ask_for_its_rank():
         program.step()
 
 
-def test_changes_by_another_thread_are_not_attributed_to_the_driver(monkeypatch):
+def test_attributes_that_change_by_themselves_do_not_count():
+    class Busy:
+        count = 0
+
+        def __call__(self, control, value):
+            return self.count
+
     busy = Busy()
 
     def driver(state, batch):
-        busy.rank = len(batch["y"])  # as it happens to be after each trace
-        ctrl.hook(lambda control, value: busy.rank, comm.all_reduce(batch["y"].mean()), name="look")
+        busy.count = busy.count + 1
+        ctrl.hook(busy, comm.all_reduce(batch["y"].mean()))
         return state, {}
 
-    with pytest.raises(ad.DriverError, match=r"hook 'look' closes over it: busy\.rank"):
-        planner(driver, W).begin(8)
-    monkeypatch.setattr(function_check, "sleep", lambda seconds: setattr(busy, "rank", -1))
     planner(driver, W).begin(8)
-
-
-def test_a_function_that_only_a_third_size_shows_is_found_there():
-    def driver(state, batch):
-        sizes = [len(batch["y"]) > 20]
-        ctrl.hook(lambda control, value: sizes[0] and control.stop(), comm.all_reduce(batch["y"].mean()), name="grow")
-        return state, {}
-
-    plan = planner(driver, W)
-    plan.begin(8)
-    with pytest.raises(ad.DriverError, match=r"for 24 examples than for 8 \(hook 'grow' closes over it: sizes\[0\]"):
-        plan(24)
-
-
-def test_objects_that_a_hook_writes_are_not_compared():
-    def driver(state, batch):
-        seen = []
-        ctrl.hook(lambda control, value: seen.append(float(value)), comm.all_reduce(batch["y"].mean()))
-        return state, {}
-
-    plan = planner(driver, W)
-    reference = plan.begin(8)
-    hook = reference.hooks[0].hook
-    hook.handler._fn.__closure__[0].cell_contents.append(1.0)
-    plan(24)

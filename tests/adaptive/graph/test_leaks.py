@@ -1,0 +1,197 @@
+"""A driver that keeps a traced value, or whose hooks capture one, is refused when the program is built."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+import controllers as ctrl
+from tests.adaptive.drivers import FEATURES, planner
+
+W = jnp.zeros(FEATURES)
+
+
+def mean(batch):
+    return comm.all_reduce(batch["y"].mean())
+
+
+class Trainer:
+    def __init__(self):
+        self.w, self.log, self.by_name, self.inner = W, [], {}, types.SimpleNamespace()
+
+    def into_an_attribute(self, state, batch):
+        self.w = self.w - mean(batch)
+        return state, {}
+
+    def into_a_list(self, state, batch):
+        self.log.append(mean(batch))
+        return state, {}
+
+    def into_a_dict(self, state, batch):
+        self.by_name["loss"] = {"mean": mean(batch)}
+        return state, {}
+
+    def into_another_object(self, state, batch):
+        self.inner.loss = mean(batch)
+        return state, {}
+
+    def __call__(self, state, batch):
+        return self.into_an_attribute(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("into_an_attribute", "w"), ("into_a_list", "log"), ("into_a_dict", "by_name"), ("into_another_object", "inner")],
+)
+def test_a_method_that_leaves_a_traced_value_is_refused(method, name):
+    for driver in (getattr(Trainer(), method), functools.partial(getattr(Trainer(), method))):
+        with pytest.raises(ad.DriverError, match=rf"keeps a traced value in .*{name}") as caught:
+            planner(driver, W).begin(8)
+        assert "return {**state" in str(caught.value)
+
+
+@pytest.mark.parametrize("driver", [Trainer(), jax.jit(Trainer().into_an_attribute)])
+def test_so_is_a_callable_object_and_a_jitted_method(driver):
+    with pytest.raises(ad.DriverError, match=r"keeps a traced value in .*w"):
+        planner(driver, W).begin(8)
+
+
+LOSSES: list = []
+LAST = None
+MODULE = types.SimpleNamespace()
+
+
+def test_so_is_a_function_that_writes_to_globals_or_closure_variables():
+    mine, last = [], None
+
+    def to_a_list(state, batch):
+        mine.append(mean(batch))
+        return state, {}
+
+    def to_a_variable(state, batch):
+        nonlocal last
+        last = mean(batch)
+        return state, {}
+
+    def to_a_global(state, batch):
+        global LAST
+        LAST = mean(batch)
+        return state, {}
+
+    def to_a_global_list(state, batch):
+        LOSSES.append(mean(batch))
+        return state, {}
+
+    def to_an_attribute_of_a_global(state, batch):
+        MODULE.loss = mean(batch)
+        return state, {}
+
+    def to_a_helper(state, batch):
+        to_a_list(state, batch)
+        return state, {}
+
+    for driver, place in {
+        to_a_list: "mine, which to_a_list",
+        to_a_variable: "last, which",
+        to_a_global: "the global LAST",
+        to_a_global_list: "the global LOSSES",
+        to_an_attribute_of_a_global: "attribute 'loss' of the global MODULE",
+        to_a_helper: "mine, which to_a_list",
+    }.items():
+        with pytest.raises(ad.DriverError, match=f"{driver.__name__}' keeps a traced value in {place}"):
+            planner(driver, W).begin(8)
+        global LAST
+        LAST = None
+        LOSSES.clear()
+        mine.clear()
+        last = None
+        MODULE.__dict__.clear()
+
+
+def test_a_traced_value_that_the_next_trace_reads_is_refused_wherever_it_is_kept():
+    store = types.SimpleNamespace(deep=types.SimpleNamespace(w=W))
+
+    def driver(state, batch):
+        store.deep.w = store.deep.w - mean(batch)
+        return state, {"w": store.deep.w.sum()}
+
+    with pytest.raises(ad.DriverError, match="keeps a traced value"):
+        planner(driver, W).begin(8)
+
+
+def test_a_driver_may_keep_what_is_not_traced():
+    trainer = Trainer()
+
+    def driver(state, batch):
+        trainer.log.append(len(batch["y"]))
+        trainer.inner.shapes = jax.tree.map(jnp.shape, batch)
+        return state + mean(batch), {}
+
+    planner(driver, W).begin(8)
+    assert trainer.log
+
+
+def hooks_that_capture(value):
+    kept = {"loss": [value]}
+    holder = Trainer()
+    holder.loss = value
+
+    def by_a_default(control, least=value):
+        control.rescale(global_batch=float(least))
+
+    def by_an_argument(least, control):
+        control.rescale(global_batch=float(least))
+
+    def by_a_method(self, control):
+        control.rescale(global_batch=float(self.loss))
+
+    yield lambda control: control.rescale(global_batch=float(value)), "value, which <lambda>"
+    yield lambda control: control.rescale(global_batch=float(kept["loss"][0])), "kept, which <lambda>"
+    yield by_a_default, "least, a default argument of by_a_default"
+    yield functools.partial(by_an_argument, value), "an argument of functools.partial"
+    yield types.MethodType(by_a_method, holder), "self.loss of by_a_method"
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_hook_that_captures_a_traced_value_is_refused(number):
+    place = list(hooks_that_capture(None))[number][1]
+
+    def driver(state, batch):
+        ctrl.hook(list(hooks_that_capture(mean(batch)))[number][0], name="grow")
+        return state + mean(batch), {}
+
+    with pytest.raises(ad.DriverError, match=f"hook 'grow' closes over a traced value: {place}") as caught:
+        planner(driver, W).begin(8)
+    assert "Pass it as a value of the hook" in str(caught.value)
+
+
+def test_so_is_a_callback_and_a_policy():
+    def with_a_callback(state, batch):
+        loss = mean(batch)
+        jax.debug.callback(lambda x: print(loss), batch["y"][0])
+        return state + loss, {}
+
+    def with_a_policy(state, batch):
+        loss = mean(batch)
+        ctrl.hook(ctrl.Policy(lambda n: (), lambda seen, state: (loss, state)), loss)
+        return state + loss, {}
+
+    for driver in (with_a_callback, with_a_policy):
+        with pytest.raises(ad.DriverError, match="closes over a traced value: loss"):
+            planner(driver, W).begin(8)
+
+
+def test_a_captured_value_of_one_trace_that_is_known_is_fine():
+    def driver(state, batch):
+        limit = np.float32(3)
+        ctrl.hook(lambda control, value: control.stop() if value > limit else None, mean(batch))
+        return state + mean(batch), {}
+
+    planner(driver, W).begin(8)
