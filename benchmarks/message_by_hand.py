@@ -65,10 +65,12 @@ def on_channel(world: comm.MPIWorld, parts: list[jax.Array], status: np.ndarray,
     if not short:
         channel._fast = False
 
-    def look(part: int, start: int, piece: np.ndarray) -> None:
-        largest(piece)
+    def exchange() -> None:
+        (received, *_), _ = channel.exchange([parts], status, "message 1 of step 1", "", 1)
+        for part in received:
+            largest(np.asarray(part).reshape(-1))
 
-    return lambda: channel.exchange([parts], status, "message 1 of step 1", "", look, 1)
+    return exchange
 
 
 def python_calls(work: Callable[[], Any]) -> int:

@@ -39,7 +39,7 @@ def exchange_seconds() -> jax.Array:
     """Return the seconds that this worker spent in the messages of the previous step, waiting for others included.
 
     The worker that the others wait for does not wait itself, so the least over all workers is the time of the messages
-    alone. With stages (`overlap=`), it includes the computation that overlaps. For slow links between hosts:
+    alone. For slow links between hosts:
 
       >>> own = mon.compute_seconds(), mon.exchange_seconds()            # doctest: +SKIP
       >>> seconds, exchange = comm.all_gather(own)                       # doctest: +SKIP

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import adaptive as ad
-from adaptive.base.channel import Arrived, Blocking, LookAtPiece, Parts
+from adaptive.base.channel import Arrived, Blocking, Parts
 from adaptive.base.reductions import Reduction, combine_microbatches
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world_members import Loss
@@ -178,7 +178,6 @@ class ThreadedWorld(Blocking, WorkerSlots):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         mine = [np.asarray(part) for part in parts[0]], status

@@ -21,7 +21,7 @@ class Breakdown(NamedTuple):
     Attributes:
       input: waiting for examples.
       computing: running segments and waiting for devices.
-      exchanging: exchanging messages, without `waiting`; includes computation that overlaps with it (`overlap=`).
+      exchanging: exchanging messages, without `waiting`.
       waiting: waiting in a collective until the last process entered it.
       hooks: running control hooks.
       compiling: waiting for a compiler.

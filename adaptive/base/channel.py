@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -13,7 +12,6 @@ from .reductions import Reduction
 
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `Channel.exchange` returns
-LookAtPiece = Callable[[int, int, np.ndarray], None]  # part number, index of the piece's first element, the piece
 
 
 class PartSpec(NamedTuple):
@@ -36,7 +34,6 @@ class Channel(Protocol):
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Reduce a message over all workers. Blocks until it has arrived.
@@ -46,8 +43,6 @@ class Channel(Protocol):
             elements of part 0 are reserved and ignored. No part may be a result of this channel.
           status: this *process*'s elements, of part 0's dtype; summed over processes.
           about, more: see `World`.
-          look: called with each reduced piece, while the CPU's caches hold it, by worlds that reduce on the host in
-            pieces. A world may call it for some pieces only, or never.
           step: number of the step, from 1, for reductions that depend on it.
 
         Returns:
@@ -61,46 +56,6 @@ class Channel(Protocol):
           MembersChanged: processes were lost before any process completed the message. On all remaining processes.
         """
         ...
-
-    def start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Start an exchange, without waiting for other processes.
-
-        Several exchanges may be under way, on different channels. The thread that started them waits for them in the
-        same order, before any other collective in this world. Arguments and errors are those of `exchange`; errors are
-        raised here or by `Arriving.wait`.
-
-        Args:
-          beside: returns whether this process still computes, so that waiting should yield the cores. Given on all
-            processes, or on none.
-        """
-        ...
-
-
-class Arriving(Protocol):
-    """A message under way."""
-
-    def wait(self) -> Arrived:
-        """Wait for the message and return the result of `Channel.exchange`. Called once."""
-        ...
-
-
-class WhenWaitedFor(NamedTuple):
-    """An exchange, or the rest of one, that `wait` carries out."""
-
-    carry_out: Callable[[], Arrived]
-
-    def wait(self) -> Arrived:
-        """Run the exchange and return its result."""
-        return self.carry_out()
 
 
 KEPT_CHANNELS = 64  # per world; bounds the memory if eager calls use many layouts
@@ -120,7 +75,6 @@ class Channels:
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Exchange one message on the channel of its layout and name: the protocol of `World`."""
@@ -132,7 +86,7 @@ class Channels:
             if len(self._kept) == KEPT_CHANNELS:
                 del self._kept[next(iter(self._kept))]  # results keep its memory alive
         self._kept[key] = found
-        return found.exchange(parts, status, about, more, look, step)
+        return found.exchange(parts, status, about, more, step)
 
 
 class Blocking:
@@ -144,7 +98,7 @@ class Blocking:
 
 
 class BlockingChannel(NamedTuple):
-    """A channel of a world without asynchronous exchanges: the exchange runs in `wait`.
+    """A channel that calls the world's `exchange`.
 
     Attributes:
       carry_out: the world's `exchange`.
@@ -160,24 +114,10 @@ class BlockingChannel(NamedTuple):
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Exchange a message: the protocol of `Channel`."""
-        return self.carry_out(parts, self.ops, status, self.name, about, more, look, step)
-
-    def start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Return an exchange that runs in `wait`: the protocol of `Channel`."""
-        return WhenWaitedFor(partial(self.exchange, parts, status, about, more, look, step))
+        return self.carry_out(parts, self.ops, status, self.name, about, more, step)
 
 
 class LoneChannel:
@@ -189,21 +129,7 @@ class LoneChannel:
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Return the parts and the status, as given: the protocol of `Channel`."""
         return [list(parts[0])], status
-
-    def start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Return an exchange that `wait` completes: the protocol of `Channel`."""
-        return WhenWaitedFor(partial(self.exchange, parts, status))

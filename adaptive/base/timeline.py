@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .activity import BETWEEN, EXCHANGING, OTHER, WAITING, Breakdown
@@ -40,13 +39,6 @@ class Timeline:
     def add(self, track: int | str, name: str, began: float, ended: float | None = None, **details: Any) -> None:
         """Add a span from `began` until `ended`, or until now."""
         self.spans.append(Span(track, name, began, time.perf_counter() if ended is None else ended, details))
-
-    def add_stages(self, track: int, name: str, began: float, ends: Sequence[float], **details: Any) -> None:
-        """Add a span for each stage of a program: from the end of the stage before until its own."""
-        for number, end in enumerate(ends, 1):
-            which = f", stage {number} of {len(ends)}" if len(ends) > 1 else ""
-            self.add(track, name + which, began, max(began, end), **details)
-            began = max(began, end)
 
     def sends(self, message: str) -> None:
         """Set the name of the message that is exchanged next."""

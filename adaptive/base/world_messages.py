@@ -8,7 +8,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from .channel import Arrived, Channel, LookAtPiece, Parts, PartSpec
+from .channel import Arrived, Channel, Parts, PartSpec
 from .reductions import Reduction
 
 
@@ -65,7 +65,6 @@ class WorldMessages(Protocol):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Exchange one message on a cached channel of its layout; for occasional messages.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
-from adaptive.base.channel import LookAtPiece, Parts
+from adaptive.base.channel import Parts
 from adaptive.base.reductions import Reduction
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
@@ -189,7 +189,6 @@ class _Wire(LocalWorld):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> tuple[list[list[jax.Array]], np.ndarray]:
         results, status = super().exchange(parts, ops, status, channel, about, more, step=step)

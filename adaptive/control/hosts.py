@@ -28,7 +28,6 @@ class HostSurvey:
 
     Attributes:
       heterogeneous: whether hardware or software differs between processes. Replicated.
-      hosts: number of hosts. Replicated.
       on_this_host: number of processes on this process's host. Local.
       host_names: names of the hosts, in the order of their first process. Replicated.
       compile_order: (index of this process, number of processes) among those of its host that share its compilation
@@ -43,7 +42,7 @@ class HostSurvey:
         caches = [cache for _, cache, _ in everyone]
         hosts = dict.fromkeys(host for _, _, host in everyone)
         self.on_this_host = [host for _, _, host in everyone].count(this_host())
-        self.hosts, self.host_names = len(hosts), tuple(host.partition(" ")[0] for host in hosts)
+        self.host_names = tuple(host.partition(" ")[0] for host in hosts)
         own_cache = caches[world.rank] if world.processes > 1 else None
         self.compile_order = (0, 1)
         if own_cache is not None:

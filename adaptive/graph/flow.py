@@ -41,8 +41,7 @@ class Origin(NamedTuple):
     """The origin of a segment's input: `kind` and its indices.
 
     ("state", i), ("batch", i), ("source", name), ("op_state", k, leaf), ("const", i), ("message", level, contribution),
-    ("prologue", level, i) and ("microbatch", level, i): the i-th kept value of that segment. ("crossing", i): the i-th
-    value that a stage of a segment reads from earlier stages.
+    ("prologue", level, i) and ("microbatch", level, i): the i-th kept value of that segment.
     """
 
     kind: str

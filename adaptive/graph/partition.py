@@ -29,9 +29,8 @@ from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p
 
 from .flow import Flow, Origin, Scope
-from .plan import Contribution, HookPlan, Message, OperatorState, Plan, Segment, Stage
+from .plan import Contribution, HookPlan, Message, OperatorState, Plan, Segment
 from .replication import check_replication
-from .stages import Groups, cut_in_stages
 from .trace import Atom, Graph, describe
 
 
@@ -41,7 +40,6 @@ def plan(
     local_state: Iterable[int] = (),
     sized: frozenset[Var] = frozenset(),
     whole: Iterable[str] = (),
-    stages: Groups | None = None,
 ) -> Plan:
     """Partition a graph into segments and messages, and check that values are replicated where they must be.
 
@@ -49,7 +47,6 @@ def plan(
       local_state: state leaves (by index) that may differ between workers by design.
       sized: variables that depend on the number of examples in a microbatch (see `expressions`).
       whole: further reasons why a local batch cannot run as several microbatches.
-      stages: how to partition microbatch segments into stages, by level.
 
     Raises:
       ReplicationError: a hook value, a metric, or the new state can differ between workers.
@@ -57,7 +54,7 @@ def plan(
     """
     flow = Flow(graph, frozenset(local_state), sized)
     check_replication(flow)
-    return Partitioner(flow, tuple(whole), stages or {}).cut()
+    return Partitioner(flow, tuple(whole)).cut()
 
 
 def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
@@ -95,8 +92,8 @@ class _Draft:
 class Partitioner:
     """Partitions one graph; see the module's docstring for the rules."""
 
-    def __init__(self, flow: Flow, whole: tuple[str, ...], stages: Groups):
-        self.flow, self.whole, self.stages = flow, whole, stages
+    def __init__(self, flow: Flow, whole: tuple[str, ...]):
+        self.flow, self.whole = flow, whole
         self.drafts: dict[tuple[str, int], _Draft] = {}
         self.homes: dict[int, _Draft] = {}  # segments of the equations that run once per step
         self.results: dict[Var, Origin] = {}  # origins of collectives' results
@@ -153,17 +150,11 @@ class Partitioner:
                 levels.setdefault(flow.level_of(eqn.invars), []).append(
                     Contribution(name, eqn.params["how"], value, weight, result, scope, line, when)
                 )
-        return [message for level in sorted(levels) for message in self._messages_of(level, levels[level])]
-
-    def _messages_of(self, level: int, ready: Sequence[Contribution]) -> Iterable[Message]:
-        """Yield the messages of a level, stage by stage. Messages that are not always sent belong to the last stage."""
-        *others, usual = grouped(ready)
-        *early, late = self.stages.get(level, (range(len(usual)),))
-        for stage, places in enumerate(early):
-            yield Message(level, tuple(usual[i] for i in places), stage=stage)
-        for group in others:
-            yield Message(level, tuple(group), self._gate(group[0]), len(early))
-        yield Message(level, tuple(usual[i] for i in late), self._gate(usual[late[0]]), len(early))
+        return [
+            Message(level, tuple(group), self._gate(group[0]))
+            for level in sorted(levels)
+            for group in grouped(levels[level])
+        ]
 
     def _gate(self, c: Contribution) -> int | None:
         """Compute whether a message is sent before the step's first microbatch. Returns the index of that value."""
@@ -292,7 +283,6 @@ class Partitioner:
             local_state=self.flow.local_state,
             unsplittable=(*self.whole, *self._reasons(segments)),
             fixed=tuple(self._fixed(segments)),
-            stages={level: self._cut(segments["microbatch", level]) for level in self.stages},
             unused=tuple(self._unused()),
             sized=self.flow.sized,
         )
@@ -305,10 +295,6 @@ class Partitioner:
                 f"{describe(eqn)}{at(line_of(eqn.source_info))} is not sent, because nothing uses its result: neither "
                 "the returned state, nor a metric, nor a hook."
             )
-
-    def _cut(self, segment: Segment) -> tuple[Stage, ...]:
-        """Partition a microbatch segment into stages."""
-        return cut_in_stages(segment, {n: m for n, m in enumerate(self.messages) if m.level == segment.level})
 
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
         """Yield the values that are computed once per step or worker, and so must not depend on the microbatch size."""

@@ -46,13 +46,11 @@ class Message:
         and waited for one after another.
       gate: for a message with a condition (`when=`), the index of the condition among the values that the first
         prologue keeps. In steps without it, each worker's result is as if it were alone. `None` if it is always sent.
-      stage: the stage of its level's microbatch segment after which it can be sent; 0 if there is one stage.
     """
 
     level: int
     contributions: tuple[Contribution, ...]
     gate: int | None = None
-    stage: int = 0
 
     @property
     def travels(self) -> bool:
@@ -83,18 +81,7 @@ class Segment:
     def wiring(self) -> dict[str, list[tuple[Any, int]]]:
         """The origins of the inputs, by kind, as pairs of indices in the order of the inputs."""
         kinds: dict[str, list[tuple[Any, int]]] = {
-            kind: []
-            for kind in (
-                "state",
-                "op_state",
-                "const",
-                "batch",
-                "prologue",
-                "microbatch",
-                "source",
-                "message",
-                "crossing",
-            )
+            kind: [] for kind in ("state", "op_state", "const", "batch", "prologue", "microbatch", "source", "message")
         }
         for _, origin in self.inputs:
             kinds[origin.kind].append((origin.index, origin.item))
@@ -108,23 +95,6 @@ class Segment:
     def read_messages(self) -> list[int]:
         """The numbers of the messages that are read, in order."""
         return sorted(set(self.reads("message")))
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a microbatch segment, compiled as a separate program, after which messages can be sent.
-
-    Attributes:
-      segment: its equations. Its inputs are those of the whole segment, followed by values from earlier stages.
-      messages: numbers of the messages that it writes, in order.
-      crossing: its inputs from earlier stages, as (stage, index of the output).
-      kept: the outputs of the whole segment, as (stage, index of the output); the same for all stages.
-    """
-
-    segment: Segment
-    messages: tuple[int, ...]
-    takes: tuple[tuple[int, int], ...]
-    kept: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -163,7 +133,6 @@ class Plan:
     local_state: frozenset[int]
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several microbatches
     fixed: tuple[Atom, ...] = field(default=())  # values computed once per step, which must be the same for every size
-    stages: dict[int, tuple[Stage, ...]] = field(default_factory=dict)  # of partitioned microbatch segments, by level
     unused: tuple[str, ...] = ()  # collectives whose results nothing uses, so that they are not sent
     sized: frozenset[Var] = frozenset()  # values that depend on the microbatch size (see `expressions`)
 
@@ -192,11 +161,6 @@ class Plan:
             tuple(number for number, m in enumerate(self.messages) if m.level == level) for level in range(self.levels)
         ]
 
-    def sent_by_stage(self, level: int) -> tuple[tuple[int, ...], ...]:
-        """Return the numbers of a level's messages for each stage of its microbatch segment."""
-        stages = self.stages.get(level)
-        return (self.sent_at(level),) if stages is None else tuple(stage.messages for stage in stages)
-
     @cached_property
     def changed_state(self) -> tuple[int, ...]:
         """Indices of the state leaves that a step changes; others are passed through."""
@@ -216,7 +180,7 @@ class Plan:
         """All properties that must be equal between the plans of two sizes, and between workers."""
         segments = [*self.microbatches.values(), *self.prologues.values(), self.final]
         return (
-            tuple((m.level, m.gate, m.stage, tuple(c.signature for c in m)) for m in self.messages),
+            tuple((m.level, m.gate, tuple(c.signature for c in m)) for m in self.messages),
             tuple(
                 (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
             ),

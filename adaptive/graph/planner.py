@@ -27,7 +27,6 @@ from .expressions import Expressions, another_program, check_same_operators, fir
 from .leaks import check_captured, check_left
 from .partition import plan
 from .plan import Plan
-from .stages import Groups
 from .trace import Graph, trace
 
 
@@ -67,7 +66,6 @@ class Planner:
         self.mailboxes = PeerMailboxes()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
-        self._stages: Groups = {}
 
     @thread_status("tracing the driver")
     def begin(self, examples: int) -> Plan:
@@ -111,13 +109,6 @@ class Planner:
                 raise
             return self.reference
 
-    def cut_in_stages(self, stages: Groups) -> Plan:
-        """Partition the microbatch segments of all further plans into stages. Returns the first plan, partitioned."""
-        with self._lock:
-            self._stages = stages
-            self.reference = self._plan(self._first, self._sized(self._first, self._second))
-            return self.reference
-
     @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
         """Return the plan for microbatches of `examples` examples.
@@ -144,7 +135,7 @@ class Planner:
         return Expressions(graph)
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
-        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole, stages=self._stages)
+        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
 
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
         """Return the values that depend on the size; none if all batches have the same size."""

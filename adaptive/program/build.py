@@ -37,8 +37,6 @@ from .first_plan import check_alike, first_plan, plan_for_capacity
 from .local_batch_bounds import bound_of, fit_local_batches, is_auto
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
-from .overlap import checked as checked_overlap
-from .overlap import overlapped
 from .parts import ProgramParts, RunState
 from .step_checks import SkippedSteps, StepClock, UpdateCheck
 from .tracing import TraceRecorder
@@ -63,7 +61,6 @@ def build(
     per_worker_state: Callable[[Any], Any] | None,
     deterministic: bool,
     resizable: bool,
-    overlap: Any,
 ) -> ProgramParts:
     """Check the arguments of a `Program`, and build its parts. Communicates.
 
@@ -80,7 +77,6 @@ def build(
     max_skipped = count("max_skipped", max_skipped, least=1)
     microbatch = None if microbatch is None else positive("microbatch", microbatch)
     quantum = None if quantum is None else positive("quantum", quantum)
-    overlap = checked_overlap(overlap)
     deterministic, resizable = bool(deterministic), bool(resizable)
     examples = stream_of(data, world.capacity, world.workers, world)
     form, leaves = StateForm.of(made_by(state), per_worker_state)
@@ -110,7 +106,6 @@ def build(
         "max_skipped": max_skipped,
         "resizable": resizable,
         "deterministic": deterministic,
-        "overlap": overlap,
     }
     whole = partial(plan_for_capacity, planner, sizes.limits, global_batch, microbatch)
     build_digests = check_alike(world, name, form, leaves, examples, plan, settings, whole)
@@ -121,10 +116,6 @@ def build(
     if world.processes > 1:
         share_compilations()
     machines = HostSurvey(world, f"machines of {name}")
-    overlap = overlapped(
-        *(planner, world, overlap), hosts=machines.hosts, deterministic=deterministic, about=f"a message of {name}"
-    )
-    plan = planner.reference
     digest, activity = DecisionDigest(), Activity(world)
     membership = Membership(
         world,
@@ -179,7 +170,6 @@ def build(
         form=form,
         data=examples,
         plan=plan,
-        overlap=overlap,
         build_digests=build_digests,
         stream=stream,
         sizes=sizes,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from adaptive.base.source_lines import at, name_workers
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
-from adaptive.graph.stages import work
 from adaptive.runtime.message import Layout
 
 from .memory_needed import in_words, memory_needed
@@ -21,7 +20,6 @@ def explain(parts: ProgramParts) -> str:
         *(p.plan, layouts, p.sizes.current, [s.length for s in p.shards.shard_ranges] if p.shards else []),
         p.sizes.resizable,
         algorithms=[p.world.algorithm((p.name, number)) for number in range(len(layouts))],
-        overlap=p.overlap.in_words,
     )
     bound = p.engine.kernels.memory
     kernels = [] if bound is None else [f"kernels  {bound.in_words}"]
@@ -36,7 +34,6 @@ def explain_plan(
     shards: Sequence[int] = (),
     resizable: bool = True,
     algorithms: Sequence[str] = (),
-    overlap: str = "",
 ) -> str:
     """Return lines on segments, messages and their bytes, hooks and operator states, in the order of a step.
 
@@ -44,7 +41,6 @@ def explain_plan(
       shards: number of examples in each worker's own data; empty if all share one data set.
       resizable: whether batch sizes change while the program runs.
       algorithms: of each message, if there are several; else empty.
-      overlap: whether messages travel while later stages are computed, and why; "" to omit that line.
     """
     graph = plan.graph
     lines = [
@@ -65,7 +61,6 @@ def explain_plan(
             lines.append(
                 f"segment  per microbatch         {_work(plan.microbatches[level])}; compiled for each {sizes}"
             )
-            lines += _stages(plan, level)
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
             if number < len(algorithms) and algorithms[number]:
@@ -80,8 +75,6 @@ def explain_plan(
     measured = [s.name for s in plan.sources if s.scope != "microbatch"]
     if measured:
         lines.append(f"sources  {', '.join(measured)}")
-    if overlap:
-        lines.append(f"overlap  {overlap}")
     if not resizable:
         lines.append("batch sizes are fixed (resizable=False): no other kernels are compiled")
     elif plan.splittable:
@@ -113,15 +106,6 @@ def _work(segment: Segment) -> str:
         if found:
             reads.append(label if kind != "message" else ", ".join(f"message {i + 1}" for i in sorted(found)))
     return f"{_count(len(segment.eqns), 'equation')} on {', '.join(reads) or 'nothing'}"
-
-
-def _stages(plan: Plan, level: int) -> Iterator[str]:
-    stages = plan.stages.get(level, ())
-    works = [sum(map(work, stage.segment.eqns)) for stage in stages]
-    for number, stage in enumerate(stages):
-        then = ", ".join(f"message {n + 1}" for n in stage.messages)
-        what = f"{_count(len(stage.segment.eqns), 'equation')}, {100 * works[number] / sum(works):.0f} % of the work"
-        yield f"    stage {number + 1} of {len(stages)}, then {then}: {what}"
 
 
 def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:

@@ -93,7 +93,7 @@ def _constants(engine: Engine) -> Iterable[Any]:
 
 def _temporaries(engine: Engine) -> Iterator[int]:
     """Yield the bytes of temporaries of each compiled program, if XLA reports them."""
-    programs = [*engine.compiled(0), *(p for kernel in engine.kernels.compiled.all_of(0) for p in kernel.programs)]
+    programs = [*engine.compiled(0), *(kernel.run for kernel in engine.kernels.compiled.all_of(0))]
     for program in programs:
         analysis = getattr(program, "memory_analysis", lambda: None)()
         if analysis is not None:

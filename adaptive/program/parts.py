@@ -31,7 +31,6 @@ from adaptive.runtime.engine import Engine
 from .arguments import StateForm
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
-from .overlap import Overlap
 from .step_checks import SkippedSteps, StepClock, UpdateCheck
 from .tracing import Traced, TraceRecorder
 
@@ -106,7 +105,6 @@ class ProgramParts:
     form: StateForm
     data: Any
     plan: Plan
-    overlap: Overlap
     build_digests: Mapping[str, str]
     stream: Stream
     sizes: BatchSizes

@@ -99,10 +99,6 @@ class Program(Generic[State, Metrics]):
       deterministic: whether two runs with the same decisions are bitwise equal: microbatches are chosen by size and not
         by measured time, and new sizes take effect at once, after waiting for their kernels. Over several hosts, large
         sums of this world use one fixed algorithm from then on, even if another is faster.
-      overlap: whether gradients are sent while others are still computed. `True`, `False`, the number of stages into
-        which the backward pass is cut, or "auto": cut if the processes are on several hosts and a message between them
-        takes 10 ms or more, as measured when the program is built. Changes results by rounding only. `explain()` says
-        what was decided, and why.
       resizable: whether batch sizes may change during the run. If not, no kernels are compiled in the background, and a
         request for other sizes is an error. `restore` may still bring other sizes, and waits for their kernels.
 
@@ -144,7 +140,6 @@ class Program(Generic[State, Metrics]):
         per_worker_state: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
         resizable: bool = True,
-        overlap: bool | int | Literal["auto"] = "auto",
     ):
         self._ambient = AmbientContext()
         self._means: MeanCheck | None = None
@@ -166,7 +161,6 @@ class Program(Generic[State, Metrics]):
             per_worker_state=per_worker_state,
             deterministic=deterministic,
             resizable=resizable,
-            overlap=overlap,
         )
         self._loop = RunLoop(self._parts)
 

@@ -83,8 +83,6 @@ class Engine:
             name=steps.label,
         )
         self.workers = WorkerState(plan, state, world, check_updates=finite)
-        # One thread cannot wait for several devices, nor for stages while it exchanges messages.
-        n_waiters = len(world.devices) * max(map(len, plan.stages.values()), default=1)
         values = list(plan.graph.consts.values())
         constants = self.kernels.compiled.constants
         ctx = self.context = StepContext(
@@ -109,7 +107,7 @@ class Engine:
             ],
             status=status,
             activity=activity or Activity(world),
-            waiters=ThreadPoolExecutor(n_waiters) if n_waiters > 1 else None,
+            waiters=ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None,
         )
         self._spmd: SPMDStep | None = None
         if isinstance(world, OffersMesh) and world.capacity > 1:

@@ -8,7 +8,6 @@ message, before the step is committed. They then determine together whose contri
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.channel import LookAtPiece
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.reductions import Sliced
 from adaptive.base.source_lines import at, name_workers
@@ -32,9 +30,8 @@ from .message import Entry, Layout, must_be_finite
 _WIRE = (
     ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has float32's range)"
 )
-_MAX, _MIN = np.maximum.reduce, np.minimum.reduce
 _INF = float("inf")
-_FEW = 64  # elements that are checked one by one in Python
+_LARGE = 1 << 16  # elements; fewer are in the CPU's caches, where a second pass costs nothing
 _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
@@ -63,71 +60,30 @@ class FiniteCheck:
             if must_be_finite(c)
         ]
         self._ranges = [(r, _limit(r.dtype)) for r in _joined(sorted(found, key=lambda r: (r.part, r.start)))]
-        self._by_part: dict[int, list[tuple[int, int, int]]] = {}  # index of the range, start, stop
-        for n, (r, _) in enumerate(self._ranges):
-            self._by_part.setdefault(r.part, []).append((n, r.start, r.stop))
-        self._none_seen, self._zeros = [0] * len(self._ranges), [0.0] * len(self._ranges)
-        # For each range, in the current exchange: the number of checked elements, and their largest magnitude (or NaN).
-        self._seen, self._largest = self._none_seen, self._zeros
-        self._n_few = size if (size := math.prod(layout.parts[0].shape)) <= _FEW else -1
-        self._few: list[Any] | None = None  # the elements of part 0 in the current exchange
         # A NaN weight is allowed if it belongs to values that may be NaN.
         weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
         self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
         self._least = least_weight(layout.parts[0].dtype)
 
-    def begin(self) -> LookAtPiece | None:
-        """Start the check of an exchange. Returns a function to call once with each reduced piece, while it is in the
-        CPU's caches; `None` if no part is read on the host.
-        """
-        self._seen, self._largest, self._few = self._none_seen.copy(), self._zeros.copy(), None
-        return self._take_in if self._on_host and self._ranges else None
-
-    def _take_in(self, part: int, start: int, piece: np.ndarray) -> None:
-        """Check the elements of a part from `start` on."""
-        if part == start == 0 and len(piece) == self._n_few:  # for few elements Python is faster than numpy
-            self._few = piece.tolist()
-            return
-        stop = start + len(piece)
-        for n, first, end in self._by_part.get(part, ()):
-            if first < stop and start < end:
-                inside = piece if first <= start and stop <= end else piece[max(first - start, 0) : end - start]
-                self._seen[n] += len(inside)
-                # Like `_largest`, without a Python call for real numbers.
-                real = inside.dtype.kind == "f"
-                largest = max(float(_MAX(inside)), -float(_MIN(inside))) if real else _largest(inside)
-                before = self._largest[n]
-                if before == before and not largest <= before:  # a NaN stays
-                    self._largest[n] = largest
-
     def passes(self, parts: Sequence[jax.Array]) -> bool:
         """Return whether all values that must be finite are, including the quotients of means.
-
-        Reads the elements that were not checked during the reduction (`begin`).
 
         Args:
           parts: the reduced parts, on one worker's device.
         """
         if not self._on_host:
             return bool(self.dispatch(parts))
-        few = self._few
-        values = np.asarray(parts[0]).reshape(-1) if few is None else few
+        host = [np.asarray(part).reshape(-1) for part in parts]
         for i, checked in self._weights:
-            total = float(values[i])
+            total = float(host[0][i])
             if not self._least <= total < _INF and (checked or total == total):
                 return False
-        for n, (r, limit) in enumerate(self._ranges):
-            weight = 1.0 if r.weight is None else float(values[r.weight.offset])
-            if self._seen[n] == r.stop - r.start:
-                largest = self._largest[n]
-            elif few is None or r.part:
-                largest = _largest(np.asarray(parts[r.part]).reshape(-1)[r.start : r.stop])
-            else:
-                own = few[r.start : r.stop]
-                largest = sum(map(abs, own))  # an upper bound, and not finite if any is not
-                if not largest / weight < limit:
-                    largest = _largest(np.asarray(own))
-            if not largest / weight < limit:
+        for r, limit in self._ranges:
+            weight = 1.0 if r.weight is None else float(host[0][r.weight.offset])
+            values = host[r.part][r.start : r.stop]
+            if values.size >= _LARGE and weight >= 1.0 and values.dtype == r.dtype and _sum_is_finite(values):
+                continue
+            if not _largest(values) / weight < limit:
                 return False
         return True
 
@@ -233,6 +189,12 @@ def _joined(ranges: Iterable[_Range]) -> list[_Range]:
         else:
             joined.append(r)
     return joined
+
+
+def _sum_is_finite(x: np.ndarray) -> bool:
+    """Return whether the elements' sum is finite. If it is, so are the elements. One pass over memory."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.add.reduce(x)))
 
 
 def _limit(dtype: np.dtype) -> float:

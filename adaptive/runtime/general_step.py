@@ -1,4 +1,4 @@
-"""One step in its general form: any number of workers, microbatches, levels of messages and stages.
+"""One step in its general form: any number of workers, microbatches and levels of messages.
 
 Segments and messages run in the order of the plan. A step commits completely or not at all: the final segment, which
 reuses the memory of the old state, starts after all messages of the step have arrived and are finite.
@@ -7,14 +7,15 @@ reuses the memory of the old state, starts after all messages of the step have a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
+from adaptive.base.channel import Arrived, Parts
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Segment
@@ -25,14 +26,14 @@ from .computed import Computed
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
-from .programs import sum_kind
-from .sending import send
 from .step_plan import Meanwhile, StepContext
 from .stopwatch import Stopwatch
 
+_NO_STATUS = np.zeros(0)
+
 
 class _End(NamedTuple):
-    """The end of a stage."""
+    """The end of a worker's microbatches of one level."""
 
     at: float
     undisturbed: float  # seconds since the level began, without the time of other processes
@@ -71,7 +72,6 @@ class GeneralStep:
         self._kernel_outputs: dict[int, dict[int, list[Any]]] = {}  # by level and local index; per microbatch
         self._packed: list[list[jax.Array]] = [[] for _ in readings]  # parts of the current level's messages
         self._seconds = [0.0 if p else float("nan") for p in self._microbatches]
-        self._ends: list[list[Future[_End]]] = []  # of a level's stages, by stage and local index
         self._started = 0.0
         self._before = 0.0  # seconds before the first microbatch
         self._undisturbed = 0.0  # seconds of all microbatches, without the time of other processes
@@ -95,10 +95,9 @@ class GeneralStep:
                 meanwhile()
             if level == self._plan.levels:
                 break
-            for stage in range(len(self._plan.sent_by_stage(level))):
-                failed = self._exchange(level, stage, more, status_taken=status_taken)
-                if failed is not None:
-                    return self._give_up(*failed, search=search)
+            failed = self._exchange(level, more, status_taken=status_taken)
+            if failed is not None:
+                return self._give_up(*failed, search=search)
         hooks, metrics = self.commit()
         self._ctx.activity.turn(OTHER)
         return Outcome(hooks, metrics, self._messages, self._seconds, self._microbatches, *self._n_sent())
@@ -185,7 +184,7 @@ class GeneralStep:
         leaves = jax.tree.leaves(self._share.batches[local_index])
         wanted = [leaves[i] for i in self._steps.inputs["microbatch", level].batch]
         fixed = None if self._kernel_outputs else self._given(local_index, segment)
-        parts: dict[int, list[jax.Array]] = {}  # by stage
+        parts: list[jax.Array] = []
         for number, size in enumerate(microbatches):
             watch = Stopwatch(ctx.world.devices[local_index]) if timed else None
             # With `fixed`, only the batch and the vectors are set for each microbatch.
@@ -197,77 +196,51 @@ class GeneralStep:
             given["floats"], given["ints"] = vectors
             kernel = ctx.kernels.kernel(local_index, size, level)
             given["const"] = list(kernel.consts)
-            began, brought = time.perf_counter(), []
-            for stage, out in enumerate(kernel.stages(given)):
-                brought.append(out)
-                if "parts" in out:  # added before the next stage is dispatched: devices run programs one by one
-                    old, new = parts.get(stage), out.pop("parts")
-                    parts[stage] = new if old is None else ctx.programs[sum_kind(stage), level, local_index](old, new)
-                    del old, new  # so that the next microbatch's parts can take that memory
-            if ctx.waiters is None:  # otherwise other threads wait, for several devices or stages
-                self._trace(local_index, f"{size} examples", began, (parts, brought), level=level)
-            kept.append(kernel.outputs(brought))
+            began, out = time.perf_counter(), kernel.run(given)
+            if "parts" in out:
+                new = out.pop("parts")
+                parts = ctx.programs["add", level, local_index](parts, new) if parts else new
+                del new  # so that the next microbatch's parts can take that memory
+            if ctx.waiters is None:  # otherwise other threads wait, for several devices
+                self._trace(local_index, f"{size} examples", began, (parts, out), level=level)
+            kept.append(out["outputs"])
             if watch is not None:
                 jax.block_until_ready((parts, kept[-1]))
                 self._kernel_seconds[local_index].setdefault((size, level), []).append(watch.seconds)
             start += size
-        self._packed[local_index] = [part for stage in sorted(parts) for part in parts[stage]]
+        self._packed[local_index] = parts
         return kept
 
     # --- waiting and timing -------------------------------------------------------------------------------------------
 
-    def _wait(self, level: int, stage: int) -> dict[int, list[list[jax.Array]]]:
-        """Wait until all workers have computed the parts that a stage writes.
+    def _wait(self, level: int) -> dict[int, list[list[jax.Array]]]:
+        """Wait until all workers have computed their parts of a level's messages, and record how long that took.
 
         Returns:
           The parts by message and local index.
         """
-        sent = self._plan.sent_by_stage(level)
-        if stage == 0:
-            for local_index, microbatches in enumerate(self._microbatches):
-                if not microbatches:
-                    self._packed[local_index] = self._ctx.neutral.parts(level, local_index)
-            self._ends = self._start_waiting(sent)
-        for end in self._ends[stage]:
-            end.result()
-        if stage == len(sent) - 1:
-            self._finish(level)
-        return {number: [self._parts_of(number, i) for i in self._all_local] for number in sent[stage]}
+        sent = self._plan.sent_at(level)
+        for local_index, microbatches in enumerate(self._microbatches):
+            if not microbatches:
+                self._packed[local_index] = self._ctx.neutral.parts(level, local_index)
+        # One thread cannot tell when each of several devices was ready.
+        map_ = map if self._ctx.waiters is None else self._ctx.waiters.map
+        self._finish(level, list(map_(self._wait_for, self._all_local)))
+        return {number: [self._parts_of(number, i) for i in self._all_local] for number in sent}
 
-    def _start_waiting(self, sent: Sequence[Sequence[int]]) -> list[list[Future[_End]]]:
-        """Start to wait for each stage on each worker; in other threads if this one may be in an exchange meanwhile."""
-        firsts = [self._steps.part_slices[numbers[0]].start for numbers in sent]
-        waiters = self._ctx.waiters
-        if waiters is not None:
-            return [[waiters.submit(self._wait_for, i, first) for i in self._all_local] for first in firsts]
-        done: Future[_End] = Future()
-        done.set_result(self._wait_for(0, firsts[0]))
-        return [[done]]
-
-    def _wait_for(self, local_index: int, part: int) -> _End:
-        self._packed[local_index][part].block_until_ready()
+    def _wait_for(self, local_index: int) -> _End:
+        self._packed[local_index][0].block_until_ready()
         return _End(time.perf_counter(), self._watch.seconds)
 
-    def still_computes(self, stage: int) -> Callable[[], bool] | None:
-        """Return a function that says whether this process still computes a later stage; `None` after the last."""
-        if not self._ends[stage + 1 :]:
-            return None
-        last = self._ends[-1]
-        return lambda: not all(end.done() for end in last)
-
-    def _finish(self, level: int) -> None:
-        """Wait for all stages of a level, and record their durations."""
-        ends, self._ends = [[end.result() for end in of_workers] for of_workers in self._ends], []
-        if not ends:
-            return
-        for local_index in self._all_local:
-            self._seconds[local_index] += ends[-1][local_index].at - self._started
+    def _finish(self, level: int, ends: Sequence[_End]) -> None:
+        """Record the durations of a level, which ended on each worker at one of `ends`."""
+        for local_index, (at, _) in enumerate(ends):
+            self._seconds[local_index] += at - self._started
             timeline, microbatches = self._ctx.timeline, self._microbatches[local_index]
             if timeline is not None and self._ctx.waiters is not None and microbatches:
                 name = f"{' + '.join(map(str, microbatches))} examples"
-                at = [of_workers[local_index].at for of_workers in ends]
-                timeline.add_stages(local_index, name, self._started, at, level=level)
-        self._undisturbed += max(end.undisturbed for end in ends[-1])
+                timeline.add(local_index, name, self._started, max(self._started, at), level=level)
+        self._undisturbed += max(end.undisturbed for end in ends)
         if level == self._steps.last_microbatch_level:
             self._record()
 
@@ -285,10 +258,8 @@ class GeneralStep:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _exchange(
-        self, level: int, stage: int, more: str, *, status_taken: bool
-    ) -> tuple[int, Sequence[jax.Array]] | None:
-        """Send the messages of one stage, and receive the results.
+    def _exchange(self, level: int, more: str, *, status_taken: bool) -> tuple[int, Sequence[jax.Array]] | None:
+        """Exchange the messages of one level.
 
         Only this function refers to the sent parts, so that their memory, as large as the gradient, is free afterwards.
 
@@ -296,27 +267,40 @@ class GeneralStep:
           The number and the reduced parts of a message that is not finite; `None` if all are.
         """
         ctx, status_message = self._ctx, self._steps.status_message
-        sent = self._wait(level, stage)
+        sent = self._wait(level)
         # The previous step's final segment must have finished reading the receive buffers before they are overwritten.
         for result in ctx.workers.committed:
             result.block_until_ready()
         if status_message in sent:
             ctx.status.own_seconds = ctx.activity.of_workers(self._seconds)
         ctx.activity.turn(EXCHANGING)
-        step, busy = self._readings[0].step + 1, self.still_computes(stage)
-        in_flight = [
-            send(ctx, number, parts, step, more, busy) for number, parts in sent.items() if self._travels(number)
+        arrived = [
+            (number, *self._reduced(number, parts, more)) for number, parts in sent.items() if self._travels(number)
         ]
-        arrived = [(message, *message.arriving.wait()) for message in in_flight]
         ctx.activity.turn(COMPUTING)
-        for message, results, status in arrived:
-            if message.number == status_message and not status_taken:
+        checks = self._steps.finite_checks
+        for number, results, status in arrived:
+            if number == status_message and not status_taken:
                 ctx.status.decode(status)
-            if message.check is not None and not message.check.passes(results[0]):
-                self._finish(level)
-                return message.number, results[0]
-            self._messages[message.number] = results
+            if checks and not checks[number].passes(results[0]):
+                return number, results[0]
+            self._messages[number] = results
         return None
+
+    def _reduced(self, number: int, parts: Sequence[Parts], more: str) -> Arrived:
+        """Exchange a message, with the status if it is the message for it.
+
+        Args:
+          parts: of the message, by local index.
+          more: added to the error if processes are in different collectives.
+        """
+        ctx, steps, step = self._ctx, self._steps, self._readings[0].step + 1
+        own = ctx.status.encode() if number == steps.status_message else _NO_STATUS
+        own, about = own.astype(parts[0][0].dtype), steps.about(number, step)
+        if ctx.timeline is not None:
+            ctx.timeline.sends(about)
+        ctx.activity.message = number
+        return ctx.channels[number].exchange(ctx.neutral.with_gaps(number, parts), own, about, more, step)
 
     def _travels(self, number: int) -> bool:
         """Return whether a message is sent in this step. If not, each worker's own parts are its results."""

@@ -13,7 +13,7 @@ from typing import Self
 import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, LookAtPiece, Parts, PartSpec
+from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, Parts, PartSpec
 from adaptive.base.current import enter, leave
 from adaptive.base.mailbox import LocalMailboxes
 from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, combine_microbatches
@@ -60,7 +60,6 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
         channel: Hashable = 0,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         columns = [self._reduce(op, column, step) for op, column in zip(ops, zip(*parts, strict=True), strict=True)]

@@ -28,21 +28,11 @@ class Plans(Protocol):
 
 
 class MicrobatchSegment(NamedTuple):
-    """A segment that is ready to be compiled: its first stage, and later stages."""
+    """A segment that is ready to be compiled."""
 
     function: Callable[[dict[str, Any]], dict[str, Any]]
     shapes: dict[str, Any]  # of its inputs
     consts: tuple[Any, ...]  # the arrays of the driver's closure that the segment reads
-    later: tuple[LaterStage, ...] = ()
-    kept: tuple[tuple[int, int], ...] = ()  # if it has stages: its outputs, as (stage, index of the output)
-
-
-class LaterStage(NamedTuple):
-    """A later stage of a segment. Its inputs are those of the first stage, and values of earlier stages."""
-
-    function: Callable[[dict[str, Any]], dict[str, Any]]
-    shapes: dict[str, Any]
-    takes: tuple[tuple[int, int], ...]  # its inputs from earlier stages, as (stage, index of the output)
 
 
 class MicrobatchSegments:
@@ -60,20 +50,11 @@ class MicrobatchSegments:
         capacity = plan.graph.capacity
         layouts = lay_out_all(plan.messages, capacity=capacity, status=sum(layout.status for layout in self._layouts))
         values, found = list(plan.graph.consts.values()), {}
-
-        def program(segment: Segment, sent: Sequence[int]) -> tuple[Callable, dict[str, Any]]:
-            writes = [layouts[number] for number in sent]
-            function = segment_function(segment, segment.outputs, self._feed, layouts, writes)
-            return function, segment_shapes(segment, self._feed, self._layouts)
-
         for level, segment in plan.microbatches.items():
             consts = tuple(values[i] for i in segment.reads("const"))
-            stages = plan.stages.get(level)
-            if stages is None:
-                found[level] = MicrobatchSegment(*program(segment, plan.sent_at(level)), consts)
-            else:
-                first, *later = (LaterStage(*program(s.segment, s.messages), s.takes) for s in stages)
-                found[level] = MicrobatchSegment(first.function, first.shapes, consts, tuple(later), stages[0].kept)
+            writes = [layouts[number] for number in plan.sent_at(level)]
+            function = segment_function(segment, segment.outputs, self._feed, layouts, writes)
+            found[level] = MicrobatchSegment(function, segment_shapes(segment, self._feed, self._layouts), consts)
         return found
 
 
@@ -83,8 +64,6 @@ def segment_shapes(segment: Segment, feed: Feed, layouts: Sequence[Layout]) -> d
     for var, origin in segment.inputs:
         if origin.kind in shapes:
             shapes[origin.kind].append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
-        elif origin.kind == "crossing":
-            shapes.setdefault("crossing", []).append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
     shapes["floats"] = jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32)
     shapes["ints"] = jax.ShapeDtypeStruct((len(feed.ints) + feed.capacity,), np.int32)
     shapes["message"] = [

@@ -33,11 +33,6 @@ class _Compilable(NamedTuple):
     donate: bool = False
 
 
-def sum_kind(stage: int) -> str:
-    """Return the kind of the program that sums the parts of a stage over microbatches."""
-    return f"add_{stage + 1}" if stage else "add"
-
-
 class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     """Compiled programs by kind, level and local index.
 
@@ -124,12 +119,11 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     def _sum_programs(self) -> dict[Segment, _Compilable]:
         found = {}
         for level in self._plan.microbatches:
-            for stage, numbers in enumerate(self._plan.sent_by_stage(level)):
-                sent = [part for number in numbers for part in self._layouts[number].parts]
-                if sent:
-                    parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
-                    added = partial(accumulate, [p.op for p in sent])
-                    found[sum_kind(stage), level] = _Compilable(added, (parts, parts), donate=True)
+            sent = [part for number in self._plan.sent_at(level) for part in self._layouts[number].parts]
+            if sent:
+                parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
+                added = partial(accumulate, [p.op for p in sent])
+                found["add", level] = _Compilable(added, (parts, parts), donate=True)
         return found
 
     def _final_program(self) -> _Compilable:

@@ -35,7 +35,6 @@ from .memory import has_room
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
-from .programs import sum_kind
 from .segment_io import bytes_per_execution
 from .step_plan import StepContext
 from .stopwatch import undisturbed
@@ -48,7 +47,6 @@ def is_flat(plan: Plan, workers: int) -> bool:
         and plan.levels == 1
         and list(plan.microbatches) == [0]
         and not plan.prologues
-        and not plan.stages
         and all(message.gate is None for message in plan.messages)
         and sum(message.travels for message in plan.messages) <= 1
     )
@@ -103,7 +101,6 @@ class SteadyStep:
         self._dtype = steps.layouts[self._sent].parts[0].dtype if self._sent >= 0 else np.dtype(np.float32)
         self._bytes = steps.layouts[self._sent].nbytes if self._sent >= 0 else 0
         self._check = steps.finite_checks[self._sent] if steps.finite_checks and self._sent >= 0 else None
-        self._first = steps.part_slices[0].start
         self._on_host = ctx.world.devices[0].platform == "cpu"
         # Where the device checks the message, that is dispatched with the kernels, unless an exchange is awaited first.
         self._checks_own = self._check is not None and not self._on_host and ctx.world.capacity == 1
@@ -177,14 +174,14 @@ class SteadyStep:
             finite = self._check_own(packed) if self._checks_own else None
         else:
             packed, kept, finite, dispatched = ahead.packed, ahead.kept, ahead.finite, ahead.dispatched
-            if packed[self._first].is_ready() and reading.compute_seconds == reading.compute_seconds:
+            if packed[0].is_ready() and reading.compute_seconds == reading.compute_seconds:  # type: ignore[attr-defined]
                 known = reading.compute_seconds  # the end was not observed; the previous step's time is an upper bound
         prefetch(share.sizes)
         if self._on_host:  # also waits for the previous update
-            packed[self._first].block_until_ready()
+            packed[0].block_until_ready()
         if update_nans is not None and not update_nans.none_flagged():
             check_update()
-        packed[self._first].block_until_ready()
+        packed[0].block_until_ready()
         seconds = min(known, time.perf_counter() - dispatched)
         if choice.timed:
             ctx.kernels.record_step(0, undisturbed(seconds, time.process_time() - watch) if self._on_host else seconds)
@@ -277,8 +274,7 @@ class SteadyStep:
         about = f"message {number + 1} of step {step} of {self._steps.name}"  # `StepPlan.about`, without its call
         rows = [parts] if not ctx.world.unowned_slots else ctx.neutral.with_gaps(number, [parts])
         ctx.activity.message = number
-        on_piece = None if self._check is None else self._check.begin()
-        return ctx.channels[number].exchange(rows, own, about, more, on_piece, step)
+        return ctx.channels[number].exchange(rows, own, about, more, step)
 
     def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Vectors, Vectors]:
         """Return the vectors of sources for the kernel and for the final segment.
@@ -360,7 +356,7 @@ class SteadyStep:
                 given["floats"], given["ints"] = of_microbatch
             out = call.run(given)
             new = out.pop("parts")
-            packed = ctx.programs[sum_kind(0), 0, 0](packed, new) if packed else new
+            packed = ctx.programs["add", 0, 0](packed, new) if packed else new
             del new  # so that the next microbatch's parts can reuse that memory
         return list(packed), out["outputs"]
 

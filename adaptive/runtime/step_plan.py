@@ -113,8 +113,7 @@ class StepContext:
       neutral: contributions of workers without examples.
       consts: arrays of the driver's closure for segments that are compiled once, by kind, level and local index.
       channels: one for each message.
-      waiters: threads that wait for the end of microbatches, if these run on several devices, or in stages while the
-        steps' thread exchanges messages; else `None`.
+      waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
       timeline: the timeline, while a trace is recorded. Steps then wait for each microbatch, to time it.
     """
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Arriving, Channels, LookAtPiece, Parts, PartSpec, WhenWaitedFor
+from adaptive.base.channel import Arrived, Channels, Parts, PartSpec
 from adaptive.base.mailbox import LocalMailboxes
 from adaptive.base.reductions import Reduction
 from adaptive.base.worker_mesh import WorkerMesh
@@ -104,40 +103,15 @@ class DeviceChannel:
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Reduce a message in one sharded XLA program: see `Channel.exchange`."""
-        return self.start(parts, status, step=step).wait()
-
-    def start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Dispatch the XLA program that reduces the parts: see `Channel.start`. The status needs no reduction."""
+        """Reduce a message in one sharded XLA program: see `Channel.exchange`. The status needs no reduction."""
         world, sharded = self._world, self._world._sharded
         world.lifetime.check_open()
         joined = sharded.join(parts, self._ops, step, world.members)
-        ONE_AT_A_TIME.acquire()
-        try:
-            reduced = sharded.reduce(joined)
-        except BaseException:
-            ONE_AT_A_TIME.release()
-            raise
-        return WhenWaitedFor(partial(self._wait_for, reduced, status))
-
-    def _wait_for(self, reduced: list[jax.Array], status: np.ndarray) -> Arrived:
-        try:
-            jax.block_until_ready(reduced)
-        finally:
-            ONE_AT_A_TIME.release()
-        return self._world._sharded.copies(reduced), status
+        with ONE_AT_A_TIME:
+            reduced = jax.block_until_ready(sharded.reduce(joined))
+        return sharded.copies(reduced), status
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Channels, LoneChannel, LookAtPiece, Parts, PartSpec
+from adaptive.base.channel import Arrived, Channels, LoneChannel, Parts, PartSpec
 from adaptive.base.mailbox import LocalMailboxes
 
 from .base import FixedMembers, WorldBase, describe
@@ -59,7 +59,6 @@ class SoloChannel(LoneChannel):
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Return the parts and the status, as given: see `Channel.exchange`."""

@@ -120,7 +120,7 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
 
 
 def test_arrays_larger_than_a_row_of_shared_memory_are_sent_in_pieces(world, monkeypatch):
-    """Parts of all kinds, as reduced by XLA; and the check sees each element once."""
+    """Parts of all kinds, as reduced by XLA."""
     rng = np.random.default_rng(world.rank)
     sizes = [(3000,), (), (40, 50), (0,), (7,), (5000,)]
     dtypes = [np.float32, np.float32, np.int32, np.float32, np.complex64, np.uint8]
@@ -129,26 +129,21 @@ def test_arrays_larger_than_a_row_of_shared_memory_are_sent_in_pieces(world, mon
     bounds = [2**31 if np.issubdtype(dtype, np.integer) else 2**20 for dtype in dtypes]
     values = [rng.integers(-bound, bound, size) for bound, size in zip(bounds, sizes, strict=True)]
     parts = [jnp.asarray(np.asarray(x).astype(dtype)) for x, dtype in zip(values, dtypes, strict=True)]
-    seen = [np.zeros(int(np.prod(size)), int) for size in sizes]
 
-    def exchanged(look=None):
-        results, _ = world.exchange([[jnp.ones(1), *parts]], ["sum", *ops], np.zeros(0, np.float32), look=look)
+    def exchanged():
+        results, _ = world.exchange([[jnp.ones(1), *parts]], ["sum", *ops], np.zeros(0, np.float32))
         return [np.array(x) for x in results[0][1:]]
-
-    def look(part, start, piece):
-        seen[part - 1][start : start + len(piece)] += 1
 
     monkeypatch.setattr(shared_memory, "ROW", 4096)
     shared_memory._loads.cache_clear()
     world._kept.clear()
     try:
-        found = [exchanged(look), exchanged(), exchanged()]
+        found = [exchanged(), exchanged()]
         laid = shared_memory._loads(tuple((x.size, x.dtype.itemsize) for x in parts))
         assert len(laid) > 5
     finally:
         shared_memory._loads.cache_clear()
         world._kept.clear()
-    assert all((times == 1).all() for times in seen)
     monkeypatch.setattr(world, "shared_memory", None)
     for i, wanted in enumerate(exchanged()):
         for results in found:

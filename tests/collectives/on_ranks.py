@@ -263,33 +263,25 @@ def calls_of(work) -> list[str]:
 @pytest.mark.parametrize(
     ("shapes", "status", "looks", "most"),
     [
-        ([(100,)], 15, 1, 8),  # one Allreduce
-        ([(1000,)], 15, 1, 8),
-        ([(1000,), (400, 300)], 15, 2, 8),  # the common message: small leaves packed, and a large one
-        ([(1000,), *[(500, 200)] * 8], 15, 9, 4 + 2 * 9),
-        ([(1000,), (1000, 1000)], 0, 9, 4 + 2 * 9),  # a part of eight pieces
+        ([(100,)], 15),  # one Allreduce
+        ([(1000,)], 15),
+        ([(1000,), (400, 300)], 15),  # the common message: small leaves packed, and a large one
+        ([(1000,), *[(500, 200)] * 8], 15),
+        ([(1000,), (1000, 1000)], 0),  # a part of eight pieces
     ],
 )
-def test_python_calls_of_a_message(world, shapes, status, looks, most):
-    """What grows with parts are calls of MPI and of `look`: two Python functions a piece, as in a program."""
+def test_python_calls_of_a_message(world, shapes, status):
+    """What grows with parts are calls of MPI, and no Python functions."""
     parts = [[jax.device_put(np.ones(shape, np.float32), device) for shape in shapes] for device in world.devices]
     specs = [PartSpec(shape, np.dtype(np.float32), "sum") for shape in shapes]
-    channel, own_status, seen = world.channel(specs, status, "a message"), np.ones(status, np.float32), []
-
-    def largest(piece):
-        seen.append(float(np.maximum.reduce(piece)))
-
-    def look(part, start, piece):
-        largest(piece)
+    channel, own_status = world.channel(specs, status, "a message"), np.ones(status, np.float32)
 
     def exchange():
-        channel.exchange(parts, own_status, "a message", "", look, 1)
+        channel.exchange(parts, own_status, "a message", "", 1)
 
     exchange()  # the first one may have to ask the others for their devices
-    seen.clear()
     called = calls_of(exchange)
-    assert seen == [world.size] * looks
-    assert len(called) - 1 <= most, called  # the last is this function's own call
+    assert len(called) - 1 <= 8, called  # the last is this function's own call
 
 
 def test_a_short_message_and_the_general_path_give_the_same_bits(world, monkeypatch):

@@ -100,14 +100,12 @@ with comm.world() as world:
     for message in range(MESSAGES):
         while True:
             try:
-                looked = []
                 ops, status = ["sum", "sum", "max", "sum", *NARROW], np.ones(1, np.float32)
                 row = values(world.workers[0], message)
                 row[0][-1] = 0
                 (got,), said = world.exchange(
                     [[_mpi.jax.device_put(x) for x in row]],
                     *(ops, status, "a channel", f"message {message}"),
-                    look=lambda part, start, piece, looked=looked: looked.append((part, piece.size)),
                 )
                 break
             except MembersChanged:
@@ -124,7 +122,6 @@ with comm.world() as world:
             sent = np.abs([row[j] for row in everyone]).sum(axis=0)
             assert (np.abs(parts[j] - np.sum([row[j] for row in everyone], axis=0)) <= 3 * 2**-7 * sent).all()
             assert np.abs(parts[j] - np.sum([row[j] for row in everyone], axis=0)).max() > 0
-        assert sum(size for part, size in looked if part == 1) == SIZE
         bits = b"".join([parts[0][:-1].tobytes(), *(x.tobytes() for x in parts[1:])])
         assert len(set(world.all_gather_bytes(bits))) == 1  # the same on all ranks, to the last bit
         if message < TRIALS and not DEATHS and not world.deterministic:

@@ -598,20 +598,6 @@ def test_a_computation_that_raises_on_one_rank(world):
         assert "that is no loss" in str(error)
 
 
-def test_a_backward_pass_in_stages(world):
-    """By default it is not cut on one host; with stages, training gives the same."""
-    states = []
-    for overlap in ("auto", 2):
-        with build(adam_driver, adam_state(), make_data(), N, world=world, overlap=overlap) as program:
-            reports = [program.step() for _ in range(3)]
-            assert ("off: all processes are on one host" in program.explain()) == (overlap == "auto")
-            assert {r.messages for r in reports} == {1 if overlap == "auto" else 2}
-            states.append(program.state)
-    for one, other in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    all_refuse("overlap", overlap=2 if odd(world) else 3)
-
-
 def test_a_rank_that_fails_between_two_messages(world):
     def check(loss, step):
         if odd(world) and step == 2:

@@ -41,7 +41,7 @@ def driver(state, batch):
 
 
 def built(world):
-    options = {"global_batch": 12, "world": world, "seed": 3, "overlap": True, "deterministic": True}
+    options = {"global_batch": 12, "world": world, "seed": 3, "deterministic": True}
     return ad.Program(driver, STRATEGY.init(jnp.zeros(N)), DATA, per_worker_state=STRATEGY.per_worker_state, **options)
 
 

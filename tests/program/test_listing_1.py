@@ -81,10 +81,6 @@ def test_exchanges_are_counted_where_they_are_made(world, monkeypatch):
             calls.append(1)
             return self.channel.exchange(*message)
 
-        def start(self, *message):
-            calls.append(1)
-            return self.channel.start(*message)
-
     monkeypatch.setattr(world, "channel", Counted)
     with build(driver, make_state(), make_data(), 16, world=world, resizable=True) as program:
         for step in range(1, 12):

@@ -19,7 +19,6 @@ import controllers as ctrl
 from adaptive.control import hosts
 from adaptive.control.readiness import KernelsOf
 from adaptive.disk.directory import checkpoints
-from adaptive.program import overlap
 from adaptive.program.stored import load
 from tests.program.problems import stream
 from tests.threaded_world import Job, ThreadedWorld
@@ -112,22 +111,6 @@ def test_while_a_second_program_is_built():
             check(one, reports + list(one.run(steps=STEPS - 1)))
 
     dying(script, (0,), first=BUILDING)
-
-
-def test_while_it_is_measured_how_long_a_message_takes(monkeypatch):
-    """Between hosts, with a message that is worth it."""
-    names = itertools.count()
-    monkeypatch.setattr(hosts, "this_host", lambda: f"host {next(names)}")
-    monkeypatch.setattr(overlap, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(overlap, "choose", lambda plan, most: {0: ((0,), (1,))})
-    monkeypatch.setattr(overlap, "LEAST_SECONDS", float("inf"))
-
-    def script(world):
-        with built(world) as program:
-            check(program, list(program.run(steps=STEPS)))
-
-    runs = dying(script, (0,))
-    assert sum("measuring a message" in said for said in runs[0]) == overlap._ROUNDS
 
 
 @pytest.mark.parametrize("who", WHO)

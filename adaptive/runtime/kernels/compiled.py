@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -31,37 +31,13 @@ class Kernel:
     """A compiled segment on one device, and the arrays that the driver closed over.
 
     Attributes:
-      run: the whole segment, or its first stage.
-      later: the later stages: programs, with their inputs from earlier stages as (stage, index of the output).
-      kept: the segment's outputs as (stage, index of the output), if it has several stages.
+      run: the compiled segment.
       batch_bytes: bytes of the examples that it reads.
     """
 
     run: Callable[[dict[str, Any]], dict[str, Any]]
     consts: tuple[Any, ...]
-    later: tuple[tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[tuple[int, int], ...]], ...] = ()
-    kept: tuple[tuple[int, int], ...] = ()
     batch_bytes: int = 0
-
-    @property
-    def programs(self) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
-        """The compiled programs, one per stage."""
-        return (self.run, *(program for program, _ in self.later))
-
-    def stages(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the results of each stage. Each iteration dispatches one stage."""
-        results = [self.run(given)]
-        yield results[0]
-        for program, takes in self.later:
-            crossing = {"crossing": [results[stage]["outputs"][i] for stage, i in takes]} if takes else {}
-            results.append(program({**given, **crossing}))
-            yield results[-1]
-
-    def outputs(self, results: Sequence[dict[str, Any]]) -> list[Any]:
-        """Return the segment's outputs from the results of its stages."""
-        if not self.later:
-            return results[0]["outputs"]
-        return [results[stage]["outputs"][i] for stage, i in self.kept]
 
 
 @dataclass
@@ -162,7 +138,7 @@ class CompiledKernels:
             raise no_smaller_one(size, why) from error
         if memory is None:
             return kernels
-        programs = [program for kernel in kernels.values() for program in kernel.programs]
+        programs = [kernel.run for kernel in kernels.values()]
         nbytes = bytes_of(programs, max((kernel.batch_bytes for kernel in kernels.values()), default=0))
         return kernels if memory.admit(size, nbytes) and memory.allows(size) else None
 
@@ -207,13 +183,9 @@ class CompiledKernels:
         for level, call in traced.items():
             name = f"{self._name}microbatch_{level}_{size}"
             run = compile_segment(call.function, (call.shapes,), device, name=name)
-            later = tuple(
-                (compile_segment(s.function, (s.shapes,), device, name=f"{name}_stage_{number}"), s.takes)
-                for number, s in enumerate(call.later, 2)
-            )
             consts = tuple(self.constants.on(device, c) for c in call.consts)
             rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in call.shapes["batch"])
-            kernels[level] = Kernel(run, consts, later, call.kept, rows)
+            kernels[level] = Kernel(run, consts, rows)
         self.compile_times[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
         self.counters.compile_seconds += end - start

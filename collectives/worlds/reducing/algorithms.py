@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from adaptive.base.channel import LookAtPiece
 from adaptive.base.reductions import Sliced
 from collectives.worlds.transport.operations import ReduceMessage
 from collectives.worlds.transport.process_group import ProcessGroup
@@ -35,11 +34,10 @@ class FlatSum:
     def __init__(self, mpi: Any, comm: Any):
         self._mpi, self._comm = mpi, comm
 
-    def sum(self, parts: Iterable[FlatPart], done: Callable[[FlatPart], None]) -> None:
-        """Sum parts over all ranks, and call `done` with each piece."""
+    def sum(self, parts: Iterable[FlatPart]) -> None:
+        """Sum parts over all ranks."""
         for piece in pieces(parts, FLAT_PIECE_BYTES):
             self._comm.Allreduce(self._mpi.IN_PLACE if piece.source is None else piece.source, piece.target)
-            done(piece)
 
 
 class Algorithms:
@@ -90,14 +88,11 @@ class Algorithms:
             tuner.compare(times, about)
         return result
 
-    def sum(self, parts: Iterable[FlatPart], look: LookAtPiece | None = None) -> None:
-        """Sum the large parts of a message over all ranks, and call `look` with each piece of the sums.
-
-        `parts` is iterated lazily. All parts are complete only when this returns.
-        """
+    def sum(self, parts: Iterable[FlatPart]) -> None:
+        """Sum the large parts of a message over all ranks. `parts` is iterated lazily."""
         began = perf_counter()
         algorithm = self._by_host if self.hierarchical and self._by_host is not None else self._flat
-        algorithm.sum(parts, lambda piece: None if look is None else look(piece.number, piece.start, piece.target))
+        algorithm.sum(parts)
         self._seconds += perf_counter() - began
 
     def reduce_timed(self, reduce: Callable[[HierarchicalSum | None], None]) -> None:

@@ -80,14 +80,12 @@ class HierarchicalSum:
         self._to_add, self._added = _Queue(), _Queue()
         self._outgoing: list[Any] = []  # of leaders, in the message so far
 
-    def sum(self, parts: Iterable[FlatPart], done: Callable[[FlatPart], None]) -> None:
-        """Sum parts over all ranks, and call `done` with each summed piece, in the same order on all ranks. `parts` is
-        iterated lazily, while earlier parts are under way.
-        """
+    def sum(self, parts: Iterable[FlatPart]) -> None:
+        """Sum parts over all ranks. `parts` is iterated lazily, while earlier parts are under way."""
         for piece in pieces(parts, PIECE_BYTES):
             self._add_up(piece)
-            self._proceed(UNDER_WAY_BYTES, done)
-        self._proceed(0, done)
+            self._proceed(UNDER_WAY_BYTES)
+        self._proceed(0)
         if self._leads:
             self._between.Barrier()  # all leaders have finished, so all sent data have arrived
             self._mpi.Request.Waitall(self._outgoing)
@@ -118,7 +116,7 @@ class HierarchicalSum:
             self._within.Reduce(piece.target if piece.source is None else piece.source, None)
             self._to_add.append(piece, None)
 
-    def _proceed(self, left: int, done: Callable[[FlatPart], None]) -> None:
+    def _proceed(self, left: int) -> None:
         """Finish the oldest steps, until at most `left` bytes wait for the sum between hosts, and for the broadcast."""
         while self._to_add.nbytes > left:
             piece, between = self._to_add.first
@@ -132,7 +130,6 @@ class HierarchicalSum:
                 self._outgoing += between.outgoing
             self._within.Bcast(piece.target)
             self._added.popleft()
-            done(piece)
 
     def revoke(self) -> None:
         """Release processes that wait for a lost process in one of its communicators."""

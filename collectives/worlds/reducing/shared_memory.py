@@ -25,7 +25,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive.base.channel import LookAtPiece, Parts
+from adaptive.base.channel import Parts
 from adaptive.base.reductions import Reduction
 from collectives.worlds.shared_file import SharedFile, open_shared
 
@@ -98,20 +98,16 @@ class SharedMemoryBuffers:
         self.received = [buffer.reshape(-1) for buffer in self.buffers.buffers]
         self.loads = _loads(tuple((x.size, x.itemsize) for x in self.received))
 
-    def message(
-        self, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None
-    ) -> SharedMemoryMessage:
+    def message(self, parts: Sequence[Parts], devices: Sequence[jax.Device]) -> SharedMemoryMessage:
         """Return a message of these parts."""
-        return SharedMemoryMessage(self, parts, devices, look)
+        return SharedMemoryMessage(self, parts, devices)
 
 
 class SharedMemoryMessage:
     """A message that is reduced in shared memory. Call `prepare` before the preamble, and `reduce` after it."""
 
-    def __init__(
-        self, room: SharedMemoryBuffers, parts: Sequence[Parts], devices: Sequence[jax.Device], look: LookAtPiece | None
-    ):
-        self._room, self._devices, self._look = room, devices, look
+    def __init__(self, room: SharedMemoryBuffers, parts: Sequence[Parts], devices: Sequence[jax.Device]):
+        self._room, self._devices = room, devices
         self._sum, self._functions = room.summation, room.functions
         self._received, self._loads = room.received, room.loads
         self._sent = [[np.asarray(x).reshape(-1) for x in column] for column in zip(*parts, strict=True)]
@@ -130,9 +126,6 @@ class SharedMemoryMessage:
                     self._sum.write(load, self._sent, self._functions)
                     self._sum.wait_for_all()
                 self._sum.reduce(load, self._received, self._functions)
-                if self._look is not None:
-                    for piece in load:
-                        self._look(piece.part, piece.start, self._received[piece.part][piece.start : piece.stop])
         return self._room.buffers.arrays(self._devices)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Arriving, LookAtPiece, Parts, PartSpec, WhenWaitedFor
+from adaptive.base.channel import Arrived, Parts, PartSpec
 from collectives.worlds.reducing.receive_buffers import describe_layout, round_to
 from collectives.worlds.reducing.sharded import ONE_AT_A_TIME, Joined, Sharded
 from collectives.worlds.reducing.shared_memory import SharedMemoryBuffers
@@ -51,11 +50,6 @@ class _ReducedByXLA:
         return self._sharded.copies(reduced)
 
 
-def _look_at_later_part(look: LookAtPiece, first: int, part: int, start: int, piece: np.ndarray) -> None:
-    """Call `look` with a piece of a message whose first `first` parts are reduced in the preamble."""
-    look(part + first, start, piece)
-
-
 class JaxChannel:
     """A channel of a `JaxWorld`: see `Channel`.
 
@@ -86,26 +80,9 @@ class JaxChannel:
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
-        """Reduce a message over all workers: see `Channel.exchange`."""
-        return self.start(parts, status, about, more, look, step).wait()
-
-    def start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Join the parts, and compile the program that reduces them: see `Channel.start`.
-
-        Sends nothing until the result is requested and the preamble has passed.
-        """
+        """Reduce a message over all workers: see `Channel.exchange`. Sends nothing before the preamble has passed."""
         world = self._world
         world.lifetime.check_open()
         if self._in_preamble and world.devices[0].platform != "cpu":
@@ -114,13 +91,12 @@ class JaxChannel:
         rows = [row[1:] for row in parts] if self._in_preamble else parts
         rest: _Rest
         if self._buffers is not None:
-            look = look and partial(_look_at_later_part, look, self._in_preamble)
-            rest = self._buffers.message(rows, world.devices, look)
+            rest = self._buffers.message(rows, world.devices)
         else:
             joined = world.sharded.join(rows, self.ops[self._in_preamble :], step, world.members)
             rest = _ReducedByXLA(world.sharded, joined, len(world.devices))
         own = [row[0] for row in parts] if self._in_preamble else []
-        return WhenWaitedFor(partial(self._finish, own, rest, status, about, more))
+        return self._finish(own, rest, status, about, more)
 
     def _finish(self, own: list[jax.Array], rest: _Rest, status: np.ndarray, about: str, more: str) -> Arrived:
         """Reduce part 0 and the status in the preamble, and the rest after it.

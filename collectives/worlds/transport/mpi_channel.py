@@ -11,7 +11,7 @@ completed the previous message: until then a process may have to hand that messa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from threading import get_ident
 from time import perf_counter
@@ -20,13 +20,12 @@ from zlib import crc32
 
 import numpy as np
 
-from adaptive.base.channel import Arrived, Arriving, Channel, LookAtPiece, Parts, PartSpec, WhenWaitedFor
+from adaptive.base.channel import Arrived, Channel, Parts, PartSpec
 from adaptive.base.thread_status import thread_status
 from adaptive.base.world import World
 from collectives.worlds.reducing.algorithms import is_large
 from collectives.worlds.reducing.custom_on_processes import CustomReductions
-from collectives.worlds.reducing.overlapped import overlapped_sum
-from collectives.worlds.reducing.parts import FlatPart, pieces
+from collectives.worlds.reducing.parts import FlatPart, cuts_of, pieces
 from collectives.worlds.reducing.receive_buffers import ReceiveBuffers, check_dtypes, from_keys, keys, round_to
 
 from .mpi_transport import MPITransport
@@ -74,7 +73,7 @@ class MPIChannel:
         header = buffers.name, buffers.text
         self._message = ReduceMessage("", "", *header, buffers=buffers.buffers, status=np.zeros(0), reduce=carried_out)
         self._group: ProcessGroup | None = None  # for which the fast path is prepared
-        self._sums: list[tuple[int, Any, list[tuple[int, int, np.ndarray]]]] = []
+        self._sums: list[tuple[int, Any, list[tuple[slice, np.ndarray]]]] = []  # part, MPI's reduction, pieces
 
     def exchange(
         self,
@@ -82,42 +81,20 @@ class MPIChannel:
         status: np.ndarray,
         about: str = "",
         more: str = "",
-        look: LookAtPiece | None = None,
         step: int = 0,
     ) -> Arrived:
         """Reduce a message over all workers: see `Channel.exchange`."""
         if self._fast:
             # Without copies. Waits here, not in the collective, for parts that are still being computed.
-            arrived = self._exchange_fast(list(map(np.asarray, parts[0])), status, about, more, look)
+            arrived = self._exchange_fast(list(map(np.asarray, parts[0])), status, about, more)
             if arrived is not None:
                 return arrived
-        return self._start(parts, status, about, more, look, step, None).wait()
-
-    def start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        look: LookAtPiece | None = None,
-        step: int = 0,
-        beside: Callable[[], bool] | None = None,
-    ) -> Arriving:
-        """Start to reduce over this process's workers, and to copy from accelerators: see `Channel.start`.
-
-        Sends nothing until the result is requested: Allreduce blocks, and several Iallreduce took longer (see
-        `mpi_transport.py`).
-        """
-        if self._fast and beside is None:
-            return WhenWaitedFor(partial(self.exchange, parts, status, about, more, look, step))
-        return self._start(parts, status, about, more, look, step, beside)
+        return self._exchange_any(parts, status, about, more, step)
 
     # --- the fast path ------------------------------------------------------------------------------------------------
 
     @thread_status("in a collective", exchanges=True)
-    def _exchange_fast(
-        self, row: list[np.ndarray], status: np.ndarray, about: str, more: str, look: LookAtPiece | None
-    ) -> Arrived | None:
+    def _exchange_fast(self, row: list[np.ndarray], status: np.ndarray, about: str, more: str) -> Arrived | None:
         """Exchange a message in as few function calls as possible. Returns None if it needs the general path.
 
         Inlines `Transport.collective` and `MPITransport.perform` for a `ReduceMessage`.
@@ -156,17 +133,13 @@ class MPIChannel:
                             buffers.buffers[0][:] = buffers.in_preamble
                         else:  # out of range, or NaN
                             round_to(buffers.in_preamble, buffers.buffers[0])
-                        if look is not None:
-                            look(0, 0, buffers.buffers[0])
                     for number, op, cuts in self._sums:
                         source = row[number].reshape(-1)
                         if op is None:
-                            self._reduce(FlatPart(number, source, cuts[0][2]), self._ops[number])
+                            self._reduce(FlatPart(source, cuts[0][1]), self._ops[number])
                             continue
-                        for start, stop, target in cuts:
-                            comm.Allreduce(source[start:stop], target, op)
-                            if look is not None:
-                                look(number, start, target)
+                        for place, target in cuts:
+                            comm.Allreduce(source[place], target, op)
                     message.arrived = arrived
                 else:
                     transport.exchange_intents(message)
@@ -199,10 +172,9 @@ class MPIChannel:
         for j in self._named[buffers.in_preamble is not None :]:
             target, op = buffers.buffers[j].reshape(-1), self._ops[j]
             if _is_extreme_of_floats(op, target.dtype):
-                self._sums.append((j, None, [(0, target.size, target)]))
+                self._sums.append((j, None, [(slice(None), target)]))
                 continue
-            found = pieces([FlatPart(j, None, target)], transport.piece_bytes)
-            cuts = [(piece.start, piece.start + piece.target.size, piece.target) for piece in found]
+            cuts = [(place, target[place]) for place in cuts_of(target, transport.piece_bytes)]
             self._sums.append((j, transport.ops[str(op)], cuts))
         buffers.renew()
         self._group = transport.group
@@ -210,42 +182,16 @@ class MPIChannel:
 
     # --- the general path ---------------------------------------------------------------------------------------------
 
-    def _start(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str,
-        more: str,
-        look: LookAtPiece | None,
-        step: int,
-        beside: Callable[[], bool] | None,
-    ) -> Arriving:
-        local = None
-        if self._local is not None:
-            local = self._local.start([[row[j] for j in self._named] for row in parts], status)
-        elif not self._on_cpu:
-            self._copy_to_host(parts[0])
-        return WhenWaitedFor(partial(self._finish, local, parts, status, about, more, look, step, beside))
-
-    def _finish(
-        self,
-        local: Arriving | None,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str,
-        more: str,
-        look: LookAtPiece | None,
-        step: int,
-        beside: Callable[[], bool] | None,
-    ) -> Arrived:
-        """Reduce over all ranks: the result of `local` over this process's workers, or its only worker's parts."""
+    def _exchange_any(self, parts: Sequence[Parts], status: np.ndarray, about: str, more: str, step: int) -> Arrived:
+        """Reduce first over this process's workers, if it has several, and then over all ranks."""
         world, transport, buffers, ops = self._world, self._transport, self._buffers, self._ops
         row = parts[0]
-        if local is not None:
-            named = iter(local.wait()[0][0])
+        if self._local is not None:
+            results, _ = self._local.exchange([[row[j] for j in self._named] for row in parts], status)
+            named = iter(results[0])
             row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
-            if not self._on_cpu:
-                self._copy_to_host(row)
+        if not self._on_cpu:
+            self._copy_to_host(row)
         sent: list[Any] = [np.asarray(x) if self._on_cpu or j == 0 else x for j, x in enumerate(row)]
         with transport.collective():
             if buffers.in_preamble is not None:
@@ -257,7 +203,7 @@ class MPIChannel:
                 *(about, more, buffers.name, buffers.text),
                 buffers=buffers.buffers,
                 status=status,
-                reduce=partial(self._reduce_all, sent, status, custom, look, beside),
+                reduce=partial(self._reduce_all, sent, status, custom),
                 replicated=not custom.differ,
             )
             key = self._name, buffers.name
@@ -277,14 +223,7 @@ class MPIChannel:
             if j not in stays:
                 x.copy_to_host_async()
 
-    def _reduce_all(
-        self,
-        sent: Sequence[Any],
-        status: np.ndarray,
-        custom: CustomReductions,
-        look: LookAtPiece | None,
-        beside: Callable[[], bool] | None,
-    ) -> np.ndarray:
+    def _reduce_all(self, sent: Sequence[Any], status: np.ndarray, custom: CustomReductions) -> np.ndarray:
         """Reduce all parts into the receive buffers, after every process has passed the preamble.
 
         Returns:
@@ -305,14 +244,14 @@ class MPIChannel:
         def part(j: int) -> FlatPart:
             in_place = j == 0 and not buffers.status_in_preamble
             source = None if in_place else np.asarray(sent[j]).reshape(-1)
-            return FlatPart(j, source, buffers.buffers[j].reshape(-1))
+            return FlatPart(source, buffers.buffers[j].reshape(-1))
 
         large = [j for j, op in named.items() if algorithms is not None and is_large(op, buffers.buffers[j].nbytes)]
         for j, op in named.items():
             if j not in large:
-                self._reduce(part(j), op, look, beside)
+                self._reduce(part(j), op)
         if algorithms is not None and large:
-            algorithms.sum((part(j) for j in large), look)
+            algorithms.sum(part(j) for j in large)
         if custom.numbers:
             everyone = transport.group.everyone
             slots = [process.worker_slots for process in everyone]
@@ -321,28 +260,18 @@ class MPIChannel:
             reduce() if algorithms is None else algorithms.reduce_timed(reduce)
         return buffers.free.astype(first.dtype)
 
-    def _reduce(
-        self, part: FlatPart, op: Any, look: LookAtPiece | None = None, beside: Callable[[], bool] | None = None
-    ) -> None:
-        """Allreduce a part piece by piece, and call `look` with each."""
+    def _reduce(self, part: FlatPart, op: Any) -> None:
+        """Allreduce a part piece by piece."""
         if _is_extreme_of_floats(op, part.target.dtype):
             # As integers: whether MPI's extremes of floats keep NaNs depends on the pairing of ranks.
             whole = keys(part.target if part.source is None else part.source, op)
-            self._reduce(FlatPart(part.number, None, whole), op, beside=beside)
+            self._reduce(FlatPart(None, whole), op)
             part.target[:] = from_keys(whole, part.target.dtype)
             return
-        for piece in self._reduced_pieces(part, self._transport.ops[op], beside):
-            if look is not None:
-                look(piece.number, piece.start, piece.target)
-
-    def _reduced_pieces(self, part: FlatPart, op: Any, beside: Callable[[], bool] | None) -> Iterator[FlatPart]:
         transport, mpi = self._transport, self._transport.mpi
-        if beside is not None and not transport.group.one_host:
-            yield from overlapped_sum(mpi, transport.comm, part, op, beside, survives=transport.survives)
-            return
         for piece in pieces([part], transport.piece_bytes):
-            transport.comm.Allreduce(mpi.IN_PLACE if piece.source is None else piece.source, piece.target, op)
-            yield piece
+            own = mpi.IN_PLACE if piece.source is None else piece.source
+            transport.comm.Allreduce(own, piece.target, transport.ops[op])
 
 
 def _is_extreme_of_floats(op: Any, dtype: np.dtype) -> bool:

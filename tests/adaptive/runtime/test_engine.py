@@ -352,7 +352,7 @@ class Faulty(LocalWorld):
 
     broken: int | None = None
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None, step=0):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
         if self.broken == channel[1]:
             raise OSError("the network is down")
         return super().exchange(parts, ops, status, channel)
@@ -381,7 +381,7 @@ class Lengths(LocalWorld):
         super().__init__(workers)
         self.lengths = []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None, step=0):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
         self.lengths.append(len(status))
         return super().exchange(parts, ops, status, channel)
 

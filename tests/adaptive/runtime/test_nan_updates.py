@@ -222,7 +222,7 @@ class Twin(LocalWorld):
         self.rank, self.workers = number, range(number, number + 1)
         self.statuses, self.heard = [], []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None, step=0):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
         self.statuses.append(status.tolist())
         return [accumulate(ops, parts[0], parts[0])], two_statuses(status)
 

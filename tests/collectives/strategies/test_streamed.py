@@ -156,21 +156,6 @@ def wide(wire=None, fragments=4, **options):
     return ad.Program(driver, strategy.init(params), data(), resizable=False, **given, **options)
 
 
-def test_a_step_sends_a_fragment_and_takes_the_local_steps_beside_it():
-    """The exchange is a separate stage before the local steps; the result is the same without stages."""
-    plain, cut = wide(), wide(overlap=2)
-    numbers = 4 * 256 + 256 * 60
-    for _ in range(5):
-        reports = plain.step(), cut.step()
-        assert [0 <= r.message_bytes - 8 * numbers / 4 < 300 for r in reports] == [True, True]
-        for a, b in zip(jax.tree.leaves(plain.state), jax.tree.leaves(cut.state), strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
-    assert reports[1].messages == reports[0].messages + 1
-    first, second = cut._parts.engine.plan.messages[:2]
-    assert max(c.value.aval.size for c in first) == numbers / 4
-    assert max(c.value.aval.size for c in second) == 1
-
-
 def test_fragments_travel_in_few_bits():
     assert wide("4bit").step().message_bytes < wide().step().message_bytes / 14
 
