@@ -27,7 +27,12 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/runtime/microbatch_segments.py", "adaptive/runtime/outcome.py", "adaptive/runtime/segment_io.py")
+COVERS = (
+    "adaptive/runtime/general_step.py",
+    "adaptive/runtime/microbatch_segments.py",
+    "adaptive/runtime/outcome.py",
+    "adaptive/runtime/segment_io.py",
+)
 
 W = jnp.array([0.3, -0.2, 0.1])
 KERNELS = KernelOptions(timed=False)
