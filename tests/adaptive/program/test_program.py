@@ -590,7 +590,7 @@ class Twin(LocalWorld):
         self.culprits = []  # what the other process finds, of contributions that are not finite
         self.heard = []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", look=None, step=0):
+    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
         self.sent.append((about, status.tolist()))
         theirs = [jnp.full_like(x, np.nan) for x in parts[0]] if self.culprits else parts[0]
         results = accumulate(ops, parts[0], theirs)

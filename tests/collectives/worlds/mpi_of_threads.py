@@ -147,7 +147,7 @@ class Comm:
     def __init__(self, shared: Shared, number: int):
         self.shared, self.job, self.group, self.number = shared, shared.job, shared.group, number
         self.rank, self.size = self.group.index(number), self.group.size
-        self.calls, self.reduced, self.freed = {True: 0, False: 0}, [], False
+        self.calls, self.freed = {True: 0, False: 0}, False
 
     def Set_errhandler(self, handler: Any) -> None:
         assert handler == MPI.ERRORS_RETURN
@@ -195,13 +195,9 @@ class Comm:
         return Comm(made, self.number)
 
     def Allreduce(self, source: Any, target: np.ndarray, op: Any = MPI.SUM) -> None:
-        self.reduced.append(target.nbytes)
         everyone = self._met(np.array(target if isinstance(source, str) else source))
         with np.errstate(all="ignore"):
             target[...] = op.reduce(everyone)
-
-    def Iallreduce(self, source: Any, target: np.ndarray, op: Any) -> Any:
-        return SimpleNamespace(Test=lambda: False, Wait=lambda: self.Allreduce(source, target, op))
 
     def Reduce(self, source: Any, target: np.ndarray | None) -> None:
         everyone = self._met(np.array(target if isinstance(source, str) else source))
