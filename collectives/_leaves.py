@@ -9,7 +9,7 @@ import jax
 
 from adaptive import CollectiveError
 from adaptive.base.arrays import NotAnArrayError, as_jax, is_key
-from adaptive.base.current import current_world
+from adaptive.base.current import check_not_forked, current_world
 from adaptive.base.source_lines import at, current_line
 from adaptive.operators.collectives import Collective, collective
 from adaptive.operators.context import tracing
@@ -41,8 +41,9 @@ def leaves_of(
       problem_of_dtype: returns why values of a dtype cannot be sent, or None.
 
     Raises:
-      CollectiveError: a leaf cannot be sent; the message names the first one.
+      CollectiveError: a leaf cannot be sent, the message names the first one; or this is a forked child.
     """
+    check_not_forked()
     leaves = {}
     for path, value in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path)

@@ -73,6 +73,7 @@ class _Ending:
         self.asked = self.answered = 0
         self.listening = False
         self.supervised = False
+        self.pid = os.getpid()  # of the process of the job; its forked children report nothing
 
 
 _me = _Ending()
@@ -87,7 +88,7 @@ def prepare() -> None:
     """Connect to `adaptive run` if it started this job, and register the exit handler. Idempotent."""
     if _me.prepared:
         return
-    _me.prepared = True
+    _me.prepared, _me.pid = True, os.getpid()
     atexit.register(_end)
     if _me.line is None:
         _me.line = connect(os.environ)
@@ -243,6 +244,8 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 
 def _say(**what: Any) -> None:
+    if os.getpid() != _me.pid:
+        return
     with suppress(OSError), _me.said:  # the launcher may be gone, and then nobody needs the report
         if _me.line is not None:
             send(_me.line, **what)
@@ -332,6 +335,9 @@ def give_up_after(line: socket.socket, seconds: float) -> None:
 
 def _end() -> None:
     """Report the exit code and finalize MPI when Python exits; under `adaptive run` this handler runs last."""
+    if os.getpid() != _me.pid:
+        _end_child()
+        return
     survives = os.environ.get(SURVIVES, "").lower() in ("1", "true", "yes")
     by_error = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it prints an error
     if not _me.code and not _me.leaves and not by_error:
@@ -347,6 +353,14 @@ def _end() -> None:
     elif survives and not by_error:
         _finalize(mpi, FINALIZE_SECONDS)
     # otherwise mpi4py's own exit handler finalizes MPI, or aborts
+
+
+def _end_child() -> None:
+    """End a forked child whose exit code is known, because JAX's and MPI's exit handlers hang or crash there."""
+    if _me.code is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_me.code & 0xFF)
 
 
 def _flush() -> None:

@@ -7,10 +7,12 @@ the interpreter's exit, and before `os._exit`, which skips that exit.
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
 _kept: list[Callable[[], object]] = []
+os.register_at_fork(after_in_child=_kept.clear)  # what is unwritten is the parent's
 
 
 def register_exit_hook(do: Callable[[], object]) -> Callable[[], None]:

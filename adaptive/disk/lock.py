@@ -50,7 +50,8 @@ class Lock:
     @property
     def held(self) -> bool:
         """Whether this writer holds the lock, and no other has taken it over."""
-        return self._file is not None and _read(self._path).get("id") == self._owner["id"]
+        owns = self._file is not None and self._owner["pid"] == os.getpid()  # and not a forked child
+        return owns and _read(self._path).get("id") == self._owner["id"]
 
     def acquire(self) -> None:
         """Acquire the lock, also from a dead owner; that takes some beats if the owner was on another host.

@@ -10,6 +10,7 @@ A sink that fails is disabled, and the run continues.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -122,6 +123,7 @@ class SinkThread:
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         self._forget = register_exit_hook(self.close)
 
     def __call__(self, event: StepEvent) -> None:
@@ -227,8 +229,8 @@ class SinkThread:
         return Unsubscribe(f"{self} failed, and is disabled: {error!r}")
 
     def close(self) -> None:
-        """Write the queued steps, and close the sink."""
-        if self._closed.is_set():
+        """Write the queued steps, and close the sink. Does nothing in a forked child: the parent writes them."""
+        if self._closed.is_set() or os.getpid() != self._pid:
             return
         self._closed.set()
         self._forget()

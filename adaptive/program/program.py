@@ -333,7 +333,7 @@ class Program(Generic[State, Metrics]):
           WorkerError: another process failed; on every other process. Or too few workers are left.
           DisagreementError: hooks decided differently on some workers, or a process is in another collective. On every
             process.
-          DriverError: a step of this program is already running.
+          DriverError: a step of this program is already running; or this process is a forked child of the program's.
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all have received one, before this step.
         """
         try:
@@ -405,6 +405,7 @@ class Program(Generic[State, Metrics]):
         """
         from .run_checkpointer import snapshot
 
+        self._loop.check_process()
         self._parts.run.flush_logs()
         with self._parts.activity.doing(SAVING):
             return with_same_members(self.world, lambda: snapshot(self._parts))
@@ -442,6 +443,7 @@ class Program(Generic[State, Metrics]):
         """
         from .restore import restore
 
+        self._loop.check_process()
         with self._parts.activity.doing(RESTORING):
             restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok, other_workers_ok=other_workers_ok)
 
@@ -496,7 +498,8 @@ class Program(Generic[State, Metrics]):
         Raises:
           NonFiniteError: the last update made NaNs.
           DriverError: a value of `fn` is not a mean over examples (or sum, if `op` is "sum") and would depend on
-            `batch`, or is a metric that cannot be merged. Found by comparing a few examples with two parts of them.
+            `batch`, or is a metric that cannot be merged. Found by comparing a few examples with two parts of them. Or
+            this process is a forked child of the program's.
           DataError: the data cannot be used.
           BatchSizeError: `batch` is not a positive whole number.
           WorkerError: another process failed in this call. On every other process.
@@ -506,6 +509,7 @@ class Program(Generic[State, Metrics]):
 
         from .evaluate import evaluate
 
+        self._loop.check_process()
         p, step = self._parts, self._parts.run.step
         self._means = self._means or MeanCheck()
         p.update.together(step, "evaluate")
@@ -540,6 +544,7 @@ class Program(Generic[State, Metrics]):
         """
         from adaptive.check.invariance import check_invariance
 
+        self._loop.check_process()
         p = self._parts
         if batch is None:
             batch = p.stream.peek(p.sizes.current)

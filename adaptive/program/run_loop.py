@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from adaptive.base.activity import COMPILING, INPUT
 from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import report_failure
+from adaptive.base.source_lines import at, current_line
 from adaptive.base.thread_status import IN_A_STEP, thread_status
 from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
@@ -43,14 +45,16 @@ class RunLoop:
         self._lost_examples = LostExamples(parts)
         self.steady = SteadyLoop(parts, self.membership_changes, self._lost_examples)
         self._under_way = threading.Lock()  # held during a step
+        self._pid = os.getpid()
 
     def step(self) -> Report:
         """Run one step; see `Program.step`.
 
         Raises:
-          DriverError: a step of this program is already running.
+          DriverError: a step of this program is already running; or this process is a forked child of the program's.
           RunEnds: there is no next step.
         """
+        self.check_process()
         if not self._under_way.acquire(blocking=False):
             raise DriverError(
                 f"{self._parts.name} is already in a step, in another thread, or because a hook called step(). Use a "
@@ -64,6 +68,19 @@ class RunLoop:
                 return self._step()
         finally:
             self._under_way.release()
+
+    def check_process(self) -> None:
+        """Raise unless this process built the program.
+
+        Raises:
+          DriverError: it is a forked child of that process.
+        """
+        if os.getpid() != self._pid:
+            raise DriverError(
+                f"{self._parts.name} of process {self._pid} is used{at(current_line())} in its forked child "
+                f"{os.getpid()}, where neither JAX nor the world's connections work. Start the child as a new process "
+                'before it needs them:  multiprocessing.get_context("spawn")'
+            )
 
     @thread_status(IN_A_STEP)
     def _step(self) -> Report:

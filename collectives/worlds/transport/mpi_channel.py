@@ -101,9 +101,11 @@ class MPIChannel:
         """
         transport, buffers, message = self._transport, self._buffers, self._message
         preamble = transport.preamble
+        if transport.lifetime.closed:  # before the lock, which another thread held at a fork
+            transport.lifetime.check_open()
         transport.lock.acquire()
         try:
-            if transport.lifetime.closed or transport.torn or get_ident() not in transport.threads:
+            if transport.torn or get_ident() not in transport.threads:
                 transport.check_usable()
         except BaseException:
             transport.lock.release()

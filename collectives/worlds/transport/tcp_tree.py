@@ -88,6 +88,7 @@ class TCPTree:
             self._below = _admit(door, secret, below)
         self._lines = [*self._below.items(), *([self._above] if self._above else [])]
         self._room = np.empty(0)
+        self._pid = os.getpid()
         atexit.register(self._at_exit)
 
     def sum(self, numbers: np.ndarray) -> None:
@@ -149,6 +150,8 @@ class TCPTree:
         """Close the connections when the process ends. If a process was lost, JAX's exit handler would wait for it and
         then abort (`heartbeat_timeout_seconds`, 100 by default); so end this process after a few seconds.
         """
+        if os.getpid() != self._pid:
+            return  # a forked child shares the sockets
         lost = bool(self._why_closed)
         self.close("its script is over")
         if lost:

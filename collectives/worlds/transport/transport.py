@@ -120,6 +120,7 @@ class CollectiveLock:
         self._transport = transport
 
     def __enter__(self) -> None:
+        self._transport.lifetime.check_open()  # before the lock, which another thread held at a fork
         self._transport.lock.acquire()
         try:
             self._transport.check_usable()
