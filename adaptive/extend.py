@@ -18,7 +18,6 @@ from adaptive.base.channel import Channel as Channel
 from adaptive.base.channel import PartSpec as PartSpec
 from adaptive.base.decision import Handler as Handler
 from adaptive.base.errors import RecordError as RecordError
-from adaptive.base.reductions import Gathered as Gathered
 from adaptive.base.reductions import Mixed as Mixed
 from adaptive.base.reductions import Reduction as Reduction
 from adaptive.base.reductions import Sliced as Sliced

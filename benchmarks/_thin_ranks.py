@@ -22,8 +22,7 @@ from collectives.strategies._diloco import inner_steps
 
 HEADERS = 14 + 20 + 32  # bytes of a packet's headers: Ethernet, IP, and TCP with time stamps
 ROUND, ISLAND_ROUND = 8, 32  # local steps of a round
-FRAGMENTS, BESIDE = 8, 20  # of streamed rounds: fragments, and local steps beside the exchange of one
-ALONE, OVERLAPPED, IN_TURN = "local steps alone", "streamed", "streamed, overlap=False"
+ALONE = "local steps alone"
 SYNCHRONOUS, ISLANDS, NARROW_ISLANDS = "synchronous", "islands", 'islands, wire="4bit"'
 SYNCHRONOUS_8, SYNCHRONOUS_4 = 'synchronous, wire="8bit"', 'synchronous, wire="4bit"'
 
@@ -73,17 +72,6 @@ def programs_of(part: str, task: Task, world: Any) -> dict[str, tuple[ad.Program
             if name != FLOAT32:
                 found[f"{name}, without hosts="] = program(sync.diloco(task.inner, outer, ROUND, wire=wire), ROUND)
         return found
-    if part == "streamed":
-
-        def streamed(overlap: bool) -> sync.Strategy:
-            steps = FRAGMENTS * BESIDE
-            return sync.streamed(task.inner, outer, steps, FRAGMENTS, overlap=overlap)
-
-        return {
-            ALONE: program(local_steps(task, BESIDE), BESIDE, 2),
-            IN_TURN: program(streamed(False), BESIDE, 2),
-            OVERLAPPED: program(streamed(True), BESIDE, 2),
-        }
     feedback = {"rounding": "error_feedback", "hosts": hosts}
     return {
         SYNCHRONOUS: program(sync.synchronous(task.inner), 1, 8),

@@ -122,5 +122,4 @@ FORMATS = {
     FLOAT32: Format(None, "0.7, momentum 0.5", 0, 1, 1),
     "4bit": Format("4bit", "0.7, momentum 0.5", 0.3, 0.14, 0.15),
     "2bit": Format("2bit", "0.7, momentum 0.5", 1, 0.07, 0.15),
-    "top_k(64, of=4096)": Format(comm.top_k(64, of=4096), "1.0, no momentum", 1, 0.01, 0.15),
 }

@@ -8,7 +8,7 @@ slowed down, or receive SIGTERM, at any moment: during an exchange, a rendezvous
 from the reserve and return to it; batches and shares change. The seed of a job determines its events
 (`tests/mpi/chaos.py`). The checks are in `tests/mpi/chaotic.py`.
 
-With `--strategies`, jobs also train by rounds (4-bit diloco, streamed, islands and quorum, in turn), beside the model
+With `--strategies`, jobs also train by rounds (4-bit diloco, islands and quorum, in turn), beside the model
 that is compared with the plain loop. In the end all processes must have the same model and outer optimizer state of the
 strategy, and the model must have learned.
 

@@ -1,6 +1,6 @@
-"""Rounds in a few bits, streamed rounds and islands, on two hosts that are joined at 100 Mbit/s.
+"""Rounds in a few bits and islands, on two hosts that are joined at 100 Mbit/s.
 
-    python benchmarks/thin_links.py accuracy rounds streamed islands        # about 40 minutes
+    python benchmarks/thin_links.py accuracy rounds islands        # about 30 minutes
     python benchmarks/thin_links.py                                         # the tables once more
 
 Four workers train a net of dense layers on digits, and a small transformer on text.
@@ -8,10 +8,9 @@ Four workers train a net of dense layers on digits, and a small transformer on t
     accuracy    after 60 rounds of 8 local steps, three seeds, by format and by outer optimizer. It does not depend on
                 the link: the workers are devices of one process.
     rounds      the bytes and seconds of a round's exchange, by format
-    streamed    which share of the exchange of a fragment is hidden behind the local steps
     islands     bytes between hosts, and updates, of islands and of synchronous SGD, also with narrow wires
 
-The last three are jobs of two ranks on each of two hosts (network namespaces of this machine: Linux and root). Bytes
+The last two are jobs of two ranks on each of two hosts (network namespaces of this machine: Linux and root). Bytes
 are those of the hosts' interfaces.
 """
 
@@ -28,17 +27,7 @@ import jax
 import numpy as np
 from _hosts import job, joined
 from _measure import RESULTS, report, table
-from _thin_ranks import (
-    ALONE,
-    BESIDE,
-    FRAGMENTS,
-    IN_TURN,
-    ISLAND_ROUND,
-    ISLANDS,
-    OVERLAPPED,
-    ROUND,
-    SYNCHRONOUS,
-)
+from _thin_ranks import ALONE, ISLAND_ROUND, ISLANDS, ROUND, SYNCHRONOUS
 from _thin_tasks import FLOAT32, FORMATS, OUTER, TASKS, Task
 
 import collectives as comm
@@ -157,9 +146,8 @@ def judged(found: Mapping[str, float], task: str) -> list[dict[str, str]]:
 def theory(name: str, parameters: int) -> float:
     """Return the bytes that a host must send in a round's exchange."""
     codec = codec_of(FORMATS[name].wire)
-    if codec is None:
-        return 4 * parameters * 2 * (HOSTS - 1) / HOSTS
-    return codec.bytes_of(parameters) * (HOSTS - 1 if codec.is_sparse else 2 * (HOSTS - 1) / HOSTS)
+    nbytes = 4 * parameters if codec is None else -(-parameters // codec.block) * codec.row_bytes
+    return nbytes * 2 * (HOSTS - 1) / HOSTS
 
 
 def exchanges(found: Mapping[str, Any], task: str, parameters: int) -> list[dict[str, str]]:
@@ -187,21 +175,6 @@ def exchanges(found: Mapping[str, Any], task: str, parameters: int) -> list[dict
             }
         rows.append(row)
     return rows
-
-
-def hidden(found: Mapping[str, Any], task: str) -> dict[str, str]:
-    """Return which share of a fragment's exchange takes no time of a step."""
-    alone, beside, in_turn = (medians(found[name])[2] for name in (ALONE, OVERLAPPED, IN_TURN))
-    share = (in_turn - beside) / (in_turn - alone)
-    return {
-        "": task,
-        f"{BESIDE} local steps": f"{1e3 * alone:.0f} ms",
-        "and a fragment in turn": f"{1e3 * in_turn:.0f} ms",
-        "and a fragment beside them": f"{1e3 * beside:.0f} ms",
-        "hidden": f"{share:.0%}",
-        "bar": "90 %",
-        "verdict": of_seconds("streamed", task, share >= 0.9),
-    }
 
 
 def updates(found: Mapping[str, Any], task: str) -> list[dict[str, str]]:
@@ -238,7 +211,6 @@ def draw() -> None:
     tables = {
         "Accuracy": [row for task in tasks for row in judged(accuracy, task)],
         "Accuracy by outer optimizer, in percent": [row for task in tasks for row in by_outer(accuracy, task)],
-        "Streamed rounds": [hidden(own, task) for task, own in found.get("streamed", {}).items()],
         "Islands and synchronous SGD": [
             row for task, own in found.get("islands", {}).items() for row in updates(own, task)
         ],
@@ -246,7 +218,7 @@ def draw() -> None:
     notes = [EXPLAINED["Exchange"]]
     for title, own in tables.items():
         notes += [f"## {title}", table(own), EXPLAINED[title]] if own else []
-    missing = [part for part in ("accuracy", "rounds", "streamed", "islands") if part not in found]
+    missing = [part for part in ("accuracy", "rounds", "islands") if part not in found]
     notes += [f"Not measured yet: {', '.join(missing)}."] if missing else []
     report("The exchange of a round in a few bits at 100 Mbit/s", rows, "thin_links.md", notes)
 
@@ -254,16 +226,13 @@ def draw() -> None:
 EXPLAINED = {
     "Exchange": "Two ranks on each of two hosts. Medians of rounds with an exchange, less those of local steps alone, "
     "in turn. Bytes are what the busier host puts on its interface, headers of Ethernet, IP and TCP included. "
-    "*Payload* is without headers, relative to theory: each host sends the vector once, in its format; by `top_k` its "
-    "own codes. The rest, 2 kB, is probably MPI's. Seconds include encoding, decoding and the outer optimizer, for "
+    "*Payload* is without headers, relative to theory: each host sends the vector once, in its format. "
+    "The rest, 2 kB, is probably MPI's. Seconds include encoding, decoding and the outer optimizer, for "
     "which four ranks have two cores. Formats have `hosts=comm.by_host(world)` unless the row says otherwise.",
     "Accuracy": f"`sync.diloco`, {ROUNDS} rounds of {ROUND} local steps of Adam, {WORKERS} workers; the same seeds and "
     "order of data for all. Each format, with the outer optimizer named there, is compared with float32 and the outer "
     "optimizer that is best for it, of those that were run. Of the digits, 360 are for testing: one is 0.28 points.",
     "Accuracy by outer optimizer, in percent": "Means, and each seed's accuracy; SGD with Nesterov's momentum.",
-    "Streamed rounds": f"A step has {BESIDE} local steps, which take longer than the exchange, and exchanges one of "
-    f"{FRAGMENTS} fragments in float32, after them (`overlap=False`) or beside them. Hidden is the share of what the "
-    "exchange adds to a step in turn.",
     "Islands and synchronous SGD": f"An update is a local step of each worker. Rounds of islands have {ISLAND_ROUND} "
     "updates. Narrow wires of synchronous SGD have error feedback and `hosts=`. Bytes include what ranks agree on in "
     "each step.",
@@ -273,7 +242,7 @@ EXPLAINED = {
 def main() -> None:
     """Measure the parts that are named, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["accuracy", "rounds", "streamed", "islands", []])
+    parser.add_argument("parts", nargs="*", choices=["accuracy", "rounds", "islands", []])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--outer", nargs="+", default=list(OUTER), choices=list(OUTER), help="of accuracy")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS), help="of accuracy")

@@ -16,7 +16,6 @@ from .worlds.oversubscription import OversubscriptionWarning as Oversubscription
 if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
     from ._by_host import by_host as by_host
-    from ._codes import top_k as top_k
     from ._merge import merge as merge
     from ._neighbor_mean import neighbor_mean as neighbor_mean
     from ._robust import geometric_median as geometric_median
@@ -31,7 +30,6 @@ __getattr__, __dir__ = on_use(
     {
         "asynchronous_mean": "._asynchronous_mean",
         "by_host": "._by_host",
-        "top_k": "._codes",
         "merge": "._merge",
         "neighbor_mean": "._neighbor_mean",
         "geometric_median": "._robust",

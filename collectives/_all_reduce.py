@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from adaptive.operators.sources import EXAMPLES, read
 
 from ._coded import check_coded, in_codes
-from ._codes import Codec, codec_of
+from ._codes import codec_of
 from ._island_sum import checked_islands
 from ._leaves import combine, error, known_capacity, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
@@ -67,9 +67,9 @@ def all_reduce(
         `jnp.bfloat16` and `jnp.float16` halve the bytes; sums are computed in single precision. float16 overflows
         above 65504: a mean over examples sends nothing larger than its values, but with `weight=` the products of
         weight and value, and for a sum the sum, must fit. bfloat16 has the range of float32.
-        "8bit", "4bit", "2bit" and `comm.top_k(k)` compress: the tree is sent as one float32 vector in blocks of 2048
-        numbers with a scale of four bytes each. Each worker sums one slice of the vector in single precision and
-        compresses the sum again. `top_k` sends the largest numbers of each block, and gathers them instead.
+        "8bit", "4bit" and "2bit" compress: the tree is sent as one float32 vector in blocks of 2048 numbers with a
+        scale of four bytes each. Each worker sums one slice of the vector in single precision and compresses the sum
+        again.
       rounding: how to round to `wire`: "nearest"; "stochastic", unbiased, for bfloat16 and bits; or "error_feedback":
         each worker adds its rounding error to the value that it sends next. The error is kept per worker: zero on a
         joining worker, lost with a lost one, unaffected by changes of batch size, and part of checkpoints.
@@ -110,12 +110,11 @@ def all_reduce(
         leaves, scale = _only_finite(leaves, scale)
     codec = codec_of(wire)
     if codec is not None:
-        check_coded(codec, rounding, [leaf.dtype for leaf in leaves.values()], op)
+        check_coded(rounding, [leaf.dtype for leaf in leaves.values()], op)
         groups = None if hosts is None else checked_islands("all_reduce", hosts, known_capacity(), "hosts")
         return in_codes(codec, rounding, tree, leaves, scale, go, groups)
     if hosts is not None:
         raise error("all_reduce", 'hosts= is for compressed formats, such as  wire="4bit"; leave it out.')
-    assert not isinstance(wire, Codec)
     how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
     if how is not None and scale is not None and weight is None:
         scale = how.weight_of(scale)

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import adaptive as ad
-from adaptive.base.reductions import Gathered, Sliced
+from adaptive.base.reductions import Sliced
 from adaptive.operators.collectives import Collective, collective
 from adaptive.operators.operator_state import operator_state
 
-from ._all_gather import Gather
 from ._codes import Codec, Coded
 from ._island_sum import Islands, island_sum
 from ._leaves import combine, error
@@ -76,33 +75,14 @@ class CodedSum(Collective):
         return f"all_reduce(wire={self.slices.codec})"
 
 
-@dataclass(frozen=True)
-class GatherCodes(Gather):
-    """Collective that gathers encoded blocks. Each worker sends only its own row. Rows of absent workers are zeros."""
-
-    name = "all_reduce"
-    label = "gathered codes"
-    is_linear = False
-
-    @property
-    def op(self) -> Gathered:
-        return Gathered()
-
-
-def check_coded(codec: Codec, rounding: Any, dtypes: Sequence[Any], op: Any) -> None:
+def check_coded(rounding: Any, dtypes: Sequence[Any], op: Any) -> None:
     """Check that an `all_reduce` with these arguments can be compressed.
 
     Raises:
-      CollectiveError: `rounding`, `op` or a dtype is not supported with `codec`.
+      CollectiveError: `rounding`, `op` or a dtype is not supported.
     """
     if rounding not in get_args(Rounding):
         raise error("all_reduce", f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
-    if codec.is_sparse and rounding != "error_feedback":
-        raise error(
-            "all_reduce",
-            f"rounding={rounding!r} loses the elements that comm.top_k does not send. Write\n"
-            '    comm.all_reduce(x, wire=comm.top_k(…), rounding="error_feedback")',
-        )
     if op not in ("mean", "sum"):
         raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
     for dtype in dtypes:
@@ -120,7 +100,6 @@ def in_codes(
     weight: jax.Array | None,
     when: jax.Array | None,
     hosts: Islands | None = None,
-    fragment: tuple[int, jax.Array] | None = None,
 ) -> Any:
     """Reduce a tree, as one vector, to the compressed sum or weighted mean over all workers.
 
@@ -134,8 +113,6 @@ def in_codes(
       weight: scalar, this worker's weight; `None` for a sum. Local.
       when: see `all_reduce`; e_i does not change in steps without sending. Replicated.
       hosts: the workers of each host. If given, i is a host, and the first of its workers that has examples sends.
-      fragment: `(n, number)` if calls in different steps reduce n different things, this one thing `number`: e_i is
-        kept for each of them. The number is replicated.
     """
     own = local_sum(leaves) if weight is None else combine(LocalMean(), leaves, leaves, weight=weight)
     share = None if weight is None else local_sum({"": weight})[""]
@@ -160,19 +137,17 @@ def in_codes(
         found = codec.encode(codec.blocks(x), key)
         return found, codec.decode(found, dtype).reshape(-1)[:size]
 
-    def update(all_left: jax.Array) -> tuple[jax.Array, Coded]:
-        left = all_left if fragment is None else all_left[fragment[1]]
+    def update(left: jax.Array) -> tuple[jax.Array, Coded]:
         found, sent = coded(vector + left)
         new = vector + left - sent
         if when is not None:
             new = jnp.where(when, new, left)
         if sends is not None:
             new = jnp.where(sends, new, left)
-        return new if fragment is None else all_left.at[fragment[1]].set(new), found
+        return new, found
 
     if rounding == "error_feedback":
-        shape = (size,) if fragment is None else (fragment[0], size)
-        found = operator_state(LABEL, np.zeros(shape, dtype), update)
+        found = operator_state(LABEL, np.zeros(size, dtype), update)
     else:
         found, _ = coded(vector)
     rows = codec.to_rows(found, share)
@@ -226,9 +201,6 @@ def _summed(
     """Return the sum of all workers' blocks; shape=(blocks, block), of `dtype`."""
     first = next(iter(leaves))
     names = [first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"]
-    if codec.is_sparse:
-        (gathered,) = collective(GatherCodes(), [rows], names=names, when=when)
-        return reduce(jnp.add, (codec.decode(codec.of_rows(own), dtype) for own in gathered))
     slices = CodedSlices(codec, stochastic=rounding != "nearest")
     (total,) = collective(CodedSum(slices), [rows], names=names, when=when)
     return codec.decode(codec.of_rows(total), dtype)

@@ -1,7 +1,7 @@
 """Compressed formats of `all_reduce`: blocks of numbers, encoded in a few bits each.
 
-A vector is cut into blocks. A block is sent as one or two float32 factors and a small integer (code) per number; its
-values are proportional to the factors. To weight a block, multiply its factors: the codes stay the same.
+A vector is cut into blocks. A block is sent as a float32 factor and a small integer (code) per number; its values are
+proportional to the factor. To weight a block, multiply its factor: the codes stay the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from adaptive.base.numbers import whole
-
-from ._leaves import error
 
 BLOCK = 2048  # numbers that share a scale: its four bytes are 0.8 % of 2048 codes of two bits
 _NUMBER = 4  # bytes of single precision
@@ -30,7 +26,7 @@ C = TypeVar("C", bound="Codec")
 class Coded(NamedTuple):
     """Encoded blocks."""
 
-    factors: jax.Array  # shape=(blocks, numbers), float32: values are proportional to them
+    factors: jax.Array  # shape=(blocks, 1), float32: values are proportional to them
     codes: jax.Array  # shape=(blocks, bytes), uint8
 
 
@@ -40,17 +36,9 @@ class Codec:
 
     Attributes:
       block: numbers in a block.
-      is_sparse: whether most numbers of a block are not sent. Such blocks are gathered; others are summed in slices.
     """
 
     block: int = BLOCK
-
-    is_sparse = False
-
-    @property
-    def factors(self) -> int:
-        """Number of float32 factors per block."""
-        return 1
 
     @property
     def code_bytes(self) -> int:
@@ -60,7 +48,7 @@ class Codec:
     @property
     def row_bytes(self) -> int:
         """Bytes of a block on the wire."""
-        return _NUMBER * self.factors + self.code_bytes
+        return _NUMBER + self.code_bytes
 
     def encode(self, x: jax.Array, key: jax.Array | None = None) -> Coded:
         """Encode blocks. Traced.
@@ -81,24 +69,18 @@ class Codec:
 
     def fitted(self: C, size: int) -> C:
         """Return this format with blocks no longer than a vector of `size` numbers."""
-        return self if self.is_sparse else replace(self, block=min(self.block, -(-size // 8) * 8))
-
-    def bytes_of(self, size: int) -> int:
-        """Return how many bytes a vector of `size` numbers takes on the wire."""
-        own = self.fitted(size)
-        return -(-size // own.block) * own.row_bytes
+        return replace(self, block=min(self.block, -(-size // 8) * 8))
 
     def to_rows(self, coded: Coded, weight: Any = None) -> jax.Array:
         """Serialize encoded blocks, multiplied by `weight`; shape=(blocks, row_bytes), uint8."""
         factors = coded.factors if weight is None else coded.factors * jnp.asarray(weight, np.float32)
-        packed = jax.lax.bitcast_convert_type(factors, np.uint8).reshape(len(factors), _NUMBER * self.factors)
+        packed = jax.lax.bitcast_convert_type(factors, np.uint8).reshape(len(factors), _NUMBER)
         return jnp.concatenate([packed, coded.codes], 1)
 
     def of_rows(self, rows: jax.Array) -> Coded:
         """Deserialize encoded blocks: the inverse of `to_rows`."""
-        split = _NUMBER * self.factors
-        factors = jax.lax.bitcast_convert_type(rows[:, :split].reshape(-1, self.factors, _NUMBER), np.float32)
-        return Coded(factors, rows[:, split:])
+        factors = jax.lax.bitcast_convert_type(rows[:, :_NUMBER].reshape(-1, 1, _NUMBER), np.float32)
+        return Coded(factors, rows[:, _NUMBER:])
 
 
 @dataclass(frozen=True)
@@ -172,79 +154,25 @@ def _between(scaled: jax.Array, noise: jax.Array) -> jax.Array:
     return codes[below + (noise < share).astype(np.int32)]
 
 
-@dataclass(frozen=True)
-class TopK(Codec):
-    """The `k` largest numbers of each block, rounded to two magnitudes of either sign; made by `comm.top_k`."""
-
-    k: int = 1
-
-    is_sparse = True
-
-    @property
-    def factors(self) -> int:
-        return 2
-
-    @property
-    def index_bits(self) -> int:
-        """Bits of a number's index in its block."""
-        return max(1, (self.block - 1).bit_length())
-
-    @property
-    def code_bytes(self) -> int:
-        return _packed_bytes(self.k, self.index_bits) + _packed_bytes(self.k, 2)
-
-    def encode(self, x: jax.Array, key: jax.Array | None = None) -> Coded:
-        magnitudes, places = jax.lax.top_k(jnp.abs(x), self.k)
-        values = jnp.take_along_axis(x, places, 1)
-        is_large = magnitudes > magnitudes.mean(1, keepdims=True)
-        means = [_mean(magnitudes, chosen) for chosen in (~is_large, is_large)]
-        numbers = jnp.where(values < 0, 2, 0) + is_large.astype(np.int32)
-        codes = [pack(places.astype(np.uint32), self.index_bits), pack(numbers.astype(np.uint8), 2)]
-        return Coded(jnp.concatenate(means, 1).astype(np.float32), jnp.concatenate(codes, 1))
-
-    def decode(self, coded: Coded, dtype: Any = np.float32) -> jax.Array:
-        split = _packed_bytes(self.k, self.index_bits)
-        places = unpack(coded.codes[:, :split], self.index_bits, self.k).astype(np.int32)
-        numbers = unpack(coded.codes[:, split:], 2, self.k).astype(np.int32)
-        magnitudes = jnp.take_along_axis(coded.factors, numbers % 2, 1).astype(dtype)
-        values = jnp.where(numbers >= 2, -magnitudes, magnitudes)
-        rows = jnp.arange(len(places))[:, None]
-        return jnp.zeros((len(places), self.block), dtype).at[rows, places].set(values)
-
-
-def _mean(x: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Return each row's mean over the chosen elements, or 0 where there are none; shape=(rows, 1)."""
-    number = jnp.maximum(chosen.sum(1, keepdims=True), 1)
-    return (jnp.where(chosen, x, 0) / number.astype(x.dtype)).sum(1, keepdims=True)
-
-
 def pack(numbers: jax.Array, bits: int) -> jax.Array:
-    """Pack rows of integers below 2^bits into bytes, lowest first; shape=(rows, ceil(columns * bits / 8)), uint8."""
+    """Pack rows of integers below 2^bits into bytes, lowest first; shape=(rows, ceil(columns * bits / 8)), uint8.
+
+    `bits` divides 8.
+    """
     rows, columns = numbers.shape
     if bits == 8:
         return numbers.astype(np.uint8)
-    if 8 % bits == 0:
-        each = 8 // bits
-        padded = jnp.pad(numbers.astype(np.uint8), ((0, 0), (0, -columns % each))).reshape(rows, -1, each)
-        return (padded << jnp.arange(0, 8, bits, dtype=np.uint8)[None, None]).sum(2, dtype=np.uint8)
-    single = numbers.astype(np.uint32)[:, :, None] >> jnp.arange(bits, dtype=np.uint32)[None, None] & 1
-    return jnp.packbits(single.astype(np.uint8).reshape(rows, -1), axis=1, bitorder="little")
+    each = 8 // bits
+    padded = jnp.pad(numbers.astype(np.uint8), ((0, 0), (0, -columns % each))).reshape(rows, -1, each)
+    return (padded << jnp.arange(0, 8, bits, dtype=np.uint8)[None, None]).sum(2, dtype=np.uint8)
 
 
 def unpack(packed: jax.Array, bits: int, columns: int) -> jax.Array:
     """Unpack integers: the inverse of `pack`; shape=(rows, columns)."""
-    rows = len(packed)
     if bits == 8:
         return packed[:, :columns]
-    if 8 % bits == 0:
-        apart = packed[:, :, None] >> jnp.arange(0, 8, bits, dtype=np.uint8)[None, None] & np.uint8(2**bits - 1)
-        return apart.reshape(rows, packed.shape[1] * (8 // bits))[:, :columns]
-    single = jnp.unpackbits(packed, axis=1, count=columns * bits, bitorder="little").reshape(rows, columns, bits)
-    return (single.astype(np.uint32) << jnp.arange(bits, dtype=np.uint32)[None, None]).sum(2, dtype=np.uint32)
-
-
-def _packed_bytes(numbers: int, bits: int) -> int:
-    return -(-numbers * bits // 8)
+    apart = packed[:, :, None] >> jnp.arange(0, 8, bits, dtype=np.uint8)[None, None] & np.uint8(2**bits - 1)
+    return apart.reshape(len(packed), packed.shape[1] * (8 // bits))[:, :columns]
 
 
 NAMED: dict[str, Codec] = {"8bit": Uniform(bits=8), "4bit": Uniform(bits=4), "2bit": TwoBits()}
@@ -252,33 +180,4 @@ NAMED: dict[str, Codec] = {"8bit": Uniform(bits=8), "4bit": Uniform(bits=4), "2b
 
 def codec_of(wire: Any) -> Codec | None:
     """Return the codec for `wire=`, or None if `wire` is not a compressed format."""
-    if isinstance(wire, Codec):
-        return wire
     return NAMED.get(wire) if isinstance(wire, str) else None
-
-
-def top_k(k: int, *, of: int = 4096) -> TopK:
-    """Return a format for `wire=` that sends the `k` largest numbers of each block: an index and two bits for each.
-
-    Requires `rounding="error_feedback"`, which sends the other numbers in later steps. Suits rounds of many local steps
-    (`sync.diloco`) with an outer optimizer without momentum. A worker sends `k * (log2(of) + 2) / 8 + 8` bytes per
-    block to every other worker: with k=64 of 4096 numbers, 120 bytes instead of 16 kB.
-
-    Args:
-      k: how many numbers of each block are sent.
-      of: block size, in numbers. The leaves of a tree are concatenated to one vector.
-
-    Raises:
-      CollectiveError: `k` or `of` is not a positive integer, or `k` is larger than `of`.
-
-    Example:
-      >>> wire = comm.top_k(64, of=4096)
-      >>> strategy = sync.diloco(optax.adamw(4e-4), optax.sgd(1.0), steps=30, wire=wire)            # doctest: +SKIP
-
-    References:
-      Sarfi et al. 2025, "Communication efficient LLM pre-training with SparseLoCo", section 3.
-    """
-    number, block = whole(k), whole(of)
-    if number is None or block is None or not 1 <= number <= block:
-        raise error("top_k", f"k={k!r}, of={of!r}: both must be positive integers, and k at most `of`.")
-    return TopK(block, number)

@@ -15,15 +15,14 @@ from adaptive.base.reductions import Sliced
 from adaptive.operators.operator_state import operator_state
 from adaptive.operators.sources import GLOBAL_BATCH, read
 
-from ._codes import Codec
 from ._leaves import combine, error
 from ._local_mean import local_sum
 from ._reduce import Reduce
 
 Rounding = Literal["nearest", "stochastic", "error_feedback"]
-Wire = DTypeLike | Codec  # "8bit", "4bit" and "2bit" are strings, as names of dtypes are
+Wire = DTypeLike  # "8bit", "4bit" and "2bit" are strings, as names of dtypes are
 _FORMATS = ("bfloat16", "float16")
-FORMATS_IN_WORDS = 'Use jnp.bfloat16, jnp.float16, "8bit", "4bit", "2bit" or comm.top_k(64).'
+FORMATS_IN_WORDS = 'Use jnp.bfloat16, jnp.float16, "8bit", "4bit" or "2bit".'
 _LOW_BITS = 16  # bits of a single-precision number that bfloat16 drops
 
 

@@ -34,7 +34,6 @@ STRATEGIES = {
     "pair_averaging": sync.pair_averaging(SGD),
     "local_steps": sync.local_steps(SGD, steps=4),
     "diloco": sync.diloco(SGD, OUTER, steps=4),
-    "streamed": sync.streamed(SGD, OUTER, steps=8, fragments=2),
     "hybrid": sync.hybrid(sync.model_averaging(SGD), sync.synchronous(SGD)),
 }
 
@@ -89,7 +88,7 @@ with comm.world() as world:
     for name, strategy in STRATEGIES.items():
         if args.strategy not in (name, "all"):
             continue
-        batch = world.size * args.local_batch * (4 if name in ("local_steps", "diloco", "streamed") else 1)
+        batch = world.size * args.local_batch * (4 if name in ("local_steps", "diloco") else 1)
         program = ad.Program(
             driver_of(strategy),
             strategy.init(params),

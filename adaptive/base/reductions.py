@@ -1,12 +1,11 @@
 """Reductions of a message's part over the workers, other than sums and extremes.
 
-Worlds know "sum", "max" and "min" by name. Others are objects, of three kinds:
+Worlds know "sum", "max" and "min" by name. Others are objects, of two kinds:
 
 * `Sliced`: each worker receives one slice of all workers' values and reduces it; then all receive all slices. The
   traffic is that of an all-reduce (twice the part), but the reduction sees each worker's values, and values may be sent
   in another format than they are reduced in.
 * `Mixed`: each worker receives the values of some others, and averages them with its own.
-* `Gathered`: each worker receives the values of all others.
 
 All are frozen dataclasses, equal on all workers, and compared by their fields.
 """
@@ -14,7 +13,6 @@ All are frozen dataclasses, equal on all workers, and compared by their fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
 
@@ -142,22 +140,7 @@ class Mixed:
         ]
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """All workers' values on every worker. A part has a row for each worker slot.
-
-    In the part that a worker sends, the rows of other workers are zeros. In the result, rows of empty slots are zeros.
-    """
-
-    adds_up = False
-    elementwise = False
-
-    def in_one_place(self, rows: Sequence[jax.Array]) -> jax.Array:
-        """Return the result of values that are all on one device; `rows[i]` is worker i's part."""
-        return jnp.stack([part[worker] for worker, part in enumerate(rows)])
-
-
-Reduction = str | Sliced | Mixed | Gathered
+Reduction = str | Sliced | Mixed
 
 
 def average(weighed: Sequence[tuple[float, Any]]) -> Any:

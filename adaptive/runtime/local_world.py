@@ -16,7 +16,7 @@ import numpy as np
 from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, Parts, PartSpec
 from adaptive.base.current import enter, leave
 from adaptive.base.mailbox import LocalMailboxes
-from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, combine_microbatches
+from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_microbatches
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import World
 
@@ -71,8 +71,6 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
             return op.in_one_place(column, step, self.members)
         if isinstance(op, Sliced):
             one = _compiled(op)(list(column), np.int32(step))
-        elif isinstance(op, Gathered):
-            one = op.in_one_place(column)
         else:
             one = reduce(partial(combine_microbatches, op), column)
         return [one] * len(column)

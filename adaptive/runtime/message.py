@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from adaptive.base.reductions import Gathered, Reduction, Sliced, adds_up, combine_microbatches
+from adaptive.base.reductions import Reduction, Sliced, adds_up, combine_microbatches
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, scaled, wire_dtype
@@ -67,8 +67,7 @@ class Part:
     @property
     def nbytes(self) -> int:
         """Bytes of the part that one worker sends."""
-        sent = self.shape[1:] if isinstance(self.op, Gathered) else self.shape
-        return int(np.prod(sent, dtype=int)) * self.itemsize
+        return int(np.prod(self.shape, dtype=int)) * self.itemsize
 
 
 @dataclass(frozen=True)

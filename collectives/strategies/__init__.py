@@ -1,8 +1,5 @@
 """Strategies to synchronize the workers of a training run, such as model averaging. All have the same interface."""
 
-from ._cost import Link as Link
-from ._cost import StepCost as StepCost
-from ._cost import step_cost as step_cost
 from ._diloco import diloco as diloco
 from ._hybrid import hybrid as hybrid
 from ._islands import islands as islands
@@ -12,7 +9,4 @@ from ._pair_averaging import pair_averaging as pair_averaging
 from ._quorum import quorum as quorum
 from ._strategy import Strategy as Strategy
 from ._strategy import average as average
-from ._streamed import streamed as streamed
 from ._synchronous import synchronous as synchronous
-from ._traffic import ModelMessage as ModelMessage
-from ._traffic import Traffic as Traffic

@@ -16,7 +16,6 @@ from collectives._leaves import error
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._traffic import Traffic, compressed_messages
 from ._trees import arrays, check_optimizer, minus, rounding_of
 
 
@@ -49,9 +48,8 @@ def diloco(
       inner: an optax optimizer; its state is per worker and kept from round to round. AdamW in the paper.
       outer: an optax optimizer; its state is replicated. In the paper `optax.sgd(0.7, momentum=0.9, nesterov=True)`.
       steps: local steps in a round.
-      wire: a format for the outer gradient: `jnp.bfloat16`, "8bit", "4bit", "2bit" or `comm.top_k(64)`. See
-        `collectives.all_reduce`. In trials with one small model, "4bit" worked with an outer momentum of 0.9, "2bit"
-        with 0.5, and `top_k` without momentum (`optax.sgd(1.0)`).
+      wire: a format for the outer gradient: `jnp.bfloat16`, "8bit", "4bit" or "2bit". See `collectives.all_reduce`. In
+        trials with one small model, "4bit" worked with an outer momentum of 0.9, and "2bit" with 0.5.
       rounding: how to round to `wire`; see `collectives.all_reduce`. By default "error_feedback" for compressed
         formats, and "nearest" for others.
       hosts: the workers of each host, for compressed formats: `comm.by_host(world)`. The changes of a host's workers
@@ -112,7 +110,6 @@ def rounds(
         per_worker_state=lambda state: state.inner,
         model=lambda state: state.params,
         kind=Rounds,
-        traffic=lambda: Traffic(compressed_messages(**how), local_steps=steps),
     )
 
 

@@ -12,12 +12,11 @@ import optax
 import adaptive as ad
 from adaptive.base.numbers import whole
 from adaptive.operators.sources import EXAMPLES, read
-from collectives._island_sum import WithinIslands, checked_islands, island_sum
+from collectives._island_sum import checked_islands, island_sum
 from collectives._leaves import error, known_capacity
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._traffic import NUMBER, ModelMessage, Traffic, all_reduce_message, state_bytes
 from ._trees import all_reduced, arrays, check_optimizer, minus, rounding_of, scaled, select
 
 
@@ -140,13 +139,6 @@ def islands(
         examples = jnp.where(ends, 0, examples)
         return Islands(params, outer_state, state.taken + 1, replica, opt_state, seen, examples, state.island)
 
-    def traffic() -> Traffic:
-        within, inner_bytes = WithinIslands(groups), state_bytes(inner)
-        gradients = ModelMessage(within, lambda parameters: NUMBER * parameters)
-        change = all_reduce_message(**how, every=steps, islands=groups)
-        given = ModelMessage(within, lambda parameters: NUMBER * parameters + inner_bytes(parameters), steps)
-        return Traffic((gradients, change, given))
-
     return Strategy(
         "islands",
         init,
@@ -155,7 +147,6 @@ def islands(
         model=lambda state: state.params,
         replica=lambda state: state.replica,
         kind=Islands,
-        traffic=traffic,
     )
 
 

@@ -14,7 +14,6 @@ from collectives._leaves import error
 from collectives._local_mean import local_mean
 
 from ._strategy import Strategy, one_step
-from ._traffic import Traffic, all_reduce_message
 from ._trees import all_reduced, arrays, check_optimizer, check_wire, minus, plus, zeros
 
 
@@ -105,7 +104,6 @@ def model_averaging(
         per_worker_state=lambda state: (state.apart, state.opt_state),
         model=lambda state: state.center,
         kind=ModelAveraging,
-        traffic=lambda: Traffic((all_reduce_message(wire),)),
     )
 
 

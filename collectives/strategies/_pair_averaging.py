@@ -14,7 +14,6 @@ from collectives._neighbor_mean import neighbor_mean
 from collectives._schedules import Schedule, schedule_of
 
 from ._strategy import Strategy, one_step
-from ._traffic import NUMBER, ModelMessage, Traffic
 from ._trees import arrays, check_optimizer, plus, select
 
 
@@ -60,7 +59,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
       Lian et al. 2017, "Can decentralized algorithms outperform centralized algorithms?", NeurIPS, algorithm 1.
     """
     check_optimizer("pair_averaging", optimizer)
-    pairs = schedule_of("pair_averaging", schedule, known_capacity())
+    schedule_of("pair_averaging", schedule, known_capacity())
 
     def init(params: Any) -> PairAveraging:
         params = arrays(params)
@@ -83,7 +82,6 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
         model=lambda state: state.params,
         kind=PairAveraging,
         counts=lambda state: state.knows | ~state.begun,
-        traffic=lambda: Traffic((ModelMessage(pairs, lambda parameters: NUMBER * parameters),)),
     )
 
 

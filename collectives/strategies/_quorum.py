@@ -18,7 +18,6 @@ from collectives._wire import Rounding, Wire
 
 from ._diloco import local_step
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._traffic import Traffic, all_reduce_message
 from ._trees import arrays, check_optimizer, minus, rounding_without_feedback, select, zeros
 
 
@@ -75,7 +74,7 @@ def quorum(
       quorum: number of workers that close a round, of those with examples. By default, half of these (rounded up) and
         one more. At least a majority is needed, and all suffice.
       grace: for how long a round stays open after the quorum, relative to its duration until then.
-      wire: a format for e: `jnp.bfloat16`, "8bit", "4bit" or "2bit"; not `comm.top_k`. See `collectives.all_reduce`.
+      wire: a format for e: `jnp.bfloat16`, "8bit", "4bit" or "2bit". See `collectives.all_reduce`.
       rounding: to that format: "nearest" or "stochastic".
 
     Returns:
@@ -129,9 +128,6 @@ def quorum(
         per_worker_state=lambda state: (state.behind, state.inner, state.taken, state.examples),
         model=lambda state: state.params,
         kind=Quorum,
-        traffic=lambda: Traffic(
-            (all_reduce_message(**how),), steps, quorum=lambda workers: _ends_round(workers, quorum), grace=float(grace)
-        ),
     )
 
 
@@ -186,12 +182,6 @@ def _local_steps(
 def _is_wide(dtype: Any) -> bool:
     """Return whether sums of many numbers of a dtype are accurate in it."""
     return jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize >= 4
-
-
-def _ends_round(workers: int, quorum: int | None) -> int:
-    """Return what `_needed` does, outside a program."""
-    wanted = (workers + 1) // 2 + 1 if quorum is None else quorum
-    return min(max(wanted, workers // 2 + 1), workers)
 
 
 def _needed(workers: jax.Array, quorum: int | None) -> jax.Array:

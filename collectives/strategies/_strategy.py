@@ -15,8 +15,6 @@ from adaptive import CollectiveError, Program
 from adaptive.base.roster import with_same_members
 from collectives._leaves import error
 
-from ._traffic import Traffic
-
 ValueAndGrad = Callable[[Any, Any], tuple[Any, Any]]
 Stepped = tuple[Any, Any, Any, Any]  # state, loss, this worker's gradients, their mean over all workers
 
@@ -47,7 +45,6 @@ class Strategy:
         collectives only if `when` is true; `when=None` means always.
       counts: returns whether `average` includes this replica; `None` means always.
       kind: type of the state: other types are rejected, and `find` looks for it; `None` disables both.
-      traffic: returns what the strategy sends in a step, for `step_cost`; `None` if that is unknown.
 
     Raises:
       CollectiveError: by its functions, if they get a state that is not of type `kind`.
@@ -70,7 +67,6 @@ class Strategy:
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]] | None = None
     counts: Callable[[Any], Any] | None = None
     kind: type | None = None
-    traffic: Callable[[], Traffic] | None = None
 
     def __post_init__(self) -> None:
         if self.kind is None:
@@ -170,7 +166,6 @@ def one_step(
     model: Callable[[Any], Any],
     kind: type,
     counts: Callable[[Any], Any] | None = None,
-    traffic: Callable[[], Traffic] | None = None,
 ) -> Strategy:
     """Return a strategy whose step computes one gradient at the worker's replica."""
 
@@ -179,7 +174,7 @@ def one_step(
         state, avg_grads = update(state, grads, None)
         return state, loss, grads, avg_grads
 
-    return Strategy(name, init, take, per_worker_state, model, replica, update, counts, kind, traffic)
+    return Strategy(name, init, take, per_worker_state, model, replica, update, counts, kind)
 
 
 def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any] | None = None) -> Any:

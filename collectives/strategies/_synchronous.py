@@ -12,7 +12,6 @@ from collectives._robust import Robust
 from collectives._wire import Rounding, Wire
 
 from ._strategy import Strategy, one_step
-from ._traffic import Traffic, compressed_messages
 from ._trees import all_reduced, arrays, check_optimizer
 
 
@@ -74,5 +73,4 @@ def synchronous(
         per_worker_state=lambda state: (),
         model=lambda state: state.params,
         kind=Synchronous,
-        traffic=lambda: Traffic(compressed_messages(wire, rounding, hosts, op)),
     )

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 import adaptive as ad
 from collectives._all_reduce import all_reduce
-from collectives._codes import Codec, codec_of
+from collectives._codes import codec_of
 from collectives._leaves import error
 from collectives._wire import Rounding, Wire
 
@@ -82,21 +82,16 @@ def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Roun
       CollectiveError: the format or the rounding is not supported, or they do not go together.
     """
     codec = codec_of(wire)
-    dtype: DTypeLike | None = None if codec is not None or isinstance(wire, Codec) else wire
     if codec is None:
-        check_wire(what, dtype, ' or of bits, such as  wire="4bit"')
+        check_wire(what, wire, ' or of bits, such as  wire="4bit"')
     if rounding is None:
         return "nearest" if codec is None else "error_feedback"
     if rounding not in get_args(Rounding):
         raise error(what, f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
     if wire is None:
         raise error(what, f'rounding={rounding!r} needs a format to round to:  wire="4bit"')
-    if codec is None and rounding != "nearest" and jnp.dtype(dtype) != jnp.bfloat16:
-        raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not {jnp.dtype(dtype).name}.")
-    if codec is not None and codec.is_sparse and rounding != "error_feedback":
-        raise error(
-            what, f'rounding={rounding!r} loses the elements that comm.top_k does not send:  rounding="error_feedback"'
-        )
+    if codec is None and rounding != "nearest" and jnp.dtype(wire) != jnp.bfloat16:
+        raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not {jnp.dtype(wire).name}.")
     return rounding
 
 
@@ -109,9 +104,6 @@ def rounding_without_feedback(what: str, wire: Wire | None, rounding: Rounding) 
     if rounding == "error_feedback":
         why = "would mix what different exchanges send"
         raise error(what, f'rounding="error_feedback" {why}: rounding="stochastic" or "nearest".')
-    codec = codec_of(wire)
-    if codec is not None and codec.is_sparse:
-        raise error(what, f'comm.top_k needs error feedback, which {what} does not have. Write  wire="4bit"')
     given = None if wire is None and rounding == "nearest" else rounding
     return {"wire": wire, "rounding": rounding_of(what, wire, given)}
 

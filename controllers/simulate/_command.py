@@ -1,7 +1,6 @@
 """Try policies on a simulated cluster, or on a recorded run.
 
 adaptive simulate step_change --png step_change.png
-adaptive simulate equal --link 100Mbit/s --parameters 100e6 --hosts 4
 adaptive replay trace.jsonl --policy balance
 """
 
@@ -23,14 +22,12 @@ from . import _scenarios
 from ._cluster import Cluster
 from ._draw import draw
 from ._line_up import LINE_UP, hooked
-from ._on_links import tables_on_links
 from ._recording import Recording, TraceError, read_trace
 from ._replay import fit
 from ._replay import replay as shown
 from ._scenarios import Scenario, scenario
 from ._simulation import SIGNALS, Hooked, Simulation
 from ._simulation import simulate as simulated
-from ._strategies import GRAMMAR
 from ._tables import aligned, compare, table
 
 SIMULATED = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
@@ -62,28 +59,7 @@ def _policy_options(default: str) -> Callable[[Callable], Callable]:
     return add
 
 
-def _link_options(command: Callable) -> Callable:
-    """Add the options of strategies on links between hosts."""
-    options = (
-        click.option("--link", "links", multiple=True, metavar="RATE", help="Compare strategies that synchronize "
-            "workers instead, on links of this rate between hosts, such as 100Mbit/s; may be repeated. all: from "
-            "10 Mbit/s to 100 Gbit/s."),
-        click.option("--hosts", type=click.IntRange(1), metavar="N", help="Number of hosts, which share the workers. "
-            "Default: one for each worker."),
-        click.option("--parameters", type=float, default=100e6, show_default=True, metavar="N",
-            help="Number of the model's parameters."),
-        click.option("--latency", type=float, default=1e-4, show_default=True, metavar="SECONDS",
-            help="Of a small message on the link."),
-        click.option("--compute", type=float, metavar="SECONDS", help="Of a local step, instead of a scenario."),
-        click.option("--strategy", "strategies", multiple=True, metavar="STRATEGY", help="A strategy to compare; may "
-            "be repeated. Default: exact ones first, and then those that send less."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@click.command("simulate", context_settings=_SETTINGS, epilog=POLICY + GRAMMAR)
+@click.command("simulate", context_settings=_SETTINGS, epilog=POLICY)
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @_policy_options(", ".join(SIMULATED))
 @click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="Number of workers.")
@@ -91,7 +67,6 @@ def _link_options(command: Callable) -> Callable:
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Plot seconds per step, batch sizes and the best split.")
 @click.option("--list", "listing", is_flag=True, help="List the scenarios and the policies.")
-@_link_options
 def simulate(
     scenarios: Sequence[str],
     policies: Sequence[str],
@@ -101,10 +76,8 @@ def simulate(
     seed: int,
     png: Path | None,
     listing: bool,
-    links: Sequence[str],
-    **of_links: Any,
 ) -> None:
-    """Compare policies on simulated clusters, under a virtual clock; or, with --link, strategies on links.
+    """Compare policies on simulated clusters, under a virtual clock.
 
     \b
     adaptive simulate step_change --workers 16 --png step_change.png
@@ -113,22 +86,11 @@ def simulate(
     PYTHONPATH=. adaptive simulate drift --policy balance --policy mine:make_policy
     adaptive simulate scaling --policy equal --policy noise_workers --policy goodput_workers
     adaptive simulate listing_1 spot --policy equal --policy balance
-    adaptive simulate random_stragglers --link 100Mbit/s --parameters 100e6 --hosts 4
-    adaptive simulate --compute 0.5 --link all --hosts 4 --workers 8 --strategy diloco,steps=50
 
     SCENARIO is a name that --list prints, or all.
     """
     if listing:
         return click.echo(_listing())
-    if links:
-        if png:
-            raise click.UsageError("--png shows policies, and not strategies on a --link")
-        with _complaints():
-            hooks = _hooks(policies or ("equal",), reads)
-            for number, text in enumerate(tables_on_links(links, scenarios, hooks, workers, steps, seed, **of_links)):
-                click.echo("\n" * bool(number) + text)
-        return None
-    _refuse_without_a_link()
     if not scenarios:
         raise click.UsageError("name a scenario (see --list). To use a recorded run:  adaptive replay TRACE")
     if png and (len(scenarios) > 1 or scenarios[0] == "all"):
@@ -169,15 +131,6 @@ def replay(
             click.echo(_decisions(recording, exact, _hooks(policies or EXACT, reads), reads))
         else:
             _compared_with_what_was(recording, trace, _hooks(policies or REPLAYED, reads), png)
-
-
-def _refuse_without_a_link() -> None:
-    """Raise an error if an option of links was given without one."""
-    context = click.get_current_context()
-    for name in ("hosts", "parameters", "latency", "compute", "strategies"):
-        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            option = "--strategy" if name == "strategies" else f"--{name}"
-            raise click.UsageError(f"{option} needs a link:  --link 100Mbit/s")
 
 
 @contextmanager

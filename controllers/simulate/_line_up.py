@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from adaptive.base.decision import Observation
 from controllers._policy import Policy
@@ -23,8 +23,6 @@ from controllers.predictors.base import memoryless, moving_average
 from controllers.predictors.narx import narx
 
 from ._simulation import SIGNALS, Hooked
-
-T = TypeVar("T")
 
 SECONDS = ("seconds",)
 MACHINE = ("seconds", "cpu_available", "memory_available")
@@ -143,7 +141,7 @@ def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
         contender = LINE_UP[plain]
         policy, default_reads, every = contender.make(), contender.reads, contender.every
     elif ":" in plain:
-        policy, default_reads, every = imported(plain, Policy), SECONDS, 1
+        policy, default_reads, every = imported(plain), SECONDS, 1
     else:
         raise ValueError(f"no policy is called {plain!r}; known are {', '.join(LINE_UP)}. Or give module:factory.")
     for signal in reads or ():
@@ -152,15 +150,14 @@ def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
     return Hooked(policy, default_reads if reads is None else tuple(reads), int(number) if number else every)
 
 
-def imported(path: str, kind: type[T]) -> T:
-    """Return an object given as `module:name`, which names it or a function without arguments that makes it.
+def imported(path: str) -> Policy:
+    """Return a policy given as `module:name`, which names it or a function without arguments that makes it.
 
     Args:
       path: module and name.
-      kind: the object's type.
 
     Raises:
-      ValueError: there is no such module or name, or it is not of that type and does not make one.
+      ValueError: there is no such module or name, or it is not a policy and does not make one.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -175,7 +172,6 @@ def imported(path: str, kind: type[T]) -> T:
         made = found() if callable(found) else found
     except TypeError as error:
         raise ValueError(f"{path}: {error}. It must take no arguments.") from error
-    if not isinstance(made, kind):
-        where = f"{kind.__module__.partition('._')[0]}.{kind.__name__}"
-        raise ValueError(f"{path}: expected a {where}, or a function that makes one; got {made!r}.")
+    if not isinstance(made, Policy):
+        raise ValueError(f"{path}: expected a controllers.Policy, or a function that makes one; got {made!r}.")
     return made

@@ -20,7 +20,7 @@ from tests.docs.pages import ROOT, fences
 from tests.docs.pasted import pasted
 from tests.mpirun import plain_environment, run
 
-README, TUTORIAL, STRATEGIES = ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "strategies.md"
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 
 
 def file_of(page: Path, path: Path) -> Path:
@@ -48,15 +48,6 @@ def test_the_simulation_that_the_readme_shows(tmp_path, monkeypatch):
     done = CliRunner().invoke(simulate, command.split()[2:])
     assert (done.exit_code, varies) == (0, False)
     assert differs(shown, done.output) == ""
-
-
-def test_the_costs_of_strategies_on_links_are_the_models():
-    commands = [text.removeprefix("$ ") for _, block in fences(STRATEGIES, "console") for text in block.splitlines()]
-    commands = [text for text in commands if text.startswith("adaptive simulate")]
-    assert len(commands) == 2
-    for command in commands:
-        done = CliRunner().invoke(simulate, command.split()[2:])
-        assert (done.exit_code, done.stdout) == (0, session(STRATEGIES, command)[0])
 
 
 def test_balance_adapts_as_fast_as_the_readme_claims():

@@ -15,7 +15,7 @@ from tests.speed import limit
 pytestmark = pytest.mark.ranks
 
 SCRIPT = ROOT / "examples" / "strategies.py"
-NAMES = ["synchronous", "model_averaging", "pair_averaging", "local_steps", "diloco", "streamed", "hybrid", "islands"]
+NAMES = ["synchronous", "model_averaging", "pair_averaging", "local_steps", "diloco", "hybrid", "islands"]
 
 
 def accuracies(printed: str) -> dict[str, float]:

@@ -29,7 +29,7 @@ EACH_STEP = ("between", "a hook", "a frame", "an exchange", "a commit")
 AT_CHANGES = ("a change", "a meeting", "a regroup", "an agreement", "a hand-over", "a repair", "a wait")
 GATHERS = ("building 1", "building 2", "building 3", "restoring 1", "restoring 2")  # one of those of a stage
 BESIDE = ("evaluate", "a checkpoint", "a compile", "any time")
-STRATEGIES = ("diloco", "streamed", "islands", "quorum")
+STRATEGIES = ("diloco", "islands", "quorum")
 
 
 class Event(NamedTuple):

@@ -54,8 +54,6 @@ def strategy_of(name: str, capacity: int) -> sync.Strategy | None:
     inner, outer = optax.sgd(0.01, momentum=0.5), optax.sgd(0.7, momentum=0.5, nesterov=True)
     if name == "diloco":
         return sync.diloco(inner, outer, 2, wire="4bit")
-    if name == "streamed":
-        return sync.streamed(inner, outer, 4, 2)
     if name == "islands":
         middle = (capacity + 1) // 2
         return sync.islands(inner, outer, 3, [range(middle), range(middle, capacity)])

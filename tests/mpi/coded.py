@@ -22,7 +22,7 @@ from adaptive.runtime.local_world import LocalWorld
 STEPS, N = 14, 500
 DATA = {"x": np.random.default_rng(0).normal(size=(480, N)).astype(np.float32)}
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
-ISLANDS = sync.islands(optax.sgd(0.1, momentum=0.5), OUTER, 3, [[0, 1], [2]], wire=comm.top_k(100, of=250))
+ISLANDS = sync.islands(optax.sgd(0.1, momentum=0.5), OUTER, 3, [[0, 1], [2]])
 
 
 def driver(state, batch):
@@ -31,7 +31,7 @@ def driver(state, batch):
         comm.all_reduce(own, wire="4bit"),  # to the nearest: the random numbers of a slice go by who sums it
         comm.all_reduce(own, wire="2bit"),
         comm.all_reduce(own, wire="2bit", hosts=[[0, 1], [2]]),
-        comm.all_reduce(own, wire=comm.top_k(20, of=200), rounding="error_feedback"),
+        comm.all_reduce(own, wire="8bit", rounding="error_feedback"),  # the sum is rounded at random
     ]
     islands, _ = ISLANDS.step(state["islands"], lambda p, b: (b["x"].sum(), p - b["x"].mean(0)), batch)
     return {"sums": [a + b for a, b in zip(state["sums"], means, strict=True)], "islands": islands}, {}
@@ -57,15 +57,15 @@ with comm.world() as world:
             members = report.members
             expected = twin.step()
             assert expected.batch_sizes == report.batch_sizes, (report, expected)
-            *dense, sparse = [
+            *nearest, at_random = [
                 np.abs(np.asarray(a) - np.asarray(b))
                 for a, b in zip(program.state["sums"], twin.state["sums"], strict=True)
             ]
-            assert sparse.max() < 1e-5, (report, sparse.max())
+            assert at_random.max() < 0.3, (report, at_random.max())
             for a, b in zip(program.state["islands"], twin.state["islands"], strict=True):
                 jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), a, b)
             # Sums of codes are often exact ties, which the last digit of a scale decides; they move by one step.
-            assert all(np.mean(x > 1e-5) < 0.05 and x.max() < 0.3 for x in dense), (report, dense)
+            assert all(np.mean(x > 1e-5) < 0.05 and x.max() < 0.3 for x in nearest), (report, nearest)
         if report.step == 3 and own == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if report.step == 6:

@@ -610,7 +610,6 @@ ELASTIC = {
     "diloco": lambda n: sync.diloco(ADAM, OUTER, 2),
     "diloco, 8 bits": lambda n: sync.diloco(ADAM, OUTER, 2, wire="8bit"),
     "model_averaging": lambda n: sync.model_averaging(ADAM, alpha=0.1),
-    "streamed": lambda n: sync.streamed(ADAM, OUTER, 4, 2),
     "islands": lambda n: sync.islands(ADAM, OUTER, 3, [[0, 1], [2, 3][: n - 2]]),
     "quorum": lambda n: sync.quorum(ADAM, OUTER, 2, quorum=4),
 }

@@ -1,10 +1,9 @@
-"""Custom reductions (`Sliced`, `Mixed`, `Gathered`) between processes: MPI sends host memory, and the host reduces.
+"""Custom reductions (`Sliced`, `Mixed`) between processes: MPI sends host memory, and the host reduces.
 
 A `Sliced` part is sent twice: each process receives one slice of all workers' values, reduces it, and sends the result
 to all. A process sends and receives as many bytes as in an all-reduce, in the reduction's wire format. A `Mixed` part
-is sent only to the workers that average it. Of a `Gathered` part each process sends its workers' rows to all others.
-Values of zeros are not sent where they change no result, and then only processes that send receive slices: where one
-process of each host sends, slices travel between hosts once.
+is sent only to the workers that average it. Values of zeros are not sent where they change no result, and then only
+processes that send receive slices: where one process of each host sends, slices travel between hosts once.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 
 from adaptive.base.channel import Parts
-from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced, average, summed_statistics
+from adaptive.base.reductions import Mixed, Reduction, Sliced, average, summed_statistics
 from collectives.worlds.transport.operations import pieces
 
 from .hierarchical import HierarchicalSum
@@ -68,25 +67,6 @@ def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, receive
 
     hosts.reduce(own, between)
     flat[:] = own.astype(flat.dtype)
-
-
-def gathered(comm: Any, rows: RowsByWorker, received: np.ndarray, order: Sequence[int] = ()) -> None:
-    """Gather all workers' rows into `received`, with the same result on all processes. Rows of zeros are not sent.
-
-    Args:
-      comm: the communicator.
-      rows: this process's rows.
-      received: receives one row for each worker slot.
-      order: all ranks, those of a host one after another.
-    """
-    senders = [worker for worker, part in rows.items() if part[worker].any()]
-    by_process = comm.allgather(senders)
-    own = np.stack([rows[worker][worker] for worker in senders]) if senders else received[:0]
-    sizes = np.array([len(workers) for workers in by_process]) * received[0].size
-    arrived = np.empty((sum(map(len, by_process)), *received.shape[1:]), received.dtype)
-    _all_gather(comm, own, arrived, sizes, order)
-    received[...] = 0
-    received[[worker for workers in by_process for worker in workers]] = arrived
 
 
 def mixed(
@@ -281,8 +261,6 @@ class CustomReductions:
                 sum_by_hosts(hosts, op, rows, self._buffers[j], self._step)
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step, order)
-            elif isinstance(op, Gathered):
-                gathered(comm, rows, self._buffers[j], order)
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Replace results that differ between workers: `results` holds the first worker's for all of them."""

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.channel import Parts
-from adaptive.base.reductions import Gathered, Mixed, Reduction, Sliced
+from adaptive.base.reductions import Mixed, Reduction, Sliced
 from adaptive.base.thread_status import thread_status
 from collectives.worlds.transport.tcp_tree import in_order_of_lines
 
@@ -189,8 +189,6 @@ def _reduced(op: Reduction, by_step: Any, part: int, x: jax.Array) -> jax.Array:
         return jnp.zeros(x.shape, x.dtype)
     if isinstance(op, Mixed):
         return mixed(x, by_step[1][part], "worker")
-    if isinstance(op, Gathered):
-        return jax.lax.all_gather(x[jax.lax.axis_index("worker")], "worker")
     return by_slices(op, x, by_step[0], "worker") if isinstance(op, Sliced) else _REDUCE[op](x)
 
 

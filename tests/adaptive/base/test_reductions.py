@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.base.reductions import Gathered, Mixed, Sliced, adds_up, average, combine_microbatches, summed_statistics
+from adaptive.base.reductions import Mixed, Sliced, adds_up, average, combine_microbatches, summed_statistics
 
 ROWS = [jnp.asarray(r, jnp.float32).reshape(2, 2) for r in ([1, 2, 3, 4], [5, 6, 7, 8], [-3, 0, 0, 9])]
 
@@ -73,11 +73,6 @@ def test_workers_that_are_no_members_keep_their_own_values():
     assert found[1] is ROWS[1]
 
 
-def test_of_each_worker_its_own_row_is_gathered():
-    parts = [jnp.zeros((3, 2)).at[n].set(float(1 + n)) for n in range(3)]
-    np.testing.assert_array_equal(Gathered().in_one_place(parts), [[1, 1], [2, 2], [3, 3]])
-
-
 def test_a_weighted_mean_keeps_the_values_dtype():
     found = average([(0.25, np.float16([1, 2])), (0.75, np.float16([3, 6]))])
     assert found.dtype == np.float16
@@ -93,7 +88,6 @@ def test_a_weighted_mean_keeps_the_values_dtype():
         (Trusting(), 5, True),
         (Sliced(), 2, False),
         (Neighbors(), 2, False),
-        (Gathered(), 2, False),
     ],
 )
 def test_microbatches_of_one_worker_are_combined_by_kind(op, result, sums):

@@ -196,14 +196,15 @@ def test_one_island_is_synchronous_to_the_bit():
             close(other.state.params, one.state.params)
 
 
-@pytest.mark.parametrize("wire", [None, comm.top_k(2, of=8)])
+@pytest.mark.parametrize("wire", [None, "8bit"])
 def test_islands_of_one_are_diloco(wire):
     """With batches whose weights are powers of two, and so divide exactly. XLA rounds some sums of loops elsewhere."""
     rng, sizes = np.random.default_rng(0), (4, 8, 4)
     shards = [{"x": (x := rng.normal(size=(96, 4))), "y": x @ np.arange(4.0)} for _ in sizes]
+    options = {"wire": wire, "rounding": "nearest"} if wire else {}
     strategies = {
-        "rounds": sync.diloco(INNER, EXACT_OUTER, STEPS, wire=wire),
-        "steps": sync.islands(INNER, EXACT_OUTER, STEPS, [[0], [1], [2]], wire=wire),
+        "rounds": sync.diloco(INNER, EXACT_OUTER, STEPS, **options),
+        "steps": sync.islands(INNER, EXACT_OUTER, STEPS, [[0], [1], [2]], **options),
     }
     each = {"rounds": STEPS, "steps": 1}
     programs = {

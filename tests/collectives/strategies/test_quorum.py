@@ -20,8 +20,7 @@ from adaptive.operators.round_clock import RoundClock, _until_quorum
 from adaptive.runtime.local_world import LocalWorld
 from tests.speed import limit
 
-from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, gradient, run, states
-from .test_streamed import vector
+from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, gradient, run, states, vector
 
 COVERS = ("adaptive/operators/round_clock.py",)
 
@@ -280,7 +279,6 @@ def test_outside_a_program_it_is_one_worker():
         ((INNER, OUTER, 4), {"grace": -0.1}, "grace=-0.1 must be 0 or more"),
         ((INNER, OUTER, 4), {"grace": float("nan")}, "grace=nan must be 0 or more"),
         ((INNER, OUTER, 4), {"wire": "4bit", "rounding": "error_feedback"}, "would mix what different exchanges send"),
-        ((INNER, OUTER, 4), {"wire": comm.top_k(3)}, "needs error feedback, which quorum does not have"),
     ],
 )
 def test_meaningless_arguments_are_refused(arguments, options, text):

@@ -11,7 +11,7 @@ import pytest
 
 from adaptive import CollectiveError, DisagreementError
 from adaptive.base.channel import PartSpec
-from adaptive.base.reductions import Gathered
+from adaptive.base.reductions import Sliced
 from collectives.worlds.reducing import shared_memory
 from collectives.worlds.reducing.sharded import Sharded
 from collectives.worlds.reducing.shared_memory import SharedMemorySum
@@ -131,7 +131,7 @@ def test_sums_in_the_preamble_are_in_double_precision(first, total):
         *((dtype, "sum", True) for dtype in ("int8", "uint32", "float32", "complex64")),
         ("bfloat16", "sum", False),
         ("bool", "max", False),
-        ("float32", Gathered(), False),
+        ("float32", Sliced(), False),
     ],
 )
 def test_what_numpy_reduces_as_xla_does_is_reduced_in_shared_memory(dtype, op, fits):
