@@ -17,7 +17,7 @@ from controllers.simulate._draw import draw
 from tests.controllers.simulate.test_replay import write
 from tests.speed import limit
 
-COVERS = ("controllers/simulate/_draw.py", "controllers/simulate/_recording.py")
+COVERS = ("controllers/simulate/_draw.py", "controllers/simulate/_recording.py", "controllers/simulate/_tables.py")
 
 ROOT = Path(__file__).resolve().parents[3]
 
