@@ -37,11 +37,11 @@ from .operators.values import capacity as capacity
 from .operators.values import example_keys as example_keys
 from .operators.values import global_batch as global_batch
 from .operators.values import microbatch_size as microbatch_size
+from .operators.values import num_workers as num_workers
 from .operators.values import replicated as replicated
-from .operators.values import step as step
 from .operators.values import step_key as step_key
-from .operators.values import worker as worker
-from .operators.values import workers as workers
+from .operators.values import step_number as step_number
+from .operators.values import worker_index as worker_index
 from .program.program import Program as Program
 
 if TYPE_CHECKING:

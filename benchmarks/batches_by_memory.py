@@ -53,7 +53,9 @@ def program(batch: int, *, tokens: int, hungry: int = 0, auto: bool = True) -> a
         if hungry:
             more = (
                 0
-                * jnp.sort(jax.random.normal(jax.random.fold_in(jax.random.key(0), ad.step()), (hungry, hungry)))[0, 0]
+                * jnp.sort(
+                    jax.random.normal(jax.random.fold_in(jax.random.key(0), ad.step_number()), (hungry, hungry))
+                )[0, 0]
             )
         grads = comm.all_reduce(grads)
         return [w - 0.1 * g + more for w, g in zip(weights, grads, strict=True)], {"loss": comm.all_reduce(loss)}

@@ -58,7 +58,7 @@ class Run:
     def step(self, active: int) -> tuple[int, float]:
         """Take a step with the batch of the active rule. Returns the batch, and the loss over its examples."""
         batch, phi = self._batches[active], self._phi * (1 + self._useful / SCALE) ** 0.7
-        self._useful += batch * ctrl.efficiency(phi, batch)
+        self._useful += batch * ctrl.timing.efficiency(phi, batch)
         self.examples += batch
         seconds = (self._fixed + batch / SPEED) * (1 + 0.02 * self._draw.standard_normal())
         self.clock += seconds

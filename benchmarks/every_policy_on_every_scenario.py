@@ -18,6 +18,7 @@ from collections import defaultdict
 import numpy as np
 from _measure import RESULTS, alternate, report
 
+import adaptive as ad
 import controllers as ctrl
 from controllers.simulate import Hooked, Simulation, names, scenario, simulate
 from controllers.simulate._draw import BLUE, GREY, INK, new_figure
@@ -92,12 +93,12 @@ def against(over: dict[str, np.ndarray], ours: str, published: list[str]) -> tup
 # --- steady state, step changes, cost ---------------------------------------------------------------------------------
 
 
-def _times(rng: np.random.Generator, n: int, fixed: float) -> ctrl.BatchTime:
-    return ctrl.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, fixed, n))
+def _times(rng: np.random.Generator, n: int, fixed: float) -> ctrl.timing.BatchTime:
+    return ctrl.timing.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, fixed, n))
 
 
-def _over_ideal(times: ctrl.BatchTime, sizes: np.ndarray) -> float:
-    best = ctrl.allocate(int(sizes.sum()), times, 1, int(sizes.sum()))
+def _over_ideal(times: ctrl.timing.BatchTime, sizes: np.ndarray) -> float:
+    best = ctrl.timing.allocate(int(sizes.sum()), times, 1, int(sizes.sum()))
     return float(times(sizes).max() / times(best).max())
 
 
@@ -122,7 +123,7 @@ def after_two(every: int, fixed: float, seeds: int) -> np.ndarray:
         n = int(rng.integers(2, 9))
         before = _times(rng, n, fixed)
         factor = np.where(np.arange(n) == rng.integers(n), rng.choice([0.5, 1.5, 2.0, 3.0]), 1.0)
-        after = ctrl.BatchTime(before.slope * factor, before.intercept * factor)
+        after = ctrl.timing.BatchTime(before.slope * factor, before.intercept * factor)
         change = int(rng.integers(200, 211))
 
         def times(step, sizes, before=before, after=after, change=change):
@@ -153,7 +154,7 @@ def cost(n: int, rounds: int) -> dict[str, np.ndarray]:
             "memory_available": np.full(n, 1e9),
             "capacities": 1 / true.slope,
         }
-        observation = ctrl.Observation(
+        observation = ad.Observation(
             step=at[name],
             epoch=0.0,
             values=tuple(given[read] for read in hooks[name].reads),
@@ -170,7 +171,7 @@ def cost(n: int, rounds: int) -> dict[str, np.ndarray]:
         if decision is not None and decision.shares is not None:
             sizes[name] = tuple(int(share) for share in decision.shares)
 
-    limits = ctrl.Limits((1,) * n, (10**6,) * n, 1)
+    limits = ad.Limits((1,) * n, (10**6,) * n, 1)
     jitter = 1 + 0.05 * np.clip(rng.standard_normal((64, n)), -3, 3)
     spent: dict[str, list[float]] = defaultdict(list)
     alternate({name: lambda name=name: step(name) for name in names}, rounds, warmup=rounds // 3)

@@ -61,7 +61,7 @@ def with_this_library(data: Any, processes: int) -> tuple[Callable[[int], Any], 
 
     if processes:
         data = ad.data.from_source(data, num_readers=processes)
-    program = ad.Program(driver, jnp.eye(WIDTH) / 2, data, global_batch=LOCAL_BATCH * ad.workers(), resizable=False)
+    program = ad.Program(driver, jnp.eye(WIDTH) / 2, data, global_batch=LOCAL_BATCH * ad.num_workers(), resizable=False)
     return lambda steps: [None for _ in program.run(steps=steps)], program.close
 
 

@@ -64,7 +64,7 @@ def loss_fn(params, batch):
 
 def gradient(params, batch, bad):
     loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-    factor = jnp.where(bad & (ad.worker() == BAD), -100.0, 1.0)
+    factor = jnp.where(bad & (ad.worker_index() == BAD), -100.0, 1.0)
     return loss, jax.tree.map(lambda g: factor * g, grads)
 
 

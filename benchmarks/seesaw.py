@@ -33,7 +33,7 @@ def trained(kind: str, seed: int, steps: int) -> tuple[float, int]:
     schedule = optax.warmup_cosine_decay_schedule(0, PEAK, examples // 10, examples)
     policies = {
         "cosine": ctrl.by_examples(per_epoch, lr=schedule),
-        "seesaw": ctrl.seesaw(per_epoch, base=BASE, max_batch=LARGEST, lr=schedule),
+        "seesaw": ctrl.published.seesaw(per_epoch, base=BASE, max_batch=LARGEST, lr=schedule),
     }
     policies["complete"] = policies["seesaw"]
 

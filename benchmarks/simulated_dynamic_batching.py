@@ -17,7 +17,7 @@ from _simulated import COLORS, label, middle, panels, save, sizes_text
 
 import controllers as ctrl
 from controllers._policy import Policy
-from controllers.policies.proportional import proportional_step
+from controllers.published._proportional import proportional_step
 from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from controllers.simulate._line_up import equal
 
@@ -37,14 +37,14 @@ CORES = (3, 5, 12)  # figures 3 and 4
 
 def printed(dead_band: float = 0.05) -> Policy:
     """The controller as the paper prints it: the global batch is the sum of the new batches. Bounds are not learned."""
-    return ctrl.proportional(dead_band=dead_band, renormalize=False, drop=None)
+    return ctrl.published.proportional(dead_band=dead_band, renormalize=False, drop=None)
 
 
 POLICIES: dict[str, tuple[Callable[[], Policy], str, str]] = {  # what makes it, what it reads, its color
     "equal": (equal, "seconds", "equal"),
-    "static": (ctrl.static_proportional, "capacities", "static"),
+    "static": (ctrl.published.static_proportional, "capacities", "static"),
     "as printed": (printed, "seconds", "published"),
-    "proportional": (ctrl.proportional, "seconds", "proportional"),
+    "proportional": (ctrl.published.proportional, "seconds", "proportional"),
     "balance": (ctrl.balance, "seconds", "balance"),
 }
 
@@ -58,7 +58,9 @@ def cluster(capacities: tuple[float, ...], deviation: float = 0.0, fixed: float 
     """Return a cluster whose step of EACH examples takes 0.2 s on a worker of mean capacity, with a fixed part."""
     n = len(capacities)
     per_example = (1 - fixed) * 0.2 / EACH * np.mean(capacities) / np.asarray(capacities, np.float64)
-    return Cluster(ctrl.BatchTime(per_example, np.full(n, fixed * 0.2)), noise=jitter(deviation) if deviation else None)
+    return Cluster(
+        ctrl.timing.BatchTime(per_example, np.full(n, fixed * 0.2)), noise=jitter(deviation) if deviation else None
+    )
 
 
 def run(name: str, on: Cluster, steps: int = STEPS, seed: int = 0) -> Simulation:
@@ -144,9 +146,9 @@ def with_and_without_dead_band(steps: int = STEPS) -> list[dict[str, str]]:
         for name, make in (
             ("as printed, dead-band 5 %", lambda: printed()),
             ("as printed, none", lambda: printed(0.0)),
-            ("renormalized, dead-band 5 %", lambda: ctrl.proportional(drop=None)),
-            ("renormalized, none", lambda: ctrl.proportional(dead_band=0.0, drop=None)),
-            ("proportional: dead-band 5 %, learns bounds", lambda: ctrl.proportional()),
+            ("renormalized, dead-band 5 %", lambda: ctrl.published.proportional(drop=None)),
+            ("renormalized, none", lambda: ctrl.published.proportional(dead_band=0.0, drop=None)),
+            ("proportional: dead-band 5 %, learns bounds", lambda: ctrl.published.proportional()),
             ("balance", lambda: ctrl.balance()),
         ):
             sims = [simulate(make(), cluster(CORES, deviation), [EACH] * 3, steps, seed=seed) for seed in SEEDS]
@@ -170,7 +172,7 @@ def settled(sim: Simulation, start: int = 50) -> float:
 
 # --- a worker that is slow for any batch ------------------------------------------------------------------------------
 
-FLAT = Cluster(ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), np.zeros(4), np.array([20.0, 0, 0, 0])))
+FLAT = Cluster(ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), np.zeros(4), np.array([20.0, 0, 0, 0])))
 
 
 def flat(policy: Policy, steps: int = 200) -> Simulation:
@@ -181,7 +183,7 @@ def flat(policy: Policy, steps: int = 200) -> Simulation:
 def flat_rows() -> list[dict[str, str]]:
     """Return rows with the batch of the flat worker, and with the step."""
     rows = []
-    for name, policy in (("proportional", ctrl.proportional()), ("balance", ctrl.balance())):
+    for name, policy in (("proportional", ctrl.published.proportional()), ("balance", ctrl.balance())):
         sim = flat(policy)
         tried = sim.sizes[[0, *sim.changes]]
         rows.append(
@@ -204,7 +206,9 @@ def picture() -> None:
     figure, ((first, second), (third, fourth)) = panels(9.6, 6.6, 2, 2)
     _gains(first)
     for dead_band, shade, line in ((0.05, COLORS["proportional"], 1.6), (0.0, COLORS["published"], 0.8)):
-        sim = simulate(ctrl.proportional(dead_band=dead_band, drop=None), cluster(CORES, 0.05), [EACH] * 3, STEPS)
+        sim = simulate(
+            ctrl.published.proportional(dead_band=dead_band, drop=None), cluster(CORES, 0.05), [EACH] * 3, STEPS
+        )
         for worker in range(3):
             name = f"dead-band {100 * dead_band:.0f} %: {len(sim.changes)} changes" if worker == 0 else None
             second.plot(sim.sizes[:, worker], color=shade, linewidth=line, label=name, zorder=3 if dead_band else 2)
@@ -221,7 +225,7 @@ def picture() -> None:
     third.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
     label(third, "the formula as printed, 10 % jitter, five seeds", "step", "global batch, examples")
 
-    for name, policy in (("proportional", ctrl.proportional()), ("balance", ctrl.balance())):
+    for name, policy in (("proportional", ctrl.published.proportional()), ("balance", ctrl.balance())):
         sim = flat(policy)
         fourth.plot(
             sim.sizes[:, 0], color=COLORS[name], linewidth=1.6, label=f"{name}: step {sim.step_seconds[-1]:.0f} s"

@@ -19,7 +19,7 @@ import controllers as ctrl
 from controllers.simulate import Cluster, Simulation, jitter, simulate
 from controllers.simulate._scenarios import LBB
 
-TIMES = ctrl.BatchTime(LBB.slope / 1e3, LBB.intercept / 1e3)  # seconds
+TIMES = ctrl.timing.BatchTime(LBB.slope / 1e3, LBB.intercept / 1e3)  # seconds
 EQUAL, BATCH = (128,) * 4, 512
 MEASURED = (167, 167, 158, 20), 104.94  # what LBB arrived at, and its slowest worker, ms
 EPOCHS = 62.44, 22.12  # seconds, equal and LBB, published
@@ -44,7 +44,7 @@ def gaps(sizes: np.ndarray) -> np.ndarray:
 
 def exact() -> np.ndarray:
     """Return the split of 512 examples with the least time of the slowest worker."""
-    return ctrl.allocate(BATCH, TIMES, 1, BATCH)
+    return ctrl.timing.allocate(BATCH, TIMES, 1, BATCH)
 
 
 def epoch_model() -> tuple[float, float]:
@@ -92,7 +92,7 @@ class Stepping(NamedTuple):
 
 def stepping(step: int, deviation: float = 0.0, window: int = 1, steps: int = 2000, seed: int = 0) -> Stepping:
     """Run leader/straggler stepping from equal batches on the four GPUs."""
-    policy = ctrl.leader_straggler(step=step, window=window)
+    policy = ctrl.published.leader_straggler(step=step, window=window)
     cluster = Cluster(TIMES, noise=jitter(deviation) if deviation else None)
     sim = simulate(policy, cluster, EQUAL, steps, seed=seed)
     below = np.flatnonzero(gaps(sim.sizes) < GAP)
@@ -145,9 +145,9 @@ def first_steps() -> list[dict[str, str]]:
 
 POLICIES = {
     "equal": (None, "equal"),
-    "stepping, D = 5, window 10": (lambda: ctrl.leader_straggler(), "stepping"),
-    "stepping, D = 16, window 1": (lambda: ctrl.leader_straggler(step=16, window=1), "published"),
-    "proportional": (lambda: ctrl.proportional(), "proportional"),
+    "stepping, D = 5, window 10": (lambda: ctrl.published.leader_straggler(), "stepping"),
+    "stepping, D = 16, window 1": (lambda: ctrl.published.leader_straggler(step=16, window=1), "published"),
+    "proportional": (lambda: ctrl.published.proportional(), "proportional"),
     "balance": (lambda: ctrl.balance(), "balance"),
 }
 HORIZONS = (50, 200, 1000)
@@ -186,7 +186,7 @@ def picture() -> None:
     """Draw stepping without noise by adjustments (left), and policies with jitter by step (right)."""
     figure, ((left, right),) = panels(9.6, 3.6, 1, 2)
     for step, shade in zip(FIRST_STEPS, ("#b7d9c3", "#8cc3a0", "#5fab7c", "#3b8f5a", "#1f5e38"), strict=True):
-        sim = simulate(ctrl.leader_straggler(step=step, window=1), Cluster(TIMES), EQUAL, 400)
+        sim = simulate(ctrl.published.leader_straggler(step=step, window=1), Cluster(TIMES), EQUAL, 400)
         tried = sim.sizes[[0, *sim.changes]]
         left.plot(1e3 * TIMES(tried).max(axis=1), color=shade, linewidth=1.4, marker=".", ms=3, label=f"D = {step}")
     two = run("balance", 0.0, 0, 100)

@@ -78,13 +78,13 @@ POLICIES: dict[str, tuple[Any, int, str]] = {  # what makes it, every, color
     "equal": (equal, 1, "equal"),
     "OmniLearn's rule": (omnilearn, EPOCH, "published"),
     "proportional, set as OmniLearn": (
-        lambda: ctrl.proportional(dead_band=DEAD_BAND, min_size=LEAST, max_size=MOST, drop=None),
+        lambda: ctrl.published.proportional(dead_band=DEAD_BAND, min_size=LEAST, max_size=MOST, drop=None),
         EPOCH,
         "static",
     ),
-    "proportional, every epoch": (lambda: ctrl.proportional(drop=None), EPOCH, "stepping"),
-    "proportional": (ctrl.proportional, 1, "proportional"),
-    "proportional, learns no bounds": (lambda: ctrl.proportional(drop=None), 1, "stepping"),
+    "proportional, every epoch": (lambda: ctrl.published.proportional(drop=None), EPOCH, "stepping"),
+    "proportional": (ctrl.published.proportional, 1, "proportional"),
+    "proportional, learns no bounds": (lambda: ctrl.published.proportional(drop=None), 1, "stepping"),
     "balance, every epoch": (ctrl.balance, EPOCH, "stepping"),
     "balance": (ctrl.balance, 1, "balance"),
 }

@@ -71,7 +71,7 @@ def _hit(factor: float) -> np.ndarray:
 
 
 def _equal(factor: float, fixed: float = 0.03) -> Cluster:
-    times = ctrl.BatchTime(np.full(WORKERS + 1, 1e-3), np.full(WORKERS + 1, fixed))
+    times = ctrl.timing.BatchTime(np.full(WORKERS + 1, 1e-3), np.full(WORKERS + 1, fixed))
     trace = stages({0: 1.0, STEPS // 4: _hit(factor)}, WORKERS + 1)
     return Cluster(times, trace, jitter(JITTER), overhead=0.005)
 
@@ -79,7 +79,7 @@ def _equal(factor: float, fixed: float = 0.03) -> Cluster:
 def _from(name: str, seed: int) -> Cluster:
     """Return a cluster of the simulator, with a worker in reserve that is as fast as the first."""
     cluster = scenario(name, WORKERS, STEPS, seed).cluster
-    times = ctrl.BatchTime(*(np.append(part, part[0]) if np.ndim(part) else part for part in cluster.times))
+    times = ctrl.timing.BatchTime(*(np.append(part, part[0]) if np.ndim(part) else part for part in cluster.times))
     slow = cluster.slowdown
     trace = None if slow is None else lambda step, clock: np.append(slow(step, clock), 1.0)
     return replace(cluster, times=times, slowdown=trace)
@@ -105,8 +105,8 @@ def removed(make: Callable[[int], Cluster], seeds: int) -> dict[str, str]:
     slower = []
     for seed in range(seeds):
         cluster = replace(make(seed), first=WORKERS, join_after=2)
-        first = ctrl.BatchTime(*(part[:WORKERS] if np.ndim(part) else part for part in cluster.times))
-        sizes = [*ctrl.allocate(128 * WORKERS, first, 1, 128 * WORKERS).tolist()]
+        first = ctrl.timing.BatchTime(*(part[:WORKERS] if np.ndim(part) else part for part in cluster.times))
+        sizes = [*ctrl.timing.allocate(128 * WORKERS, first, 1, 128 * WORKERS).tolist()]
 
         def seconds(policy: ctrl.Policy, cluster: Cluster = cluster, sizes: list[int] = sizes, seed: int = seed):
             hook = Hooked(policy, () if policy.name == "equal" else ("seconds",))

@@ -28,13 +28,15 @@ from controllers.simulate._draw import BLUE, GREY, INK, new_figure, tidy
 RECORD = RESULTS / "speeds_under_load.csv"
 SEEDS, STEPS, LEARNT = 5, 2000, 500
 PREDICTORS = {
-    "memoryless": ctrl.memoryless(),
-    "moving average 0.2": ctrl.moving_average(0.2),
-    "moving average 0.5": ctrl.moving_average(0.5),
-    "AR(2)": ctrl.arx(),
-    "ARX(2)": ctrl.arx(),
-    "NARX(2)": ctrl.narx(),
-    "best of ARX, NARX, average": ctrl.best_of(ctrl.moving_average(), ctrl.arx(), ctrl.narx()),
+    "memoryless": ctrl.published.memoryless(),
+    "moving average 0.2": ctrl.published.moving_average(0.2),
+    "moving average 0.5": ctrl.published.moving_average(0.5),
+    "AR(2)": ctrl.published.arx(),
+    "ARX(2)": ctrl.published.arx(),
+    "NARX(2)": ctrl.published.narx(),
+    "best of ARX, NARX, average": ctrl.published.best_of(
+        ctrl.published.moving_average(), ctrl.published.arx(), ctrl.published.narx()
+    ),
 }
 BLIND = ("AR(2)",)  # shown no inputs
 BASE = "moving average 0.5"

@@ -346,7 +346,13 @@ def _at_once(args: argparse.Namespace, seconds: float, faults: list[Fault]) -> t
     first, both = threading.Event(), threading.Barrier(2)
     with ThreadPoolExecutor(1) as pool:
         beside = pool.submit(
-            storm, args.workers, seconds, [], lambda: (first.set(), both.wait()), args.wait, args.hang_timeout
+            storm,
+            args.workers,
+            seconds,
+            [],
+            lambda: (first.set_hyperparameters(), both.wait()),
+            args.wait,
+            args.hang_timeout,
         )
         first.wait(START_SECONDS)  # processes of one job at a time start
         stormy = storm(args.workers, seconds, faults, both.wait, args.wait, args.hang_timeout)

@@ -77,7 +77,7 @@ def accuracy(params: Any) -> jax.Array:
 
 def when_it_learns(control: Any, loss: float) -> None:
     if loss < 0.5:
-        control.set(synchronous=True)
+        control.set_hyperparameters(synchronous=True)
 
 
 class Run:

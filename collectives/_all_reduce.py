@@ -53,14 +53,15 @@ def all_reduce(
     Args:
       tree: a pytree of arrays and numbers, each of the same shape on all workers. Local.
       op: "mean", "sum", "max" or "min", over the workers that have examples in this step. A sum of a replicated value
-        is the value times `ad.workers()`. A NaN on any worker makes the result NaN. "mean" accepts floats and complex
-        numbers; "sum" also integers, which may overflow as in JAX; "max" and "min" floats and integers.
+        is the value times `ad.num_workers()`. A NaN on any worker makes the result NaN. "mean" accepts floats and
+        complex numbers; "sum" also integers, which may overflow as in JAX; "max" and "min" floats and integers.
         Or, for floats, a reduction that is robust against a few bad workers: "median", `comm.trimmed_mean(1)`,
         `comm.geometric_median()`. These reduce the workers' means over their own examples, weighted by `weight`.
       weight: a scalar `w_i` to use instead of the number of examples, such as a number of tokens. For means and robust
         reductions; with 1, all workers count equally. Local.
-      when: a boolean scalar that is known before the step: a hyperparameter, or computed from `ad.step()`. In steps in
-        which it is false nothing is sent, and each worker gets the result over itself alone. Replicated.
+      when: a boolean scalar that is known before the step: a hyperparameter, or computed from
+        `ad.step_number()`. In steps in which it is false nothing is sent, and each worker gets the result over
+        itself alone. Replicated.
       nonfinite: "drop" excludes from a mean each contribution with a non-finite value in any leaf, and its examples. A
         contribution is that of one microbatch of a worker. By default the program's `nonfinite=` applies.
       wire: the number format in which a mean or sum is sent; by default the leaf's own.

@@ -133,7 +133,7 @@ def in_codes(
     codec = codec.fitted(size)
 
     def coded(x: jax.Array) -> tuple[Coded, jax.Array]:
-        key = _key(0, ad.step(), ad.worker()) if rounding == "stochastic" else None
+        key = _key(0, ad.step_number(), ad.worker_index()) if rounding == "stochastic" else None
         found = codec.encode(codec.blocks(x), key)
         return found, codec.decode(found, dtype).reshape(-1)[:size]
 
@@ -181,9 +181,9 @@ def _of_host(
     """
     weight = jnp.ones((), vector.dtype) if share is None else share.astype(vector.dtype)
     numbers = jnp.arange(sum(map(len, hosts)), dtype=np.int32)
-    takes_part = (numbers == ad.worker()) & (weight > 0)
+    takes_part = (numbers == ad.worker_index()) & (weight > 0)
     total, weight, takes_part = island_sum((vector * weight, weight, takes_part.astype(np.float32)), hosts, when=when)
-    sends = (takes_part.sum() > 0) & (jnp.argmax(takes_part > 0).astype(np.int32) == ad.worker())
+    sends = (takes_part.sum() > 0) & (jnp.argmax(takes_part > 0).astype(np.int32) == ad.worker_index())
     total = jnp.where(sends, total, 0)
     if share is None:
         return total, None, sends

@@ -79,7 +79,7 @@ def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
         raise error(
             what,
             f"when= must be one boolean, but is {value.dtype}{list(value.shape)}. Write a comparison:\n"
-            "    when=ad.step() % 8 == 0",
+            "    when=ad.step_number() % 8 == 0",
         )
     return value
 

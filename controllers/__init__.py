@@ -5,11 +5,10 @@
 
 from typing import TYPE_CHECKING
 
-from adaptive.base.decision import Decision as Decision
-from adaptive.base.decision import Limits as Limits
-from adaptive.base.decision import Observation as Observation
 from adaptive.base.on_use import on_use
 
+from . import published as published
+from . import timing as timing
 from ._control import Control as Control
 from ._hook import hook as hook
 from ._policy import Policy as Policy
@@ -23,37 +22,18 @@ if TYPE_CHECKING:
     from ._scale_adamw import ScaleAdamWState as ScaleAdamWState
     from ._scale_adamw import scale_adamw as scale_adamw
     from .policies.balance import balance as balance
-    from .policies.efficiency import efficiency as efficiency
     from .policies.efficiency import efficiency_cap as efficiency_cap
     from .policies.federated import federated as federated
-    from .policies.goodput import best_goodput as best_goodput
     from .policies.goodput import goodput_batch as goodput_batch
     from .policies.goodput_workers import goodput_workers as goodput_workers
     from .policies.hyperparameters import by_epochs as by_epochs
     from .policies.hyperparameters import by_examples as by_examples
     from .policies.hyperparameters import momentum_of_batch as momentum_of_batch
     from .policies.hyperparameters import plateau as plateau
-    from .policies.lb_bsp import lb_bsp as lb_bsp
-    from .policies.leader_straggler import leader_straggler as leader_straggler
     from .policies.mitigate_slow_workers import mitigate_slow_workers as mitigate_slow_workers
     from .policies.noise_batch import noise_batch as noise_batch
     from .policies.noise_workers import noise_workers as noise_workers
-    from .policies.proportional import proportional as proportional
     from .policies.schedule import schedule as schedule
-    from .policies.seesaw import seesaw as seesaw
-    from .policies.static import cores as cores
-    from .policies.static import static_proportional as static_proportional
-    from .predictors.arx import arx as arx
-    from .predictors.base import Predictor as Predictor
-    from .predictors.base import best_of as best_of
-    from .predictors.base import memoryless as memoryless
-    from .predictors.base import moving_average as moving_average
-    from .predictors.narx import narx as narx
-    from .timing.allocate import allocate as allocate
-    from .timing.allocate import allocate_curves as allocate_curves
-    from .timing.allocate import tabulated as tabulated
-    from .timing.batch_time import BatchTime as BatchTime
-    from .timing.time_model import TimeModel as TimeModel
 
 __getattr__, __dir__ = on_use(
     __name__,
@@ -65,37 +45,18 @@ __getattr__, __dir__ = on_use(
         "scale_by_batch": "._learning_rate",
         "ScaleAdamWState": "._scale_adamw",
         "scale_adamw": "._scale_adamw",
-        "efficiency": ".policies.efficiency",
         "efficiency_cap": ".policies.efficiency",
         "federated": ".policies.federated",
-        "best_goodput": ".policies.goodput",
         "goodput_batch": ".policies.goodput",
         "goodput_workers": ".policies.goodput_workers",
         "by_epochs": ".policies.hyperparameters",
         "by_examples": ".policies.hyperparameters",
         "momentum_of_batch": ".policies.hyperparameters",
         "plateau": ".policies.hyperparameters",
-        "lb_bsp": ".policies.lb_bsp",
-        "leader_straggler": ".policies.leader_straggler",
         "balance": ".policies.balance",
         "mitigate_slow_workers": ".policies.mitigate_slow_workers",
         "noise_batch": ".policies.noise_batch",
         "noise_workers": ".policies.noise_workers",
-        "proportional": ".policies.proportional",
         "schedule": ".policies.schedule",
-        "seesaw": ".policies.seesaw",
-        "cores": ".policies.static",
-        "static_proportional": ".policies.static",
-        "arx": ".predictors.arx",
-        "Predictor": ".predictors.base",
-        "best_of": ".predictors.base",
-        "memoryless": ".predictors.base",
-        "moving_average": ".predictors.base",
-        "narx": ".predictors.narx",
-        "allocate": ".timing.allocate",
-        "allocate_curves": ".timing.allocate",
-        "tabulated": ".timing.allocate",
-        "BatchTime": ".timing.batch_time",
-        "TimeModel": ".timing.time_model",
     },
 )

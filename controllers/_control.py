@@ -139,8 +139,8 @@ class Control:
         """Values of the driver's `ad.hyperparameter`s in the next step, by name, including requests so far."""
         return {**self._observation.hyperparameters, **self._values}
 
-    def set(self, **values: ArrayLike) -> None:
-        """Set hyperparameters of the driver from the next step on, without a compilation: `control.set(lr=0.05)`.
+    def set_hyperparameters(self, **values: ArrayLike) -> None:
+        """Set hyperparameters of the driver from the next step on, without a compilation.
 
         Args:
           **values: new values by name, of the same shape and dtype.
@@ -149,7 +149,7 @@ class Control:
           AdaptiveError: the hook has returned.
           DriverError: the driver has no `ad.hyperparameter` of this name, or the value does not fit it.
         """
-        self._check_open("set()")
+        self._check_open("set_hyperparameters()")
         try:
             seen = self._observation
             self._values |= checked_hyperparameters(seen.hyperparameters, values, seen.hyperparameter_types)

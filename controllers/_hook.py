@@ -135,7 +135,7 @@ class PolicyHandler:
         if any(part is not None for part in asked):
             control.rescale(*asked)
         if decision.hyperparameters:
-            control.set(**decision.hyperparameters)
+            control.set_hyperparameters(**decision.hyperparameters)
         if decision.stop:
             control.stop()
         return control.close(decision.notes, decision.leave, probe=decision.probe)

@@ -19,9 +19,9 @@ class Policy(NamedTuple):
     A policy is pure: its memory is the state that it receives and returns. The program can therefore checkpoint it, and
     tests, simulations and replays can run it without a cluster:
 
-    >>> import controllers as ctrl
+    >>> import adaptive as ad, controllers as ctrl
     >>> def update(observation, state):
-    ...     return ctrl.Decision(global_batch=64 * 2 ** (observation.step // 100)), state
+    ...     return ad.Decision(global_batch=64 * 2 ** (observation.step // 100)), state
     >>> doubling = ctrl.Policy(init=lambda n_workers: (), update=update, name="doubling")
 
     Attributes:

@@ -75,7 +75,7 @@ def gradient(params, minibatch, times):
 
 
 def equal(params, batch):
-    slowness = jnp.asarray(np.resize(SLOWNESS, ad.capacity()))[ad.worker()]
+    slowness = jnp.asarray(np.resize(SLOWNESS, ad.capacity()))[ad.worker_index()]
 
     def local_step(params, minibatch):
         grads = gradient(params, minibatch, slowness)

@@ -59,7 +59,7 @@ def loss_fn(params, batch):
 def when_it_learns(control, loss):
     """Switch the hybrid strategy to synchronous steps once the loss is below 0.5."""
     if loss < 0.5:
-        control.set(synchronous=True)
+        control.set_hyperparameters(synchronous=True)
 
 
 def driver_of(strategy):

@@ -1,7 +1,6 @@
 """Monitors: operators that measure training while it runs, such as the gradient noise scale and compute time."""
 
 from ._anova import noise_estimate as noise_estimate
-from ._divergence import divergence as divergence
 from ._ema import ema as ema
 from ._example_norms import example_norms as example_norms
 from ._gradients import gradient_norm as gradient_norm
@@ -15,6 +14,7 @@ from ._noise import NoiseScale as NoiseScale
 from ._noise import noise_scale as noise_scale
 from ._nonfinite import nonfinite as nonfinite
 from ._norm_layers import EstimatedNorms as EstimatedNorms
+from ._replica_distance import replica_distance as replica_distance
 from ._timing import compute_seconds as compute_seconds
 from ._timing import exchange_seconds as exchange_seconds
 from ._timing import iteration_seconds as iteration_seconds

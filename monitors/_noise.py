@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive import CollectiveError, step, worker
+from adaptive import CollectiveError, step_number, worker_index
 from adaptive.base.source_lines import at, current_line
 from adaptive.operators.operator_state import operator_state
 from adaptive.operators.replication_claims import assert_mean, assert_scope
@@ -180,7 +180,7 @@ def noise_scale(
     sets = None if by is None else layer_sets(grads, by, "noise_scale")
     if metric == "spectral":
         grads, avg_grads, sets = _matrices(grads, avg_grads, sets)
-    due = step() % every == 0 if every > 1 else None
+    due = step_number() % every == 0 if every > 1 else None
     if per_example is None:
         squares = _if_due(due, jnp.nan, lambda: _over(sets, grads, partial(squared_dual_norm, metric)))
         sums = summed(squares, of_examples=False)
@@ -211,7 +211,7 @@ def noise_scale(
 def _number_of(islands: Sequence[Sequence[int]]) -> jax.Array:
     """Return the number of islands that take examples in this step. Replicated."""
     capacity = sum(map(len, islands))
-    rows = all_reduce((jnp.arange(capacity, dtype=jnp.int32) == worker()).astype(jnp.int32), op="sum")
+    rows = all_reduce((jnp.arange(capacity, dtype=jnp.int32) == worker_index()).astype(jnp.int32), op="sum")
     present = [rows[np.array(island)].max() for island in islands]
     return jnp.stack(present).sum()
 

@@ -27,7 +27,8 @@ DOORS = {"adaptive", "adaptive.data", "adaptive.extend", "adaptive.log"}
 OPEN_LAYERS = ("adaptive.base.", "adaptive.operators.")
 # The simulator runs the program's own hooks, batch sizes and members.
 OPEN_TO_THE_SIMULATOR = (*OPEN_LAYERS, "adaptive.control.", "adaptive.graph.plan.")
-DOORS |= {"collectives", "collectives.strategies", "monitors", "controllers"}
+DOORS |= {"collectives", "collectives.strategies", "monitors"}
+DOORS |= {"controllers", "controllers.published", "controllers.timing"}
 # `launchers` has no door, which would import all of it, and is for nobody else: others of ours come in by these.
 BY_MODULE = {f"launchers.{module}" for module in ("command", "cores", "ending", "mpirun", "run")}
 FLOORS = (

@@ -163,7 +163,7 @@ def eps_of_dtype(dtype: Any) -> float:
 
 
 def steps_named(plan: Plan, source: str) -> list[int]:
-    """Return the integers that a driver compares or combines a source with: `ad.step() > 500` gives 500."""
+    """Return the integers that a driver compares or combines a source with: `ad.step_number() > 500` gives 500."""
     follows: set[Var] = set()
     named: set[int] = set()
     # Of constants, and of what is computed from constants alone: `jnp.remainder` selects and converts its divisor.

@@ -100,7 +100,7 @@ def _by_rank(values: Sequence[str]) -> str:
 _ADVICE = {
     "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
     "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
-    "differs between ranks (time, random values). A worker's number is ad.worker().",
+    "differs between ranks (time, random values). A worker's number is ad.worker_index().",
     "data, read twice": "So ranks cannot check that they have the same data. Return the same data[i] each time and on "
     "every rank, and augment in the driver, where an example's random numbers do not depend on the split:\n"
     "    x = jax.vmap(augment)(ad.example_keys(), batch['x'])",

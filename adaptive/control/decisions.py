@@ -105,7 +105,7 @@ class Decisions:
         self._digest.enter(step, "program.rescale", decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
-        """Apply the request of `Program.set` after `step`.
+        """Apply the request of `Program.set_hyperparameters` after `step`.
 
         Raises:
           DriverError: the request is invalid.

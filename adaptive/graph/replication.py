@@ -121,8 +121,8 @@ def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:
         )
 
 
-_HOOK_DECIDES = """    averaging = ad.hyperparameter("averaging", True)      # control.set(averaging=False), in a hook
-    x = comm.all_reduce(x, when=averaging)                 # or  when=ad.step() % 8 == 0"""
+_HOOK_DECIDES = """    averaging = ad.hyperparameter("averaging", True)   # a hook sets it
+    x = comm.all_reduce(x, when=averaging)                 # or  when=ad.step_number() % 8 == 0"""
 
 
 def _check_state(flow: Flow) -> None:

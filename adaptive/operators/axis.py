@@ -192,5 +192,5 @@ def _no_mean(eqn: JaxprEqn) -> CollectiveError:
         f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: the only one of JAX's own "
         f'collectives in a driver is jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
         '    comm.all_reduce(x, op="sum")      op="max", op="min"\n'
-        "    comm.all_gather(x)      ad.worker()      ad.workers()"
+        "    comm.all_gather(x)      ad.worker_index()      ad.num_workers()"
     )

@@ -97,8 +97,8 @@ def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[Dr
 
 def _refuse_to_compile(context, *operands, **params):
     raise CollectiveError(
-        "an operator (a collective, monitor, hook, or a value such as ad.step()) is compiled by jax.jit outside a "
-        "program. Run the driver in an ad.Program, or eagerly:\n"
+        "an operator (a collective, monitor, hook, or a value such as ad.step_number()) is compiled by jax.jit outside "
+        "a program. Run the driver in an ad.Program, or eagerly:\n"
         "    with jax.disable_jit():\n"
         "        driver(state, batch)"
     )

@@ -26,7 +26,7 @@ _LABEL = "hyperparameter "
 
 
 def hyperparameter(name: str, value: Any) -> jax.Array:
-    """Return a number, or a small array, that control hooks set: `control.set(lr=0.05)`. Replicated.
+    """Return a number, or a small array, that control hooks set: `control.set_hyperparameters(lr=0.05)`. Replicated.
 
         def driver(state, batch):
             lr = ad.hyperparameter("lr", 0.1)
@@ -37,7 +37,7 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
     value.
 
     Args:
-      name: a Python identifier, the keyword of `control.set`.
+      name: a Python identifier, the keyword of `control.set_hyperparameters`.
       value: the initial value: a number, a boolean, or an array of these. Later values have its shape and dtype; a
         Python float has JAX's default dtype.
 
@@ -50,8 +50,8 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
     """
     if not (isinstance(name, str) and name.isidentifier()):
         raise DriverError(
-            f"hyperparameter{at(current_line())}: the name must be an identifier, the keyword of control.set(…), such "
-            f"as 'lr'; got {name!r}."
+            f"hyperparameter{at(current_line())}: the name must be an identifier, the keyword of "
+            f"control.set_hyperparameters(…), such as 'lr'; got {name!r}."
         )
     numbers = truths(value) if reals(value) is None else reals(value)
     if numbers is None or not np.isfinite(numbers).all():
@@ -88,7 +88,9 @@ def checked_hyperparameters(known: Values, values: Values, types: Types = Mappin
       DriverError: a name is unknown, or a value has a wrong shape or type.
     """
     if not values:
-        raise DriverError("set() without a value: give one by its name, such as  set(lr=0.05).")
+        raise DriverError(
+            "set_hyperparameters() without a value: give one by its name, such as  set_hyperparameters(lr=0.05)."
+        )
     return {name: _checked(known, types, name, value) for name, value in values.items()}
 
 
@@ -96,7 +98,8 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
     if name not in known:
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"
         raise DriverError(
-            f"set({name}=…): the driver has no hyperparameter {name!r}; {there}. A driver reads one by\n"
+            f"set_hyperparameters({name}=…): the driver has no hyperparameter {name!r}; {there}. A driver "
+            f"reads one by\n"
             f'    {name} = ad.hyperparameter("{name}", …)'
         )
     present = np.asarray(known[name])
@@ -105,17 +108,19 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
     if numbers is None or numbers.shape != present.shape:
         one = "True or False" if dtype == np.bool_ else "one number"
         wanted = f"an array of shape {present.shape}" if present.shape else one
-        raise DriverError(f"set({name}={_brief(value)}): {name} must be {wanted}.")
+        raise DriverError(f"set_hyperparameters({name}={_brief(value)}): {name} must be {wanted}.")
     if not (np.isfinite(numbers) | _is_whole(value, dtype)).all():
-        raise DriverError(f"set({name}={_brief(value)}): not finite. Check the value before, by np.isfinite.")
+        raise DriverError(
+            f"set_hyperparameters({name}={_brief(value)}): not finite. Check the value before, by np.isfinite."
+        )
     if dtype.kind in "iu":
         integers = wholes(value)
         if integers is None:
-            raise DriverError(f"set({name}={_brief(value)}): {name} must be a whole number.")
+            raise DriverError(f"set_hyperparameters({name}={_brief(value)}): {name} must be a whole number.")
         numbers = integers
     why = why_not_in(numbers, dtype)
     if why:
-        raise DriverError(f"set({name}={_brief(value)}): {why}.")
+        raise DriverError(f"set_hyperparameters({name}={_brief(value)}): {why}.")
     return numbers.tolist()
 
 

@@ -46,17 +46,17 @@ def global_batch() -> jax.Array:
     return read(GLOBAL_BATCH)
 
 
-def step() -> jax.Array:
+def step_number() -> jax.Array:
     """Return the number of completed steps, an int32 scalar. Replicated. 0 outside a program."""
     return read(STEP)
 
 
-def worker() -> jax.Array:
+def worker_index() -> jax.Array:
     """Return this worker's slot number, an int32 scalar. Local. 0 outside a program."""
     return read(WORKER)
 
 
-def workers() -> jax.Array:
+def num_workers() -> jax.Array:
     """Return the number of workers with examples in this step, an int32 scalar. Replicated.
 
     Equals `comm.all_reduce(1, op="sum")`, without a message. Changes without recompilation. Less than `ad.capacity()`
@@ -68,14 +68,15 @@ def workers() -> jax.Array:
 
     Example:
       >>> import adaptive as ad
-      >>> print(ad.workers())  # outside a program: one worker
+      >>> print(ad.num_workers())  # outside a program: one worker
       1
     """
-    _check_world("ad.workers()")
+    _check_world("ad.num_workers()")
     trace = tracing()
     if trace is not None:
         trace.hints.append(
-            f"ad.workers(){at(current_line())} changes from step to step, and is not known while the driver is traced. "
+            f"ad.num_workers(){at(current_line())} changes from step to step, and is not known while the driver is "
+            "traced. "
             "For shapes use  ad.capacity(), the number of worker slots."
         )
     return read(WORKERS)

@@ -370,11 +370,11 @@ class Program(Generic[State, Metrics]):
         self._parts.decisions.by_hand(self._parts.run.step, global_batch, shares, workers)
 
     @with_build_settings
-    def set(self, **values: Any) -> None:
+    def set_hyperparameters(self, **values: Any) -> None:
         """Set hyperparameters of the driver, from the next step on. Call it on every process, with the same values.
 
         Args:
-          **values: by name: `program.set(lr=0.05)`.
+          **values: by name: `program.set_hyperparameters(lr=0.05)`.
 
         Raises:
           DriverError: the driver has no `ad.hyperparameter` of this name, or the value does not fit it.

@@ -22,11 +22,11 @@ class Hybrid(NamedTuple):
 
 
 def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Strategy:
-    """Return a strategy that runs `first` until a hook calls `control.set(synchronous=True)`, and then `then`.
+    """Return a strategy that runs `first` until a hook sets `synchronous=True`, and then `then`.
 
     The switch needs no compilation and no waiting: both strategies are in the driver, and each step sends only the
     active one's messages. Other reductions, such as the loss, are sent in messages of their own. At the switch all
-    replicas are set to the central model, and the optimizer's state is initialized. `control.set(synchronous=False)`
+    replicas are set to the central model, and the optimizer's state is initialized. Setting `synchronous=False`
     switches back. KungFu's AdaSGD, model averaging followed by synchronous SGD, instead switches at a fixed step and
     continues with one worker's replica.
 
@@ -34,7 +34,7 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
 
         def until_it_settles(control, loss):
             if loss < 0.3 and not control.hyperparameters["synchronous"]:
-                control.set(synchronous=True)
+                control.set_hyperparameters(synchronous=True)
 
     Args:
       first: a strategy with one gradient per step and a replicated model: `model_averaging` or `synchronous`.
@@ -55,7 +55,10 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
     for strategy in (first, then):
         _check(strategy)
     if not (isinstance(name, str) and name.isidentifier()):
-        raise error("hybrid", f"name={name!r} must be an identifier, because control.set(…) takes it as a keyword.")
+        raise error(
+            "hybrid",
+            f"name={name!r} must be an identifier, because control.set_hyperparameters(…) takes it as a keyword.",
+        )
 
     def init(params: Any) -> Hybrid:
         return Hybrid(first.init(params), then.init(params))

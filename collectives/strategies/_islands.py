@@ -100,7 +100,7 @@ def islands(
         checked_islands("islands", groups, known_capacity())
         loss, grads = value_and_grad(state.replica, batch)
         # Otherwise it has just joined, has had no examples, or was in another island before the program was restored.
-        own_island = _least_of(groups)[ad.worker()]
+        own_island = _least_of(groups)[ad.worker_index()]
         is_current = (state.seen == state.taken) & ((state.island == own_island) | (state.taken == 0))
         found = _within(groups, grads, is_current)
         updates, opt_state = inner.update(found.grads, state.inner, state.replica)
@@ -115,8 +115,8 @@ def islands(
 
     def _between(state: Islands, own: _Own, examples: jax.Array, found: _Found, is_current: jax.Array) -> Islands:
         """Return the state after the step: where it ends a round, after the exchange between islands."""
-        ends = (ad.step() + 1) % steps == 0
-        speaks, founds = is_current & (ad.worker() == found.first), ~found.has_current
+        ends = (ad.step_number() + 1) % steps == 0
+        speaks, founds = is_current & (ad.worker_index() == found.first), ~found.has_current
         # Without examples, for instance because all workers have just joined, the mean of changes must be 0, not 0 / 0.
         weight = jnp.where(speaks | founds, jnp.maximum(examples, 1e-20), 0)
         moved = minus(state.params, select(is_current, own.replica, state.params))
@@ -175,7 +175,7 @@ class _Found(NamedTuple):
 def _within(groups: tuple[tuple[int, ...], ...], grads: Any, is_current: jax.Array) -> _Found:
     capacity = sum(map(len, groups))
     weight = jnp.where(is_current, read(EXAMPLES), 0).astype(jnp.float32)
-    row = (jnp.arange(capacity, dtype=jnp.int32) == ad.worker()) & is_current
+    row = (jnp.arange(capacity, dtype=jnp.int32) == ad.worker_index()) & is_current
     grads = jax.lax.optimization_barrier(grads)  # as in an `all_reduce`, so that XLA rounds them alike
     total, examples, row = island_sum((scaled(grads, weight), weight, row.astype(jnp.float32)), groups)
     has_current = row.sum() > 0

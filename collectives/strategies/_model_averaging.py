@@ -57,7 +57,7 @@ def model_averaging(
 
     Returns:
       A `Strategy`. Its model is z, replicated. To measure the replicas' distance from z, call
-      `mon.divergence(strategy.replica(state), average=strategy.model(state))`.
+      `mon.replica_distance(strategy.replica(state), average=strategy.model(state))`.
 
     Raises:
       CollectiveError: `optimizer` is not an optimizer, or another option is out of range.
@@ -81,7 +81,7 @@ def model_averaging(
     def update(state: ModelAveraging, grads: Any, when: jax.Array | None) -> tuple[ModelAveraging, None]:
         # The weight is the local batch's size, not a microbatch's: the difference is the same in all microbatches.
         mean = all_reduced(state.apart, when, weight=ad.batch_size(), wire=wire)
-        n = ad.workers()
+        n = ad.num_workers()
         if alpha is None:
             pulled, moved = jax.tree.map(lambda x: x / n.astype(x.dtype), state.apart), mean
         else:

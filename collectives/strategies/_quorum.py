@@ -104,7 +104,7 @@ def quorum(
         )
 
     def take(state: Quorum, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
-        needed, each = _needed(ad.workers(), quorum), jnp.asarray(read(EXAMPLES), jnp.float32) / steps
+        needed, each = _needed(ad.num_workers(), quorum), jnp.asarray(read(EXAMPLES), jnp.float32) / steps
         own, loss = _local_steps(inner, steps, needed, float(grace), state, value_and_grad, batch)
         taken, examples = state.taken + own.taken, state.examples + own.taken.astype(jnp.float32) * each
         behind, done = minus(state.params, own.params), taken >= steps

@@ -151,7 +151,7 @@ class Strategy:
                 f"{self.name}.step_with_gradients",
                 f"{self.name} averages no gradients, which mon.noise_scale and mon.gradient_variance need. Use\n"
                 "    strategy = sync.synchronous(optimizer)\n"
-                "or measure how far replicas are apart:  mon.divergence(…)",
+                "or measure how far replicas are apart:  mon.replica_distance(…)",
             )
         return taken
 

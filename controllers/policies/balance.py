@@ -10,11 +10,11 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits, Observation
 from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known
-from controllers.timing.allocate import allocate, level_of_lines, water_level
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._allocate import allocate, level_of_lines, water_level
+from controllers.timing._batch_time import BatchTime
+from controllers.timing._time_model import TimeModel
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
 from controllers.timing.stretch import Look, Stretch
-from controllers.timing.time_model import TimeModel
 
 from .probation import LEAST, Probation
 from .promises import Promises
@@ -109,7 +109,7 @@ def balance(
       n_inputs: number of values given to the predictor: those after the seconds in the hook.
 
             cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
-            ctrl.hook(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=2), seconds, cpu, memory)
+            ctrl.hook(ctrl.balance(stretch_seconds=0, predictor=ctrl.published.arx(), n_inputs=2), seconds, cpu, memory)
 
     Returns:
       A policy for a hook with each worker's compute seconds and `n_inputs` measurements; each shape=(n,), NaN where

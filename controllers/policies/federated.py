@@ -9,8 +9,8 @@ import numpy as np
 from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.predictors.base import Predictor, PredictorState, known, moving_average
-from controllers.timing.allocate import allocate
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._allocate import allocate
+from controllers.timing._batch_time import BatchTime
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
 
 

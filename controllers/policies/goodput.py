@@ -21,11 +21,11 @@ import numpy as np
 from adaptive import DriverError
 from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
-from controllers.timing.allocate import fill
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._allocate import fill
+from controllers.timing._batch_time import BatchTime
+from controllers.timing._time_model import TimeModel
 from controllers.timing.exchange import MOST_OVERLAP, Exchange, StepTime
 from controllers.timing.seconds import active_of, shape_of
-from controllers.timing.time_model import TimeModel
 
 from .efficiency import Bounds, check_noise, efficiency, read_noise, round_batch
 from .noise_batch import batch_bounds, batch_multiple

@@ -13,11 +13,11 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
-from controllers.timing.allocate import fill
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._allocate import fill
+from controllers.timing._batch_time import BatchTime
+from controllers.timing._time_model import TimeModel
 from controllers.timing.exchange import Exchange
 from controllers.timing.seconds import active_of
-from controllers.timing.time_model import TimeModel
 
 from .efficiency import Bounds, efficiency, round_batch
 from .goodput import CANDIDATES, check_signals, observe_exchange, read_signals, step_time_of_larger

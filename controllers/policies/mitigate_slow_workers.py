@@ -11,10 +11,10 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
+from controllers.timing._time_model import TimeModel
 from controllers.timing.change_points import BLOCK, ChangePoints, Onset
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of
 from controllers.timing.slow_links import SlowLinks
-from controllers.timing.time_model import TimeModel
 
 from .balance import balance
 

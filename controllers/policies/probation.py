@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controllers.timing.batch_time import same
+from controllers.timing._batch_time import same
 
 LEAST, MOST = 4, 20  # stretches that a verdict is based on
 SURE = 2.0  # standard errors

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controllers.timing.batch_time import same
+from controllers.timing._batch_time import same
 
 MORE = 1.25  # a possible gain of this many times the one of the last search is searched for at once
 MOST_WAIT = 16  # decisions

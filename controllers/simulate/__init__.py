@@ -6,7 +6,7 @@ or from Python, with the same policy objects as in a driver:
 
     from controllers.simulate import Cluster, jitter, simulate
 
-    cluster = Cluster(ctrl.BatchTime(slope=(1e-3, 2e-3), intercept=(0.01, 0.01)), noise=jitter(0.05))
+    cluster = Cluster(ctrl.timing.BatchTime(slope=(1e-3, 2e-3), intercept=(0.01, 0.01)), noise=jitter(0.05))
     simulation = simulate(ctrl.balance(), cluster, sizes=256, steps=200)
     simulation.total_seconds, simulation.adjustments, simulation.over_ideal
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._batch_time import BatchTime
 from controllers.timing.exchange import overlapped
 
 Trace = Callable[[int, float], np.ndarray]

@@ -11,16 +11,16 @@ from controllers._policy import Policy
 from controllers.policies.balance import balance
 from controllers.policies.goodput import goodput_batch
 from controllers.policies.goodput_workers import goodput_workers
-from controllers.policies.lb_bsp import lb_bsp
-from controllers.policies.leader_straggler import leader_straggler
 from controllers.policies.mitigate_slow_workers import mitigate_slow_workers
 from controllers.policies.noise_batch import noise_batch
 from controllers.policies.noise_workers import noise_workers
-from controllers.policies.proportional import proportional
-from controllers.policies.static import static_proportional
 from controllers.predictors.arx import arx
 from controllers.predictors.base import memoryless, moving_average
 from controllers.predictors.narx import narx
+from controllers.published._lb_bsp import lb_bsp
+from controllers.published._leader_straggler import leader_straggler
+from controllers.published._proportional import proportional
+from controllers.published._static import static_proportional
 
 from ._simulation import SIGNALS, Hooked
 

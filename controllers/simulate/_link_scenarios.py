@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._batch_time import BatchTime
 
 from ._cluster import Cluster, Trace, jitter, stages
 

@@ -10,7 +10,7 @@ import numpy as np
 from adaptive.base.decision import Decision, Observation
 from adaptive.control.slot_reset import reset_slots
 from controllers._policy import Policy
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._batch_time import BatchTime
 
 from ._cluster import Cluster, Trace, by_step
 from ._recording import RecordedRequests, RecordedStep, Recording, TraceError

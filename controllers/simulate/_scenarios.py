@@ -10,7 +10,7 @@ import numpy as np
 from controllers.policies.noise_batch import noise_batch
 from controllers.policies.noise_workers import noise_workers
 from controllers.policies.schedule import schedule
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._batch_time import BatchTime
 
 from ._cluster import Cluster, Noise, Trace, by_step, jitter, neighbors, noises, stages, stragglers, together, waves
 from ._simulation import Hooked

@@ -20,8 +20,8 @@ from adaptive.operators.hooks import Hook
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
 from controllers.policies.efficiency import Bounds, efficiency
-from controllers.timing.allocate import fill
-from controllers.timing.batch_time import BatchTime
+from controllers.timing._allocate import fill
+from controllers.timing._batch_time import BatchTime
 
 from ._cluster import Cluster
 from ._links import Links

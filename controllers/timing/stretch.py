@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .batch_time import FEW, same
+from ._batch_time import FEW, same
 
 
 class Look(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .batch_time import BatchTime
+from ._batch_time import BatchTime
 
 POINTS = 8  # of each worker's shape
 PLACES = np.arange(POINTS)[:, None]

@@ -37,7 +37,7 @@ def test_loggers_run_once_per_step_and_worker_or_per_microbatch():
     log = []
 
     def driver(state, batch):
-        io_callback(lambda s: log.append(("step", int(s))), None, ad.step())
+        io_callback(lambda s: log.append(("step", int(s))), None, ad.step_number())
         io_callback(lambda n: log.append(("call", len(n))), None, batch["y"])
         new = sgd(state, batch)
         io_callback(lambda w: log.append(("new", w.tolist())), None, new)
@@ -55,7 +55,7 @@ def test_loggers_run_once_per_step_and_worker_or_per_microbatch():
 def test_debug_prints_run(capfd):
     def driver(state, batch):
         new = sgd(state, batch)
-        jax.debug.print("before {}", ad.step())
+        jax.debug.print("before {}", ad.step_number())
         jax.debug.print("after {}", new.shape[0] + 0 * new[0])
         return new, {}
 

@@ -82,7 +82,10 @@ def test_without_the_dead_band_batches_never_rest():
     changes = {
         band: len(
             simulate(
-                ctrl.proportional(dead_band=band, drop=None), batching.cluster(batching.CORES, 0.02), [64] * 3, 200
+                ctrl.published.proportional(dead_band=band, drop=None),
+                batching.cluster(batching.CORES, 0.02),
+                [64] * 3,
+                200,
             ).changes
         )
         for band in (0.05, 0.0)
@@ -92,7 +95,7 @@ def test_without_the_dead_band_batches_never_rest():
 
 
 def test_a_flat_worker_collapses_under_proportional_control_only():
-    assert batching.flat(ctrl.proportional()).sizes[-1, 0] < 5
+    assert batching.flat(ctrl.published.proportional()).sizes[-1, 0] < 5
     balanced = batching.flat(ctrl.balance())
     assert balanced.sizes[-1, 0] > 50
     assert balanced.over_ideal[-1] == 1

@@ -282,7 +282,7 @@ def test_pairs_that_do_not_wait(world):
         def local_step(w, _):
             return comm.asynchronous_mean(w), None
 
-        start = jnp.full(3, ad.worker().astype(jnp.float32))
+        start = jnp.full(3, ad.worker_index().astype(jnp.float32))
         last, _ = jax.lax.scan(local_step, start, ad.minibatches(batch, size=1))
         return w + 0 * comm.all_reduce(last).mean(), {"last": comm.all_gather(last[0])}
 

@@ -90,7 +90,7 @@ def test_it_is_the_published_update(peer):
 
 def test_a_tree_of_several_dtypes_round_trips():
     def driver(state, batch):
-        mean = comm.asynchronous_mean({"a": state["a"] + ad.worker().astype(jnp.float32), **state["rest"]})
+        mean = comm.asynchronous_mean({"a": state["a"] + ad.worker_index().astype(jnp.float32), **state["rest"]})
         return state, {name: comm.all_gather(leaf) for name, leaf in mean.items()}
 
     rest = {"b": jnp.ones((2, 2), jnp.bfloat16), "c": jnp.full(3, 1 + 2j), "none": jnp.zeros((0, 2)), "d": jnp.ones(())}
@@ -123,7 +123,7 @@ def test_devices_side_by_side_stay_among_the_replicas():
         def local_step(w, _):
             return comm.asynchronous_mean(w), w
 
-        start = jnp.full(1000, ad.worker().astype(jnp.float32))
+        start = jnp.full(1000, ad.worker_index().astype(jnp.float32))
         last, seen = jax.lax.scan(local_step, start, ad.minibatches(batch, size=1))
         of_one = (seen == seen[:, :1]).all() & (last == last[:1]).all()
         return w + 0 * comm.all_reduce(last).mean(), {"last": comm.all_gather(last[0]), "one": comm.all_gather(of_one)}

@@ -124,8 +124,8 @@ def test_with_hosts_one_worker_of_each_sends_the_exact_mean_of_its_host(wire):
 
 def test_hosts_send_sums_and_keep_the_residual_in_steps_without_messages():
     def driver(total, batch):
-        own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker()).astype(np.float32) + 0 * batch["x"].sum()
-        even = ad.step() % 2 == 0
+        own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker_index()).astype(np.float32) + 0 * batch["x"].sum()
+        even = ad.step_number() % 2 == 0
         found = comm.all_reduce(own, op="sum", wire="8bit", rounding=FEEDBACK, hosts=[[0, 1], [2]], when=even)
         return ad.replicated(jnp.where(even, found, total)), {}
 
@@ -158,7 +158,7 @@ def test_rounding_errors_are_sent_later(wire):
     """Of a value that stays the same the mean over steps comes near, where single messages do not."""
 
     def driver(total, batch):
-        own = (1 + ad.worker()).astype(np.float32) * jnp.linspace(-1, 1, N) ** 3 + 0 * batch["x"].sum()
+        own = (1 + ad.worker_index()).astype(np.float32) * jnp.linspace(-1, 1, N) ** 3 + 0 * batch["x"].sum()
         return total + comm.all_reduce(own, wire=wire, rounding=FEEDBACK), {}
 
     program = built(driver, shares=None)
@@ -194,10 +194,10 @@ def test_devices_give_the_results_of_one_device(wire):
 def test_sums_and_weights_and_replicated_values():
     def driver(total, batch):
         same = jnp.arange(N, dtype=np.float32) - 3
-        own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker()).astype(np.float32) + 0 * batch["x"].sum()
+        own = jnp.arange(N, dtype=np.float32) * (1 + ad.worker_index()).astype(np.float32) + 0 * batch["x"].sum()
         metrics = {
             "sum": comm.all_reduce(own, op="sum", wire="8bit"),
-            "weighted": comm.all_reduce(own, weight=1 + ad.worker(), wire="8bit"),
+            "weighted": comm.all_reduce(own, weight=1 + ad.worker_index(), wire="8bit"),
             "same": comm.all_reduce(same, wire="8bit"),
             "same, added": comm.all_reduce(same, op="sum", wire="8bit"),
         }
@@ -223,8 +223,8 @@ def test_a_closed_gate_keeps_the_residual():
 
 def _gated(total, batch):
     own = batch["x"].mean(0)
-    found = comm.all_reduce(own, wire="2bit", rounding=FEEDBACK, when=ad.step() % 2 == 0)
-    return ad.replicated(jnp.where(ad.step() % 2 == 0, total + found, total)), {}
+    found = comm.all_reduce(own, wire="2bit", rounding=FEEDBACK, when=ad.step_number() % 2 == 0)
+    return ad.replicated(jnp.where(ad.step_number() % 2 == 0, total + found, total)), {}
 
 
 def test_a_worker_without_examples_keeps_its_residual():
@@ -296,7 +296,7 @@ def test_bytes_are_those_of_the_codes():
 
 def test_values_that_are_not_finite_are_named_and_leave_no_residual():
     def driver(total, batch):
-        own = jnp.where((ad.step() == 1) & (ad.worker() == 1), jnp.nan, batch["x"].mean(0))
+        own = jnp.where((ad.step_number() == 1) & (ad.worker_index() == 1), jnp.nan, batch["x"].mean(0))
         return total + comm.all_reduce({"leaf": own}, wire="4bit", rounding=FEEDBACK)["leaf"], {}
 
     program = built(driver)
@@ -312,7 +312,7 @@ def test_values_that_are_not_finite_are_named_and_leave_no_residual():
 
 def test_dropped_contributions_are_in_no_code():
     def driver(total, batch):
-        own = jnp.where(ad.worker() == 1, jnp.nan, batch["x"].mean(0))
+        own = jnp.where(ad.worker_index() == 1, jnp.nan, batch["x"].mean(0))
         return total + comm.all_reduce(own, wire="8bit", nonfinite="drop"), {}
 
     program = built(driver)

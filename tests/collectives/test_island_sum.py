@@ -14,7 +14,7 @@ from collectives._island_sum import WithinIslands, checked_islands, island_sum
 
 def test_each_worker_has_the_sum_of_its_island_over_microbatches():
     def driver(state, batch):
-        total, number = island_sum((batch.sum(), np.int32(1) + 0 * ad.worker()), ((0, 2), (1,)))
+        total, number = island_sum((batch.sum(), np.int32(1) + 0 * ad.worker_index()), ((0, 2), (1,)))
         return state, {"totals": comm.all_gather(total), "numbers": comm.all_gather(number)}
 
     ones = np.ones(24, np.float32)

@@ -394,7 +394,7 @@ def test_a_closed_world_raises(make_world):
 
 def test_a_program_sends_any_dtype(world):
     def driver(state, batch):
-        me, x = ad.worker(), batch["x"]
+        me, x = ad.worker_index(), batch["x"]
         metrics = {
             "odd": comm.all_gather(me % 2 == 1),
             "first": comm.broadcast(me == 0),

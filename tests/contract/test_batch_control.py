@@ -182,7 +182,7 @@ def test_hyperparameters_set_by_hooks_are_in_force_in_the_next_step_and_compile_
     traces = []
 
     def decay(control):
-        control.set(lr=control.hyperparameters["lr"] / 2)
+        control.set_hyperparameters(lr=control.hyperparameters["lr"] / 2)
 
     def driver(w, batch):
         traces.append(1)

@@ -47,7 +47,7 @@ def test_a_checkpoint_is_the_whole_program_bit_for_bit(devices):
 
     def grow(control):
         control.rescale(global_batch=12 + control.step)
-        control.set(lr=0.1 / control.step)
+        control.set_hyperparameters(lr=0.1 / control.step)
 
     def driver(w, batch):
         grads = jax.grad(mean_loss)(w, batch)
@@ -145,7 +145,7 @@ def test_a_state_with_nans_does_not_become_a_checkpoint(tmp_path):
         return w / jnp.where(ad.hyperparameter("fails", False), 0.0, 1.0) * 0 + w, metrics  # 0 / 0 where it fails
 
     def spoil(control):
-        control.set(fails=control.step == 3)
+        control.set_hyperparameters(fails=control.step == 3)
 
     def hooked(w, batch):
         ctrl.hook(spoil)

@@ -149,7 +149,7 @@ def test_reductions_are_those_of_the_whole_batch(devices):
 def test_robust_means_leave_a_bad_worker_out(devices):
     def driver(w, batch):
         grads = jax.grad(mean_loss)(w, batch)
-        sent = jnp.where(ad.worker() == 1, 1e6, 1.0) * grads
+        sent = jnp.where(ad.worker_index() == 1, 1e6, 1.0) * grads
         return w, {
             "median": comm.all_reduce(sent, op="median"),
             "trimmed": comm.all_reduce(sent, op=comm.trimmed_mean(1)),

@@ -164,7 +164,7 @@ def test_a_hook_that_could_decide_differently_is_refused_when_the_program_is_bui
     [
         (lambda control: control.rescale(global_batch=float("nan")), ad.BatchSizeError),
         (lambda control: control.rescale(workers=0), ad.WorkerCountError),
-        (lambda control: control.set(momentum=0.5), ad.DriverError),
+        (lambda control: control.set_hyperparameters(momentum=0.5), ad.DriverError),
     ],
     ids=["batch", "workers", "hyperparameter"],
 )
@@ -181,7 +181,7 @@ def test_an_impossible_request_of_a_hook_is_an_error(request_of, error):
 def test_a_hook_ends_the_run_and_a_policy_keeps_its_state_in_the_program():
     def update(observation, count):
         count = count + 1
-        return ctrl.Decision(stop=True) if count == 3 else None, count
+        return ad.Decision(stop=True) if count == 3 else None, count
 
     policy = ctrl.Policy(lambda n_workers: np.zeros((), np.int64), update, name="third_step")
 

@@ -17,9 +17,9 @@ from controllers.simulate import Cluster, Hooked, by_step, jitter, simulate
 from .problem import DATA, START, check_descent, descend
 
 SPEED = np.array([1000.0, 500.0, 250.0])  # examples per second
-PROPORTIONAL = ctrl.BatchTime(1 / SPEED, np.zeros(3))
-AFFINE = ctrl.BatchTime(1 / SPEED, np.array([0.02, 0.01, 0.1]))
-FLOORED = ctrl.BatchTime(1 / SPEED, np.zeros(3), np.array([0.05, 0.25, 0.02]))  # no less than these seconds
+PROPORTIONAL = ctrl.timing.BatchTime(1 / SPEED, np.zeros(3))
+AFFINE = ctrl.timing.BatchTime(1 / SPEED, np.array([0.02, 0.01, 0.1]))
+FLOORED = ctrl.timing.BatchTime(1 / SPEED, np.zeros(3), np.array([0.05, 0.25, 0.02]))  # no less than these seconds
 
 
 @pytest.mark.parametrize("times", [PROPORTIONAL, AFFINE, FLOORED], ids=["proportional", "affine", "floors"])
@@ -28,17 +28,17 @@ def test_the_allocator_is_exact_on_a_piecewise_linear_model_of_time(times):
         np.array([a, b, 60 - a - b]) for a, b in itertools.product(range(2, 41), repeat=2) if 2 <= 60 - a - b <= 40
     ]
     best = min(times(split).max() for split in splits)
-    found = ctrl.allocate(60, times, 2, 40)
+    found = ctrl.timing.allocate(60, times, 2, 40)
     assert found.sum() == 60
     assert times(found).max() == best
 
 
 POLICIES = {
-    "static_proportional": (lambda: ctrl.static_proportional(SPEED), PROPORTIONAL, 1.02),  # open loop
-    "proportional": (lambda: ctrl.proportional(), PROPORTIONAL, 1.06),  # dynamic batching; dead band of 5 %
-    "leader_straggler": (lambda: ctrl.leader_straggler(), AFFINE, 1.06),
-    "lb_bsp, arx": (lambda: ctrl.lb_bsp(ctrl.arx()), PROPORTIONAL, 1.06),
-    "lb_bsp, narx": (lambda: ctrl.lb_bsp(ctrl.narx()), PROPORTIONAL, 1.06),
+    "static_proportional": (lambda: ctrl.published.static_proportional(SPEED), PROPORTIONAL, 1.02),  # open loop
+    "proportional": (lambda: ctrl.published.proportional(), PROPORTIONAL, 1.06),  # dynamic batching; dead band of 5 %
+    "leader_straggler": (lambda: ctrl.published.leader_straggler(), AFFINE, 1.06),
+    "lb_bsp, arx": (lambda: ctrl.published.lb_bsp(ctrl.published.arx()), PROPORTIONAL, 1.06),
+    "lb_bsp, narx": (lambda: ctrl.published.lb_bsp(ctrl.published.narx()), PROPORTIONAL, 1.06),
     "balance": (lambda: ctrl.balance(), AFFINE, 1.03),
     "balance, floors": (lambda: ctrl.balance(), FLOORED, 1.03),
 }
@@ -65,7 +65,7 @@ def test_balance_follows_a_change_of_speed():
     assert len(found.adjustments) <= 12
 
 
-@pytest.mark.parametrize("predictor", [ctrl.arx, ctrl.narx], ids=["arx", "narx"])
+@pytest.mark.parametrize("predictor", [ctrl.published.arx, ctrl.published.narx], ids=["arx", "narx"])
 def test_speeds_are_predicted_from_free_resources(predictor):
     """A split by predicted speeds is better than one by past speeds where a measured share of the processor jumps."""
     rng, n, steps = np.random.default_rng(0), 3, 300
@@ -77,14 +77,16 @@ def test_speeds_are_predicted_from_free_resources(predictor):
         found = simulate(policy, lambda step, sizes: sizes / (1e3 * share[step]), [128] * n, steps, values=values)
         return found.step_seconds[150:].mean()
 
-    informed = mean_step(ctrl.lb_bsp(predictor(), n_inputs=1), lambda step, seconds: (seconds, share[step + 1]))
-    by_the_last = mean_step(ctrl.lb_bsp(ctrl.moving_average()), lambda step, seconds: (seconds,))
+    informed = mean_step(
+        ctrl.published.lb_bsp(predictor(), n_inputs=1), lambda step, seconds: (seconds, share[step + 1])
+    )
+    by_the_last = mean_step(ctrl.published.lb_bsp(ctrl.published.moving_average()), lambda step, seconds: (seconds,))
     assert informed < by_the_last
 
 
 def test_federated_clients_finish_together_links_included():
     link, parts = np.array([0.05, 0.2, 0.0]), 4
-    limits = ctrl.Limits(lower=(parts,) * 3, upper=(10_000,) * 3, quantum=parts, multiple=parts)
+    limits = ad.Limits(lower=(parts,) * 3, upper=(10_000,) * 3, quantum=parts, multiple=parts)
     found = simulate(
         ctrl.federated(),
         Cluster(PROPORTIONAL),
@@ -105,7 +107,7 @@ def test_federated_clients_finish_together_links_included():
 def test_goodput_weighs_examples_per_second_against_progress_per_example():
     """Between a batch of good statistical efficiency and one of high speed: `sqrt(noise * speed * overhead)`."""
     scale, overhead = 400.0, 0.2
-    times = ctrl.BatchTime(np.full(3, 1e-3), np.full(3, 1e-3))
+    times = ctrl.timing.BatchTime(np.full(3, 1e-3), np.full(3, 1e-3))
     cluster = Cluster(times, noise=jitter(0.01), overhead=overhead, noise_scale=lambda examples: scale, upper=4000)
     reads = ("noise_scale", "seconds", "iteration_seconds")
     found = simulate([Hooked(ctrl.goodput_batch(), reads, 10)], cluster, sizes=30, steps=600)
@@ -122,10 +124,10 @@ def test_a_policy_is_pure():
     policy = ctrl.balance()
     state, again = policy.init(3), policy.init(3)
     sizes, decisions = (84, 84, 84), []
-    limits = ctrl.Limits((1,) * 3, (252,) * 3)
+    limits = ad.Limits((1,) * 3, (252,) * 3)
     for step in range(1, 13):
         seconds = AFFINE(np.array(sizes))
-        observation = ctrl.Observation(
+        observation = ad.Observation(
             step=step,
             epoch=0.0,
             values=(seconds,),
@@ -149,9 +151,9 @@ def test_a_program_splits_by_the_seconds_that_its_hook_receives(devices):
     """Made-up seconds: worker i needs i + 1 times as long for an example. The gradient stays that of all examples."""
 
     def driver(w, batch):
-        slowness = jnp.asarray([1e-3, 2e-3, 4e-3], jnp.float64)[ad.worker()]
+        slowness = jnp.asarray([1e-3, 2e-3, 4e-3], jnp.float64)[ad.worker_index()]
         seconds = comm.all_gather(slowness * ad.batch_size().astype(jnp.float64))
-        ctrl.hook(ctrl.lb_bsp(ctrl.moving_average()), seconds, every=3)
+        ctrl.hook(ctrl.published.lb_bsp(ctrl.published.moving_average()), seconds, every=3)
         return descend(w, batch)
 
     with ad.Program(driver, START, DATA, global_batch=42, world=devices, deterministic=True) as program:

@@ -226,7 +226,7 @@ def test_a_hook_switches_a_hybrid_from_model_averaging_to_synchronous(devices):
 
     def switch(control):
         if control.step == 3:
-            control.set(synchronous=True)
+            control.set_hyperparameters(synchronous=True)
 
     def driver(state, batch):
         state, _ = strategy.step(state, jax.value_and_grad(mean_loss), batch)

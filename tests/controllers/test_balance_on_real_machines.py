@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import adaptive as ad
 import controllers as ctrl
 from controllers.simulate import simulate
 
@@ -19,8 +20,8 @@ def calls(sizes: np.ndarray) -> np.ndarray:
     return np.bitwise_count(np.asarray(sizes))
 
 
-def limits(call: float, n: int = 2, multiple: int = 1) -> ctrl.Limits:
-    return ctrl.Limits((multiple,) * n, (2 * N,) * n, 16 * multiple, multiple, call_overhead=call)
+def limits(call: float, n: int = 2, multiple: int = 1) -> ad.Limits:
+    return ad.Limits((multiple,) * n, (2 * N,) * n, 16 * multiple, multiple, call_overhead=call)
 
 
 def run(times, call: float, seed: int = 0):

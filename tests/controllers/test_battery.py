@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import adaptive as ad
 import controllers as ctrl
 from adaptive.program.checkpoint import hooks_to_keep
 from adaptive.program.parse_checkpoint import restored_hooks
@@ -65,17 +66,20 @@ def of_batch(make: Callable[[], ctrl.Policy], values: Callable[..., tuple[Any, .
 POLICIES: dict[str, Case] = {
     "balance": Case(ctrl.balance, only_seconds),
     "balance step by step": Case(lambda: ctrl.balance(stretch_seconds=0, window=3, dead_band=0.0), only_seconds),
-    "static_proportional": Case(lambda: ctrl.static_proportional((1, 2, 3, 4)), nothing, any_workers=False),
-    "proportional": Case(ctrl.proportional, only_seconds),
+    "static_proportional": Case(lambda: ctrl.published.static_proportional((1, 2, 3, 4)), nothing, any_workers=False),
+    "proportional": Case(ctrl.published.proportional, only_seconds),
     "published proportional": Case(
-        lambda: ctrl.proportional(renormalize=False, drop=0.0), only_seconds, keeps_the_batch=False
+        lambda: ctrl.published.proportional(renormalize=False, drop=0.0), only_seconds, keeps_the_batch=False
     ),
-    "leader_straggler": Case(lambda: ctrl.leader_straggler(window=2), only_seconds),
-    "lb_bsp": Case(ctrl.lb_bsp, only_seconds),
-    "lb_bsp without dead-band": Case(lambda: ctrl.lb_bsp(n_inputs=2, dead_band=0.0), with_inputs),
-    "lb_bsp with narx": Case(lambda: ctrl.lb_bsp(ctrl.narx(), n_inputs=2), with_inputs),
-    "lb_bsp with memoryless": Case(lambda: ctrl.lb_bsp(ctrl.memoryless()), only_seconds),
-    "lb_bsp with best_of": Case(lambda: ctrl.lb_bsp(ctrl.best_of(ctrl.moving_average(), ctrl.arx())), only_seconds),
+    "leader_straggler": Case(lambda: ctrl.published.leader_straggler(window=2), only_seconds),
+    "lb_bsp": Case(ctrl.published.lb_bsp, only_seconds),
+    "lb_bsp without dead-band": Case(lambda: ctrl.published.lb_bsp(n_inputs=2, dead_band=0.0), with_inputs),
+    "lb_bsp with narx": Case(lambda: ctrl.published.lb_bsp(ctrl.published.narx(), n_inputs=2), with_inputs),
+    "lb_bsp with memoryless": Case(lambda: ctrl.published.lb_bsp(ctrl.published.memoryless()), only_seconds),
+    "lb_bsp with best_of": Case(
+        lambda: ctrl.published.lb_bsp(ctrl.published.best_of(ctrl.published.moving_average(), ctrl.published.arx())),
+        only_seconds,
+    ),
     "federated": Case(ctrl.federated, with_links),
     "federated over equal links": Case(lambda: ctrl.federated(dead_band=0.0), only_seconds),
     "noise_batch": of_batch(ctrl.noise_batch, only_noise),
@@ -85,7 +89,7 @@ POLICIES: dict[str, Case] = {
     "mitigate_slow_workers": Case(ctrl.mitigate_slow_workers, only_seconds),
     "schedule": of_batch(lambda: ctrl.schedule({0: 128, 60: 256}), nothing),
 }
-TRUE = ctrl.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0.0, 0.01]))
+TRUE = ctrl.timing.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 0.02, 0.0, 0.01]))
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
@@ -99,7 +103,7 @@ def run(name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy]
 @every_policy
 @pytest.mark.parametrize("seed", range(2))
 def test_sizes_keep_the_limits_and_sum_to_the_global_batch(name, seed):
-    limits = ctrl.Limits((4, 4, 4, 4), (40, 64, 64, 64), quantum=2)
+    limits = ad.Limits((4, 4, 4, 4), (40, 64, 64, 64), quantum=2)
     sim = run(name, limits=limits, seed=seed)
     assert (sim.sizes >= limits.lower).all()
     assert (sim.sizes <= limits.upper).all()
@@ -247,7 +251,7 @@ def comings_and_goings(seed: int, steps: int, n: int = 6) -> Cluster:
     rng = np.random.default_rng(seed)
     there = np.cumsum(rng.random((steps + 1, n)) < 0.03, axis=0) % 2 == 0
     there[:, 0] = True
-    times = ctrl.BatchTime(1e-3 * 4.0 ** -rng.random(n), 0.02 * rng.random(n))
+    times = ctrl.timing.BatchTime(1e-3 * 4.0 ** -rng.random(n), 0.02 * rng.random(n))
     first = int(rng.integers(1, n)) if seed % 2 else None
     return Cluster(
         times,
@@ -270,10 +274,12 @@ def test_workers_may_be_lost_leave_and_join_at_any_time(name, seed):
 
     def update(observation, state):
         assert observation.least_workers <= observation.target_workers <= observation.most_workers
-        return ctrl.Decision(workers=numbers[observation.step]), state
+        return ad.Decision(workers=numbers[observation.step]), state
 
     other = Hooked(ctrl.Policy(lambda n: (), update, "other"), (), 13)
-    make = (lambda: ctrl.static_proportional((1, 2, 3, 4, 5, 6))) if name == "static_proportional" else case.make
+    make = (
+        (lambda: ctrl.published.static_proportional((1, 2, 3, 4, 5, 6))) if name == "static_proportional" else case.make
+    )
     make = ctrl.goodput_workers if name == "goodput_workers" else make
     cluster = comings_and_goings(seed, steps)
     sim = simulate([other, Hooked(make(), case.values, 5)], cluster, 128, steps, seed=seed)
@@ -298,7 +304,7 @@ def test_an_absent_worker_is_ignored_and_can_return(name):
 
     def update(observation, state):
         shares = script.get(observation.step)
-        return (None if shares is None else ctrl.Decision(shares=shares)), state
+        return (None if shares is None else ad.Decision(shares=shares)), state
 
     other = Hooked(ctrl.Policy(lambda n: (), update, "other"), ())
     case = POLICIES[name]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import adaptive as ad
 import controllers as ctrl
 from adaptive.base.errors import AdaptiveError, BatchSizeError, CollectiveError, WorkerCountError
 from adaptive.graph.trace import trace
@@ -45,7 +46,7 @@ def test_requests_are_collected_and_later_ones_override():
     c.rescale(global_batch=np.float32(127.6))
     assert c.global_batch == 128
     c.stop()
-    assert c.close() == ctrl.Decision(128, (1.0, 3.0), True)
+    assert c.close() == ad.Decision(128, (1.0, 3.0), True)
 
 
 @pytest.mark.parametrize("number", [64, 64.3, np.float32(64), np.int64(64), np.asarray(64), jnp.asarray(64.0)])
@@ -60,7 +61,7 @@ def test_requests_are_passed_on_and_their_feasible_part_is_shown(asked, got):
     c = control(batch_sizes=(8, 8, 8, 8), upper=100)
     c.rescale(global_batch=asked)
     assert c.global_batch == got
-    assert c.close() == ctrl.Decision(global_batch=round(asked))
+    assert c.close() == ad.Decision(global_batch=round(asked))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_any_positive_scalar_is_a_number_of_workers(number, asked):
     assert (c.target_workers, c.most_workers) == (2, 4)
     c.rescale(workers=number)
     assert c.target_workers == min(asked, 4)
-    assert c.close() == ctrl.Decision(workers=asked)
+    assert c.close() == ad.Decision(workers=asked)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,9 @@ def test_an_impossible_number_of_workers_is_refused_by_name(wrong, says):
 
 
 def test_a_policy_may_ask_for_workers_and_passes_the_same_check():
-    policy = ctrl.Policy(lambda n: (), lambda o, s: (ctrl.Decision(workers=o.values[0]), s), "grow")
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (ad.Decision(workers=o.values[0]), s), "grow")
     handler = handler_of(policy).handler
-    assert handler(observe(2.7), ())[0] == ctrl.Decision(workers=3)
+    assert handler(observe(2.7), ())[0] == ad.Decision(workers=3)
     with pytest.raises(WorkerCountError, match="'grow'"):
         handler(observe(np.nan), ())
 
@@ -226,13 +227,13 @@ def test_an_error_in_a_hook_names_its_line():
 
 
 def test_a_policy_is_shown_every_step_but_decides_at_due_ones_only():
-    policy = ctrl.Policy(lambda n: 0, lambda o, s: (ctrl.Decision(global_batch=64), s + 1))
+    policy = ctrl.Policy(lambda n: 0, lambda o, s: (ad.Decision(global_batch=64), s + 1))
     handler = handler_of(policy, every=10).handler
     assert handler.every_step
     decision, state = handler(observe(due=False), handler.init(2))
     assert decision is None
     assert state == 1
-    assert handler(observe(), state) == (ctrl.Decision(global_batch=64), 2)
+    assert handler(observe(), state) == (ad.Decision(global_batch=64), 2)
 
 
 def test_a_policy_s_decision_passes_the_same_checks():
@@ -240,11 +241,11 @@ def test_a_policy_s_decision_passes_the_same_checks():
         policy = ctrl.Policy(lambda n: (), lambda o, s: (decision, s), "mine")
         return handler_of(policy).handler(observe(**kwargs), ())[0]
 
-    assert decide(ctrl.Decision(global_batch=99.6, notes=("why",))) == ctrl.Decision(100, notes=("why",))
-    assert decide(ctrl.Decision(notes=("why",))) == ctrl.Decision(notes=("why",))
-    assert decide(ctrl.Decision(stop=True)).stop
+    assert decide(ad.Decision(global_batch=99.6, notes=("why",))) == ad.Decision(100, notes=("why",))
+    assert decide(ad.Decision(notes=("why",))) == ad.Decision(notes=("why",))
+    assert decide(ad.Decision(stop=True)).stop
     with pytest.raises(BatchSizeError, match="'mine'"):
-        decide(ctrl.Decision(shares=(1.0,)))
+        decide(ad.Decision(shares=(1.0,)))
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])

@@ -106,7 +106,7 @@ def test_without_a_signal_the_last_factor_stays():
 
     def driver(state, batch):
         opt_state, total = state
-        signal = jnp.array([1.0, -1.0, -1.0, 1.0])[ad.step()]
+        signal = jnp.array([1.0, -1.0, -1.0, 1.0])[ad.step_number()]
         updates, opt_state = tx.update(
             jnp.ones(()), opt_state, noise=NoiseScale(*jnp.float32([8.0, 8.0, signal, 8.0, 9.0]))
         )

@@ -40,7 +40,13 @@ def iteration():
     return comm.all_reduce(mon.iteration_seconds(), op="max")
 
 
-BY_SECONDS = [ctrl.balance, ctrl.lb_bsp, ctrl.federated, ctrl.leader_straggler, ctrl.proportional]
+BY_SECONDS = [
+    ctrl.balance,
+    ctrl.published.lb_bsp,
+    ctrl.federated,
+    ctrl.published.leader_straggler,
+    ctrl.published.proportional,
+]
 REFUSED = {
     **{
         f"{policy.__name__}, {what}": (policy(), read, says)
@@ -67,9 +73,9 @@ REFUSED = {
     "goodput of times": (ctrl.goodput_batch(), lambda g, a: (iteration(), seconds(), a, a), "got 4 values of shapes"),
     "goodput of gradients": (ctrl.goodput_workers(), lambda g, a: (a, seconds(), iteration()), "reads a noise scale"),
     "one core": (
-        ctrl.static_proportional(),
-        lambda g, a: (comm.all_reduce(ctrl.cores()),),
-        r"got shape \(\)(?s:.*)comm.all_gather\(ctrl.cores\(\)\)",
+        ctrl.published.static_proportional(),
+        lambda g, a: (comm.all_reduce(ctrl.published.cores()),),
+        r"got shape \(\)(?s:.*)comm.all_gather\(ctrl.published.cores\(\)\)",
     ),
 }
 
@@ -84,13 +90,13 @@ def test_unreadable_values_are_refused_before_the_first_step(policy, read, says)
 ACCEPTED = {
     "seconds of one's own": (
         ctrl.balance(),
-        lambda g, a: (comm.all_gather(1.0 * ad.worker().astype(float) + mon.iteration_seconds()),),
+        lambda g, a: (comm.all_gather(1.0 * ad.worker_index().astype(float) + mon.iteration_seconds()),),
     ),
     "what the state knows": (ctrl.balance(), lambda g, a: (comm.all_gather(mon.iteration_seconds()) * a,)),
     "goodput": (ctrl.goodput_batch(), lambda g, a: (mon.noise_scale(g, a), seconds(), iteration())),
     "a noise scale": (ctrl.noise_batch(), lambda g, a: (mon.noise_scale(g, a),)),
-    "nothing": (ctrl.static_proportional([1, 2]), lambda g, a: ()),
-    "cores": (ctrl.static_proportional(), lambda g, a: (comm.all_gather(ctrl.cores()),)),
+    "nothing": (ctrl.published.static_proportional([1, 2]), lambda g, a: ()),
+    "cores": (ctrl.published.static_proportional(), lambda g, a: (comm.all_gather(ctrl.published.cores()),)),
 }
 
 

@@ -32,7 +32,7 @@ def test_a_step_is_one_of_adamw_with_the_values_for_its_batch(batch):
     gradients = jax.random.normal(jax.random.key(0), (8, 3))
 
     def driver(state, batch):
-        updates, opt_state = tx.update(gradients[ad.step() % 8], state[1], state[0])
+        updates, opt_state = tx.update(gradients[ad.step_number() % 8], state[1], state[0])
         return (state[0] + updates, opt_state), {}
 
     with ad.Program(driver, (w, tx.init(w)), DATA, global_batch=batch) as program:
@@ -123,7 +123,7 @@ def ensemble(batches, *, examples=6400, optimizer=None, seed=0):
 
     def driver(state, batch):
         w, opt_state = state
-        draw = jax.random.normal(jax.random.fold_in(jax.random.key(seed), ad.step()), w.shape)
+        draw = jax.random.normal(jax.random.fold_in(jax.random.key(seed), ad.step_number()), w.shape)
         gradient = w - 1 + noise * draw / jnp.sqrt(ad.global_batch())
         ctrl.hook(lambda control: control.rescale(global_batch=batches(control.epoch * 4096)))
         updates, opt_state = tx.update(gradient, opt_state, w)
@@ -156,7 +156,7 @@ def test_the_average_of_squares_changes_with_the_batch_at_once():
 
     def driver(state, batch):
         moved, opt_state = state
-        draw = jax.random.normal(jax.random.fold_in(jax.random.key(0), ad.step()), moved.shape)
+        draw = jax.random.normal(jax.random.fold_in(jax.random.key(0), ad.step_number()), moved.shape)
         ctrl.hook(lambda control: control.rescale(global_batch=sizes[min(control.step, len(sizes) - 1)]))
         moved, opt_state = tx.update(draw / jnp.sqrt(ad.global_batch()), opt_state, moved)
         return (moved, opt_state), {"size": jnp.sqrt(jnp.mean(moved**2))}
@@ -184,7 +184,7 @@ def test_a_learning_rate_of_seesaw_is_scaled():
     def driver(state, batch):
         tx = ctrl.scale_adamw(ad.hyperparameter("lr", 1.0), base=4, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0)
         updates, state = tx.update(jnp.ones(()), state, jnp.zeros(()))
-        ctrl.hook(ctrl.seesaw(4096, base=4, max_batch=64, lr=lambda seen: 1.0 if seen < 8 else 0.25))
+        ctrl.hook(ctrl.published.seesaw(4096, base=4, max_batch=64, lr=lambda seen: 1.0 if seen < 8 else 0.25))
         return state, {"rate": -updates}
 
     state = ctrl.scale_adamw(1.0, base=4).init(jnp.zeros(()))

@@ -15,7 +15,7 @@ def over_equal(times, steps, seed, local=64, from_step=0):
     """Seconds with `balance` over those with equal batches, of a simulated run; the same chance in both."""
     sim = simulate(ctrl.balance(), times(seed), [local, local], steps, every=10, jitter=0.03, seed=seed)
     equal = simulate(
-        ctrl.static_proportional([1, 1]), times(seed), [local, local], steps, every=10, jitter=0.03, seed=seed
+        ctrl.published.static_proportional([1, 1]), times(seed), [local, local], steps, every=10, jitter=0.03, seed=seed
     )
     return sim.seconds.max(axis=1)[from_step:].sum() / equal.seconds.max(axis=1)[from_step:].sum(), sim
 

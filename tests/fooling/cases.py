@@ -215,7 +215,7 @@ def a_length_in_disguise(state, batch):
 @refused(ad.ReplicationError, "new state", SHAPE)
 def a_schedule_in_steps_of_the_length(state, batch):
     steps_per_epoch = 120 // len(batch["y"])
-    rate = jnp.where(ad.step() < 3 * steps_per_epoch, 1.0, 0.1)
+    rate = jnp.where(ad.step_number() < 3 * steps_per_epoch, 1.0, 0.1)
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
@@ -336,7 +336,7 @@ def a_loss_scale_by_ones_own_gradients(state, batch):
 
 @refused(ad.ReplicationError, "'worker', which each worker measures for itself")
 def a_rate_for_each_worker(state, batch):
-    return step(state, mean_gradient(state, batch) * (1 + ad.worker()).astype(float)), {}
+    return step(state, mean_gradient(state, batch) * (1 + ad.worker_index()).astype(float)), {}
 
 
 @refused(ad.CollectiveError, "noise_scale (cases.py:", "already averaged", "mon.noise_scale(grads, avg_grads)")
@@ -489,14 +489,14 @@ def a_normalized_batch_under_a_rate_that_begins_at_zero(state, batch):
         out = batch["x"] @ w
         return jnp.mean(((out - out.mean()) / (out.std() + 0.1) - batch["y"]) ** 2)
 
-    rate = jnp.minimum(ad.step().astype(jnp.float32) / 10, 1)
+    rate = jnp.minimum(ad.step_number().astype(jnp.float32) / 10, 1)
     return step(state, rate * comm.all_reduce(jax.grad(normalized)(state["w"]))), {}
 
 
 @named("w", shares=None)
 def a_gradient_that_is_clipped_later_on(state, batch):
     own = jax.grad(lambda w: 10 * loss(w, batch))(state["w"])
-    return step(state, comm.all_reduce(jnp.where(ad.step() < 3, own, jnp.clip(own, -1, 1)))), {}
+    return step(state, comm.all_reduce(jnp.where(ad.step_number() < 3, own, jnp.clip(own, -1, 1)))), {}
 
 
 @named("w", shares=None)

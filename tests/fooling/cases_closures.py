@@ -103,7 +103,7 @@ of_another_kind("a_count", itertools.count)
 of_another_kind("a_generator_of_random_numbers", np.random.default_rng)
 of_another_kind("a_seed", random.Random)
 of_another_kind("a_class", lambda n: type("Sizes", (), {"n": n}))
-of_another_kind("a_decision", lambda n: ctrl.Decision(global_batch=4 * n))
+of_another_kind("a_decision", lambda n: ad.Decision(global_batch=4 * n))
 closed_over("a_traced_array", jnp.zeros, "hook 'grow' closes over a traced value: made, which <lambda>() closes over")
 
 TRACED = "hook 'grow' closes over a traced value: "
@@ -201,7 +201,7 @@ def a_length_for_a_policys_argument(state, batch):
 
 def rate_of(factor):
     def update(observation, state):
-        return ctrl.Decision(hyperparameters={"lr": 0.01 * float(factor[0])}), state
+        return ad.Decision(hyperparameters={"lr": 0.01 * float(factor[0])}), state
 
     return ctrl.Policy(lambda n_workers: (), update, "rate")
 

@@ -15,11 +15,11 @@ ONE = plain(one=lambda s, b: 1.0)
 
 def own_one():
     """1 as a local value, which each worker sends."""
-    return (ad.worker() >= 0).astype(jnp.float32)
+    return (ad.worker_index() >= 0).astype(jnp.float32)
 
 
 def n_workers():
-    return ad.workers().astype(jnp.float32)
+    return ad.num_workers().astype(jnp.float32)
 
 
 @right(ONE)
@@ -77,7 +77,7 @@ def a_mean_of_gathered_replicated_values(state, batch):
 
 @right(plain(two=lambda s, b: 2))
 def whole_numbers_are_summed_exactly(state, batch):
-    two = comm.all_reduce(2, op="sum") // ad.workers()
+    two = comm.all_reduce(2, op="sum") // ad.num_workers()
     return step(state, mean_gradient(state, batch)), {"two": two}
 
 
@@ -105,24 +105,24 @@ def a_count_within_jit(state, batch):
     return step(state, mean_gradient(state, batch)), {"one": count()}
 
 
-@refused(TypeError, "ad.workers() (cases_workers.py:", "ad.capacity()")
+@refused(TypeError, "ad.num_workers() (cases_workers.py:", "ad.capacity()")
 def a_shape_of_the_number_of_workers(state, batch):
-    return step(state, mean_gradient(state, batch)), {"rows": jnp.zeros(ad.workers())}
+    return step(state, mean_gradient(state, batch)), {"rows": jnp.zeros(ad.num_workers())}
 
 
-@refused(TypeError, "ad.workers() (cases_workers.py:", "ad.capacity()")
+@refused(TypeError, "ad.num_workers() (cases_workers.py:", "ad.capacity()")
 def a_loop_over_the_number_of_workers(state, batch):
-    return step(state, mean_gradient(state, batch)), {"sum": sum(range(ad.workers()))}
+    return step(state, mean_gradient(state, batch)), {"sum": sum(range(ad.num_workers()))}
 
 
-@refused(TypeError, "ad.workers() (cases_workers.py:", "not known while the driver is traced")
+@refused(TypeError, "ad.num_workers() (cases_workers.py:", "not known while the driver is traced")
 def a_branch_on_the_number_of_workers(state, batch):
-    factor = 1.0 if ad.workers() > 2 else 0.5
+    factor = 1.0 if ad.num_workers() > 2 else 0.5
     return step(state, factor * mean_gradient(state, batch)), {"loss": comm.all_reduce(loss(state["w"], batch))}
 
 
 @right(plain())
 def a_shape_of_the_capacity(state, batch):
-    factors = jnp.ones(ad.capacity())[ad.worker()]
+    factors = jnp.ones(ad.capacity())[ad.worker_index()]
     own = jax.grad(loss)(state["w"], batch) * factors
     return step(state, comm.all_reduce(own)), {}

@@ -314,7 +314,7 @@ def test_a_gradient_whose_square_overflows_is_skipped(bad):
 
     def driver(w, batch):
         grads = batch.mean(0) - w
-        spoilt = (ad.step() == 2) & (ad.worker() == 1)
+        spoilt = (ad.step_number() == 2) & (ad.worker_index() == 1)
         grads = jnp.where(spoilt, jnp.asarray(bad, grads.dtype), grads)
         avg_grads = comm.all_reduce(grads, nonfinite="drop")
         noise = mon.noise_scale(grads, avg_grads)

@@ -19,7 +19,7 @@ DATA = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
 @pytest.mark.parametrize("microbatch", [None, 2])
 def test_the_share_of_values_that_are_not_finite(microbatch):
     def driver(w, batch):
-        grads = {"w": jnp.where(ad.worker() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
+        grads = {"w": jnp.where(ad.worker_index() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
         share = mon.nonfinite(grads)
         return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share}
 

@@ -21,13 +21,13 @@ def update(observation, state):
     if not observation.due:
         return None, state
     if observation.links is None:
-        return ctrl.Decision(probe=True), state
+        return ad.Decision(probe=True), state
     if state == 0:
         probe, shape = observation.links, observation.links.seconds.shape
         text = f"{len(probe.hosts)} host, {probe.host_of.tolist()}, {shape}, after step {probe.step}"
-        return ctrl.Decision(workers=4, notes=(f"{text}, seen after {observation.step}",)), np.asarray(1)
+        return ad.Decision(workers=4, notes=(f"{text}, seen after {observation.step}",)), np.asarray(1)
     if state == 1 and len(observation.members) == 4:
-        return ctrl.Decision(leave=(LEAVES,)), np.asarray(2)
+        return ad.Decision(leave=(LEAVES,)), np.asarray(2)
     return None, state
 
 

@@ -24,8 +24,8 @@ STEPS, GLOBAL_BATCH, SEED = 30, 48, 3
 
 def driver(state, batch):
     new, metrics = adam_driver(state, batch)
-    rows = [comm.all_gather(1.0), comm.all_gather((ad.worker() >= 0).astype(jnp.float32))]
-    counts = [ad.workers(), comm.all_reduce(1, op="sum"), comm.all_reduce(ad.worker() * 0 + 1, op="sum")]
+    rows = [comm.all_gather(1.0), comm.all_gather((ad.worker_index() >= 0).astype(jnp.float32))]
+    counts = [ad.num_workers(), comm.all_reduce(1, op="sum"), comm.all_reduce(ad.worker_index() * 0 + 1, op="sum")]
     return new, {**metrics, "counts": counts, "rows": rows}
 
 

@@ -245,7 +245,7 @@ def test_a_hyperparameter_that_is_set_differently(world):
 
     with build(driver, 0.0, make_data(), N, world=world) as program:
         program.step()
-        program.set(lr=0.1 + odd(world))
+        program.set_hyperparameters(lr=0.1 + odd(world))
         with pytest.raises(ad.DisagreementError) as caught:
             program.step()
     assert f"Here program.set asked for set(lr={0.1 + odd(world)})." in str(caught.value)
@@ -589,7 +589,7 @@ def test_a_computation_that_raises_on_one_rank(world):
         return loss
 
     def driver(state, batch):
-        scale = jax.pure_callback(check, jax.ShapeDtypeStruct((), jnp.float32), batch["x"].mean(), ad.step())
+        scale = jax.pure_callback(check, jax.ShapeDtypeStruct((), jnp.float32), batch["x"].mean(), ad.step_number())
         state, metrics = descend(state, {**batch, "x": batch["x"] + 0 * scale})
         return state, metrics
 
@@ -607,7 +607,7 @@ def test_a_rank_that_fails_between_two_messages(world):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
         checked = jax.pure_callback(
-            check, jax.ShapeDtypeStruct((), jnp.float32), mean + 0 * batch["x"].mean(), ad.step()
+            check, jax.ShapeDtypeStruct((), jnp.float32), mean + 0 * batch["x"].mean(), ad.step_number()
         )
         return state + comm.all_reduce(checked), {}
 
@@ -656,7 +656,7 @@ def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
     def driver(state, batch):
         loss, grad = comm.all_reduce(jax.value_and_grad(lambda w: jnp.square(batch["x"].sum(1) - w).mean())(state["w"]))
         count = state["count"] + 1
-        own = jnp.where(ad.worker() == world.size - 1, jnp.log(2.5 - count), 0.0)
+        own = jnp.where(ad.worker_index() == world.size - 1, jnp.log(2.5 - count), 0.0)
         return {"w": state["w"] - 0.1 * grad, "count": count, "own": own}, {"loss": loss}
 
     start = {"w": np.float32(0), "count": np.float32(0), "own": np.float32(0)}
@@ -688,7 +688,7 @@ def test_strategies_give_the_results_of_one_process(world, strategy):
 
     def switch(control, loss):
         if control.step == 3:
-            control.set(synchronous=True)
+            control.set_hyperparameters(synchronous=True)
 
     def driver(state, batch):
         value_and_grad = jax.value_and_grad(lambda w, x: jnp.square(x @ w - 1).mean())
@@ -696,7 +696,7 @@ def test_strategies_give_the_results_of_one_process(world, strategy):
         loss = comm.all_reduce(loss)
         if strategy.name == "hybrid":
             ctrl.hook(switch, loss)
-        return new, {"loss": loss, "apart": mon.divergence(strategy.replica(state))}
+        return new, {"loss": loss, "apart": mon.replica_distance(strategy.replica(state))}
 
     data = make_data()
     start = strategy.init(np.full(data["x"].shape[1], 0.5, np.float32))

@@ -19,7 +19,7 @@ RUN, STEPS = sys.argv[1], int(sys.argv[2])
 
 
 def driver(state, batch):
-    own = state["own"] + ad.worker().astype(jnp.float32) + 1.0
+    own = state["own"] + ad.worker_index().astype(jnp.float32) + 1.0
     new = {"own": own, "sum": state["sum"] + comm.all_reduce(batch["x"].sum(), op="sum")}
     return new, {"before": comm.all_gather(state["own"]), "after": comm.all_gather(own)}
 

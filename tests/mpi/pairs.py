@@ -122,7 +122,7 @@ def driver(w, batch):
 
 def held_up(w, batch):
     """The last rank takes its local steps when the others have taken theirs."""
-    step = ad.step()
+    step = ad.step_number()
 
     def first(worker, step, w):
         if worker == LAST:
@@ -133,9 +133,9 @@ def held_up(w, batch):
         mark(f"{worker} in {step}").touch()
         return w
 
-    w = io_callback(first, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker(), step, w)
+    w = io_callback(first, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker_index(), step, w)
     w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=4))
-    w = io_callback(behind, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker(), step, w)
+    w = io_callback(behind, jax.ShapeDtypeStruct(w.shape, w.dtype), ad.worker_index(), step, w)
     return comm.all_reduce(w), {}
 
 
@@ -175,11 +175,11 @@ def going_on(world, members, happens, steps=8):
         return w
 
     def step(w, batch):
-        shape, number = jax.ShapeDtypeStruct(w.shape, w.dtype), ad.step()
+        shape, number = jax.ShapeDtypeStruct(w.shape, w.dtype), ad.step_number()
         w, _ = jax.lax.scan(lambda w, x: local_step(w, x), w, ad.minibatches(batch, size=4))  # one of its own
-        w = io_callback(first, shape, ad.worker(), number, w)
+        w = io_callback(first, shape, ad.worker_index(), number, w)
         w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=4))
-        w = io_callback(behind, shape, ad.worker(), number, w)
+        w = io_callback(behind, shape, ad.worker_index(), number, w)
         return comm.all_reduce(w), {}
 
     with ad.Program(step, jnp.zeros(5), data, global_batch=72, world=world) as program:

@@ -47,7 +47,7 @@ with comm.world(workers=int(WORKERS), min_workers=int(MIN_WORKERS)) as world:
             examples += report.global_batch
             event, _, argument = EVENTS.get(report.step, "").partition("=")
             if event == "set":
-                program.set(lr=0.015625)
+                program.set_hyperparameters(lr=0.015625)
             if event == "rescale":
                 program.rescale(global_batch=30)
             if event == "leave" and world.rank == 0:

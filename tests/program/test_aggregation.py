@@ -124,7 +124,7 @@ def test_workers_gradients_are_reduced_by_their_examples(op, expected, microbatc
 )
 def test_one_bad_worker_does_not_decide(op, wrong):
     def spoil(grads):
-        return jax.tree.map(lambda g: jnp.where(ad.worker() == 2, wrong * g, g), grads)
+        return jax.tree.map(lambda g: jnp.where(ad.worker_index() == 2, wrong * g, g), grads)
 
     votes = {"weight": 1}  # the bad one has most examples
     program = built(driver_of(lambda g: comm.all_reduce(g, op=op, **votes), spoil))
@@ -142,7 +142,7 @@ def test_the_model_learns_beside_two_bad_workers_however_large_their_gradients(o
     factors = [-1e4, 1e8, 1e37, np.nan]
 
     def driver(models, batch):
-        bad = (ad.worker() == 1) | (ad.worker() == 3)
+        bad = (ad.worker_index() == 1) | (ad.worker_index() == 3)
 
         def trained(params, wrong):
             own = jax.grad(mean_loss)(params, batch)
@@ -162,7 +162,7 @@ def test_the_model_learns_beside_two_bad_workers_however_large_their_gradients(o
 @pytest.mark.parametrize("op", ["median", comm.trimmed_mean(2), comm.geometric_median()], ids=str)
 def test_nans_on_most_workers_raise(op):
     def spoil(grads):
-        return jax.tree.map(lambda g: jnp.where(ad.worker() < 3, jnp.nan, g), grads)
+        return jax.tree.map(lambda g: jnp.where(ad.worker_index() < 3, jnp.nan, g), grads)
 
     program = built(driver_of(lambda g: comm.all_reduce(g, op=op), spoil))
     before = vector(program.state)
@@ -174,7 +174,7 @@ def test_nans_on_most_workers_raise(op):
 @pytest.mark.parametrize("microbatch", [None, 2])
 def test_contributions_that_are_not_finite_are_dropped_with_their_examples(microbatch):
     def spoil(grads):
-        return {"w": grads["w"], "b": jnp.where(ad.worker() == 2, jnp.nan, grads["b"])}
+        return {"w": grads["w"], "b": jnp.where(ad.worker_index() == 2, jnp.nan, grads["b"])}
 
     program = built(driver_of(lambda g: comm.all_reduce(g, nonfinite="drop"), spoil), microbatch=microbatch)
     rest = [n for worker, n in enumerate(SIZES) if worker != 2]
@@ -203,7 +203,7 @@ def test_rounding_errors_are_sent_later():
     constant = np.array([1 + 2**-10, -3 - 2**-9, 0.1, 7e-4])  # none is a bfloat16
 
     def driver(total, batch):
-        own = jnp.asarray(constant) * (1 + ad.worker()).astype(float) + 0 * batch["x"].sum()
+        own = jnp.asarray(constant) * (1 + ad.worker_index()).astype(float) + 0 * batch["x"].sum()
         return [
             t + comm.all_reduce(own, op="sum", wire="bfloat16", rounding=r) for t, r in zip(total, kinds, strict=True)
         ], {}

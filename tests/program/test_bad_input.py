@@ -227,7 +227,7 @@ def test_leaves_that_have_no_reduction(world, reduce, says):
 
 def test_integers_sum_and_empty_trees_are_no_leaves(world):
     def driver(state, batch):
-        counted = comm.all_reduce({"n": jnp.int32(2) + 0 * ad.worker(), "none": None, "nothing": ()}, op="sum")
+        counted = comm.all_reduce({"n": jnp.int32(2) + 0 * ad.worker_index(), "none": None, "nothing": ()}, op="sum")
         return total(state, batch)[0], counted
 
     with build(driver, 0.0, X, 12, world=world, microbatch=1) as program:

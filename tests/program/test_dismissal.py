@@ -26,9 +26,9 @@ def test_a_probe_and_a_worker_that_leaves(tmp_path):
     def update(observation, state):
         seen.append((observation.step, observation.due, observation.links))
         if observation.step == 4:
-            return ctrl.Decision(probe=True), state
+            return ad.Decision(probe=True), state
         if observation.step == 5:
-            return ctrl.Decision(leave=(1,), notes=("it is slow",)), state
+            return ad.Decision(leave=(1,), notes=("it is slow",)), state
         return None, state
 
     def driver(state, batch):

@@ -87,9 +87,9 @@ def learns(strategy, dtype):
         new, loss = strategy.step(state, jax.value_and_grad(mean_loss), batch)
         metrics = {"loss": comm.all_reduce(loss)}
         if strategy.name == "model_averaging":
-            metrics["apart"] = mon.divergence(strategy.replica(state), strategy.model(state))
+            metrics["apart"] = mon.replica_distance(strategy.replica(state), strategy.model(state))
         if strategy.name == "pair_averaging":
-            metrics["apart"] = mon.divergence(strategy.model(state))
+            metrics["apart"] = mon.replica_distance(strategy.model(state))
         return new, metrics
 
     reports = run(

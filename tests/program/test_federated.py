@@ -108,9 +108,9 @@ def test_the_policy_resizes_a_federated_program(workers):
     """Clients that say they are slow get fewer examples, in whole multiples, and training continues."""
 
     def driver(state, batch):
-        slowness = 1.0 + ad.worker().astype(float)
+        slowness = 1.0 + ad.worker_index().astype(float)
         seconds = comm.all_gather(slowness * ad.batch_size().astype(float) / 100)
-        ctrl.hook(ctrl.federated(ctrl.memoryless()), seconds, jnp.full(ad.capacity(), 0.01))
+        ctrl.hook(ctrl.federated(ctrl.published.memoryless()), seconds, jnp.full(ad.capacity(), 0.01))
         return federated_round(state, batch)
 
     data = ad.Shards([make_data(200, seed=w) for w in range(workers.size)])

@@ -66,7 +66,7 @@ def periodic(every):
     def driver(state, batch):
         loss, grads = jax.value_and_grad(mean_loss)(state["w"], batch)
         w = state["w"] - RATE * comm.local_mean(grads)
-        return {"w": comm.all_reduce(w, when=ad.step() % every == every - 1)}, {"loss": comm.all_reduce(loss)}
+        return {"w": comm.all_reduce(w, when=ad.step_number() % every == every - 1)}, {"loss": comm.all_reduce(loss)}
 
     return driver
 
@@ -110,7 +110,7 @@ def test_alone_and_outside_a_program_it_is_the_value():
 def test_a_hook_switches_messages_of_the_next_step_without_a_compilation():
     def stop_averaging(control, loss):
         if control.step == 4:
-            control.set(averaging=False)
+            control.set_hyperparameters(averaging=False)
 
     def driver(state, batch):
         averaging = ad.hyperparameter("averaging", True)
@@ -133,7 +133,7 @@ def test_a_hook_switches_messages_of_the_next_step_without_a_compilation():
 
 def test_a_gate_applies_to_replicated_values():
     def driver(state, batch):
-        total = comm.all_reduce(state["w"], op="sum", when=ad.step() % 2 == 0)
+        total = comm.all_reduce(state["w"], op="sum", when=ad.step_number() % 2 == 0)
         return {"w": total}, {"loss": comm.all_reduce(mean_loss(state["w"], batch))}
 
     program = build(driver, {"w": jnp.ones(4)}, per_worker_state=None)
@@ -188,7 +188,7 @@ def test_truth_values_are_set_to_truth_values():
         return {"w": jnp.where(on, state["w"], 0)}, {"loss": comm.all_reduce(mean_loss(state["w"], batch))}
 
     program = build(driver, per_worker_state=None)
-    program.set(on=False)
+    program.set_hyperparameters(on=False)
     assert program.hyperparameters == {"on": False}
-    with pytest.raises(DriverError, match=r"set\(on=0.5\): on must be True or False"):
-        program.set(on=0.5)
+    with pytest.raises(DriverError, match=r"set_hyperparameters\(on=0.5\): on must be True or False"):
+        program.set_hyperparameters(on=0.5)

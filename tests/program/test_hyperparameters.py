@@ -34,7 +34,7 @@ def built(world, hook, *values, every=2, **options):
 
 
 def halve(control):
-    control.set(lr=control.hyperparameters["lr"] / 2)
+    control.set_hyperparameters(lr=control.hyperparameters["lr"] / 2)
 
 
 def test_a_hyperparameter_set_by_a_hook_is_in_force_in_the_next_step(world):
@@ -56,7 +56,7 @@ def test_a_hyperparameter_set_by_a_hook_is_in_force_in_the_next_step(world):
 
 def test_the_state_follows_the_values(world):
     def hook(control):
-        control.set(lr=control.step / 10, scales=[0.0, 1.0, control.step])
+        control.set_hyperparameters(lr=control.step / 10, scales=[0.0, 1.0, control.step])
 
     with built(world, hook, every=1) as program:
         reports = list(program.run(steps=4))
@@ -77,10 +77,10 @@ def test_the_state_follows_the_values(world):
 def test_hyperparameters_can_be_set_between_steps_and_are_saved(world):
     with built(world, lambda control: None) as program:
         program.step()
-        program.set(lr=0.125)
+        program.set_hyperparameters(lr=0.125)
         assert float(program.step().metrics["lr"]) == 0.125
         kept = program.checkpoint()
-        program.set(lr=0.75)
+        program.set_hyperparameters(lr=0.75)
         program.step()
         program.restore(kept)
         assert program.hyperparameters["lr"] == 0.125

@@ -139,7 +139,7 @@ def test_from_restoring_to_the_last_checkpoint(who, tmp_path):
 
 def mixed(state, batch):
     """Two leaves of each worker's own that are always equal."""
-    own = state["own"] + ad.worker() + 1
+    own = state["own"] + ad.worker_index() + 1
     return {**state, "own": own, "same": own}, {"mean": comm.all_reduce(batch["x"].mean())}
 
 

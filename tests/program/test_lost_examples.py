@@ -75,12 +75,12 @@ def plain(state, batch):
     noise = jax.random.normal(ad.batch_key(), batch["x"].shape)  # of each example by its place in the global batch
     mean = comm.all_reduce((batch["x"] + noise).mean())
     taken = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
-    return {"taken": state["taken"] + taken, "sum": state["sum"] + mean}, {"mean": mean, "there": ad.workers()}
+    return {"taken": state["taken"] + taken, "sum": state["sum"] + mean}, {"mean": mean, "there": ad.num_workers()}
 
 
 def counting(state, batch):
     """What this computes of a batch depends on the number of workers."""
-    new, metrics = plain(state, {**batch, "x": batch["x"] * ad.workers().astype(jnp.float32)})
+    new, metrics = plain(state, {**batch, "x": batch["x"] * ad.num_workers().astype(jnp.float32)})
     return {**new, "sum": new["sum"] * 0}, metrics
 
 

@@ -1,4 +1,4 @@
-"""Sums, gathered rows and `ad.workers()` mean the same workers: those that take examples in the step."""
+"""Sums, gathered rows and `ad.num_workers()` mean the same workers: those that take examples in the step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def data():
 
 
 def counts(state, batch):
-    own = jnp.asarray(ad.worker() * 0 + 1)  # local: each worker sends its own
+    own = jnp.asarray(ad.worker_index() * 0 + 1)  # local: each worker sends its own
     x = batch["x"].mean()
     found = {
-        "workers": ad.workers(),
+        "workers": ad.num_workers(),
         "sum": comm.all_reduce(1, op="sum"),
         "half": comm.all_reduce(jnp.asarray(0.5, jnp.float16), op="sum"),
         "own": comm.all_reduce(own, op="sum"),
@@ -121,7 +121,7 @@ def test_a_program_without_messages_counts_members():
 
 def test_a_gated_sum_of_a_replicated_value_counts_members():
     def driver(state, batch):
-        return state, {"n": comm.all_gather(comm.all_reduce(2.0, op="sum", when=ad.step() % 2 == 0))}
+        return state, {"n": comm.all_gather(comm.all_reduce(2.0, op="sum", when=ad.step_number() % 2 == 0))}
 
     with ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(4, workers=3)) as program:
         assert [np.asarray(program.step().metrics["n"])[:3].tolist() for _ in range(2)] == [[6.0] * 3, [2.0] * 3]
@@ -131,9 +131,9 @@ def test_the_number_of_workers_may_gate_a_message_and_reach_a_hook():
     seen = []
 
     def driver(state, batch):
-        ctrl.hook(lambda control, n: seen.append((int(n), control.workers, control.capacity)), ad.workers())
-        own = (ad.worker() * 0).astype(jnp.float32) + 1.0
-        own = comm.all_reduce(own, op="sum", when=ad.workers() > 2)
+        ctrl.hook(lambda control, n: seen.append((int(n), control.workers, control.capacity)), ad.num_workers())
+        own = (ad.worker_index() * 0).astype(jnp.float32) + 1.0
+        own = comm.all_reduce(own, op="sum", when=ad.num_workers() > 2)
         return state + comm.all_reduce(batch["x"].mean()), {"s": comm.all_gather(own)}
 
     world = LocalWorld(4)
@@ -180,17 +180,17 @@ def test_outside_a_program_workers_counts_members():
     world = comm.DeviceWorld(jax.local_devices()[:4])
     with world:
         world.leave(1)
-        assert (int(ad.workers()), ad.capacity()) == (3, 4)
+        assert (int(ad.num_workers()), ad.capacity()) == (3, 4)
         assert float(comm.all_reduce(1.0, op="sum")) == 3
         np.testing.assert_array_equal(comm.all_gather(2.0), [2, np.nan, 2, 2])
 
 
 def test_a_shape_cannot_depend_on_the_number_of_members():
     def driver(state, batch):
-        return state, {"x": jnp.zeros(ad.workers())}
+        return state, {"x": jnp.zeros(ad.num_workers())}
 
     with pytest.raises(TypeError) as failed:
         ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(2))
     note = " ".join(failed.value.__notes__)
-    assert "ad.workers() (test_member_counts.py:" in note
+    assert "ad.num_workers() (test_member_counts.py:" in note
     assert "ad.capacity()" in note

@@ -22,7 +22,8 @@ def program_of(schedule, workers=4, **options):
 
     def driver(state, batch):
         own = jax.tree.map(
-            lambda x: jnp.where(ad.step() == 0, x + ad.worker().astype(jnp.float32).astype(x.dtype), x), state
+            lambda x: jnp.where(ad.step_number() == 0, x + ad.worker_index().astype(jnp.float32).astype(x.dtype), x),
+            state,
         )
         return comm.neighbor_mean(own, schedule), {"loss": comm.all_reduce(batch.mean())}
 
@@ -69,8 +70,8 @@ def test_a_worker_without_examples_is_in_no_mean():
 
 def test_in_steps_in_which_it_is_not_sent_each_keeps_its_own():
     def driver(state, batch):
-        own = jnp.where(ad.step() == 0, ad.worker().astype(jnp.float32), state)
-        return comm.neighbor_mean(own, "ring", when=ad.step() == 1), {"loss": comm.all_reduce(batch.mean())}
+        own = jnp.where(ad.step_number() == 0, ad.worker_index().astype(jnp.float32), state)
+        return comm.neighbor_mean(own, "ring", when=ad.step_number() == 1), {"loss": comm.all_reduce(batch.mean())}
 
     program = ad.Program(
         driver,

@@ -80,8 +80,10 @@ def test_of_two_messages_either_may_be_not_finite(world):
 
     def driver(state, batch):
         mean = comm.all_reduce(jnp.nan_to_num(batch["x"]).mean())
-        spread = comm.all_reduce(jnp.where(ad.step() == 0, 0.0, 1.0) * jnp.square(batch["x"] - mean).mean())
-        first = comm.all_reduce(jnp.where(ad.step() == 2, jnp.inf, 0.0) * (1 + jnp.nan_to_num(batch["x"]).mean()))
+        spread = comm.all_reduce(jnp.where(ad.step_number() == 0, 0.0, 1.0) * jnp.square(batch["x"] - mean).mean())
+        first = comm.all_reduce(
+            jnp.where(ad.step_number() == 2, jnp.inf, 0.0) * (1 + jnp.nan_to_num(batch["x"]).mean())
+        )
         return state + mean + spread * 0, {"first": first}
 
     with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
@@ -102,7 +104,7 @@ def test_contributions_that_are_not_finite_are_allowed(world):
 
 def masked(state, batch):
     """A mean over examples that count; in the second step of twelve there are none."""
-    counts = jnp.where(ad.step() == 1, 0.0, 1.0) * (1 + 0 * batch["x"])
+    counts = jnp.where(ad.step_number() == 1, 0.0, 1.0) * (1 + 0 * batch["x"])
     mean = (counts * batch["x"]).sum() / jnp.maximum(counts.sum(), 1)
     mean = comm.all_reduce(mean, weight=counts.sum())
     return state + mean, {"mean": mean}
@@ -150,7 +152,7 @@ def test_finite_contributions_with_an_overflowing_sum(world):
 def test_an_update_that_makes_nans_raises_in_the_next_step(world):
     def driver(state, batch):
         state, metrics = total(state, batch)
-        return jnp.where(ad.step() == 1, jnp.log(-state), state), metrics
+        return jnp.where(ad.step_number() == 1, jnp.log(-state), state), metrics
 
     with build(driver, 1.0, X, 12, world=world, nonfinite="skip") as program:
         [program.step() for _ in range(2)]

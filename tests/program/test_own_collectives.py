@@ -68,7 +68,7 @@ def shifted(x, by=1):
 def test_in_a_program(world):
     def driver(state, batch):
         del batch
-        own = jnp.square(ad.worker().astype(jnp.float32) - 1) + state * jnp.arange(2.0)
+        own = jnp.square(ad.worker_index().astype(jnp.float32) - 1) + state * jnp.arange(2.0)
         gathered = comm.all_gather({"own": own, "next": shifted(own), "second": shifted(own, 2)})
         return state + 1, {**gathered, "median": median(own)}
 
@@ -105,7 +105,7 @@ def test_a_value_of_the_batch_needs_the_whole_local_batch():
 def test_results_that_differ_between_workers_are_refused_in_the_state():
     with pytest.raises(ad.ReplicationError, match=r"comes from shifted, whose result differs between workers"):
         build(
-            lambda state, batch: (shifted(state + ad.worker().astype(float)), {}),
+            lambda state, batch: (shifted(state + ad.worker_index().astype(float)), {}),
             0.0,
             make_data(),
             8,

@@ -23,7 +23,7 @@ COVERS = ("controllers/_hook.py",)
 
 def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
     """Seconds that the previous step would have taken, on workers of known speed: as `mon.compute_seconds()`."""
-    size, mine = ad.batch_size().astype(jnp.float32), milliseconds[ad.worker()]
+    size, mine = ad.batch_size().astype(jnp.float32), milliseconds[ad.worker_index()]
     previous = operators.operator_state("previous size", np.float32(np.nan), lambda before: (size, before))
     return 1e-3 * (2.0 + mine * previous)
 

@@ -15,7 +15,7 @@ COVERS = ("adaptive/control/decisions.py", "adaptive/program/checkpoint.py")
 
 
 def driver(state, batch):
-    return state + comm.all_reduce(batch["x"].mean()), {"n": ad.workers()}
+    return state + comm.all_reduce(batch["x"].mean()), {"n": ad.num_workers()}
 
 
 def build(world, global_batch=30):

@@ -302,7 +302,7 @@ def test_a_record_has_the_requests(tmp_path):
 
 def test_skipped_steps_do_not_keep_anybody_from_joining():
     def driver(state, batch):
-        return descend(state, {"x": jnp.where(ad.step() < 2, jnp.nan, batch["x"])})
+        return descend(state, {"x": jnp.where(ad.step_number() < 2, jnp.nan, batch["x"])})
 
     with build(driver, jnp.zeros(()), data_of(), 12, world=LocalWorld(3, workers=1), nonfinite="skip") as program:
         program.rescale(workers=2)

@@ -144,7 +144,7 @@ def trajectory(world) -> tuple[list[float], list[int], dict]:
             control.rescale(global_batch=global_batch, shares=shares[: control.capacity])
 
     def driver(state, batch):
-        ctrl.hook(resize, ad.step() + 1)
+        ctrl.hook(resize, ad.step_number() + 1)
         return adam_driver(state, batch)
 
     with build(driver, adam_state(), make_data(), 32, world=world, microbatch=8, resizable=True) as program:

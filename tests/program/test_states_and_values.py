@@ -263,7 +263,7 @@ def dropout_driver(params, batch):
     noise = 1e-3 * jax.random.normal(ad.step_key(), (), loss.dtype)
     new = jax.tree.map(lambda p, g: p - 0.1 * g + noise, params, grads)
     first = comm.all_reduce(jax.random.uniform(keys[0], (), jnp.float32), op="min")
-    return new, {"loss": loss, "noise": noise, "first": first, "step": ad.step(), "batch": ad.global_batch()}
+    return new, {"loss": loss, "noise": noise, "first": first, "step": ad.step_number(), "batch": ad.global_batch()}
 
 
 def test_keys_do_not_depend_on_the_split(world):
@@ -313,9 +313,9 @@ def test_operators_that_a_driver_may_use(world):
     """Sizes and numbers reach the graph as values, so that a change of them compiles nothing."""
 
     def driver(state, batch):
-        mine = {"size": ad.batch_size(), "worker": ad.worker()}
+        mine = {"size": ad.batch_size(), "worker": ad.worker_index()}
         rows = comm.all_gather(mine)
-        return state + comm.all_reduce(batch["x"].mean()), {"rows": rows, "n": jnp.asarray(ad.workers())}
+        return state + comm.all_reduce(batch["x"].mean()), {"rows": rows, "n": jnp.asarray(ad.num_workers())}
 
     with build(driver, 0.0, make_data(), 24, world=world, microbatch=4, resizable=True) as program:
         program.warm_up()

@@ -367,7 +367,7 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
 
     def switch(control, loss):
         if control.step in (4, 8 if back else 4):
-            control.set(synchronous=not control.hyperparameters["synchronous"])
+            control.set_hyperparameters(synchronous=not control.hyperparameters["synchronous"])
 
     def driver(state, batch):
         state, loss = strategy.step(state, value_and_grad, batch)
@@ -413,7 +413,7 @@ def test_a_worker_that_joins_after_the_switch_starts_with_the_common_model():
     program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
     for step in range(8):
         if step == 3:
-            program.set(synchronous=True)
+            program.set_hyperparameters(synchronous=True)
         if step == 5:
             world.join(2)
         program.step()
@@ -421,7 +421,7 @@ def test_a_worker_that_joins_after_the_switch_starts_with_the_common_model():
     for model in models[1:]:
         np.testing.assert_array_equal(model, models[0])
     assert program.batch_sizes[2] > 0
-    program.set(synchronous=False)  # and back: all begin at the central model
+    program.set_hyperparameters(synchronous=False)  # and back: all begin at the central model
     program.step()
     first, *others = [vector(s.first.center) for s in states(program)]
     for other in others:
@@ -497,7 +497,7 @@ def test_check_reports_that_replicas_differ_on_purpose(strategy):
     [
         (lambda g: comm.all_reduce(g, op="median"), "each worker's examples are averaged by themselves"),
         (lambda g: comm.neighbor_mean(g, "ring"), r"neighbor_mean.* averages with some other workers only"),
-        (lambda g: comm.all_reduce(g, when=ad.step() % 2 == 0), r"all_reduce.* is sent in some steps only"),
+        (lambda g: comm.all_reduce(g, when=ad.step_number() % 2 == 0), r"all_reduce.* is sent in some steps only"),
     ],
 )
 def test_check_names_the_strategy(reduce, text):
@@ -584,7 +584,7 @@ def test_the_error_about_a_missing_per_worker_state_says_what_to_select():
 
 @pytest.mark.parametrize("strategy", BY_ONE[1:], ids=name)
 def test_where_no_gradient_is_averaged_there_is_none_to_look_at(strategy):
-    with pytest.raises(CollectiveError, match=rf"{strategy.name} averages no gradients(?s:.*)mon.divergence"):
+    with pytest.raises(CollectiveError, match=rf"{strategy.name} averages no gradients(?s:.*)mon.replica_distance"):
         strategy.step_with_gradients(
             strategy.init(PARAMS), value_and_grad, jax.tree.map(lambda a: jnp.asarray(a[:4]), data())
         )

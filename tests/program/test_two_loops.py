@@ -52,7 +52,7 @@ def test_both_loops_converge_and_the_split_is_of_the_new_batch(workers, free_cal
 
 
 def test_under_noise_too_they_do_not_fight():
-    times = ctrl.BatchTime(np.array([1e-3, 4e-3, 2e-3, 1e-3]), np.full(4, 0.02))
+    times = ctrl.timing.BatchTime(np.array([1e-3, 4e-3, 2e-3, 1e-3]), np.full(4, 0.02))
     cluster = Cluster(times, noise=jitter(0.05), noise_scale=lambda examples: 2000.0)
     hooks = [
         Hooked(ctrl.noise_batch(max_batch=8192), ("noise_scale",), 20),

@@ -71,9 +71,9 @@ def test_an_eager_collective_without_a_world_is_refused_too(launched, collective
 
 def test_workers_are_not_counted_without_a_world(launched):
     with pytest.raises(ad.CollectiveError, match=r"ad.workers\(\).*4 processes"):
-        ad.workers()
+        ad.num_workers()
     with comm.SoloWorld():
-        assert ad.workers() == 1
+        assert ad.num_workers() == 1
 
 
 @pytest.mark.parametrize("environment", [{}, {"OMPI_COMM_WORLD_SIZE": "1"}, {"PMIX_RANK": "3"}])
@@ -99,7 +99,7 @@ def test_in_another_thread_than_the_block_a_world_has_to_be_given():
 
 def test_a_kernel_that_is_compiled_in_the_compilers_thread_has_the_programs_world():
     def counts(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()) * ad.workers().astype(jnp.float32), {}
+        return state + comm.all_reduce(batch["y"].mean()) * ad.num_workers().astype(jnp.float32), {}
 
     with comm.DeviceWorld() as world, ad.Program(counts, 0.0, make_data(32), global_batch=16, world=world) as program:
         program.step()

@@ -58,7 +58,7 @@ def test_a_decision_hides_small_differences_and_a_check_for_nans_all_finite_ones
 
 def number():
     """Return this worker's number, which is known before the step and differs between workers."""
-    return ad.worker().astype(float)
+    return ad.worker_index().astype(float)
 
 
 def sent(value, local_state=()):
@@ -129,9 +129,9 @@ def nested_halves(state, batch):
     [
         (lambda s, b: b["y"].mean(), SINGLE),
         (lambda s, b: b["y"].astype(jnp.bfloat16).mean().astype(jnp.float32), HALF),
-        (lambda s, b: b["y"].mean() + ad.worker().astype(jnp.bfloat16).astype(float), HALF),
+        (lambda s, b: b["y"].mean() + ad.worker_index().astype(jnp.bfloat16).astype(float), HALF),
         (nested_halves, HALF),
-        (lambda s, b: ad.worker() + 1, 0.0),
+        (lambda s, b: ad.worker_index() + 1, 0.0),
     ],
 )
 def test_the_precision_of_a_value_is_the_lowest_on_its_way(value, eps):
@@ -141,15 +141,15 @@ def test_the_precision_of_a_value_is_the_lowest_on_its_way(value, eps):
 @pytest.mark.parametrize(
     ("rate", "steps"),
     [
-        (lambda: jnp.where(ad.step() > 500, 0.1, 0.2), [500]),
-        (lambda: jnp.where(jax.lax.rem(ad.step(), 7) == 5, 3.0 * ad.global_batch().astype(float), 0.2), [5, 7]),
-        (lambda: jnp.where(ad.step() + ad.global_batch() > 90, 0.1, 0.2), [90]),
-        (lambda: jnp.where((ad.step() + 1) % 300 == 7, 0.1, 0.2), [7, 300]),
-        (lambda: jnp.minimum(ad.step(), 2).astype(float), [2]),
-        (lambda: jnp.where(ad.step() < 1, 0.1, 0.2), []),
-        (lambda: jnp.where(ad.step() < 2**31 - 1, 0.1, 0.2), []),
-        (lambda: 17.0 * (ad.step().astype(float) * jnp.array([11.0, 13.0])).sum(), []),
-        (lambda: jnp.where(ad.step().astype(float) < jnp.inf, 0.1, 0.2), []),
+        (lambda: jnp.where(ad.step_number() > 500, 0.1, 0.2), [500]),
+        (lambda: jnp.where(jax.lax.rem(ad.step_number(), 7) == 5, 3.0 * ad.global_batch().astype(float), 0.2), [5, 7]),
+        (lambda: jnp.where(ad.step_number() + ad.global_batch() > 90, 0.1, 0.2), [90]),
+        (lambda: jnp.where((ad.step_number() + 1) % 300 == 7, 0.1, 0.2), [7, 300]),
+        (lambda: jnp.minimum(ad.step_number(), 2).astype(float), [2]),
+        (lambda: jnp.where(ad.step_number() < 1, 0.1, 0.2), []),
+        (lambda: jnp.where(ad.step_number() < 2**31 - 1, 0.1, 0.2), []),
+        (lambda: 17.0 * (ad.step_number().astype(float) * jnp.array([11.0, 13.0])).sum(), []),
+        (lambda: jnp.where(ad.step_number().astype(float) < jnp.inf, 0.1, 0.2), []),
         (lambda: 9.0 * ad.global_batch().astype(float), []),
     ],
 )

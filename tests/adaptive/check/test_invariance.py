@@ -542,7 +542,7 @@ def test_a_learning_rate_of_zero_hides_nothing(rate):
 def test_a_dependence_that_begins_in_a_later_step_is_found(first):
     def driver(state, batch):
         late = jax.grad(contrastive)(state, batch)
-        grads = jnp.where(ad.step() >= first, late, jax.grad(mean_loss)(state, batch))
+        grads = jnp.where(ad.step_number() >= first, late, jax.grad(mean_loss)(state, batch))
         return state - 0.1 * comm.all_reduce(grads), {}
 
     found = check(driver, W)

@@ -63,7 +63,7 @@ def host(x):
         (lambda g, b: comm.all_reduce(1.01 * g), None),  # as by rounding
         (lambda g, b: comm.all_reduce(2 * g), 1 / 2),
         (lambda g, b: comm.all_reduce(g / 2), 1 / 2),
-        (lambda g, b: comm.all_reduce(2 * g + ad.step().astype(float) - 3), 1 / 2),
+        (lambda g, b: comm.all_reduce(2 * g + ad.step_number().astype(float) - 3), 1 / 2),
         (lambda g, b: comm.all_reduce(2 * g) * operator_state("factor", np.ones(()), lambda f: (f, f)), 1 / 2),
         (lambda g, b: comm.all_reduce(g * jnp.inf), None),
         (lambda g, b: comm.all_reduce(2 * host(g)), None),

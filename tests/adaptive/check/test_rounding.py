@@ -72,7 +72,7 @@ def precisions_of(value, width=None, *, op="mean", state=0.0):
     """Return the precisions of a mean of what is computed from a batch, and of the state that follows it."""
 
     def driver(state, batch):
-        return state - comm.all_reduce(value(batch), op=op), {"steps": ad.step()}
+        return state - comm.all_reduce(value(batch), op=op), {"steps": ad.step_number()}
 
     planner = drivers.planner(driver, state)
     own = planner.begin(4)

@@ -123,7 +123,7 @@ def test_unused_values_are_not_sent():
 
 
 def test_a_driver_without_collectives_has_one_segment():
-    plan = planned(lambda s, b: (s + ad.step(), {"n": ad.global_batch()}), 0)
+    plan = planned(lambda s, b: (s + ad.step_number(), {"n": ad.global_batch()}), 0)
     assert levels(plan) == {"microbatches": [], "prologues": [], "messages": 0}
     assert plan.splittable
 
@@ -151,7 +151,9 @@ def test_a_learning_rate_is_recomputed_after_the_message():
 @pytest.mark.parametrize("gated_first", [True, False])
 def test_of_one_level_the_message_that_is_always_sent_comes_last(gated_first):
     def gated(x):
-        return comm.all_reduce(x, when=ad.step() % 2 == 0), comm.all_reduce(2 * x, when=ad.step() % 3 == 0)
+        return comm.all_reduce(x, when=ad.step_number() % 2 == 0), comm.all_reduce(
+            2 * x, when=ad.step_number() % 3 == 0
+        )
 
     def driver(state, batch):
         mean = batch["y"].mean()
@@ -170,7 +172,7 @@ def test_of_one_level_the_message_that_is_always_sent_comes_last(gated_first):
 
 def test_collectives_with_one_condition_travel_in_one_message():
     def driver(state, batch):
-        now = ad.step() % 2 == 0
+        now = ad.step_number() % 2 == 0
         means = [comm.all_reduce(n * batch["y"].mean(), when=now) for n in (1, 2)]
         return state + sum(means), {}
 

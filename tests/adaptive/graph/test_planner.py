@@ -70,7 +70,7 @@ def test_a_number_that_only_a_third_size_shows_is_found_there():
 
 def test_a_batch_size_literal_that_only_a_third_size_shows_is_found():
     def driver(state, batch):
-        counted = comm.all_reduce(min(len(batch["y"]), 4) * ad.worker(), op="sum")
+        counted = comm.all_reduce(min(len(batch["y"]), 4) * ad.worker_index(), op="sum")
         return state - comm.all_reduce(grad(state, batch)), {"counted": counted}
 
     plans = planner(driver, W)

@@ -217,7 +217,7 @@ class Noise(NamedTuple):
 def test_a_hook_that_reads_a_local_value_is_refused_with_name_and_line():
     def driver(state, batch):
         noise = Noise(batch["y"].mean(), comm.all_reduce(batch["y"].mean()))
-        operators.hook("adapt", Recorder(), (ad.step(), noise))
+        operators.hook("adapt", Recorder(), (ad.step_number(), noise))
         return state, {}
 
     with pytest.raises(ad.ReplicationError, match=r"hook 'adapt' .*its 2nd value \(\.scale\)") as error:
@@ -246,7 +246,10 @@ def test_a_hook_may_read_all_that_is_replicated():
     ("value", "sources"),
     [
         (lambda s, b: comm.all_gather(read(SECONDS)), {"seconds"}),
-        (lambda s, b: 2.0 * (comm.all_gather(read(SECONDS)) + ad.step().astype(float)) - 1.0, {"seconds", "step"}),
+        (
+            lambda s, b: 2.0 * (comm.all_gather(read(SECONDS)) + ad.step_number().astype(float)) - 1.0,
+            {"seconds", "step"},
+        ),
         (lambda s, b: comm.all_gather(read(SECONDS)) * np.float32([3, 4]), {"seconds"}),
         (lambda s, b: jax.nn.relu(comm.all_gather(read(SECONDS) * read(SECONDS))), {"seconds"}),
         (lambda s, b: comm.all_gather(read(SECONDS)) + s, set()),
@@ -298,7 +301,7 @@ VALUES = {
     "reduced": lambda s, b: comm.all_reduce(b["y"].mean()),
     "measured": lambda s, b: read(SECONDS),
     "examples": lambda s, b: b["y"].mean(),
-    "sometimes": lambda s, b: comm.all_reduce(b["y"].mean(), when=ad.step() == 3),
+    "sometimes": lambda s, b: comm.all_reduce(b["y"].mean(), when=ad.step_number() == 3),
 }
 
 
@@ -333,7 +336,7 @@ ONE = jax.ShapeDtypeStruct((), jnp.float32)
 @pytest.mark.parametrize(
     ("own", "cause"),
     [
-        (lambda mean, s: comm.all_reduce(mean, when=ad.step() % 2 == 0), "all_reduce, whose result differs"),
+        (lambda mean, s: comm.all_reduce(mean, when=ad.step_number() % 2 == 0), "all_reduce, whose result differs"),
         (lambda mean, s: comm.neighbor_mean(mean, "ring"), "neighbor_mean, whose result differs"),
         (lambda mean, s: comm.local_mean(mean), "local_mean, whose result differs"),
         (lambda mean, s: assert_scope("local", mean, "own"), "this worker's examples"),
@@ -410,7 +413,7 @@ def test_a_sum_scaled_by_the_local_batch_size_keeps_it_in_one_microbatch():
     assert "ad.batch_size()" in reason
     assert "ad.microbatch_size()" in reason
     assert planned(
-        lambda s, b: (s + comm.all_reduce(b["y"].sum() * ad.step().astype(float), op="sum"), {}), 0.0
+        lambda s, b: (s + comm.all_reduce(b["y"].sum() * ad.step_number().astype(float), op="sum"), {}), 0.0
     ).splittable
 
 

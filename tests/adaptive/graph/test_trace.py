@@ -257,7 +257,7 @@ def test_the_derivatives_of_custom_rules_and_control_flow_are_traced():
 def test_a_source_that_is_read_twice_is_one_value():
     def driver(state, batch):
         helper = jax.jit(lambda x: x * ad.batch_size().astype(float))
-        twice = 0 * ad.step() + 0 * ad.step()
+        twice = 0 * ad.step_number() + 0 * ad.step_number()
         return state + comm.all_reduce(helper(batch["y"].mean()) + helper(1.0)) + twice.astype(float), {}
 
     names = [e.params["source"].name for e in equations(traced(driver, 0.0), source_p)]
@@ -335,7 +335,7 @@ def handed_over(row):
 @pytest.mark.parametrize(
     ("operator", "name"),
     [
-        (lambda row: ad.step().astype(float), "source 'step'"),
+        (lambda row: ad.step_number().astype(float), "source 'step'"),
         (counted, "operator state 'count'"),
         (handed_over, "hook 'watch'"),
         (lambda row: comm.all_gather(row).sum(), "all_gather"),

@@ -24,7 +24,7 @@ def grow(control):
 
 
 def set_rate(control):
-    control.set(lr=0.5)
+    control.set_hyperparameters(lr=0.5)
 
 
 def driver(state, batch):

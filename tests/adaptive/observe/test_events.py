@@ -142,7 +142,7 @@ def test_a_listener_gets_the_computed_values_of_metric_objects(tmp_path):
 
 def test_a_step_that_is_skipped_gave_the_hooks_nothing():
     def dividing(state, batch):
-        mean = comm.all_reduce(batch["y"].mean() / (ad.step() - 1).astype(jnp.float32))
+        mean = comm.all_reduce(batch["y"].mean() / (ad.step_number() - 1).astype(jnp.float32))
         ctrl.hook(adapt, mean, mean)
         return state + mean, {}
 

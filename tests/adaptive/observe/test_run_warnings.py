@@ -177,7 +177,7 @@ def test_a_run_warns_of_missing_values(caplog, monkeypatch):
         mean = comm.all_reduce(batch["y"].mean())
         seconds = comm.all_gather(mon.compute_seconds())
         ctrl.hook(ctrl.balance(), seconds + jnp.nan, every=2)
-        ctrl.hook(ctrl.balance(), jnp.where(ad.step() < 4, jnp.nan, 1 + 0 * seconds), every=3)
+        ctrl.hook(ctrl.balance(), jnp.where(ad.step_number() < 4, jnp.nan, 1 + 0 * seconds), every=3)
         ctrl.hook(lambda control, x: None, mean * jnp.nan, name="function")
         return state + mean, {}
 

@@ -39,7 +39,7 @@ def driver(state, batch):
     seconds = comm.all_gather(mon.compute_seconds())
     ctrl.hook(adapt, noise, every=2)
     updates, opt = TX.update(average, opt, params)
-    metrics = {"loss": comm.all_reduce(loss), "noise": noise.scale, "seconds": seconds, "step": ad.step()}
+    metrics = {"loss": comm.all_reduce(loss), "noise": noise.scale, "seconds": seconds, "step": ad.step_number()}
     print(f"loss {loss:.3f}")
     return (optax.apply_updates(params, updates), opt), metrics
 
@@ -142,7 +142,7 @@ def test_a_slot_starts_at_its_beginning_and_forgets():
     "what",
     [
         lambda x: comm.all_reduce(x),
-        lambda x: x + ad.step().astype(float),
+        lambda x: x + ad.step_number().astype(float),
         lambda x: mon.ema(x),
         lambda x: comm.broadcast(x),
         lambda x: x * jax.random.uniform(ad.step_key()),

@@ -31,7 +31,7 @@ def test_sources_reach_the_segments_in_two_vectors():
 
     def driver(state, batch):
         found = {"speed": comm.all_reduce(read(speed)), "rank": comm.all_reduce(read(rank), op="max")}
-        return state + ad.step().astype(float) + 0 * comm.all_reduce(read(OFFSET).astype(float)), found
+        return state + ad.step_number().astype(float) + 0 * comm.all_reduce(read(OFFSET).astype(float)), found
 
     feed = Feed.of(planned(driver, 0.0))
     floats, ints = feed.measure(READING)

@@ -24,11 +24,11 @@ def reading(**given):
 
 def numbers(state, batch):
     found = {
-        "step": ad.step(),
+        "step": ad.step_number(),
         "global_batch": ad.global_batch(),
         "batch_size": comm.all_reduce(ad.batch_size(), op="max"),
-        "worker": comm.all_reduce(ad.worker(), op="sum"),
-        "workers": jnp.asarray(ad.workers()),
+        "worker": comm.all_reduce(ad.worker_index(), op="sum"),
+        "workers": jnp.asarray(ad.num_workers()),
         "key": jax.random.key_data(ad.step_key()),
     }
     return state, found
@@ -49,13 +49,13 @@ def test_outside_a_program_they_stand_for_one_worker_in_its_first_step():
 
 def test_the_number_of_workers_outside_a_program_is_that_of_the_world_entered():
     with comm.DeviceWorld(jax.local_devices()[:3]):
-        assert ad.workers() == 3
-    assert ad.workers() == 1
+        assert ad.num_workers() == 3
+    assert ad.num_workers() == 1
 
 
 def test_scalars_are_int32_under_double_precision_too():
     with jax.enable_x64(True):
-        assert {ad.step().dtype, ad.worker().dtype, ad.batch_size().dtype, ad.global_batch().dtype} == {
+        assert {ad.step_number().dtype, ad.worker_index().dtype, ad.batch_size().dtype, ad.global_batch().dtype} == {
             jnp.dtype("int32")
         }
 
@@ -89,7 +89,7 @@ def call_of(examples):
 
     def driver(state, batch):
         bits = jax.random.key_data(ad.example_keys())
-        return state, {"bits": comm.all_reduce(bits.astype(jnp.uint32), op="max"), "step": ad.step()}
+        return state, {"bits": comm.all_reduce(bits.astype(jnp.uint32), op="max"), "step": ad.step_number()}
 
     plan = planned(driver, 0.0, examples)
     return Feed.of(plan), plan

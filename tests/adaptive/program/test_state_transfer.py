@@ -57,7 +57,7 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
     with built(DATA[kind]()) as program, built(DATA[kind](), global_batch=7, shares=(5, 2)) as other:
         for each in (program, other):
             each.warm_up()
-        program.set(rate=0.25)
+        program.set_hyperparameters(rate=0.25)
         course(program, 7)
         course(other, 2)
         there, here = program._parts, other._parts

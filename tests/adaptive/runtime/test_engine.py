@@ -176,7 +176,7 @@ def driver_of(program):
     scopes, done = scopes_of(program)
 
     def driver(state, batch):
-        pool = [state, 0.1 * ad.step().astype(float), read(SECONDS), batch["y"].mean()]
+        pool = [state, 0.1 * ad.step_number().astype(float), read(SECONDS), batch["y"].mean()]
         for what, i, j in done:
             a, b = pool[i], pool[j]
             mixed = a + 0.3 * b

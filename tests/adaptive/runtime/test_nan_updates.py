@@ -193,7 +193,7 @@ def test_integers_and_keys_in_the_state_are_no_hindrance():
 
 def own_root(state, batch):
     own = state["own"] - 1.0
-    root = jnp.sqrt(jnp.where(ad.worker() == 1, own, 1.0))
+    root = jnp.sqrt(jnp.where(ad.worker_index() == 1, own, 1.0))
     return {"own": own, "root": root, "w": state["w"] + comm.all_reduce(batch["x"].mean())}, {}
 
 

@@ -84,7 +84,7 @@ def test_each_microbatch_has_its_own_examples_and_one_of_them_is_the_first(feed)
 )
 def test_a_collective_of_replicated_values_counts_the_workers_that_take_part(collective, gates, result):
     def driver(state, batch):
-        when = {"when": ad.step() > 3} if gates else {}
+        when = {"when": ad.step_number() > 3} if gates else {}
         return state, {"found": collective(2.0 * state, **when)}
 
     eqns = planned(driver, 0.0, workers=3).graph.eqns
@@ -96,7 +96,7 @@ def test_a_collective_of_replicated_values_counts_the_workers_that_take_part(col
 def test_segments_of_two_workers_compute_a_step():
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
-        rows = comm.all_gather(ad.worker())
+        rows = comm.all_gather(ad.worker_index())
         counted = comm.all_reduce(read(SECONDS), op="sum")
         return {"a": state["a"] - mean, "b": state["b"] * state["a"]}, {"rows": rows, "counted": counted}
 

@@ -26,7 +26,7 @@ def driver(state, batch):
     operators.hook("one", Recorder(), (mean, state["read"], most))
     operators.hook("two", Recorder(), (most,))
     new = {**state, "new": jnp.full(3, mean), "w": state["w"] + most * state["read"].sum()}
-    return new, {"mean": mean, "steps": ad.step()}
+    return new, {"mean": mean, "steps": ad.step_number()}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_inputs_are_taken_from_their_places_in_the_state(plan):
 def test_parts_follow_one_another_within_a_level():
     def several(state, batch):
         mean = batch["y"].mean()
-        own = state["w"] + comm.all_reduce(mean, when=ad.step() % 2 == 0)
+        own = state["w"] + comm.all_reduce(mean, when=ad.step_number() % 2 == 0)
         usual = comm.all_reduce(batch["x"].sum(), op="sum") + comm.all_reduce(mean, op="max")
         later = comm.all_reduce((usual * batch["y"]).max(), op="max")
         return {**state, "w": own, "new": jnp.full(3, usual), "kept": jnp.full(2, later)}, {}

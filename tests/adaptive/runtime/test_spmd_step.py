@@ -69,7 +69,7 @@ def of_many_kinds(state, batch):
     """Half precision, integers, extremes, gathered rows, and noise by step and worker."""
     loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
     half = comm.all_reduce(grads["w"].astype(jnp.bfloat16))
-    key = jax.random.fold_in(jax.random.key(7), ad.step())
+    key = jax.random.fold_in(jax.random.key(7), ad.step_number())
     metrics = {
         "loss": comm.all_reduce(loss),
         "largest": comm.all_reduce(jnp.abs(batch["x"]).max(), op="max"),
@@ -122,7 +122,7 @@ def of_their_own(state, batch):
 def spoilt(state, batch):
     """Not finite in some steps, which are skipped."""
     loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
-    grads = jax.tree.map(lambda g: jnp.where(ad.step() % 4 == 2, jnp.nan, g), grads)
+    grads = jax.tree.map(lambda g: jnp.where(ad.step_number() % 4 == 2, jnp.nan, g), grads)
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 

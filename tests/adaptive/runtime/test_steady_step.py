@@ -79,7 +79,7 @@ def grow(control, loss, seconds):
 
 def averaged_now_and_then(state, batch):
     grads = jax.grad(loss_of)(state["params"], batch)
-    return {**state, "local": comm.all_reduce(grads, when=ad.step() % 2 == 0)}, {}
+    return {**state, "local": comm.all_reduce(grads, when=ad.step_number() % 2 == 0)}, {}
 
 
 def two_levels(state, batch):
@@ -91,7 +91,7 @@ def two_levels(state, batch):
 def spoilt(state, batch):
     """Not finite in some steps, which are skipped."""
     loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
-    grads = jax.tree.map(lambda g: jnp.where(ad.step() % 4 == 2, jnp.nan, g), grads)
+    grads = jax.tree.map(lambda g: jnp.where(ad.step_number() % 4 == 2, jnp.nan, g), grads)
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 

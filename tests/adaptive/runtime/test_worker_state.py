@@ -26,8 +26,8 @@ def driver(state, batch):
         operators.operator_state(label, np.full(2, 5.0), lambda old: (old + value, None))
 
     total("of all", comm.all_reduce(batch["y"].mean()))
-    total("of worker", ad.worker().astype(float))
-    return {**state, "own": state["own"] + ad.worker().astype(float), "n": state["n"] + 1}, {}
+    total("of worker", ad.worker_index().astype(float))
+    return {**state, "own": state["own"] + ad.worker_index().astype(float), "n": state["n"] + 1}, {}
 
 
 def held(n=3, *, check_updates=False):

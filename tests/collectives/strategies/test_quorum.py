@@ -207,7 +207,7 @@ def test_on_devices_of_one_process_the_slow_one_is_late():
         return np.float32(0)
 
     def driver(state, batch):
-        me = ad.worker()
+        me = ad.worker_index()
 
         def value_and_grad(params, minibatch):
             loss, grads = jax.value_and_grad(lambda p: ((p[None] - minibatch) ** 2).mean())(params)

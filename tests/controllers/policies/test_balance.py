@@ -12,21 +12,21 @@ from controllers.simulate import Cluster, Hooked, by_step, jitter, simulate, wav
 from tests.controllers.observations import observe
 
 
-def over_ideal(times: ctrl.BatchTime, sizes: np.ndarray) -> float:
+def over_ideal(times: ctrl.timing.BatchTime, sizes: np.ndarray) -> float:
     """How much longer than with the best split a step takes."""
-    best = ctrl.allocate(int(sizes.sum()), times, 1, int(sizes.sum()))
+    best = ctrl.timing.allocate(int(sizes.sum()), times, 1, int(sizes.sum()))
     return times(sizes).max() / times(best).max()
 
 
-def scaled(times: ctrl.BatchTime, factor: np.ndarray) -> ctrl.BatchTime:
-    return ctrl.BatchTime(times.slope * factor, times.intercept * factor)
+def scaled(times: ctrl.timing.BatchTime, factor: np.ndarray) -> ctrl.timing.BatchTime:
+    return ctrl.timing.BatchTime(times.slope * factor, times.intercept * factor)
 
 
 def after_two_adjustments(seed: int, intercept: float) -> tuple[int, float]:
     """How often the split changed after a worker's speed did; how long steps are with what two changes made."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 9))
-    before = ctrl.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, intercept, n))
+    before = ctrl.timing.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, intercept, n))
     after = scaled(before, np.where(np.arange(n) == rng.integers(n), rng.choice([0.5, 1.5, 2.0, 3.0]), 1.0))
     change = int(rng.integers(200, 211))
 
@@ -52,7 +52,7 @@ def test_two_adjustments_after_a_change_of_speed_are_enough(intercept):
 @pytest.mark.parametrize("seed", range(4))
 def test_steady_workers_are_left_alone(n, seed):
     rng = np.random.default_rng(seed)
-    true = ctrl.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, 0.02, n))
+    true = ctrl.timing.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, 0.02, n))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [128] * n, 1100, every=10, jitter=0.05, seed=seed)
     assert (sim.changes >= 100).sum() <= 5  # in 1000 steps; at most one in a hundred is asked for
     for start in range(100, 1000, 100):
@@ -63,7 +63,7 @@ def test_steady_workers_are_left_alone(n, seed):
 @pytest.mark.parametrize("every", [1, 10])
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_workers_keep_equal_batches(every, seed):
-    true = ctrl.BatchTime(np.full(4, 1e-3))
+    true = ctrl.timing.BatchTime(np.full(4, 1e-3))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 500, every=every, jitter=0.05, seed=seed)
     assert len(sim.changes) == 0
 
@@ -71,7 +71,7 @@ def test_equal_workers_keep_equal_batches(every, seed):
 @pytest.mark.parametrize("every", [1, 10])
 def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
     """Proportional control takes it down to nothing: 100, 60, 39, … 7, with no time gained after the first."""
-    true = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
+    true = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 2000, every=every, jitter=0.05)
     assert sim.sizes[:, 0].min() > 50
     assert len(sim.changes) <= 2
@@ -81,7 +81,7 @@ def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_noise_that_looks_like_drift_causes_no_change(seed):
     """Where a mean of few steps has been the better one for a while, a flat stretch that was seen is still believed."""
-    true = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
+    true = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 1500, jitter=0.05, seed=seed)
     assert sim.sizes[:, 0].min() >= 50
     assert len(sim.changes) <= 2
@@ -90,18 +90,18 @@ def test_noise_that_looks_like_drift_causes_no_change(seed):
 @pytest.mark.parametrize("seed", [13, 17, 50])
 def test_nor_where_two_sizes_under_noise_look_like_a_line(seed):
     """These went from 50 to 1 in one change, by a line through two sizes whose times differed by chance."""
-    true = ctrl.BatchTime(np.array([0.0005, 0.001, 0.001, 0.001]), 0.0, np.array([0.2, 0, 0, 0]))
+    true = ctrl.timing.BatchTime(np.array([0.0005, 0.001, 0.001, 0.001]), 0.0, np.array([0.2, 0, 0, 0]))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 1500, jitter=0.05, seed=seed)
     assert sim.sizes[:, 0].min() >= 5
 
 
 @pytest.mark.parametrize(
-    "policy", [ctrl.balance(), ctrl.balance(stretch_seconds=0, predictor=ctrl.arx())], ids=["balance", "arx"]
+    "policy", [ctrl.balance(), ctrl.balance(stretch_seconds=0, predictor=ctrl.published.arx())], ids=["balance", "arx"]
 )
 def test_speeds_that_drift_all_the_time_are_followed(policy):
     """A mean over all steps lags, and a fit that takes drift for the curve of costs finds flat times and diverges."""
     drift = waves(0.4, 200, np.array([0.0, 0.25, 0.6, 0.9]))
-    cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3), np.full(4, 0.02)), drift, jitter(0.05))
+    cluster = Cluster(ctrl.timing.BatchTime(np.full(4, 1e-3), np.full(4, 0.02)), drift, jitter(0.05))
     for seed in range(4):
         sim = simulate(policy, cluster, 512, 500, seed=seed)
         assert np.mean(sim.over_ideal[50:]) < 1.05
@@ -110,8 +110,10 @@ def test_speeds_that_drift_all_the_time_are_followed(policy):
 def test_machine_load_is_followed_before_times_change():
     rng = np.random.default_rng(0)
     share = np.repeat(rng.uniform(0.25, 1, (40, 4)), 10, axis=0)
-    cluster = Cluster(ctrl.BatchTime(np.full(4, 1e-3)), by_step(1 / share), jitter(0.03), cpu=by_step(share))
-    informed = Hooked(ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1), ("seconds", "cpu_available"))
+    cluster = Cluster(ctrl.timing.BatchTime(np.full(4, 1e-3)), by_step(1 / share), jitter(0.03), cpu=by_step(share))
+    informed = Hooked(
+        ctrl.balance(stretch_seconds=0, predictor=ctrl.published.arx(), n_inputs=1), ("seconds", "cpu_available")
+    )
     knowing, blind = (
         simulate([hook], cluster, 512, 400).over_ideal[100:].mean() for hook in (informed, Hooked(ctrl.balance()))
     )
@@ -145,7 +147,7 @@ def test_a_pause_in_the_last_step_before_a_decision_is_not_believed():
 
 
 def test_the_split_of_a_global_batch_that_others_change():
-    true = ctrl.BatchTime(1 / np.array([1e3, 2e3, 4e3, 4e3]), 0.01, np.array([0.0, 0.02, 0.05, 0.05]))
+    true = ctrl.timing.BatchTime(1 / np.array([1e3, 2e3, 4e3, 4e3]), 0.01, np.array([0.0, 0.02, 0.05, 0.05]))
     sim = simulate(
         ctrl.balance(),
         lambda _, b: true(b),
@@ -162,7 +164,7 @@ def test_the_split_of_a_global_batch_that_others_change():
 
 
 def test_it_gets_there_with_workers_that_are_missing_at_times():
-    true = ctrl.BatchTime(1 / np.array([1e3, 3e3]))
+    true = ctrl.timing.BatchTime(1 / np.array([1e3, 3e3]))
     rng = np.random.default_rng(0)
 
     def with_holes(step, seconds):
@@ -276,7 +278,7 @@ def test_values_of_the_wrong_shape_are_refused():
 
 
 def test_unused_inputs_are_refused():
-    informed = ctrl.balance(stretch_seconds=0, predictor=ctrl.arx(), n_inputs=1)
+    informed = ctrl.balance(stretch_seconds=0, predictor=ctrl.published.arx(), n_inputs=1)
     for policy in (ctrl.balance(), informed):
         with pytest.raises(ValueError, match="n_inputs=2"):
             policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
@@ -286,7 +288,7 @@ def test_unused_inputs_are_refused():
     "wrong",
     [
         *({"window": 0}, {"dead_band": -1}, {"growth": 1}, {"horizon": 0}),
-        *({"n_inputs": 1}, {"n_inputs": -1, "predictor": ctrl.arx()}),
+        *({"n_inputs": 1}, {"n_inputs": -1, "predictor": ctrl.published.arx()}),
     ],
 )
 def test_impossible_settings_are_refused(wrong):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import adaptive as ad
 import controllers as ctrl
 from adaptive.base.errors import DriverError
 from controllers.simulate import simulate
@@ -18,7 +19,7 @@ LINK = np.array([0.05, 0.2, 0.0])
 
 
 def rounds(link=LINK, speed=SPEED):
-    return ctrl.BatchTime(1 / speed, link)
+    return ctrl.timing.BatchTime(1 / speed, link)
 
 
 def decide(policy, seconds, *further, batch_sizes=(280, 280, 280), quantum=TAU):
@@ -91,12 +92,12 @@ def test_it_is_there_in_one_change_and_stays():
         [280, 280, 280],
         60,
         jitter=0.02,
-        limits=ctrl.Limits((TAU,) * 3, (10_000,) * 3, 4 * TAU, TAU),
+        limits=ad.Limits((TAU,) * 3, (10_000,) * 3, 4 * TAU, TAU),
         values=lambda step, seconds: (seconds, LINK),
     )
     assert len(sim.changes) == 1
     assert (sim.sizes % TAU == 0).all()
-    best = ctrl.allocate(840, rounds(), TAU, 10_000, TAU)
+    best = ctrl.timing.allocate(840, rounds(), TAU, 10_000, TAU)
     assert rounds()(sim.sizes[-1]).max() <= 1.05 * rounds()(best).max()
 
 
@@ -106,7 +107,7 @@ def test_it_follows_a_client_that_slows_down():
 
     sim = simulate(ctrl.federated(), times, [280] * 3, 80, jitter=0.02, values=lambda step, seconds: (seconds, LINK))
     slow = rounds(speed=SPEED * np.array([0.25, 1, 1]))
-    best = ctrl.allocate(840, slow, 1, 10_000)
+    best = ctrl.timing.allocate(840, slow, 1, 10_000)
     assert slow(sim.sizes[-1]).max() <= 1.05 * slow(best).max()
 
 

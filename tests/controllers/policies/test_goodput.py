@@ -14,10 +14,10 @@ from tests.controllers.observations import Noise, observe
 
 
 def test_the_best_goodput_of_the_worked_example():
-    assert ctrl.best_goodput(900, 2000, 0.05) == pytest.approx(300)
+    assert ctrl.timing.best_goodput(900, 2000, 0.05) == pytest.approx(300)
 
 
-TIMES = ctrl.BatchTime(np.array([1 / 1500, 1 / 500]), np.array([0.02, 0.02]))  # V = 2000/s, alpha = .02 s
+TIMES = ctrl.timing.BatchTime(np.array([1 / 1500, 1 / 500]), np.array([0.02, 0.02]))  # V = 2000/s, alpha = .02 s
 
 
 def settled(noise, overhead, start=64, steps=400, **settings):
@@ -26,7 +26,7 @@ def settled(noise, overhead, start=64, steps=400, **settings):
     policy = ctrl.goodput_batch(**settings)
     state = policy.init(2)
     total = start
-    sizes = previous = ctrl.allocate(total, TIMES, 1, 10**6)
+    sizes = previous = ctrl.timing.allocate(total, TIMES, 1, 10**6)
     seconds, iteration = np.full(2, np.nan), math.nan
     for step in range(1, steps + 1):
         observation = observe(
@@ -45,17 +45,17 @@ def settled(noise, overhead, start=64, steps=400, **settings):
         previous = sizes
         if decision:
             total = decision.global_batch
-            sizes = ctrl.allocate(total, TIMES, 1, 10**6)
+            sizes = ctrl.timing.allocate(total, TIMES, 1, 10**6)
     return total
 
 
 @pytest.mark.parametrize(("phi", "overhead"), [(900, 0.03), (900, 0.33), (100, 0.03)])
 @pytest.mark.parametrize("start", [64, 3000])
 def test_the_batch_settles_where_goodput_is_within_the_accepted_gain_of_its_best(phi, overhead, start):
-    best = ctrl.best_goodput(phi, 2000, 0.02 + overhead)
+    best = ctrl.timing.best_goodput(phi, 2000, 0.02 + overhead)
 
     def goodput(batch):
-        return batch / (0.02 + overhead + batch / 2000) * ctrl.efficiency(phi, batch)
+        return batch / (0.02 + overhead + batch / 2000) * ctrl.timing.efficiency(phi, batch)
 
     total = settled(float(phi), overhead, start=start)
     assert goodput(best) / goodput(total) < 1.07
@@ -76,7 +76,7 @@ def test_the_batch_settles_near_the_best_goodput_where_the_exchange_overlaps_wit
     overlap, start, phi, exchange
 ):
     """Also from a small batch, whose exchange is mostly hidden, and from a large one, whose exchange is not visible."""
-    times = ctrl.BatchTime(np.full(8, 1e-3), np.full(8, 0.01))
+    times = ctrl.timing.BatchTime(np.full(8, 1e-3), np.full(8, 0.01))
     bounds = {"lower": 1, "upper": 10**5, "noise": jitter(0.02)}
     cluster = Cluster(times, overhead=exchange, overlap=overlap, noise_scale=lambda examples: phi, **bounds)
     hook = Hooked(ctrl.goodput_batch(), ("noise_scale", "seconds", "iteration_seconds"), 20)
@@ -84,7 +84,9 @@ def test_the_batch_settles_near_the_best_goodput_where_the_exchange_overlaps_wit
 
     def goodput(batch):
         return (
-            batch / cluster.step_seconds(0.01 + 1e-3 * batch / 8, cluster.overhead_of(8)) * ctrl.efficiency(phi, batch)
+            batch
+            / cluster.step_seconds(0.01 + 1e-3 * batch / 8, cluster.overhead_of(8))
+            * ctrl.timing.efficiency(phi, batch)
         )
 
     best = max(goodput(batch) for batch in np.geomspace(16, 20_000, 400))

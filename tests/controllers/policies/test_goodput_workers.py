@@ -11,11 +11,11 @@ import controllers as ctrl
 from adaptive.base.errors import DriverError
 from controllers.policies.efficiency import efficiency
 from controllers.simulate import Cluster, Hooked, jitter, simulate
-from controllers.timing.allocate import fill
+from controllers.timing._allocate import fill
 from tests.controllers.observations import observe
 
 UNIT, FIXED = 1e-3, 0.02
-ALIKE = ctrl.BatchTime(np.full(8, UNIT), np.full(8, FIXED))
+ALIKE = ctrl.timing.BatchTime(np.full(8, UNIT), np.full(8, FIXED))
 
 
 def cluster_of(times=ALIKE, per_worker=0.01, phi=1024.0, first=2, **more):
@@ -30,7 +30,7 @@ def settled(cluster, batch, steps=1500, **settings):
 
 def goodput(cluster, n, batch):
     """That of the first n workers."""
-    times = ctrl.BatchTime(*(np.broadcast_to(part, 8)[:n] for part in cluster.times))
+    times = ctrl.timing.BatchTime(*(np.broadcast_to(part, 8)[:n] for part in cluster.times))
     sizes = fill(batch, times, np.ones(n, np.int64), np.full(n, 10**4))
     seconds = cluster.step_seconds(float(times(sizes).max()), cluster.overhead_of(n))
     return batch / seconds * efficiency(cluster.noise_scale(0), batch)
@@ -68,7 +68,7 @@ def test_the_more_a_worker_has_to_be_worth_the_fewer_there_are():
 
 def test_a_slow_worker_that_was_measured_is_not_asked_for_again():
     """The worker joins for a while, gains nothing, returns to the reserve, and is remembered."""
-    slow = ctrl.BatchTime(np.array([UNIT, UNIT, 100 * UNIT]), np.array([FIXED, FIXED, 2.0]))
+    slow = ctrl.timing.BatchTime(np.array([UNIT, UNIT, 100 * UNIT]), np.array([FIXED, FIXED, 2.0]))
     simulation = settled(cluster_of(slow, first=3), 256)
     assert simulation.workers[0] == 3
     assert (simulation.workers[200:] == 2).all()

@@ -32,7 +32,7 @@ def program_of(hook, *, first=0.5):
         ({"lr": [0.1, 0.2]}, "lr must be one number"),
         ({"lr": "0.1"}, "lr must be one number"),
         ({"k": 2.5}, "k must be a whole number"),
-        ({}, "set() without a value"),
+        ({}, "set_hyperparameters() without a value"),
         ({"lr": 1e39}, "set(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38"),
         ({"lr": -1e39}, "would be infinite in float32"),
         ({"lr": 1e-50}, "set(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38"),
@@ -44,14 +44,14 @@ def program_of(hook, *, first=0.5):
 )
 def test_impossible_values_are_refused_with_the_hooks_line(values, message):
     def hook(control):
-        control.set(**values)
+        control.set_hyperparameters(**values)
 
     with program_of(hook) as program, pytest.raises(ad.DriverError) as caught:
         program.step()
     assert message in str(caught.value)
     assert "hook 'hook' (test_hyperparameters.py:" in str(caught.value)
     with program_of(lambda control: None) as program, pytest.raises(ad.DriverError) as caught:
-        program.set(**values)
+        program.set_hyperparameters(**values)
     assert message in str(caught.value)
 
 
@@ -93,7 +93,7 @@ def test_first_values_of_any_kind_of_number():
 
 def test_the_range_of_a_hyperparameter_is_that_of_its_dtype():
     def hook(control):
-        control.set(lr=60_000 if control.step == 1 else 70_000)
+        control.set_hyperparameters(lr=60_000 if control.step == 1 else 70_000)
 
     with program_of(hook, first=np.float16(0.5)) as program:
         program.step()
@@ -112,12 +112,12 @@ def test_an_integer_hyperparameter_takes_integers_only():
     with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
         for values in ([1.5, 2.0], [2.0, 2.999], [1, float("nan")]):
             with pytest.raises(ad.DriverError):
-                program.set(widths=values)
+                program.set_hyperparameters(widths=values)
         with pytest.raises(ad.DriverError, match=r"an array of shape \(2,\)"):
-            program.set(widths=[1, 2, 3])
-        program.set(widths=[2**31 - 1, -(2**31)])
+            program.set_hyperparameters(widths=[1, 2, 3])
+        program.set_hyperparameters(widths=[2**31 - 1, -(2**31)])
         assert program.hyperparameters["widths"] == [2**31 - 1, -(2**31)]
-        program.set(widths=np.array([5.0, 6.0]))
+        program.set_hyperparameters(widths=np.array([5.0, 6.0]))
         assert program.hyperparameters["widths"] == [5, 6]
         assert float(program.step().hyperparameters["widths"][1]) == 6
 
@@ -128,7 +128,7 @@ def test_numbers_of_an_array_are_set_as_they_are():
         return state + scales.sum() * comm.all_reduce(batch["x"].mean()), {}
 
     with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
-        program.set(scales=[0.25, 1.75])
+        program.set_hyperparameters(scales=[0.25, 1.75])
         assert program.hyperparameters["scales"] == [0.25, 1.75]
         program.step()
         assert float(program.state) == 2.0
@@ -137,13 +137,13 @@ def test_numbers_of_an_array_are_set_as_they_are():
 def test_a_request_that_is_refused_changes_nothing():
     with program_of(lambda control: None) as program:
         with pytest.raises(ad.DriverError):
-            program.set(k=4, lr=1e39)
+            program.set_hyperparameters(k=4, lr=1e39)
         assert program.hyperparameters == {"lr": 0.5, "k": 3}
         program.step()
 
 
 def test_decisions_of_policies_are_checked():
-    decide = lambda seen, state: (ctrl.Decision(hyperparameters={"lr": 10.0 ** (39 * seen.step)}), state)  # noqa: E731
+    decide = lambda seen, state: (ad.Decision(hyperparameters={"lr": 10.0 ** (39 * seen.step)}), state)  # noqa: E731
     policy = ctrl.Policy(lambda n: (), decide, "rates")
     with (
         program_of(policy) as program,
@@ -179,7 +179,7 @@ def test_a_later_hook_sees_requests_of_an_earlier_one():
 
     def driver(state, batch):
         lr = ad.hyperparameter("lr", 1.0)
-        ctrl.hook(lambda control: control.set(lr=0.5), name="first")
+        ctrl.hook(lambda control: control.set_hyperparameters(lr=0.5), name="first")
         ctrl.hook(lambda control: seen.append(control.hyperparameters["lr"]), name="second")
         return state - lr * comm.all_reduce(batch["x"].mean()), {}
 

@@ -17,7 +17,7 @@ def run(factor=3.0, reserve=1, every=5, fixed=0.03, until=None, **options):
     capacity = N + reserve
     hit = {0: 1.0, AT: np.where(np.arange(capacity) == SLOW, factor, 1.0)}
     trace = stages(hit if until is None else {**hit, until: 1.0}, capacity)
-    times = ctrl.BatchTime(np.full(capacity, 1e-3), np.full(capacity, fixed))
+    times = ctrl.timing.BatchTime(np.full(capacity, 1e-3), np.full(capacity, fixed))
     cluster = Cluster(times, trace, jitter(0.05), first=N, join_after=2)
     hook = Hooked(ctrl.mitigate_slow_workers(**options), ("seconds",), every)
     return simulate([hook], cluster, 64 * N, STEPS, seed=3)

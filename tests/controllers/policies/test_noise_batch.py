@@ -84,11 +84,11 @@ def test_batches_are_multiples_of_the_quantum_on_every_worker():
 
 
 def test_the_efficiency_cap():
-    assert ctrl.efficiency(900, 300, 64) == pytest.approx(964 / 1200)
+    assert ctrl.timing.efficiency(900, 300, 64) == pytest.approx(964 / 1200)
     cap = ctrl.efficiency_cap(900, 64, 0.8)
     assert cap == pytest.approx(305)
-    assert ctrl.efficiency(900, cap, 64) == pytest.approx(0.8)
-    assert ctrl.efficiency(math.inf, 1e9, 64) == 1.0
+    assert ctrl.timing.efficiency(900, cap, 64) == pytest.approx(0.8)
+    assert ctrl.timing.efficiency(math.inf, 1e9, 64) == 1.0
     assert ctrl.efficiency_cap(math.inf, 64, 0.5) == math.inf
 
     policy = ctrl.noise_batch(least_efficiency=0.8, base_batch=64, growth=100)

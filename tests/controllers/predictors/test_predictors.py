@@ -35,7 +35,7 @@ MADE = [synthetic(seed) for seed in range(MACHINES)]
 SPEEDS, INPUTS = np.stack([s for s, _ in MADE]), np.stack([u for _, u in MADE])
 
 
-def predictions(predictor: ctrl.Predictor, speeds=SPEEDS, inputs=INPUTS) -> np.ndarray:
+def predictions(predictor: ctrl.published.Predictor, speeds=SPEEDS, inputs=INPUTS) -> np.ndarray:
     """What is predicted for each step before it; shape=(machines, steps)."""
     state = predictor.init(len(speeds), inputs.shape[2])
     said = np.empty(speeds.shape)
@@ -52,9 +52,9 @@ def error(said: np.ndarray) -> float:
     return float(np.mean(np.sqrt((off**2).mean(axis=1)) / SPEEDS[:, LEARNT:].mean(axis=1)))
 
 
-@pytest.mark.parametrize("predictor", [ctrl.arx(), ctrl.narx()], ids=["arx", "narx"])
+@pytest.mark.parametrize("predictor", [ctrl.published.arx(), ctrl.published.narx()], ids=["arx", "narx"])
 def test_knowing_the_machine_beats_knowing_its_past(predictor):
-    assert error(predictions(predictor)) < 0.7 * error(predictions(ctrl.moving_average(0.5)))
+    assert error(predictions(predictor)) < 0.7 * error(predictions(ctrl.published.moving_average(0.5)))
 
 
 def test_narx_learns_nonlinear_series():
@@ -62,36 +62,43 @@ def test_narx_learns_nonlinear_series():
     rng = np.random.default_rng(0)
     inputs = rng.uniform(-1, 1, (1, STEPS, 1))
     speeds = 100 * (1 + 0.8 * inputs[:, :, 0] ** 2)
-    off = {p.name: predictions(p, speeds, inputs)[:, LEARNT:] - speeds[:, LEARNT:] for p in (ctrl.arx(), ctrl.narx())}
+    off = {
+        p.name: predictions(p, speeds, inputs)[:, LEARNT:] - speeds[:, LEARNT:]
+        for p in (ctrl.published.arx(), ctrl.published.narx())
+    }
     assert np.std(off["narx"]) < 0.3 * np.std(off["arx"])
 
 
 def test_memoryless_and_moving_average():
     speeds = np.array([[10.0, 20.0, np.nan, 40.0, 40.0]])
     none = np.zeros((1, 5, 0))
-    np.testing.assert_array_equal(predictions(ctrl.memoryless(), speeds, none), [[np.nan, 10, 20, 20, 40]])
-    np.testing.assert_array_equal(predictions(ctrl.moving_average(0.5), speeds, none), [[np.nan, 10, 15, 15, 27.5]])
+    np.testing.assert_array_equal(predictions(ctrl.published.memoryless(), speeds, none), [[np.nan, 10, 20, 20, 40]])
+    np.testing.assert_array_equal(
+        predictions(ctrl.published.moving_average(0.5), speeds, none), [[np.nan, 10, 15, 15, 27.5]]
+    )
 
 
 def test_best_of_follows_the_most_accurate_predictor():
     def constant(value):
-        return ctrl.Predictor(lambda n, m: np.zeros(0), lambda s, v, u: (np.full(len(v), value), s), f"{value}")
+        return ctrl.published.Predictor(
+            lambda n, m: np.zeros(0), lambda s, v, u: (np.full(len(v), value), s), f"{value}"
+        )
 
     speeds = np.repeat([[10.0, 20.0]], 50, axis=1)
-    said = predictions(ctrl.best_of(constant(10.0), constant(20.0), memory=5), speeds, np.zeros((1, 100, 0)))
+    said = predictions(ctrl.published.best_of(constant(10.0), constant(20.0), memory=5), speeds, np.zeros((1, 100, 0)))
     assert said[0, 0] == 10  # the first, until there is a record
     speeds = np.concatenate([np.full((1, 50), 10.0), np.full((1, 50), 20.0)], axis=1)
-    said = predictions(ctrl.best_of(constant(10.0), constant(20.0), memory=5), speeds, np.zeros((1, 100, 0)))
+    said = predictions(ctrl.published.best_of(constant(10.0), constant(20.0), memory=5), speeds, np.zeros((1, 100, 0)))
     assert (said[0, 5:50] == 10).all()
     assert (said[0, 60:] == 20).all()
 
 
 ALL = {
-    "memoryless": ctrl.memoryless(),
-    "moving_average": ctrl.moving_average(),
-    "arx": ctrl.arx(),
-    "narx": ctrl.narx(),
-    "best_of": ctrl.best_of(ctrl.arx(), ctrl.memoryless()),
+    "memoryless": ctrl.published.memoryless(),
+    "moving_average": ctrl.published.moving_average(),
+    "arx": ctrl.published.arx(),
+    "narx": ctrl.published.narx(),
+    "best_of": ctrl.published.best_of(ctrl.published.arx(), ctrl.published.memoryless()),
 }
 
 
@@ -133,10 +140,10 @@ def test_states_are_pytrees_of_fixed_shapes(name):
 
 def test_impossible_settings_are_refused():
     for wrong in (
-        lambda: ctrl.moving_average(0),
-        lambda: ctrl.arx(lags=0),
-        lambda: ctrl.narx(steps=0),
-        ctrl.best_of,
+        lambda: ctrl.published.moving_average(0),
+        lambda: ctrl.published.arx(lags=0),
+        lambda: ctrl.published.narx(steps=0),
+        ctrl.published.best_of,
     ):
         with pytest.raises(ValueError, match=r"must|at least"):
             wrong()

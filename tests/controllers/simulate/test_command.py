@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import adaptive as ad
 import controllers as ctrl
 from controllers.simulate import Cluster, names, simulate
 from controllers.simulate import _command as command
@@ -86,7 +87,7 @@ def test_policies_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "import controllers as ctrl\n"
         "def make():\n"
-        "    return ctrl.static_proportional()\n"
+        "    return ctrl.published.static_proportional()\n"
         "ready = ctrl.balance()\n"
         "nothing = 5\n"
     )
@@ -129,7 +130,7 @@ def test_a_picture(tmp_path):
 def test_the_error_about_missing_matplotlib_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
     with pytest.raises(RuntimeError, match=r"pip install 'adaptive-dataflow\[examples\]'"):
         draw({"balance": simulation}, tmp_path / "picture.png")
 
@@ -137,8 +138,8 @@ def test_the_error_about_missing_matplotlib_says_what_to_install(monkeypatch, tm
 @pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.jsonl"
-    times = ctrl.BatchTime(np.array([1e-3, 3e-3]), np.array([0.01, 0.0]))
-    policy = ctrl.Policy(lambda n: (), lambda o, s: (ctrl.Decision(shares=(9.0, 7.0)) if o.step == 20 else None, s))
+    times = ctrl.timing.BatchTime(np.array([1e-3, 3e-3]), np.array([0.01, 0.0]))
+    policy = ctrl.Policy(lambda n: (), lambda o, s: (ad.Decision(shares=(9.0, 7.0)) if o.step == 20 else None, s))
     write(path, simulate(policy, Cluster(times), 64, 60), [("0/balance", 10)])
     return path
 

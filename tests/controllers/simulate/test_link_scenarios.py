@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import adaptive as ad
 import controllers as ctrl
 from controllers.simulate import LINK_SCENARIOS, Cluster, Hooked, link_scenario, simulate, slow_links
 from controllers.simulate._line_up import equal
@@ -40,7 +41,7 @@ def test_an_unknown_name_is_refused():
 
 
 def cluster_of(links, hosts=None, n=4):
-    return Cluster(ctrl.BatchTime(np.full(n, 1e-3)), overhead=0.1, links=links, hosts=hosts)
+    return Cluster(ctrl.timing.BatchTime(np.full(n, 1e-3)), overhead=0.1, links=links, hosts=hosts)
 
 
 def test_a_link_without_members_at_both_ends_costs_nothing():
@@ -60,7 +61,7 @@ def test_a_probe_has_the_members_hosts():
 def test_workers_see_how_long_they_were_in_messages():
     seen = []
     policy = equal()._replace(update=lambda observation, state: (seen.append(observation.values[0]), (None, state))[1])
-    cluster = Cluster(ctrl.BatchTime(np.array([1e-3, 2e-3])), overhead=0.05)
+    cluster = Cluster(ctrl.timing.BatchTime(np.array([1e-3, 2e-3])), overhead=0.05)
     simulate([Hooked(policy, ("exchange_seconds",))], cluster, [10, 10], 2)
     assert np.isnan(seen[0]).all()
     np.testing.assert_allclose(seen[1], [0.06, 0.05])
@@ -69,7 +70,7 @@ def test_workers_see_how_long_they_were_in_messages():
 def test_who_has_left_for_good_does_not_come_back():
     def update(observation, state):
         leave = (1,) if observation.step == 3 else ()
-        return ctrl.Decision(workers=4 if observation.step > 3 else None, leave=leave), state
+        return ad.Decision(workers=4 if observation.step > 3 else None, leave=leave), state
 
     policy = equal()._replace(update=update)
     cluster = replace(cluster_of(None), first=3)

@@ -60,7 +60,7 @@ def test_a_recorded_run_replays_to_the_same_decisions(trace, monkeypatch):
     def update(observation, mean):
         seconds = np.asarray(observation.values[0], np.float64)
         mean = np.where(np.isfinite(seconds), 0.5 * (mean + seconds), mean)
-        return ctrl.Decision(shares=tuple(mean)), mean  # no sense in it, but it depends on every digit
+        return ad.Decision(shares=tuple(mean)), mean  # no sense in it, but it depends on every digit
 
     policy = ctrl.Policy(np.ones, update, "averages", reads=("seconds",))
 
@@ -90,7 +90,7 @@ def test_a_run_whose_workers_follow_a_noise_scale_replays_to_the_same_decisions(
 
     def driver(w, batch):
         grad = comm.all_reduce(jax.grad(lambda w: jnp.mean((batch["x"] @ w) ** 2))(w))
-        ctrl.hook(policy, 8.0 + 3 * ad.step().astype(float), every=2)
+        ctrl.hook(policy, 8.0 + 3 * ad.step_number().astype(float), every=2)
         return w - 0.1 * grad, {}
 
     data = {"x": np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)}
@@ -114,11 +114,11 @@ def test_a_simulated_run_replays_to_the_same_decisions(trace):
     recording = read_trace(trace)
     assert replay(ctrl.balance(), recording, "0/balance") == simulation.decisions
     assert [s.decision.shares for s in recording.steps if s.decision] == [d.shares for _, d in simulation.decisions]
-    assert len(replay(ctrl.proportional(), recording, "0/balance", reads=("seconds",))) > 0
+    assert len(replay(ctrl.published.proportional(), recording, "0/balance", reads=("seconds",))) > 0
 
 
 def test_a_hooks_values_are_known_by_their_names(trace):
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
     hooks = [("0/noise_batch", 20), ("1/lb_bsp", 1), ("2/mine", 1), ("3/noise_batch", 1)]
 
     def leaves(k, seconds):
@@ -153,7 +153,7 @@ def test_a_hooks_values_are_known_by_their_names(trace):
 
 
 def test_a_skipped_step_shows_policies_nothing(trace):
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 4)
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 4)
     write(trace, simulation, leaves=lambda k, seconds: {} if k == 2 else {"0/balance": [seconds]})
     seen = []
     policy = ctrl.Policy(lambda n: (), lambda o, s: (seen.append(o.step), (None, s))[1])
@@ -168,7 +168,7 @@ def test_a_skipped_step_shows_policies_nothing(trace):
 def recorded(trace, times, slowdown=None, noise=None, steps=200, wall=0.0):
     """A run in which sizes change now and then."""
     rng = np.random.default_rng(3)
-    asked = {k: ctrl.Decision(shares=tuple(rng.uniform(0.5, 1.5, 3))) for k in range(9, steps, 23)}
+    asked = {k: ad.Decision(shares=tuple(rng.uniform(0.5, 1.5, 3))) for k in range(9, steps, 23)}
     policy = ctrl.Policy(lambda n: (), lambda o, s: (asked.get(o.step), s))
     simulation = simulate(policy, Cluster(times, slowdown, noise), 300, steps)
     write(trace, simulation, wall=wall)
@@ -176,7 +176,7 @@ def recorded(trace, times, slowdown=None, noise=None, steps=200, wall=0.0):
 
 
 def test_a_fitted_cluster_takes_the_recorded_time_for_the_recorded_sizes(trace):
-    times = ctrl.BatchTime(np.array([1e-3, 2e-3, 3e-3]), np.array([0.1, 0.0, 0.05]))
+    times = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 3e-3]), np.array([0.1, 0.0, 0.05]))
     simulation, fitted = recorded(trace, times, stages({0: 1.0, 90: (1, 3, 1)}, 3), jitter(0.05), wall=0.25)
     again = fitted.cluster
     noise = again.noise(np.random.default_rng(), 200, 3)
@@ -190,7 +190,7 @@ def test_a_fitted_cluster_takes_the_recorded_time_for_the_recorded_sizes(trace):
 
 @pytest.mark.parametrize("noise", [None, jitter(0.05)])
 def test_nonlinear_costs_are_distinguished_from_changes_of_speed(trace, noise):
-    times = ctrl.BatchTime(np.array([1e-3, 2e-3, 2e-3]), np.array([0.1, 0.0, 0.0]), np.array([0.0, 0.0, 0.25]))
+    times = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 2e-3]), np.array([0.1, 0.0, 0.0]), np.array([0.0, 0.0, 0.25]))
     _, fitted = recorded(trace, times, stages({0: 1.0, 90: (1, 3, 1)}, 3), noise)
     sizes = np.array([[60, 100, 160]] * 3).T
     found = fitted.cluster.times(sizes) * fitted.cluster.slowdown(20, 0.0)
@@ -201,7 +201,10 @@ def test_nonlinear_costs_are_distinguished_from_changes_of_speed(trace, noise):
 
 def test_without_a_change_of_size_time_is_taken_to_be_proportional(trace):
     simulation = simulate(
-        ctrl.Policy(lambda n: (), lambda o, s: (None, s)), Cluster(ctrl.BatchTime(np.full(2, 0.01), 1.0)), [8, 4], 40
+        ctrl.Policy(lambda n: (), lambda o, s: (None, s)),
+        Cluster(ctrl.timing.BatchTime(np.full(2, 0.01), 1.0)),
+        [8, 4],
+        40,
     )
     write(trace, simulation)
     fitted = fit(read_trace(trace))
@@ -210,7 +213,7 @@ def test_without_a_change_of_size_time_is_taken_to_be_proportional(trace):
 
 
 def test_a_run_without_seconds_cannot_be_fitted(trace):
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
     write(trace, simulation, [("0/mine", 1)], lambda k, seconds: {"0/mine": [1.0]})
     with pytest.raises(TraceError, match=r"mon\.compute_seconds"):
         fit(read_trace(trace))
@@ -225,7 +228,7 @@ def test_a_run_without_seconds_cannot_be_fitted(trace):
 
 def test_the_last_of_several_runs_is_read_unless_another_is_named(trace):
     for steps in (3, 5):
-        write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, steps))
+        write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, steps))
     assert len(read_trace(trace).steps) == 5
     assert len(read_trace(trace, 0).steps) == 3
     with pytest.raises(TraceError, match="holds 2 runs"):
@@ -233,7 +236,7 @@ def test_the_last_of_several_runs_is_read_unless_another_is_named(trace):
 
 
 def test_a_run_that_was_killed_leaves_its_steps(trace):
-    write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3))
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3))
     trace.write_text(trace.read_text()[:-40])
     assert len(read_trace(trace).steps) == 2
 
@@ -243,7 +246,7 @@ def test_a_run_that_was_killed_leaves_its_steps(trace):
 def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
     """Cut in the last step, just before its end, in the header, and in its first word; the next run was added to the
     cut line, or behind it."""
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3)
+    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
     write(trace, simulation)
     whole = trace.read_text()
     trace.write_text(whole[:cut] + apart + whole)
@@ -259,7 +262,7 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
 
 def test_steps_after_a_truncated_line_are_not_adjacent_to_it(trace, caplog):
     """Seconds are reported after the next step, so without that step they would be another's."""
-    write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 5))
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 5))
     lines = trace.read_text().splitlines(keepends=True)
     trace.write_text("".join([*lines[:3], lines[3][:50] + "\n", *lines[4:]]))
     assert [step.step for step in read_trace(trace).steps] == [1, 2]
@@ -267,9 +270,9 @@ def test_steps_after_a_truncated_line_are_not_adjacent_to_it(trace, caplog):
 
 
 def test_limits_are_those_of_the_run(trace):
-    write(trace, simulate(ctrl.balance(), Cluster(ctrl.BatchTime(np.ones(2))), 8, 3))
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3))
     trace.write_text(trace.read_text().replace('"quantum": 1', '"quantum": 8, "multiple": 4'))
-    assert read_trace(trace).limits == ctrl.Limits((1, 1), (10**6, 10**6), 8, 4)
+    assert read_trace(trace).limits == ad.Limits((1, 1), (10**6, 10**6), 8, 4)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+import adaptive as ad
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
 from controllers.simulate import Hooked, _scenarios, scenario, simulate
@@ -31,7 +32,7 @@ COVERS = (
     "controllers/timing/steady_times.py",
 )
 
-AFFINE = ctrl.BatchTime(np.array([1e-3, 2e-3, 4e-3]), np.array([0.01, 0.02, 0.0]))
+AFFINE = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 4e-3]), np.array([0.01, 0.02, 0.0]))
 
 
 def scripted(decisions=None, seen=None):
@@ -50,7 +51,7 @@ def scripted(decisions=None, seen=None):
 
 def test_seconds_are_those_of_the_step_before_and_so_are_the_sizes_they_belong_to():
     seen = []
-    policy = scripted({2: ctrl.Decision(shares=(5.0, 3.0, 4.0))}, seen)
+    policy = scripted({2: ad.Decision(shares=(5.0, 3.0, 4.0))}, seen)
     simulation = simulate(policy, Cluster(AFFINE), [4, 4, 4], 5)
     assert simulation.sizes.tolist() == [[4, 4, 4]] * 2 + [[5, 3, 4]] * 3
     assert np.isnan(seen[0].values[0]).all()
@@ -63,20 +64,20 @@ def test_seconds_are_those_of_the_step_before_and_so_are_the_sizes_they_belong_t
 
 @pytest.mark.parametrize("ready_after", [0, 1, 3])
 def test_sizes_are_taken_up_when_they_can_be_made(ready_after):
-    asked = {2: ctrl.Decision(shares=(5.0, 3.0, 4.0)), 9: ctrl.Decision(global_batch=15)}
+    asked = {2: ad.Decision(shares=(5.0, 3.0, 4.0)), 9: ad.Decision(global_batch=15)}
     simulation = simulate(scripted(asked), Cluster(AFFINE), [4, 4, 4], 14, ready_after=ready_after)
     assert simulation.changes.tolist() == [2 + ready_after, 9 + ready_after]  # indices: of the steps 3 and 10, at once
 
 
 def test_a_request_replaces_a_pending_one():
-    asked = {2: ctrl.Decision(global_batch=15), 3: ctrl.Decision(global_batch=18)}
+    asked = {2: ad.Decision(global_batch=15), 3: ad.Decision(global_batch=18)}
     simulation = simulate(scripted(asked), Cluster(AFFINE), 12, 8, ready_after=2)
     assert simulation.global_batch.tolist() == [12] * 5 + [18] * 3
 
 
 def test_a_quantum_that_is_not_given_follows_the_batch():
     seen = []
-    policy = scripted({2: ctrl.Decision(global_batch=1200, shares=(1.0, 2.0, 3.0))}, seen)
+    policy = scripted({2: ad.Decision(global_batch=1200, shares=(1.0, 2.0, 3.0))}, seen)
     simulation = simulate(policy, Cluster(AFFINE, quantum=None), 12, 4)
     assert [o.limits.quantum for o in seen] == [1, 1, 16, 16]
     assert all(size % 16 == 0 for size in simulation.sizes[-1])
@@ -84,7 +85,7 @@ def test_a_quantum_that_is_not_given_follows_the_batch():
 
 def test_a_policy_sees_the_steps_between_due_ones_and_decides_at_those():
     seen = []
-    always = {step: ctrl.Decision(shares=(3.0 * step, 4.0, 4.0)) for step in range(1, 10)}
+    always = {step: ad.Decision(shares=(3.0 * step, 4.0, 4.0)) for step in range(1, 10)}
     simulation = simulate(scripted(always, seen), Cluster(AFFINE), 12, 9, every=4)
     assert [o.step for o in seen] == list(range(1, 9))
     assert [o.step for o in seen if o.due] == [4, 8]
@@ -93,7 +94,7 @@ def test_a_policy_sees_the_steps_between_due_ones_and_decides_at_those():
 
 def test_a_split_is_decided_for_the_global_batch_that_an_earlier_hook_asks_for():
     seen = []
-    hooks = [Hooked(ctrl.schedule({0: 12, 3: 24}), ()), Hooked(scripted({3: ctrl.Decision(shares=(8, 8, 8))}, seen))]
+    hooks = [Hooked(ctrl.schedule({0: 12, 3: 24}), ()), Hooked(scripted({3: ad.Decision(shares=(8, 8, 8))}, seen))]
     simulation = simulate(hooks, Cluster(AFFINE), [6, 3, 3], 5)
     assert [o.global_batch for o in seen] == [12, 12, 24, 24, 24]
     assert simulation.sizes.tolist() == [[6, 3, 3]] * 3 + [[8, 8, 8]] * 2
@@ -104,7 +105,7 @@ def test_the_machine_is_measured_now():
     free = np.array([[1.0, 1.0], [0.5, 1.0], [0.25, 1.0]])
     seen = []
     cluster = Cluster(
-        ctrl.BatchTime(np.ones(2)), by_step(1 / free), memory=by_step(1e6 * free), noise_scale=lambda e: e
+        ctrl.timing.BatchTime(np.ones(2)), by_step(1 / free), memory=by_step(1e6 * free), noise_scale=lambda e: e
     )
     reads = ("cpu_available", "memory_available", "noise_scale", "iteration_seconds", "capacities")
     simulate([Hooked(scripted(seen=seen), reads)], cluster, 8, 3)
@@ -120,7 +121,7 @@ def test_the_machine_is_measured_now():
 
 def test_sensors_have_the_given_noise():
     seen = []
-    cluster = Cluster(ctrl.BatchTime(np.ones(64)), sensor_noise=0.02)
+    cluster = Cluster(ctrl.timing.BatchTime(np.ones(64)), sensor_noise=0.02)
     simulate([Hooked(scripted(seen=seen), ("cpu_available",))], cluster, 64, 50)
     values = np.array([o.values[0] for o in seen])
     assert 0.019 < values.std() < 0.021
@@ -143,14 +144,14 @@ def test_the_number_of_workers_is_required():
 
 def test_limits_of_workers_are_kept():
     cluster = Cluster(AFFINE, lower=2, upper=np.array([4, 6, 99]))
-    simulation = simulate(scripted({1: ctrl.Decision(shares=(50.0, 50.0, 1.0))}), cluster, 12, 3)
+    simulation = simulate(scripted({1: ad.Decision(shares=(50.0, 50.0, 1.0))}), cluster, 12, 3)
     assert simulation.sizes[-1].tolist() == [4, 6, 2]
     with pytest.raises(BatchSizeError):
-        simulate(scripted({1: ctrl.Decision(shares=(np.nan, 1.0, 1.0))}), cluster, 12, 2)
+        simulate(scripted({1: ad.Decision(shares=(np.nan, 1.0, 1.0))}), cluster, 12, 2)
 
 
 def test_sizes_are_multiples_of_the_quantum_once_they_are_asked_for():
-    simulation = simulate(scripted({1: ctrl.Decision(shares=(3.0, 2.0, 1.0))}), Cluster(AFFINE, quantum=4), 24, 2)
+    simulation = simulate(scripted({1: ad.Decision(shares=(3.0, 2.0, 1.0))}), Cluster(AFFINE, quantum=4), 24, 2)
     assert simulation.sizes.tolist() == [[8, 8, 8], [12, 8, 4]]
 
 
@@ -163,7 +164,7 @@ def test_workers_join_and_leave_and_joining_ones_have_no_measurements():
         known.append((observation.members, observation.joined, observation.limits.active))
         return script.get(observation.step), state
 
-    script = {2: ctrl.Decision(shares=(6.0, 3.0, 0.0))}
+    script = {2: ad.Decision(shares=(6.0, 3.0, 0.0))}
     policy = ctrl.Policy(lambda n: {"steps": np.zeros(n), "all": np.zeros(())}, update)
     present = {1: (1, 1, 0), 4: (0, 1, 1), 6: (1, 1, 1)}
     here = [np.array(present[max(k for k in present if k <= step)], bool) for step in range(1, 8)]
@@ -196,8 +197,8 @@ def test_the_clock_counts_the_slowest_worker_and_the_overhead():
 
 def test_load_of_neighbors_follows_the_clock_and_not_the_step():
     trace = neighbors(3.0, 10.0, 0.5, np.array([0.0, 0.5]))
-    slow = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 1.0)), trace), 2, 20)
-    fast = simulate(scripted(), Cluster(ctrl.BatchTime(np.full(2, 0.5)), trace), 2, 20)
+    slow = simulate(scripted(), Cluster(ctrl.timing.BatchTime(np.full(2, 1.0)), trace), 2, 20)
+    fast = simulate(scripted(), Cluster(ctrl.timing.BatchTime(np.full(2, 0.5)), trace), 2, 20)
     assert slow.slowdown[:5].tolist() == [[3, 1], [3, 1], [1, 3], [1, 3], [3, 1]]  # at 0, 3, 6, 9, 12 seconds
     assert fast.slowdown[:5].tolist() == [[3, 1]] * 4 + [[1, 3]]  # at 0, 1.5, 3, 4.5, 6
 
@@ -215,7 +216,7 @@ def test_traces():
 def test_noise_does_not_depend_on_the_policy(noise):
     cluster = Cluster(AFFINE, noise=noise)
     one = simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=4)
-    other = simulate(scripted({3: ctrl.Decision(shares=(1.0, 2.0, 3.0))}), cluster, 12, 30, jitter=0.1, seed=4)
+    other = simulate(scripted({3: ad.Decision(shares=(1.0, 2.0, 3.0))}), cluster, 12, 30, jitter=0.1, seed=4)
     np.testing.assert_array_equal(one.noise, other.noise)
     assert (one.sizes != other.sizes).any()
     assert (simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=5).noise != one.noise).any()
@@ -250,7 +251,7 @@ def test_the_ideal_of_a_function_is_not_known():
 
 def test_many_workers():
     rng = np.random.default_rng(0)
-    times = ctrl.BatchTime(1 / rng.uniform(1e3, 4e3, 4096), np.full(4096, 0.01))
+    times = ctrl.timing.BatchTime(1 / rng.uniform(1e3, 4e3, 4096), np.full(4096, 0.01))
     simulation = simulate(ctrl.balance(), Cluster(times, noise=jitter(0.05)), 4096 * 32, 40, every=10)
     assert (simulation.sizes.sum(axis=1) == 4096 * 32).all()
     assert simulation.over_ideal[-1] < 0.7 * simulation.over_ideal[0]
@@ -263,12 +264,12 @@ def asking(script):
     """A policy that requests numbers of workers, by step."""
 
     def update(observation, state):
-        return (ctrl.Decision(**script[observation.step]) if observation.step in script else None), state
+        return (ad.Decision(**script[observation.step]) if observation.step in script else None), state
 
     return ctrl.Policy(lambda n: (), update, "asking")
 
 
-EQUAL = ctrl.BatchTime(np.full(4, 1e-3))
+EQUAL = ctrl.timing.BatchTime(np.full(4, 1e-3))
 
 
 def test_workers_join_some_steps_after_they_were_asked_for_and_leave_at_once():
@@ -302,7 +303,7 @@ def test_a_returning_worker_waits_in_the_reserve():
     def present(step):
         return np.array([True, not 2 <= step < 4])
 
-    two = ctrl.BatchTime(np.full(2, 1e-3))
+    two = ctrl.timing.BatchTime(np.full(2, 1e-3))
     with_reserve = Cluster(two, first=2, present=present)
     assert simulate(asking({6: {"workers": 2}}), with_reserve, 12, 8).workers.tolist() == [2, 1, 1, 1, 1, 1, 2, 2]
     without = Cluster(two, present=present)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
-from controllers.timing import allocate
-from controllers.timing.allocate import fill, level_of_lines, water_level
+from controllers.timing import _allocate
+from controllers.timing._allocate import fill, level_of_lines, water_level
 
-LBB = ctrl.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
+LBB = ctrl.timing.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 
 
 @st.composite
@@ -26,7 +26,7 @@ def problems(draw, max_workers=4, max_size=7):
     def column(values):
         return draw(st.lists(values, min_size=n, max_size=n))
 
-    times = ctrl.BatchTime(
+    times = ctrl.timing.BatchTime(
         np.array(column(st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]))),
         np.array(column(st.sampled_from([-1.0, 0.0, 0.7, 3.0]))),
         np.array(column(st.sampled_from([0.0, 1.0, 2.5, 4.0]))),
@@ -60,11 +60,11 @@ def assert_splits(sizes, total, lower, upper):
 def test_no_split_is_faster(problem):
     total, times, lower, upper = problem
     best = brute_force(*problem)
-    sizes = ctrl.allocate(*problem)
+    sizes = ctrl.timing.allocate(*problem)
     assert_splits(sizes, total, lower, upper)
     assert times(sizes).max() == best
     curves = [lambda b, i=i: float(times(b)[i]) for i in range(len(lower))]
-    sizes = ctrl.allocate_curves(total, curves, lower, upper)
+    sizes = ctrl.timing.allocate_curves(total, curves, lower, upper)
     assert_splits(sizes, total, lower, upper)
     assert times(sizes).max() == best
 
@@ -72,11 +72,11 @@ def test_no_split_is_faster(problem):
 @given(problems())
 def test_no_split_is_faster_than_the_level_of_lines(problem):
     total, times, lower, upper = problem
-    assert level_of_lines(total, times) <= times(ctrl.allocate(total, times, lower, upper)).max() + 1e-9
+    assert level_of_lines(total, times) <= times(ctrl.timing.allocate(total, times, lower, upper)).max() + 1e-9
 
 
 def test_the_level_of_lines_is_the_water_level_where_neither_floors_nor_bounds_bind():
-    times = ctrl.BatchTime(np.array(LBB.slope), np.array(LBB.intercept), np.zeros(4))
+    times = ctrl.timing.BatchTime(np.array(LBB.slope), np.array(LBB.intercept), np.zeros(4))
     level = water_level(512, times, np.ones(4, int), np.full(4, 512))
     assert level_of_lines(512, times) == pytest.approx(level, rel=1e-12)
 
@@ -85,31 +85,31 @@ def test_the_level_of_lines_is_the_water_level_where_neither_floors_nor_bounds_b
 def test_a_split_near_another_is_as_fast(problem, seed):
     total, times, lower, upper = problem
     near = np.random.default_rng(seed).integers(0, 8, len(lower))
-    sizes = ctrl.allocate(*problem, near=near)
+    sizes = ctrl.timing.allocate(*problem, near=near)
     assert_splits(sizes, total, lower, upper)
-    assert times(sizes).max() == times(ctrl.allocate(*problem)).max()
+    assert times(sizes).max() == times(ctrl.timing.allocate(*problem)).max()
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_many_workers_agree_with_the_greedy(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(5, 80))
-    times = ctrl.BatchTime(
+    times = ctrl.timing.BatchTime(
         rng.uniform(0.01, 1, n), rng.uniform(0, 9, n) * (seed % 3), rng.uniform(0, 30, n) * (seed % 2)
     )
     lower = rng.integers(0, 20, n)
     upper = lower + rng.integers(0, 200, n)
     total = int(rng.integers(lower.sum(), upper.sum() + 1))
-    sizes = ctrl.allocate(total, times, lower, upper)
+    sizes = ctrl.timing.allocate(total, times, lower, upper)
     assert_splits(sizes, total, lower, upper)
     np.testing.assert_array_equal(np.sort(times(sizes))[-1], np.sort(times(greedy(total, times, lower, upper)))[-1])
     curves = [lambda b, i=i: float(times(b)[i]) for i in range(n)]
-    by_curves = ctrl.allocate_curves(total, curves, lower, upper)
+    by_curves = ctrl.timing.allocate_curves(total, curves, lower, upper)
     assert times(by_curves).max() == times(sizes).max()
 
 
 def test_the_four_gpus_of_lbb():
-    sizes = ctrl.allocate(512, LBB, 1, 512)
+    sizes = ctrl.timing.allocate(512, LBB, 1, 512)
     assert sizes.tolist() == [166, 167, 159, 20]
     assert LBB(sizes).max() == pytest.approx(104.41, abs=0.01)
     assert LBB(np.full(4, 128)).max() / LBB(sizes).max() == pytest.approx(3.76, abs=0.01)
@@ -120,70 +120,74 @@ def test_affine_times_meet_the_closed_form():
     speed = (1 / slope).sum()
     for total in (512, 5_000, 500_000):
         level = (intercept / slope).sum() / speed + total / speed
-        sizes = ctrl.allocate(total, LBB, 1, total)
+        sizes = ctrl.timing.allocate(total, LBB, 1, total)
         assert np.abs(sizes - (level - intercept) / slope).max() <= 1
         assert level <= LBB(sizes).max() <= level + slope.max()
 
 
 def test_proportional_times_give_proportional_sizes():
-    assert ctrl.allocate(192, ctrl.BatchTime(1 / np.array([3.0, 5, 12])), 1, 192).tolist() == [29, 48, 115]
+    assert ctrl.timing.allocate(192, ctrl.timing.BatchTime(1 / np.array([3.0, 5, 12])), 1, 192).tolist() == [
+        29,
+        48,
+        115,
+    ]
 
 
 def test_a_huge_flat_stretch_is_cut_at_once():
-    times = ctrl.BatchTime((1e-9, 1e-9), 0.0, (5.0, 5.0))
-    sizes = ctrl.allocate(10**8, times, 0, 10**8)
+    times = ctrl.timing.BatchTime((1e-9, 1e-9), 0.0, (5.0, 5.0))
+    sizes = ctrl.timing.allocate(10**8, times, 0, 10**8)
     assert sizes.sum() == 10**8
 
 
 def test_near_keeps_a_worker_of_constant_time():
-    times = ctrl.BatchTime((0.05, 0.1, 0.1, 0.3), 0.0, (20.0, 0, 0, 0))
-    assert ctrl.allocate(400, times, 1, 400)[0] == 1  # its time is 20 either way, so nothing holds it
-    sizes = ctrl.allocate(400, times, 1, 400, near=(100, 100, 100, 100))
+    times = ctrl.timing.BatchTime((0.05, 0.1, 0.1, 0.3), 0.0, (20.0, 0, 0, 0))
+    assert ctrl.timing.allocate(400, times, 1, 400)[0] == 1  # its time is 20 either way, so nothing holds it
+    sizes = ctrl.timing.allocate(400, times, 1, 400, near=(100, 100, 100, 100))
     assert sizes[0] > 100
     assert times(sizes).max() == 20
 
 
 @pytest.mark.parametrize("quantum", [2, 8, 16])
 def test_sizes_are_multiples_of_the_quantum_but_for_one_remainder(quantum):
-    sizes = ctrl.allocate(515, LBB, 1, 512, quantum=quantum)
+    sizes = ctrl.timing.allocate(515, LBB, 1, 512, quantum=quantum)
     assert sizes.sum() == 515
     assert (sizes % quantum != 0).sum() == 1
-    sizes = ctrl.allocate(512, LBB, 1, 512, quantum=quantum)
+    sizes = ctrl.timing.allocate(512, LBB, 1, 512, quantum=quantum)
     assert (sizes % quantum == 0).all()
     curves = [lambda b, i=i: float(LBB(b)[i]) for i in range(4)]
-    np.testing.assert_array_equal(ctrl.allocate_curves(512, curves, 1, 512, quantum=quantum), sizes)
+    np.testing.assert_array_equal(ctrl.timing.allocate_curves(512, curves, 1, 512, quantum=quantum), sizes)
 
 
 @given(problems(max_size=40), st.integers(1, 9))
 def test_a_quantum_never_breaks_the_bounds(problem, quantum):
     total, _, lower, upper = problem
-    assert_splits(ctrl.allocate(*problem, quantum=quantum), total, lower, upper)
+    assert_splits(ctrl.timing.allocate(*problem, quantum=quantum), total, lower, upper)
 
 
 def test_the_remainder_goes_to_the_worker_that_it_delays_least():
-    times = ctrl.BatchTime((1.0, 0.1), (0.0, 7.0))
-    assert ctrl.allocate(19, times, 0, 100, quantum=8).tolist() == [8, 11]
+    times = ctrl.timing.BatchTime((1.0, 0.1), (0.0, 7.0))
+    assert ctrl.timing.allocate(19, times, 0, 100, quantum=8).tolist() == [8, 11]
 
 
 @pytest.mark.parametrize("quantum", [1, 8])
 def test_an_impossible_split_is_refused_with_the_numbers(quantum):
     with pytest.raises(BatchSizeError, match=r"global batch of 2000 .* at most 1200 examples .* at most 300 each"):
-        ctrl.allocate(2000, LBB, 1, 300, quantum=quantum)
+        ctrl.timing.allocate(2000, LBB, 1, 300, quantum=quantum)
     with pytest.raises(BatchSizeError, match="at least 4"):
-        ctrl.allocate_curves(3, [float] * 4, 1, 300, quantum=quantum)
+        ctrl.timing.allocate_curves(3, [float] * 4, 1, 300, quantum=quantum)
     with pytest.raises(BatchSizeError, match="finite"):
-        ctrl.allocate(10, ctrl.BatchTime((np.nan, 1.0)), 1, 300)
+        ctrl.timing.allocate(10, ctrl.timing.BatchTime((np.nan, 1.0)), 1, 300)
     with pytest.raises(BatchSizeError, match="must not decrease"):
-        ctrl.allocate(10, ctrl.BatchTime((-1.0, 1.0)), 1, 300)
+        ctrl.timing.allocate(10, ctrl.timing.BatchTime((-1.0, 1.0)), 1, 300)
 
 
 def test_tabulated_curves():
-    curve = ctrl.tabulated((16, 32, 64), (10.0, 9.0, 26.0))
+    curve = ctrl.timing.tabulated((16, 32, 64), (10.0, 9.0, 26.0))
     assert [curve(b) for b in (1, 16, 32, 48, 64, 96)] == [10, 10, 10, 18, 26, 42]
-    assert ctrl.allocate_curves(96, [curve, curve], 1, 96).tolist() == [48, 48]
-    assert ctrl.tabulated((8,), (3.0,))(1000) == 3.0
+    assert ctrl.timing.allocate_curves(96, [curve, curve], 1, 96).tolist() == [48, 48]
+    assert ctrl.timing.tabulated((8,), (3.0,))(1000) == 3.0
     with pytest.raises(ValueError, match="ascend"):
-        ctrl.tabulated((16, 16), (1.0, 2.0))
+        ctrl.timing.tabulated((16, 16), (1.0, 2.0))
 
 
 @pytest.mark.parametrize("quantum", [1, 3, 4])
@@ -193,7 +197,7 @@ def test_curves_are_split_in_multiples_of_the_quantum_as_fast_as_can_be(quantum,
     steps = [np.cumsum(rng.choice([0.0, 0.1, 1.0], 25)) for _ in range(3)]  # flat stretches among them
     curves = [lambda size, step=step: float(step[size]) for step in steps]
     total = 24
-    sizes = ctrl.allocate_curves(total, curves, 0, total, quantum)
+    sizes = ctrl.timing.allocate_curves(total, curves, 0, total, quantum)
     assert_splits(sizes, total, 0, total)
     assert (sizes % quantum == 0).all()
     splits = (s for s in itertools.product(range(0, total + 1, quantum), repeat=3) if sum(s) == total)
@@ -211,7 +215,7 @@ def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
     rng = np.random.default_rng(seed)
     n = 90
     slopes = rng.choice([0.0, 1.0, 2.0, 3.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
-    times = ctrl.BatchTime(slopes, rng.choice([0.0, 1.0], n), rng.choice([0.0, 5.0], n))
+    times = ctrl.timing.BatchTime(slopes, rng.choice([0.0, 1.0], n), rng.choice([0.0, 5.0], n))
     lower, upper = np.zeros(n, np.int64), rng.integers(1, 12, n)
     for total in (1, 7, int(upper.sum()) // 2, int(upper.sum())):
         found = fill(total, times, lower, upper)
@@ -224,25 +228,25 @@ def test_units_that_many_workers_are_given_at_once_are_those_of_one_by_one(seed,
     rng = np.random.default_rng(seed)
     n = 100
     slopes = rng.choice([0.25, 0.5, 1.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
-    times = ctrl.BatchTime(slopes, rng.choice([0.0, 1.0], n), np.zeros(n))
+    times = ctrl.timing.BatchTime(slopes, rng.choice([0.0, 1.0], n), np.zeros(n))
     lower, upper = np.zeros(n, np.int64), rng.integers(5, 60, n)
     totals = [50, 333, 1000, int(upper.sum()) - 3]
     at_once = [fill(total, times, lower, upper) for total in totals]
-    compared = [allocate._cheapest(np.zeros(n, np.int64), count, times, upper) for count in (1, 30, 100)]
+    compared = [_allocate._cheapest(np.zeros(n, np.int64), count, times, upper) for count in (1, 30, 100)]
     assert all(found is not None for found in compared)
-    monkeypatch.setattr(allocate, "FEW", n)
+    monkeypatch.setattr(_allocate, "FEW", n)
     for total, found in zip(totals, at_once, strict=True):
         np.testing.assert_array_equal(found, fill(total, times, lower, upper))
     for count, found in zip((1, 30, 100), compared, strict=True):
         one_by_one = np.zeros(n, np.int64)
-        allocate._give(one_by_one, count, times, upper)
+        _allocate._give(one_by_one, count, times, upper)
         np.testing.assert_array_equal(found, one_by_one)
 
 
 def test_where_many_units_cost_the_same_they_are_given_one_by_one():
     n = 80
-    flat = ctrl.BatchTime(np.zeros(n), np.ones(n), np.zeros(n))
-    assert allocate._cheapest(np.zeros(n, np.int64), 60, flat, np.full(n, 50)) is None
+    flat = ctrl.timing.BatchTime(np.zeros(n), np.ones(n), np.zeros(n))
+    assert _allocate._cheapest(np.zeros(n, np.int64), 60, flat, np.full(n, 50)) is None
     sizes = np.zeros(n, np.int64)
-    allocate._give(sizes, 60, flat, np.full(n, 50))
+    _allocate._give(sizes, 60, flat, np.full(n, 50))
     assert sizes[:3].tolist() == [50, 10, 0]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from controllers.timing.time_model import TimeModel
+from controllers.timing._time_model import TimeModel
 
-COVERS = ("controllers/timing/batch_time.py",)
+COVERS = ("controllers/timing/_batch_time.py",)
 
-TRUE = ctrl.BatchTime(np.array([1e-3, 2e-3, 5e-4]), np.array([0.02, 0.0, 0.05]), np.array([0.0, 0.0, 0.08]))
+TRUE = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 5e-4]), np.array([0.02, 0.0, 0.05]), np.array([0.0, 0.0, 0.08]))
 
 
 def run(model, sizes, steps, times=TRUE, jitter=0.05, seed=0):
@@ -23,28 +23,28 @@ def run(model, sizes, steps, times=TRUE, jitter=0.05, seed=0):
 
 
 def test_nothing_is_known_at_first():
-    model = ctrl.TimeModel.init(3)
+    model = ctrl.timing.TimeModel.init(3)
     assert not model.measured.any()
     assert np.isnan(model.fit()(100)).all()
 
 
 def test_one_size_makes_a_line_through_the_origin():
-    model = run(ctrl.TimeModel.init(3), [100, 100, 100], 20, jitter=0)
+    model = run(ctrl.timing.TimeModel.init(3), [100, 100, 100], 20, jitter=0)
     np.testing.assert_allclose(model.fit()(50), TRUE(100) / 2)
 
 
 def test_two_sizes_determine_the_intercept():
-    model = run(ctrl.TimeModel.init(2), [100, 100], 20, TRUE_LINES, 0.05)
+    model = run(ctrl.timing.TimeModel.init(2), [100, 100], 20, TRUE_LINES, 0.05)
     model = run(model, [50, 200], 20, TRUE_LINES, 0.05, seed=1)
     np.testing.assert_allclose(model.fit()(np.array([70, 150])), TRUE_LINES(np.array([70, 150])), rtol=0.04)
 
 
-TRUE_LINES = ctrl.BatchTime(TRUE.slope[:2], TRUE.intercept[:2])
+TRUE_LINES = ctrl.timing.BatchTime(TRUE.slope[:2], TRUE.intercept[:2])
 
 
 def test_a_floor_is_seen_where_times_do_not_follow_sizes():
-    floor = ctrl.BatchTime(np.array([1e-3]), 0.0, np.array([0.08]))
-    model = ctrl.TimeModel.init(1)
+    floor = ctrl.timing.BatchTime(np.array([1e-3]), 0.0, np.array([0.08]))
+    model = ctrl.timing.TimeModel.init(1)
     for size in (30, 60, 160, 200):
         model = run(model, [size], 20, floor, 0.02)
     fit = model.fit()
@@ -53,7 +53,7 @@ def test_a_floor_is_seen_where_times_do_not_follow_sizes():
 
 
 def test_the_first_time_at_a_new_size_is_left_out():
-    model = run(ctrl.TimeModel.init(3), [100, 100, 100], 20, jitter=0)
+    model = run(ctrl.timing.TimeModel.init(3), [100, 100, 100], 20, jitter=0)
     model = model.observe(np.array([100, 60, 100]), np.array([0.12, 9.0, 0.1]))
     assert model.left_out.tolist() == [False, True, False]
     np.testing.assert_allclose(model.fit()(np.array([100, 60, 100])), [0.12, 0.12, 0.1])
@@ -64,9 +64,9 @@ def test_the_first_time_at_a_new_size_is_left_out():
 
 
 def test_a_change_of_speed_is_followed_at_once_and_keeps_the_shape():
-    model = run(ctrl.TimeModel.init(3), [100, 100, 200], 20)
+    model = run(ctrl.timing.TimeModel.init(3), [100, 100, 200], 20)
     model = run(model, [50, 200, 400], 20, seed=1)
-    slowed = ctrl.BatchTime(TRUE.slope * 2.5, TRUE.intercept * 2.5, TRUE.floor * 2.5)
+    slowed = ctrl.timing.BatchTime(TRUE.slope * 2.5, TRUE.intercept * 2.5, TRUE.floor * 2.5)
     model = run(model, [50, 200, 400], 10, slowed, seed=2)
     sizes = np.array([80, 100, 300])
     np.testing.assert_allclose(model.fit()(sizes), slowed(sizes), rtol=0.06)
@@ -75,45 +75,45 @@ def test_a_change_of_speed_is_followed_at_once_and_keeps_the_shape():
 
 @pytest.mark.parametrize("when", [1, 3, 5, 8])
 def test_a_change_of_speed_is_not_averaged_over(when):
-    model = run(ctrl.TimeModel.init(1), [100], 30, ctrl.BatchTime(np.array([1e-3])))
-    model = run(model, [100], when, ctrl.BatchTime(np.array([1e-3])), seed=1)
-    model = run(model, [100], 10 - when, ctrl.BatchTime(np.array([2e-3])), seed=2)
+    model = run(ctrl.timing.TimeModel.init(1), [100], 30, ctrl.timing.BatchTime(np.array([1e-3])))
+    model = run(model, [100], when, ctrl.timing.BatchTime(np.array([1e-3])), seed=1)
+    model = run(model, [100], 10 - when, ctrl.timing.BatchTime(np.array([2e-3])), seed=2)
     found = model.fit()(100)[0]
     assert abs(found - 0.2) < 0.02
 
 
 def test_a_slow_drift_is_followed_too():
-    model = ctrl.TimeModel.init(1)
+    model = ctrl.timing.TimeModel.init(1)
     for k in range(200):
-        model = run(model, [100], 5, ctrl.BatchTime(np.array([1e-3 * (1 + k / 200)])), seed=k)
+        model = run(model, [100], 5, ctrl.timing.BatchTime(np.array([1e-3 * (1 + k / 200)])), seed=k)
     np.testing.assert_allclose(model.fit()(100), 0.2, rtol=0.06)
 
 
 def test_later_changes_at_one_size_are_not_attributed_to_the_size():
     """Or else a controller that makes sizes follow a drift would find times flat."""
-    one = ctrl.BatchTime(np.array([1e-3]))
-    model = run(run(ctrl.TimeModel.init(1), [100], 50, one), [50], 15, one, seed=1)
+    one = ctrl.timing.BatchTime(np.array([1e-3]))
+    model = run(run(ctrl.timing.TimeModel.init(1), [100], 50, one), [50], 15, one, seed=1)
     shape = model.shape
     for k in range(100):  # it becomes twice as slow
-        model = run(model, [50], 1, ctrl.BatchTime(one.slope * (1 + k / 100)), seed=k)
+        model = run(model, [50], 1, ctrl.timing.BatchTime(one.slope * (1 + k / 100)), seed=k)
     np.testing.assert_allclose(model.shape.time, shape.time, rtol=1e-12)
     np.testing.assert_allclose(model.fit()(100), 0.2, rtol=0.1)
 
 
 def test_shapes_are_not_learnt_while_speeds_drift():
     """Sizes are made to follow the drift, so that times stay: that is not a floor."""
-    model = ctrl.TimeModel.init(1)
+    model = ctrl.timing.TimeModel.init(1)
     for k in range(300):
         slowness = np.exp(0.01 * max(k - 30, 0))
         size = max(round(1000 / slowness), 1) // 5 * 5 if k > 60 else 1000
-        model = run(model, [size], 1, ctrl.BatchTime(np.array([1e-3 * slowness])), seed=k)
+        model = run(model, [size], 1, ctrl.timing.BatchTime(np.array([1e-3 * slowness])), seed=k)
     assert model.level.unsettled.all()
     assert model.shape.line.elasticity[0] > 0.9
     assert model.fit()(2 * size)[0] > 1.7 * model.present[0]
 
 
 def test_a_ninth_size_replaces_the_farthest():
-    floor, model = ctrl.BatchTime(np.array([1e-3]), 0.01), ctrl.TimeModel.init(1)
+    floor, model = ctrl.timing.BatchTime(np.array([1e-3]), 0.01), ctrl.timing.TimeModel.init(1)
     sizes = [2**k for k in range(12)]
     for k, size in enumerate(sizes):
         model = run(model, [size], 10, floor, 0.01, seed=k)
@@ -123,7 +123,7 @@ def test_a_ninth_size_replaces_the_farthest():
 
 def test_single_pauses_are_not_the_speed():
     rng = np.random.default_rng(0)
-    model = ctrl.TimeModel.init(1)
+    model = ctrl.timing.TimeModel.init(1)
     for _ in range(30):
         pause = 10.0 if rng.random() < 0.1 else 0.0
         model = model.observe(np.array([100]), np.array([0.1 * (1 + 0.03 * rng.standard_normal()) + pause]))
@@ -131,7 +131,7 @@ def test_single_pauses_are_not_the_speed():
 
 
 def test_invalid_times_count_as_missing():
-    model = ctrl.TimeModel.init(4)
+    model = ctrl.timing.TimeModel.init(4)
     model = model.observe(np.full(4, 100), np.full(4, 0.1))
     for wrong in (np.nan, np.inf, 0.0, -1.0):
         model = model.observe(np.full(4, 100), np.array([0.1, wrong, 0.1, wrong]))
@@ -141,9 +141,9 @@ def test_invalid_times_count_as_missing():
 
 def test_noise_is_estimated():
     for true in (0.02, 0.05, 0.15):
-        model = ctrl.TimeModel.init(1)
+        model = ctrl.timing.TimeModel.init(1)
         for k in range(20):
-            model = run(model, [100], 10, ctrl.BatchTime(np.array([1e-3])), true, seed=k)
+            model = run(model, [100], 10, ctrl.timing.BatchTime(np.array([1e-3])), true, seed=k)
         assert model.level.noise[0] == pytest.approx(true, rel=0.25)
 
 
@@ -172,7 +172,7 @@ def test_steps_in_which_nothing_is_new_are_learnt_in_fewer_operations_to_the_las
 
 def test_times_never_fall_as_batches_grow():
     rng = np.random.default_rng(0)
-    model = ctrl.TimeModel.init(50)
+    model = ctrl.timing.TimeModel.init(50)
     for _ in range(30):
         sizes = rng.integers(1, 300, 50)
         for _ in range(3):
@@ -183,7 +183,7 @@ def test_times_never_fall_as_batches_grow():
 
 
 def test_a_model_is_a_pytree_of_fixed_shapes():
-    before = ctrl.TimeModel.init(3)
+    before = ctrl.timing.TimeModel.init(3)
     after = run(before, [10, 20, 30], 12)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), before) == jax.tree.map(lambda a: (a.shape, a.dtype), after)

@@ -36,7 +36,7 @@ def seesaw(
         lr = ad.hyperparameter("lr", 3e-4)
         tx = optax.chain(optax.adam(lr), ctrl.scale_by_batch("sqrt", base=64))
         cosine = optax.cosine_decay_schedule(3e-4, decay_steps=30 * n)    # in examples
-        ctrl.hook(ctrl.seesaw(n, base=64, max_batch=1024, lr=cosine), every=10)
+        ctrl.hook(ctrl.published.seesaw(n, base=64, max_batch=1024, lr=cosine), every=10)
 
     Sets the hyperparameter to the schedule's value at the examples consumed, as `by_examples` does. Sets the global
     batch to `base * factor**k`, where `factor**k` is the largest power not above the decay `d`, the schedule's peak so

@@ -32,7 +32,7 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
 
         seconds = comm.all_gather(mon.compute_seconds())
         cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
-        ctrl.hook(ctrl.lb_bsp(n_inputs=2), seconds, cpu, memory)
+        ctrl.hook(ctrl.published.lb_bsp(n_inputs=2), seconds, cpu, memory)
 
     Args:
       predictor: predictor of speeds. By default, for each worker, the one of `arx()`, a moving average and the last

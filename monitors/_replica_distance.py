@@ -16,11 +16,11 @@ from collectives import all_gather, all_reduce
 from ._squares import at_least_single, check_alike, squared_norm
 
 _BUCKETS = 1024
-_OWN_REPLICA = "Pass this worker's replica of the parameters:\n    mon.divergence(strategy.replica(state))"
-_WITHOUT_AVERAGE = "Leave average= out, and it is estimated:\n    mon.divergence(params)"
+_OWN_REPLICA = "Pass this worker's replica of the parameters:\n    mon.replica_distance(strategy.replica(state))"
+_WITHOUT_AVERAGE = "Leave average= out, and it is estimated:\n    mon.replica_distance(params)"
 
 
-def divergence(params: Any, average: Any = None) -> jax.Array:
+def replica_distance(params: Any, average: Any = None) -> jax.Array:
     """Return the distance of the workers' replicas from their mean, relative to the mean: 0.01 is 1 % of its norm.
 
         sqrt(sum_i b_i |x_i - xbar|^2 / B) / |xbar|
@@ -47,7 +47,7 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
         built, `params` that are replicated or an `average` that is not.
 
     Example:
-      >>> apart = mon.divergence(strategy.replica(state), strategy.model(state))            # doctest: +SKIP
+      >>> apart = mon.replica_distance(strategy.replica(state), strategy.model(state))            # doctest: +SKIP
 
     References:
       Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams" (the sketch).
@@ -55,17 +55,17 @@ def divergence(params: Any, average: Any = None) -> jax.Array:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
             raise CollectiveError(
-                f"divergence{at(current_line())}: params{jax.tree_util.keystr(path)} is {jnp.asarray(leaf).dtype}, not "
-                "a float. Pass only the parameters."
+                f"replica_distance{at(current_line())}: params{jax.tree_util.keystr(path)} is "
+                f"{jnp.asarray(leaf).dtype}, not a float. Pass only the parameters."
             )
-    params = assert_scope("local", params, "divergence", hint=_OWN_REPLICA)
+    params = assert_scope("local", params, "replica_distance", hint=_OWN_REPLICA)
     # Weighted by the local batch size, not by the size of a microbatch: parameters are the same in all microbatches.
     if average is not None:
-        check_alike("divergence", params, average)
-        average = assert_scope("reduced", average, "divergence", hint=_WITHOUT_AVERAGE)
+        check_alike("replica_distance", params, average)
+        average = assert_scope("reduced", average, "replica_distance", hint=_WITHOUT_AVERAGE)
         apart = squared_norm(jax.tree.map(lambda p, a: p - a, params, average))
         return _relative(all_reduce(apart, weight=ad.batch_size()), squared_norm(average))
-    sketches, sizes = all_gather((sketch(params, ad.step()), ad.batch_size()))
+    sketches, sizes = all_gather((sketch(params, ad.step_number()), ad.batch_size()))
     first = sketches[jnp.argmax(sizes > 0)]
     # Differences from one of the sketches, so that rounding does not separate equal replicas. A worker without examples
     # sends NaN.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from controllers.policies.proportional import proportional_step
+from controllers.published._proportional import proportional_step
 from controllers.simulate import simulate
 
 CORES = np.array([3.0, 5.0, 12.0])
@@ -22,14 +22,17 @@ def test_as_published_one_step_inflates_the_global_batch():
     sizes = proportional_step(np.full(3, 64.0), 64 / CORES)
     np.testing.assert_allclose(sizes, [39.47, 65.78, 157.87], atol=0.01)
     assert sizes.sum() / 192 == pytest.approx((1 / CORES).mean() * CORES.mean())  # 1.370
-    published = ctrl.proportional(renormalize=False)
+    published = ctrl.published.proportional(renormalize=False)
     assert path(published, lambda b: b / CORES, [64, 64, 64], 100, every=10)[1] == [39, 66, 158]
 
 
 def test_renormalized_it_is_there_in_one_step():
     sizes = proportional_step(np.full(3, 64.0), 64 / CORES)
     np.testing.assert_allclose(sizes * 192 / sizes.sum(), [28.8, 48, 115.2])
-    assert path(ctrl.proportional(), lambda b: b / CORES, [64, 64, 64], 100, every=10) == [[64, 64, 64], [29, 48, 115]]
+    assert path(ctrl.published.proportional(), lambda b: b / CORES, [64, 64, 64], 100, every=10) == [
+        [64, 64, 64],
+        [29, 48, 115],
+    ]
 
 
 def test_renormalized_it_is_the_rule_of_dbs():
@@ -51,7 +54,7 @@ def test_with_a_fixed_cost_the_error_shrinks_by_its_share():
 
 def test_two_adjustments_from_equal_batches():
     """Tyagi & Sharma, figure 4a."""
-    tried = path(ctrl.proportional(), lambda b: 2 + b / CORES, [64, 64, 64], 200, every=10)
+    tried = path(ctrl.published.proportional(), lambda b: 2 + b / CORES, [64, 64, 64], 200, every=10)
     assert len(tried) == 3
     np.testing.assert_allclose(tried[-1], [28.8, 48, 115.2], atol=1.5)
 
@@ -60,12 +63,14 @@ def test_the_dead_band_is_on_all_workers_at_once():
     def times(b):
         return b / np.array([100.0, 96.0])
 
-    assert len(path(ctrl.proportional(), times, [100, 100], 100, every=10)) == 1
-    assert len(path(ctrl.proportional(dead_band=0.01), times, [100, 100], 100, every=10)) == 2
+    assert len(path(ctrl.published.proportional(), times, [100, 100], 100, every=10)) == 1
+    assert len(path(ctrl.published.proportional(dead_band=0.01), times, [100, 100], 100, every=10)) == 2
 
 
 def test_bounds_on_sizes():
-    tried = path(ctrl.proportional(min_size=40, max_size=90), lambda b: b / CORES, [64, 64, 64], 200, every=10)
+    tried = path(
+        ctrl.published.proportional(min_size=40, max_size=90), lambda b: b / CORES, [64, 64, 64], 200, every=10
+    )
     assert tried[-1][2] == 90
     assert min(map(min, tried)) >= 40
     assert {sum(sizes) for sizes in tried} == {192}
@@ -75,17 +80,20 @@ def test_an_upper_bound_is_learnt_where_throughput_drops():
     def thrashes(b):
         return np.where(b > 110, 2.0, 1.0) * b / CORES  # all workers, from 110 examples on
 
-    policy = ctrl.proportional()
+    policy = ctrl.published.proportional()
     sim = simulate(policy, lambda _, b: thrashes(b), [64, 64, 64], 400, every=10)
     assert sim.sizes[:, 2].max() > 110
     assert sim.sizes[-1, 2] == 64  # what it had before
-    assert simulate(ctrl.proportional(drop=None), lambda _, b: thrashes(b), [64] * 3, 400, every=10).sizes[-1, 2] > 64
+    assert (
+        simulate(ctrl.published.proportional(drop=None), lambda _, b: thrashes(b), [64] * 3, 400, every=10).sizes[-1, 2]
+        > 64
+    )
 
 
 def test_a_flat_slow_worker_collapses():
     """Why `balance` exists."""
-    flat = ctrl.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    tried = path(ctrl.proportional(), flat, [100] * 4, 400, every=10)
+    flat = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
+    tried = path(ctrl.published.proportional(), flat, [100] * 4, 400, every=10)
     assert [sizes[0] for sizes in tried[:4]] == [100, 57, 34, 22]
     assert tried[-1][0] < 5
     assert flat(tried[-1]).max() == flat(tried[0]).max()
@@ -104,8 +112,8 @@ def test_a_flat_slow_worker_collapses():
 )
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
-        ctrl.proportional(**wrong)
+        ctrl.published.proportional(**wrong)
 
 
 def test_settings_at_their_bounds_are_accepted():
-    ctrl.proportional(dead_band=0, smoothing=1, window=1, min_size=1, max_size=1)
+    ctrl.published.proportional(dead_band=0, smoothing=1, window=1, min_size=1, max_size=1)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from .batch_time import BatchTime, same
+from ._batch_time import BatchTime, same
 from .level import AHEAD, Level
 from .time_shape import MISFIT, Shape
 

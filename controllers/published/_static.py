@@ -28,7 +28,7 @@ def cores() -> jax.Array:
     """Return the number of cores that this worker's process may run on. A float32 scalar; local; 1 outside a program.
 
     Example:
-      >>> ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))     # doctest: +SKIP
+      >>> ctrl.hook(ctrl.published.static_proportional(), comm.all_gather(ctrl.published.cores()))     # doctest: +SKIP
     """
     return read(CORES)
 
@@ -76,5 +76,5 @@ def _check(value: Any, n: int) -> None:
         got = f"shape {value.shape}" if hasattr(value, "shape") else repr(value)
         raise DriverError(
             f"static_proportional needs {n} capacities, one per worker; got {got}. Pass them, or gather them:\n"
-            f"    ctrl.hook(ctrl.static_proportional(), comm.all_gather(ctrl.cores()))"
+            f"    ctrl.hook(ctrl.published.static_proportional(), comm.all_gather(ctrl.published.cores()))"
         )

@@ -20,10 +20,10 @@ def path(policy, times, sizes, steps, **kwargs):
 
 
 def test_lb_bsp_splits_by_speed():
-    assert path(ctrl.lb_bsp(), lambda b: b / CORES, [64, 64, 64], 50) == [[64, 64, 64], [29, 48, 115]]
+    assert path(ctrl.published.lb_bsp(), lambda b: b / CORES, [64, 64, 64], 50) == [[64, 64, 64], [29, 48, 115]]
 
 
-@pytest.mark.parametrize("predictor", [ctrl.arx(), ctrl.narx()], ids=["arx", "narx"])
+@pytest.mark.parametrize("predictor", [ctrl.published.arx(), ctrl.published.narx()], ids=["arx", "narx"])
 def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
     rng = np.random.default_rng(0)
     steps, n = 600, 4
@@ -37,13 +37,13 @@ def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
         return sim.step_seconds[200:].mean()
 
     # Measured after the step, for the next one: the program's own inputs are of the step before.
-    informed = mean_step(ctrl.lb_bsp(predictor, n_inputs=1), lambda step, t: (t, share[step + 1]))
-    blind = mean_step(ctrl.lb_bsp(ctrl.moving_average()), lambda step, t: (t,))
+    informed = mean_step(ctrl.published.lb_bsp(predictor, n_inputs=1), lambda step, t: (t, share[step + 1]))
+    blind = mean_step(ctrl.published.lb_bsp(ctrl.published.moving_average()), lambda step, t: (t,))
     assert informed < blind
 
 
 def test_lb_bsp_warns_of_unsuitable_inputs():
-    policy = ctrl.lb_bsp(n_inputs=1)
+    policy = ctrl.published.lb_bsp(n_inputs=1)
     with pytest.raises(ValueError, match="n_inputs=2"):
         policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
     with pytest.raises(DriverError, match="after the times"):
@@ -52,4 +52,4 @@ def test_lb_bsp_warns_of_unsuitable_inputs():
 
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="must"):
-        ctrl.lb_bsp(dead_band=-1)
+        ctrl.published.lb_bsp(dead_band=-1)

@@ -24,7 +24,7 @@ def program_of(watch, first=0.0, **options):
     """Each worker's parameters are its own; `watch` makes the metrics of them and of a replicated average."""
 
     def driver(state, batch):
-        own = jax.tree.map(lambda w: w + (1 + ad.worker()).astype(jnp.float32) / 100, state["own"])
+        own = jax.tree.map(lambda w: w + (1 + ad.worker_index()).astype(jnp.float32) / 100, state["own"])
         metrics = watch(state["own"], state["average"])
         return {**state, "own": own}, {**metrics, "mean": comm.all_reduce(batch.mean())}
 
@@ -53,7 +53,7 @@ def apart(xs, center, sizes=SIZES):
 
 @pytest.mark.parametrize("microbatch", [None, 2])
 def test_against_an_average_it_is_exact_for_one_number(microbatch):
-    program = program_of(lambda own, average: {"d": mon.divergence(own, average)}, 1.0, microbatch=microbatch)
+    program = program_of(lambda own, average: {"d": mon.replica_distance(own, average)}, 1.0, microbatch=microbatch)
     for _ in range(3):
         xs, average = vectors(program)
         np.testing.assert_allclose(program.step().metrics["d"], apart(xs, average), rtol=1e-5)
@@ -61,7 +61,7 @@ def test_against_an_average_it_is_exact_for_one_number(microbatch):
 
 @pytest.mark.parametrize("shares", [(7, 4, 1), (7, 5, 0)])
 def test_without_one_it_is_nearly_the_distance_from_the_mean(shares):
-    program = program_of(lambda own, _: {"d": mon.divergence(own)}, 1.0, shares=shares)
+    program = program_of(lambda own, _: {"d": mon.replica_distance(own)}, 1.0, shares=shares)
     assert program.step().metrics["d"] == 0
     errors = []
     for _ in range(40):
@@ -86,7 +86,7 @@ def test_sketches_are_linear_and_right_on_average():
 
 
 def test_replicas_that_are_all_zero_are_alike():
-    program = program_of(lambda own, _: {"d": mon.divergence(own)})
+    program = program_of(lambda own, _: {"d": mon.replica_distance(own)})
     assert program.step().metrics["d"] == 0
     assert program.step().metrics["d"] > 0
 
@@ -101,8 +101,8 @@ def test_of_strategies():
 
     averaging, pairs = sync.model_averaging(optax.sgd(0.1)), sync.pair_averaging(optax.sgd(0.1))
     watched = {
-        averaging: lambda state: mon.divergence(averaging.replica(state), averaging.model(state)),
-        pairs: lambda state: mon.divergence(pairs.model(state)),
+        averaging: lambda state: mon.replica_distance(averaging.replica(state), averaging.model(state)),
+        pairs: lambda state: mon.replica_distance(pairs.model(state)),
     }
     for strategy, watch in watched.items():
         driver = driver_of(strategy, watch)
@@ -121,11 +121,11 @@ def test_of_strategies():
 
 def test_values_without_a_divergence_are_refused():
     with pytest.raises(CollectiveError, match=r"divergence.*equal on all workers(?s:.*)strategy.replica"):
-        program_of(lambda own, average: {"d": mon.divergence(average)})
+        program_of(lambda own, average: {"d": mon.replica_distance(average)})
     with pytest.raises(
         CollectiveError,
-        match=r"divergence.*argument can differ between them.*Leave average= out.*(?s:.*)mon.divergence\(params\)",
+        match=r"distance.*argument can differ between them.*Leave average= out.*(?s:.*)mon.replica_distance\(params\)",
     ):
-        program_of(lambda own, average: {"d": mon.divergence(own, jax.tree.map(lambda x: x * 2, own))})
+        program_of(lambda own, average: {"d": mon.replica_distance(own, jax.tree.map(lambda x: x * 2, own))})
     with pytest.raises(CollectiveError, match=r"params\['n'\] is int32, not a float"):
-        mon.divergence({"n": jnp.arange(3)})
+        mon.replica_distance({"n": jnp.arange(3)})

@@ -1,4 +1,4 @@
-"""`merge`: combines metrics of microbatches and workers into the metric of all examples."""
+"""`merge_metrics`: combines metrics of microbatches and workers into the metric of all examples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WAYS = {
 }
 
 
-def merge(metrics: M) -> M:
+def merge_metrics(metrics: M) -> M:
     """Merge metrics over all workers and microbatches, as their own `merge` method would.
 
     For metrics that are not means over examples, such as precision or the area under a curve. Supports metrics of `clu`
@@ -40,7 +40,7 @@ def merge(metrics: M) -> M:
 
     Example:
       >>> found = metrax.Precision.from_model_output(predictions, labels)     # doctest: +SKIP
-      >>> metrics = {"precision": comm.merge(found)}                          # doctest: +SKIP
+      >>> metrics = {"precision": comm.merge_metrics(found)}                          # doctest: +SKIP
 
       After the step: `report.metrics["precision"].compute()`.
     """
@@ -51,7 +51,7 @@ def _merged(metric: Any) -> Any:
     name = "an array" if hasattr(metric, "dtype") else type(metric).__name__
     if not hasattr(metric, "merge"):
         raise error(
-            "merge",
+            "merge_metrics",
             f'{name} cannot be merged: it has no merge(other). Sums are merged by\n    comm.all_reduce(x, op="sum")',
         )
     paths, tree = jax.tree.flatten_with_path(metric)
@@ -67,7 +67,7 @@ def _merged(metric: Any) -> Any:
                 else "is taken from one of the two metrics, and the other one is lost"
             )
             raise error(
-                "merge",
+                "merge_metrics",
                 f"{label} {what}, so it cannot be merged by a collective. Merge its statistics, or evaluate it:\n"
                 f"    program.evaluate(lambda state, batch: {name}.from_model_output(...), data)",
             )

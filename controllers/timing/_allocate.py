@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from adaptive import BatchSizeError
 
-from .batch_time import FEW, BatchTime
+from ._batch_time import FEW, BatchTime
 
 _ROUNDS = 16  # units of one worker that are compared at once
 
@@ -57,8 +57,8 @@ def allocate(
       Four GPUs of Table 2 of LBB (J. Supercomputing, 2024), milliseconds:
 
       >>> import controllers as ctrl
-      >>> times = ctrl.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))
-      >>> ctrl.allocate(512, times, lower=1, upper=512).tolist()
+      >>> times = ctrl.timing.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))
+      >>> ctrl.timing.allocate(512, times, lower=1, upper=512).tolist()
       [166, 167, 159, 20]
     """
     n = max(np.size(part) for part in (*models, lower, upper))

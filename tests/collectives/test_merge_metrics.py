@@ -67,7 +67,7 @@ def computed(metrics):
 
 def test_they_are_those_of_all_examples():
     def driver(state, batch):
-        return state + 1, comm.merge(metrics_of(batch))
+        return state + 1, comm.merge_metrics(metrics_of(batch))
 
     uneven = {"shares": [3, 1, 2], "microbatch": 5, "resizable": False}
     with ad.Program(driver, 0, make_data(), global_batch=EXAMPLES, world=LocalWorld(3), **uneven) as program:
@@ -93,7 +93,7 @@ def test_they_are_those_of_all_examples():
 )
 def test_values_that_cannot_be_merged_are_refused(metric, says):
     with pytest.raises(ad.CollectiveError, match=rf"merge \(test_merge.py:\d+\): .*{says}"):
-        ad.Program(lambda s, b: (s, {"m": comm.merge(metric(b["x"]))}), 0, make_data(), global_batch=EXAMPLES)
+        ad.Program(lambda s, b: (s, {"m": comm.merge_metrics(metric(b["x"]))}), 0, make_data(), global_batch=EXAMPLES)
 
 
 def test_a_kept_value_is_not_that_of_the_first_worker():
@@ -105,4 +105,4 @@ def test_a_kept_value_is_not_that_of_the_first_worker():
             return self
 
     with pytest.raises(ad.CollectiveError, match=r"First\.value is taken from one of the two metrics"):
-        ad.Program(lambda s, b: (s, comm.merge(First(b["x"].mean()))), 0, make_data(), global_batch=EXAMPLES)
+        ad.Program(lambda s, b: (s, comm.merge_metrics(First(b["x"].mean()))), 0, make_data(), global_batch=EXAMPLES)
