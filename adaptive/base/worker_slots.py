@@ -6,7 +6,7 @@ run-time matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +26,6 @@ class FixedMembership:
     waited = hang_timeout = 0.0
     in_reserve = run_under_way = needs_state_transfer = spawns = False
     build_digests: Mapping[str, str] = MappingProxyType({})
-    deterministic = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -41,10 +40,6 @@ class FixedMembership:
     def poll_reserve_terminating(self) -> bool:
         """Return False: no process is in reserve."""
         return False
-
-    def algorithm(self, channel: Hashable) -> str:
-        """Return "": there is only one algorithm."""
-        return ""
 
     def begin_run(self) -> None:
         """Do nothing: no process is in reserve."""

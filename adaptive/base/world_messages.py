@@ -50,7 +50,7 @@ class WorldMessages(Protocol):
         Args:
           parts: shape, dtype and reduction of each part. Part 0 is one-dimensional, floating, and summed.
           status: number of elements that each *process* adds to a message: see `Channel.exchange`. 0 for none.
-          name: identifies the message among those of a program, for `algorithm`.
+          name: identifies the message among those of a program.
 
         Raises:
           CollectiveError: a part's dtype cannot be reduced in this world.
@@ -73,14 +73,6 @@ class WorldMessages(Protocol):
         name. Results are valid until the next message of the same layout and name.
         """
         ...
-
-    def algorithm(self, channel: Hashable) -> str:
-        """Return the algorithm of a channel's messages and the reason, as text; "" if there is only one. Replicated."""
-        ...
-
-    deterministic: bool
-    """Whether measurements must not affect the bits of a sum; set by deterministic programs. Replicated.
-    """
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Gather every process's `value`, by rank, from the processes present at completion. Blocks. Not for steps.

@@ -110,8 +110,6 @@ def build(
     whole = partial(plan_for_capacity, planner, sizes.limits, global_batch, microbatch)
     build_digests = check_alike(world, name, form, leaves, examples, plan, settings, whole)
     built_in(world)
-    if deterministic:
-        world.deterministic = True
     mailboxes = ProgramMailboxes(world, plan, planner.mailboxes, name)
     if world.processes > 1:
         share_compilations()

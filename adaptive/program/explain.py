@@ -19,7 +19,6 @@ def explain(parts: ProgramParts) -> str:
     plan = explain_plan(
         *(p.plan, layouts, p.sizes.current, [s.length for s in p.shards.shard_ranges] if p.shards else []),
         p.sizes.resizable,
-        algorithms=[p.world.algorithm((p.name, number)) for number in range(len(layouts))],
     )
     bound = p.engine.kernels.memory
     kernels = [] if bound is None else [f"kernels  {bound.in_words}"]
@@ -33,14 +32,12 @@ def explain_plan(
     batch_sizes: Sequence[int],
     shards: Sequence[int] = (),
     resizable: bool = True,
-    algorithms: Sequence[str] = (),
 ) -> str:
     """Return lines on segments, messages and their bytes, hooks and operator states, in the order of a step.
 
     Args:
       shards: number of examples in each worker's own data; empty if all share one data set.
       resizable: whether batch sizes change while the program runs.
-      algorithms: of each message, if there are several; else empty.
     """
     graph = plan.graph
     lines = [
@@ -63,8 +60,6 @@ def explain_plan(
             )
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
-            if number < len(algorithms) and algorithms[number]:
-                lines.append(f"    goes {algorithms[number]}")
     lines.append(f"segment  once, after the last  {_work(plan.final)}; compiled once")
     lines += _hooks(plan)
     lines += [

@@ -117,7 +117,6 @@ def examine_job(path: Path | None, doing: list[str]) -> Examination:
         return Examination((own,), tuple(_findings([own])))
     with world:
         own = replace(own, rank=world.rank, processes=world.processes, library=world.library, survives=world.survives)
-        own = replace(own, cuda=world.cuda_aware)
         doing.append("gathering what ranks know")
         ranks = [as_facts(json.loads(text)) for text in world.all_gather_bytes(json.dumps(vars(own)).encode())]
         doing.append("measuring latency and bandwidth")

@@ -35,7 +35,6 @@ class JobFacts:
       launched: number of processes in the job according to the launcher; 0 if unknown.
       processes: number of processes in MPI's world; 0 if MPI is not loaded.
       library: MPI's version string.
-      cuda: whether MPI reports that it accepts memory of NVIDIA GPUs.
       trouble: why MPI could not be loaded in a launched process; "" if it could.
       survives: whether MPI keeps the other ranks running when one dies.
       cpus: the cores that this process may use.
@@ -63,7 +62,6 @@ class JobFacts:
     launched: int = 0
     processes: int = 0
     library: str = ""
-    cuda: bool = False
     trouble: str = ""
     survives: bool = False
     cpus: tuple[int, ...] = (0,)

@@ -62,8 +62,7 @@ def _rows(found: Examination) -> Iterator[tuple[str, str]]:
     if first.library or first.launcher:
         by = f", started by {first.launcher}" if first.launcher else ""
         survives = "; continues when a rank dies" if first.survives else ""
-        cuda = "; CUDA-aware" if first.cuda else ""
-        yield "MPI", f"{library(first) or 'none'}{by}{survives}{cuda}"
+        yield "MPI", f"{library(first) or 'none'}{by}{survives}"
     if len(found.ranks) == 1:
         yield "cores", f"{_cores(first)}{'' if first.quota is None else f', the time of {first.quota:g}'}"
         yield "devices", ", ".join(first.devices) or "none"

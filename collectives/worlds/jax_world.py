@@ -24,7 +24,6 @@ from .mailboxes.mailbox import ProcessMailbox
 from .multi_process import MultiProcessWorld
 from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
-from .reducing.shared_memory import SharedMemorySum, shared_rows
 from .transport.jax_channel import JaxChannel
 from .transport.jax_transport import JaxTransport
 from .transport.operations import CLOSE, FinalOperation, GatherBytes, StepOnMesh
@@ -48,10 +47,10 @@ class _ProcessInfo(NamedTuple):
 class JaxWorld(MultiProcessWorld, FixedMembers):
     """One worker per device of every process of `jax.distributed`, without MPI.
 
-    Messages are reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on CPUs. On the
-    CPUs of one host they are reduced in shared memory instead (`reducing/shared_memory.py`). Call
+    Messages are reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on CPUs. Call
     `jax.distributed.initialize()` first. Ranks are JAX's process indices; workers are numbered in the order of ranks.
-    Processes neither join nor leave; if one is lost, the others end.
+    Processes neither join nor leave; if one is lost, the others end. On the CPUs of one host, MPI or the devices of one
+    process exchange messages several times as fast as gloo.
 
     Each operation begins with a preamble (`transport/preamble.py`) over TCP (`transport/tcp_tree.py`), which detects
     processes in different collectives. All worlds of a process share these connections, because XLA runs the
@@ -68,7 +67,6 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
       waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
       transport: performs the operations of the processes.
       sharded: reduces parts over the devices of all processes.
-      shared_memory: reduces parts in shared memory instead; None if the processes share none.
       watchdog: the thread that detects stuck ranks; None if hang_timeout is 0 or this process is the only one.
 
     Raises:
@@ -106,7 +104,6 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         self.workers = self._everyone[self.rank].worker_slots
         of_all = [by_id[id] for info in infos for id in info.devices]
         self.sharded = Sharded(of_all, self.devices, in_preamble=len(self.transport.preamble.room))
-        self.shared_memory = self._share_memory(infos, wanted=on_cpu)
         if on_cpu and self.rank == 0:
             _warn_if_oversubscribed(infos)
 
@@ -114,12 +111,9 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         """Return a channel for messages of one layout: see `World.channel`."""
         return JaxChannel(self, parts, status)
 
-    def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of all devices, or None if the processes share memory: see `OffersMesh`.
-
-        A sum in shared memory is several times as fast as one over gloo.
-        """
-        return self.sharded if self.shared_memory is None else None
+    def worker_mesh(self) -> WorkerMesh:
+        """Return the mesh of all devices: see `OffersMesh`."""
+        return self.sharded
 
     def run_on_mesh(self, program: Callable[[np.ndarray], R], status: np.ndarray, about: str = "", more: str = "") -> R:
         """Call `program` after a preamble that carries the status: see `OffersMesh`.
@@ -189,14 +183,6 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         abort = _nothing_to_abort
         self.watchdog = transport.watchdog = start_watchdog(transport, peers, self.rank, socket, abort)
         return infos
-
-    def _share_memory(self, infos: Sequence[_ProcessInfo], *, wanted: bool) -> SharedMemorySum | None:
-        """Return a sum in shared memory if all processes are on one host and want it, else None. Communicates."""
-        about = "sharing memory with the others"
-        hosts = [info.host for info in infos]
-        rows = shared_rows(self.rank, hosts, lambda own: self.all_gather_bytes(own, about), wanted=wanted)
-        nothing, tree = np.zeros(1), self.transport.tree
-        return None if rows is None else SharedMemorySum(rows, self.rank, lambda: tree.sum(nothing))
 
 
 def _nothing_to_abort(status: int) -> None:

@@ -17,7 +17,6 @@ from adaptive import WorkerError
 from adaptive.base.channel import PartSpec
 from adaptive.base.cores import allowed_cpus, chosen_threads
 from adaptive.base.launcher import launcher
-from adaptive.base.link_probe import LinkProbe
 from adaptive.base.world_members import Loss, TransferPayload
 from adaptive.extend import share_compilations
 from launchers import ending
@@ -30,8 +29,6 @@ from .launch import check_agreement, no_mpi
 from .mailboxes import mailbox
 from .multi_process import MultiProcessWorld
 from .oversubscription import OversubscriptionWarning, oversubscription
-from .reducing import cuda_aware
-from .transport.link_probe import ProbeLinks
 from .transport.mpi_channel import MPIChannel
 from .transport.mpi_transport import MPITransport
 from .transport.operations import CLOSE, FinalOperation
@@ -69,8 +66,9 @@ class MPIWorld(MultiProcessWorld):
         None: a time that depends on what it does (`watchdog/limits.py`). The same on all ranks.
 
     Attributes:
-      rank, processes: rank of this process and number of processes in the present group. When processes are lost, the
-        others are renumbered in their old order.
+      rank, processes: rank of this process and number of processes in the present group. Ranks of a host are
+        consecutive, also where MPI's own ranks alternate between hosts. When processes are lost, the others are
+        renumbered in their old order.
       waited: seconds spent in preambles so far, that is, waiting for the last rank. Local.
       library: MPI's version string.
       transport: performs the operations of the processes.
@@ -87,7 +85,6 @@ class MPIWorld(MultiProcessWorld):
     """
 
     transport: MPITransport
-    deterministic = False
 
     def __init__(
         self,
@@ -104,22 +101,26 @@ class MPIWorld(MultiProcessWorld):
         super().__init__(hang_timeout)
         self.build_digests: Mapping[str, str] = MappingProxyType({})
         with ending.making_world(of_all=comm is None), _as_worker_error():
-            self._mpi = mpi = _load(devices)
+            self._mpi = mpi = _load()
             self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
             if comm is None:
                 check_agreement(mpi.COMM_WORLD.size, self.library)
             continues = survives(lost)
             spawned = receive_spawn_request(mpi) if comm is None else None
             with _making:
-                whole = (mpi.COMM_WORLD if comm is None else comm).Dup()
+                unordered = (mpi.COMM_WORLD if comm is None else comm).Dup()
+            host = unordered.Split_type(mpi.COMM_TYPE_SHARED)
+            # Ranks of a host are consecutive: an Allreduce of n bytes then sends n from each host, and otherwise up to
+            # n for each of its ranks (benchmarks/results/sum_between_hosts.md).
+            whole = unordered.Split(0, host.bcast(unordered.rank))
+            unordered.Free()
             whole.Set_errhandler(mpi.ERRORS_RETURN)  # raise exceptions, whatever the setting of the user's communicator
             if whole.size > 1:
                 share_compilations()  # already here, for compilations before a program is built
-            host = whole.Split_type(mpi.COMM_TYPE_SHARED)
             self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
             check_devices(self.devices)
             self._local = DeviceWorld(self.devices)
-            self.transport = MPITransport(mpi, self.lifetime, self.devices[0], survives=continues)
+            self.transport = MPITransport(mpi, self.lifetime, survives=continues)
             everyone = ProcessGroup(whole, all_processes(whole, host, len(self.devices)))
             abandon, build_digests = partial(self._abandon, ""), lambda: self.build_digests
             if spawned is None:
@@ -155,15 +156,6 @@ class MPIWorld(MultiProcessWorld):
         """Return a channel for messages of one layout: see `World.channel`."""
         return MPIChannel(self, self.transport, self._local.channel, parts, status, name)
 
-    def algorithm(self, channel: Hashable) -> str:
-        """Describe the algorithm for a channel's messages, between hosts or from GPUs: see `World.algorithm`."""
-        return self.transport.algorithm(channel)
-
-    @property
-    def cuda_aware(self) -> bool:
-        """Whether MPI reports that it accepts memory of NVIDIA GPUs. Local."""
-        return cuda_aware.says_cuda(self._mpi)
-
     def why_no_mailbox(self) -> str:
         """Return why there can be no mailbox: see `OffersMailboxes`."""
         return mailbox.why_none(self._mpi)
@@ -172,13 +164,6 @@ class MPIWorld(MultiProcessWorld):
         """Create a mailbox: see `OffersMailboxes`. It uses MPI windows if no process can be lost or spawned."""
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
-
-    def probe_links(self, about: str = "") -> LinkProbe:
-        """Measure the links between the members' hosts: see `ProbesLinks`."""
-        probe = ProbeLinks(about, lambda: self.transport.group, self.capacity)
-        self.transport.run(probe)
-        assert probe.result is not None
-        return probe.result
 
     def checkpoint_saved(self, step: int) -> None:
         """Report a checkpoint to the launcher: see `ReportsCheckpoints`."""
@@ -239,10 +224,9 @@ class MPIWorld(MultiProcessWorld):
                 transport.perform(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
                 with suppress(self._mpi.Exception):  # a process lost after the end does not matter
                     self._mailboxes.free_among(transport.group.everyone)
-                    transport.free()
+                    transport.comm.Free()
             ending.world_ended()
         finally:
-            transport.cuda_sums.close()
             self._kept.clear()
             self._mailboxes.stop()
             super().close()
@@ -284,11 +268,10 @@ class MPIWorld(MultiProcessWorld):
         return f"MPIWorld({there} worker{s}{slots}; {which}: {own} on {describe(self.devices)})"
 
 
-def _load(devices: Sequence[jax.Device] | None) -> ModuleType | Any:
+def _load() -> ModuleType | Any:
     """Load and return the module `mpi4py.MPI`, with the settings that this library needs."""
     if "mpi4py.MPI" not in sys.modules:
         prepare_environment()
-        cuda_aware.prepare_context(devices)
         mailbox.prepare_environment()
     try:
         if enabled():

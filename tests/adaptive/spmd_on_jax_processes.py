@@ -28,9 +28,8 @@ from tests.adaptive.runtime.test_spmd_step import (
 
 @pytest.fixture(scope="module")
 def world():
-    """Four workers, whose processes share no memory, as on several hosts."""
+    """Four workers."""
     with comm.JaxWorld(jax.local_devices()[: 4 // jax.process_count()]) as world:
-        world.shared_memory = None
         yield world
 
 

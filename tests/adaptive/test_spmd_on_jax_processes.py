@@ -38,7 +38,6 @@ def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 with comm.world(hang_timeout=3 * at_start(), devices=jax.local_devices()[:1]) as world:
-    world.shared_memory = None
     program = built(plain, world=world)
     for _ in range(4):
         program.step()

@@ -87,12 +87,6 @@ def test_before_all_kernels_are_compiled_nobody_waits_for_a_compile(batches):
     assert result.stdout.count("ended well") == 2, result
 
 
-@pytest.mark.parametrize("swap", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_in_the_midst_of_a_sum_from_device_to_device(swap):
-    result = run([SCRIPT.with_name("lost_on_devices.py"), str(swap)], n=3, ours=True)
-    assert result.stdout.count("ended well") == 2, result
-
-
 def test_going_on_must_be_possible():
     script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
     result = run(script, n=2, expect_failure=True)

@@ -2,8 +2,9 @@
 
 A `Sliced` part is sent twice: each process receives one slice of all workers' values, reduces it, and sends the result
 to all. A process sends and receives as many bytes as in an all-reduce, in the reduction's wire format. A `Mixed` part
-is sent only to the workers that average it. Values of zeros are not sent where they change no result, and then only
-processes that send receive slices: where one process of each host sends, slices travel between hosts once.
+is sent only to the workers that average it. Only processes that send values receive slices. Values of zeros are not
+sent where they change no result; and of a sum over several hosts, the first process of each host sends the host's sum.
+So slices travel between hosts once.
 """
 
 from __future__ import annotations
@@ -20,16 +21,12 @@ from adaptive.base.channel import Parts
 from adaptive.base.reductions import Mixed, Reduction, Sliced, average, summed_statistics
 from collectives.worlds.transport.operations import pieces
 
-from .hierarchical import HierarchicalSum
-
 _TAG = 7103
 
 RowsByWorker = Mapping[int, np.ndarray]  # one part's values, for each worker of this process
 
 
-def by_slices(
-    comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int, order: Sequence[int] = ()
-) -> None:
+def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int, hosts: Sequence[int]) -> None:
     """Reduce a part by a `Sliced` reduction into `received`, with the same result on all processes.
 
     Args:
@@ -38,35 +35,44 @@ def by_slices(
       rows: the values of this process's workers.
       received: receives the result.
       step: number of the step.
-      order: all ranks, those of a host one after another; see `_all_gather`.
+      hosts: the number of each rank's host.
     """
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         sent = [np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))) for worker, x in rows.items()]
-        senders = _senders(comm, sent, skips_zeros=op.skips_zeros)
+        leads = True
+        if op.is_sum and 1 < len(set(hosts)) < len(hosts):
+            leads = hosts.index(hosts[comm.rank]) == comm.rank
+            of_host = _sum_on_host(comm, sent, hosts)
+            # The number differs from every worker's: random rounding depends on it.
+            sent = [np.asarray(functions.sent(of_host, number, np.int32(-1 - hosts[comm.rank])))]
+        senders = _senders(comm, sent, skips_zeros=op.skips_zeros, sends=leads)
         bounds = _bounds(len(flat) // op.granule, op.granule, [any(of_process) for of_process in senders])
         found = _slice_of_all(comm, sent, senders, bounds)
         has_first = bounds[comm.rank] == 0 < bounds[comm.rank + 1]
         statistics = summed_statistics(functions, found, has_first, partial(_total, comm))
         own = np.asarray(functions.reduced(found, statistics, number, np.int32(comm.rank)))
     whole = np.empty(len(flat), own.dtype)
-    _all_gather(comm, own, whole, np.diff(bounds), order)
+    _all_gather(comm, own, whole, np.diff(bounds), hosts)
     flat[:] = whole.astype(flat.dtype)
 
 
-def sum_by_hosts(hosts: HierarchicalSum, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int) -> None:
-    """Reduce a sum as `by_slices` does, but between hosts: each host sends the sum of its workers' values."""
-    flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
-    own = np.zeros(len(flat), np.float32)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        for worker, x in rows.items():
-            own += np.asarray(functions.sent(x.reshape(-1), number, np.int32(worker))).astype(np.float32)
-
-    def between(comm: Any, of_host: np.ndarray) -> None:
-        by_slices(comm, op, {-1 - comm.rank: of_host}, of_host, step)  # unlike any worker's number, for rounding
-
-    hosts.reduce(own, between)
-    flat[:] = own.astype(flat.dtype)
+def _sum_on_host(comm: Any, sent: Sequence[np.ndarray], hosts: Sequence[int]) -> np.ndarray:
+    """Return the sum of the host's values, in single precision, on the host's first process; elsewhere unspecified."""
+    own = sent[0].astype(np.float32)
+    for x in sent[1:]:
+        own += x.astype(np.float32)
+    first, *others = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
+    if comm.rank != first:
+        for piece in pieces(own):
+            comm.Send(piece, first, _TAG)
+        return own
+    arriving = np.empty_like(own)
+    for other in others:
+        for piece in pieces(arriving):
+            comm.Recv(piece, other, _TAG)
+        own += arriving
+    return own
 
 
 def mixed(
@@ -127,13 +133,14 @@ def _functions(op: Sliced) -> _CompiledReduction:
     return _CompiledReduction(*(jax.jit(f) for f in (op.sent, op.statistics, op.further_statistics, op.reduced)))
 
 
-def _senders(comm: Any, values: Sequence[np.ndarray], *, skips_zeros: bool) -> list[list[bool]]:
+def _senders(comm: Any, values: Sequence[np.ndarray], *, skips_zeros: bool, sends: bool) -> list[list[bool]]:
     """Return which workers of each process send their values.
 
     Args:
       skips_zeros: whether workers whose values are zeros do not send, unless all are.
+      sends: whether workers of this process send.
     """
-    senders = comm.allgather([not skips_zeros or bool(row.any()) for row in values])
+    senders = comm.allgather([sends and (not skips_zeros or bool(row.any())) for row in values])
     return senders if any(map(any, senders)) else [[True] * len(of_process) for of_process in senders]
 
 
@@ -160,7 +167,7 @@ def _slice_of_all(
     return incoming
 
 
-def _all_gather(comm: Any, own: np.ndarray, whole: np.ndarray, sizes: np.ndarray, order: Sequence[int]) -> None:
+def _all_gather(comm: Any, own: np.ndarray, whole: np.ndarray, sizes: np.ndarray, hosts: Sequence[int]) -> None:
     """Gather arrays of several sizes from all processes.
 
     MPI's own algorithms may send an array to a host several times. So where some processes have nothing to send, as
@@ -172,14 +179,15 @@ def _all_gather(comm: Any, own: np.ndarray, whole: np.ndarray, sizes: np.ndarray
       own: this process's array.
       whole: receives all arrays, by rank.
       sizes: elements of each process's array.
-      order: all ranks, those of a host one after another. If empty, MPI's algorithm is used.
+      hosts: the number of each rank's host.
     """
-    if sizes.all() or not order:
+    if sizes.all():
         comm.Allgatherv(_words(own), _placed(whole, sizes))
         return
     words, (counts, starts) = _placed(whole, sizes)
     arrays = [words[start : start + count] for start, count in zip(starts, counts, strict=True)]
     arrays[comm.rank][:] = _words(own)
+    order = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
     place = order.index(comm.rank)
     source, target = order[place - 1], order[(place + 1) % len(order)]
     for distance in range(len(order) - 1):
@@ -233,22 +241,14 @@ class CustomReductions:
         self.differ = any(isinstance(ops[j], Mixed) for j in self.numbers)
         self._own: dict[int, RowsByWorker] = {}
 
-    def reduce(
-        self,
-        comm: Any,
-        members: Sequence[int],
-        slots: Sequence[Sequence[int]],
-        order: Sequence[int],
-        hosts: HierarchicalSum | None = None,
-    ) -> None:
+    def reduce(self, comm: Any, members: Sequence[int], slots: Sequence[Sequence[int]], hosts: Sequence[int]) -> None:
         """Reduce the parts over all processes.
 
         Args:
           comm: the communicator.
           members: the workers that take part.
           slots: the worker slots of each process, by rank.
-          order: all ranks, those of a host one after another.
-          hosts: the hierarchical sum, for reductions that can use it; or None.
+          hosts: the number of each process's host, by rank.
         """
         carrier = {worker: rank for rank, own in enumerate(slots) for worker in own}
         for j in self.numbers:
@@ -257,10 +257,8 @@ class CustomReductions:
             if isinstance(op, Mixed):
                 self._own[j] = mixed(comm, op.weights(self._step, members), rows, carrier)
                 self._buffers[j][...] = self._own[j][self._workers[0]]
-            elif isinstance(op, Sliced) and hosts is not None and op.is_sum:
-                sum_by_hosts(hosts, op, rows, self._buffers[j], self._step)
             elif isinstance(op, Sliced):
-                by_slices(comm, op, rows, self._buffers[j], self._step, order)
+                by_slices(comm, op, rows, self._buffers[j], self._step, hosts)
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Replace results that differ between workers: `results` holds the first worker's for all of them."""

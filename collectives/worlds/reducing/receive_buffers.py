@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from zlib import crc32
 
 import jax
@@ -14,35 +13,35 @@ import numpy as np
 from adaptive import CollectiveError
 from adaptive.base.channel import PartSpec
 
-from .algorithms import has_algorithms, is_large
-
 ALIGNMENT = 64  # bytes; XLA on CPU uses such buffers without a copy
-
-NOTHING: Mapping[int, jax.Array] = MappingProxyType({})
 
 MessageLayout = tuple[PartSpec, ...]
 
 
-class Buffers:
-    """One buffer per part of a message, and JAX arrays that alias these buffers.
+class ReceiveBuffers:
+    """One buffer per part of a message over MPI, and JAX arrays that alias these buffers.
 
     Attributes:
       aliases: the buffers as arrays on JAX's default CPU device, without a copy; empty before `renew`.
+      text: description of the message's layout.
+      name: a checksum of the layout.
+      in_preamble: the section of the preamble in which part 0 is reduced, in double precision; None if it has no room.
+      free: receives the status: after part 0 in the preamble, alone in the preamble, or in part 0's buffer, whichever
+        is the first to have room.
+      status_in_preamble: whether the status is reduced in the preamble.
     """
 
-    def __init__(self, layout: MessageLayout):
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
-        starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
-        # One allocation for all: numpy requests huge pages from 4 MB on, which makes reads by other ranks faster
-        # (ResNet-50's gradients, whole tensors: 21 ms; 28 with an allocation for each).
-        memory = np.empty(starts[-1] + ALIGNMENT, np.uint8)
-        offset = -memory.ctypes.data % ALIGNMENT
-        self.buffers = [
-            memory[offset + start : offset + start + size].view(dtype).reshape(shape)
-            for start, size, (shape, dtype, _) in zip(starts, sizes, layout, strict=False)
-        ]
+    def __init__(self, layout: MessageLayout, status: int, room: np.ndarray):
+        self.buffers = _allocated(layout)
         self._default = jax.local_devices(backend="cpu")[0]
         self.aliases: list[jax.Array] = []
+        self.text = describe_layout(layout, status)
+        self.name = crc32(self.text.encode())
+        first = self.buffers[0]
+        self.in_preamble = room[: len(first)] if len(first) <= len(room) else None
+        self.status_in_preamble = status <= len(room)
+        where = self.in_preamble if self.in_preamble is not None else room if self.status_in_preamble else first
+        self.free = where[len(where) - status :]
 
     def is_default(self, device: jax.Device) -> bool:
         """Return whether `aliases` are on this device."""
@@ -56,14 +55,10 @@ class Buffers:
             for alias, buffer in zip(known, self.buffers, strict=True)
         ]
 
-    def arrays(
-        self, devices: Sequence[jax.Device], elsewhere: Mapping[int, jax.Array] = NOTHING
-    ) -> list[list[jax.Array]]:
-        """Return the buffers' contents on each device; `elsewhere`: parts that are arrays on the first device."""
+    def arrays(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
+        """Return the buffers' contents on each device."""
         if self._default in devices:
             self.renew()
-        if elsewhere:
-            return self._with(elsewhere, devices)
         if devices[0] == self._default and len(devices) == 1:
             return [self.aliases[:]]
         rows = [
@@ -72,43 +67,19 @@ class Buffers:
         ]
         return jax.block_until_ready(rows)
 
-    def _with(self, elsewhere: Mapping[int, jax.Array], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
-        here = [j for j in range(len(self.buffers)) if j not in elsewhere]
-        rows = []
-        for number, device in enumerate(devices):
-            row = dict(elsewhere) if number == 0 else {j: jax.device_put(x, device) for j, x in elsewhere.items()}
-            for j in here:
-                row[j] = self.aliases[j] if device == self._default else jax.device_put(self.buffers[j], device)
-            rows.append([row[j] for j in range(len(row))])
-        return jax.block_until_ready(rows)
 
-
-class ReceiveBuffers(Buffers):
-    """Receive buffers of a message over MPI.
-
-    Attributes:
-      text: description of the message's layout.
-      name: a checksum of the layout.
-      in_preamble: the section of the preamble in which part 0 is reduced, in double precision; None if it has no room.
-      free: receives the status: after part 0 in the preamble, alone in the preamble, or in part 0's buffer, whichever
-        is the first to have room.
-      status_in_preamble: whether the status is reduced in the preamble.
-      has_algorithms: whether the message has sums for which there are several algorithms between hosts.
-      large_others: whether it has large sums other than part 0.
-    """
-
-    def __init__(self, layout: MessageLayout, status: int, room: np.ndarray):
-        super().__init__(layout)
-        self.text = describe_layout(layout, status)
-        self.name = crc32(self.text.encode())
-        parts = [(op, x.nbytes) for x, (_, _, op) in zip(self.buffers, layout, strict=True)]
-        self.has_algorithms = any(has_algorithms(*part) for part in parts)
-        self.large_others = any(is_large(*part) for part in parts[1:])
-        first = self.buffers[0]
-        self.in_preamble = room[: len(first)] if len(first) <= len(room) else None
-        self.status_in_preamble = status <= len(room)
-        where = self.in_preamble if self.in_preamble is not None else room if self.status_in_preamble else first
-        self.free = where[len(where) - status :]
+def _allocated(layout: MessageLayout) -> list[np.ndarray]:
+    """Return one array per part, aligned so that XLA uses it without a copy."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
+    starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    # One allocation for all: numpy requests huge pages from 4 MB on, which makes reads by other ranks faster
+    # (ResNet-50's gradients, whole tensors: 21 ms; 28 with an allocation for each).
+    memory = np.empty(starts[-1] + ALIGNMENT, np.uint8)
+    offset = -memory.ctypes.data % ALIGNMENT
+    return [
+        memory[offset + start : offset + start + size].view(dtype).reshape(shape)
+        for start, size, (shape, dtype, _) in zip(starts, sizes, layout, strict=False)
+    ]
 
 
 def describe_layout(layout: MessageLayout, status: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import jax
@@ -11,8 +11,7 @@ import numpy as np
 
 from adaptive.base.channel import Arrived, Parts, PartSpec
 from collectives.worlds.reducing.receive_buffers import describe_layout, round_to
-from collectives.worlds.reducing.sharded import ONE_AT_A_TIME, Joined, Sharded
-from collectives.worlds.reducing.shared_memory import SharedMemoryBuffers
+from collectives.worlds.reducing.sharded import ONE_AT_A_TIME, Joined
 
 from .operations import ReduceMessage
 
@@ -20,40 +19,11 @@ if TYPE_CHECKING:
     from collectives.worlds.jax_world import JaxWorld
 
 
-class _Rest(Protocol):
-    """The parts of a message that are not reduced in the preamble."""
-
-    def prepare(self) -> None:
-        """Prepare the reduction, before the preamble."""
-        ...
-
-    def reduce(self) -> list[list[jax.Array]]:
-        """Return the reduced parts for each worker of this process."""
-        ...
-
-
-class _ReducedByXLA:
-    """Parts that one XLA program over the devices of all processes reduces, by NCCL or gloo."""
-
-    def __init__(self, sharded: Sharded, joined: Joined, workers: int):
-        self._sharded, self._joined, self._workers = sharded, joined, workers
-        sharded.compile(joined)  # before the preamble: after it, the others would wait for the compilation
-
-    def prepare(self) -> None:
-        """Do nothing: the program is already compiled."""
-
-    def reduce(self) -> list[list[jax.Array]]:
-        if not self._joined.arrays:
-            return [[] for _ in range(self._workers)]
-        with ONE_AT_A_TIME:
-            reduced = jax.block_until_ready(self._sharded.reduce(self._joined))
-        return self._sharded.copies(reduced)
-
-
 class JaxChannel:
     """A channel of a `JaxWorld`: see `Channel`.
 
-    Part 0 is reduced in the preamble if it fits, the others in shared memory or by XLA.
+    Part 0 is reduced in the preamble if it fits. One XLA program over the devices of all processes reduces the others,
+    by NCCL or gloo.
 
     Args:
       world: the world.
@@ -71,8 +41,6 @@ class JaxChannel:
         self.ops = [part.op for part in layout]
         self._text = describe_layout(tuple(layout), status)
         self._name = crc32(self._text.encode())
-        memory, rest = world.shared_memory, tuple(layout[self._in_preamble :])
-        self._buffers: SharedMemoryBuffers | None = None if memory is None else memory.buffers(rest)
 
     def exchange(
         self,
@@ -89,21 +57,17 @@ class JaxChannel:
             for row in parts:
                 row[0].copy_to_host_async()
         rows = [row[1:] for row in parts] if self._in_preamble else parts
-        rest: _Rest
-        if self._buffers is not None:
-            rest = self._buffers.message(rows, world.devices)
-        else:
-            joined = world.sharded.join(rows, self.ops[self._in_preamble :], step, world.members)
-            rest = _ReducedByXLA(world.sharded, joined, len(world.devices))
+        joined = world.sharded.join(rows, self.ops[self._in_preamble :], step, world.members)
+        world.sharded.compile(joined)  # before the preamble: after it, the others would wait for the compilation
         own = [row[0] for row in parts] if self._in_preamble else []
-        return self._finish(own, rest, status, about, more)
+        return self._finish(own, joined, status, about, more)
 
-    def _finish(self, own: list[jax.Array], rest: _Rest, status: np.ndarray, about: str, more: str) -> Arrived:
+    def _finish(self, own: list[jax.Array], joined: Joined, status: np.ndarray, about: str, more: str) -> Arrived:
         """Reduce part 0 and the status in the preamble, and the rest after it.
 
         Args:
           own: part 0 of this process's workers, if it is reduced in the preamble; else empty.
-          rest: the other parts.
+          joined: the other parts.
           status: see `Channel.exchange`.
           about: see `Channel.exchange`.
           more: see `Channel.exchange`.
@@ -117,13 +81,12 @@ class JaxChannel:
             *(about, more, self._name, self._text),
             buffers=(),
             status=status,
-            reduce=lambda: self._reduce(arrived, own, rest, traveling, status),
+            reduce=lambda: self._reduce(arrived, own, joined, traveling, status),
         )
         with transport.collective():
             if own:
                 traveling[:] = sum(np.asarray(x, np.float64) for x in own)
             traveling[len(traveling) - len(status) :] = status
-            rest.prepare()
             transport.perform(message)
         return arrived, message.arrived
 
@@ -131,7 +94,7 @@ class JaxChannel:
         self,
         arrived: list[list[jax.Array]],
         own: list[jax.Array],
-        rest: _Rest,
+        joined: Joined,
         traveling: np.ndarray,
         status: np.ndarray,
     ) -> np.ndarray:
@@ -139,11 +102,15 @@ class JaxChannel:
         if not self._status_in_preamble:
             self._transport.tree.sum(traveling)
         reduced_status = traveling[len(traveling) - len(status) :].astype(status.dtype)
-        arrived[:] = rest.reduce()
+        world = self._world
+        arrived[:] = [[] for _ in world.devices]
+        if joined.arrays:
+            with ONE_AT_A_TIME:
+                arrived[:] = world.sharded.copies(jax.block_until_ready(world.sharded.reduce(joined)))
         if own:
             first = np.empty(own[0].shape, own[0].dtype)  # new each time: a JAX array may alias it
             round_to(traveling, first)
-            devices = list(self._world.devices)
+            devices = list(world.devices)
             for row, x in zip(arrived, jax.device_put([first] * len(devices), devices), strict=True):
                 row.insert(0, x)
         return reduced_status

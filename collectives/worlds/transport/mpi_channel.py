@@ -23,7 +23,6 @@ import numpy as np
 from adaptive.base.channel import Arrived, Channel, Parts, PartSpec
 from adaptive.base.thread_status import thread_status
 from adaptive.base.world import World
-from collectives.worlds.reducing.algorithms import is_large
 from collectives.worlds.reducing.custom_on_processes import CustomReductions
 from collectives.worlds.reducing.parts import FlatPart, cuts_of, pieces
 from collectives.worlds.reducing.receive_buffers import ReceiveBuffers, check_dtypes, from_keys, keys, round_to
@@ -56,7 +55,7 @@ class MPIChannel:
         name: Hashable,
     ):
         check_dtypes(layout)
-        self._world, self._transport, self._name = world, transport, name
+        self._world, self._transport = world, transport
         self._ops = [part.op for part in layout]
         self._named = [j for j, op in enumerate(self._ops) if isinstance(op, str)]
         self._buffers = buffers = ReceiveBuffers(tuple(layout), status, transport.preamble.room)
@@ -111,8 +110,10 @@ class MPIChannel:
             transport.lock.release()
             raise
         try:
-            if transport.survivors is not None or (self._group is not transport.group and not self._prepare()):
+            if transport.survivors is not None:
                 return None
+            if self._group is not transport.group:
+                self._prepare()
             if buffers.in_preamble is not None:
                 buffers.in_preamble[:] = row[0]
             buffers.free[:] = status
@@ -164,12 +165,9 @@ class MPIChannel:
             transport.ends.append(perf_counter())
             transport.lock.release()
 
-    def _prepare(self) -> bool:
-        """Prepare the fast path for the present group. Returns whether the channel's messages can take it."""
+    def _prepare(self) -> None:
+        """Prepare the fast path for the present group."""
         transport, buffers = self._transport, self._buffers
-        large = buffers.large_others and transport.processes > 1
-        if transport.algorithms is not None or (large and not transport.cuda_sums.through_host):
-            return False
         self._sums = []
         for j in self._named[buffers.in_preamble is not None :]:
             target, op = buffers.buffers[j].reshape(-1), self._ops[j]
@@ -180,7 +178,6 @@ class MPIChannel:
             self._sums.append((j, transport.ops[str(op)], cuts))
         buffers.renew()
         self._group = transport.group
-        return True
 
     # --- the general path ---------------------------------------------------------------------------------------------
 
@@ -193,8 +190,8 @@ class MPIChannel:
             named = iter(results[0])
             row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
         if not self._on_cpu:
-            self._copy_to_host(row)
-        sent: list[Any] = [np.asarray(x) if self._on_cpu or j == 0 else x for j, x in enumerate(row)]
+            _copy_to_host(row)
+        sent = list(map(np.asarray, row))
         with transport.collective():
             if buffers.in_preamble is not None:
                 buffers.in_preamble[:] = sent[0]
@@ -208,31 +205,18 @@ class MPIChannel:
                 reduce=partial(self._reduce_all, sent, status, custom),
                 replicated=not custom.differ,
             )
-            key = self._name, buffers.name
-            if transport.algorithms is not None and buffers.has_algorithms:
-                transport.algorithms.begin_message(message, key, fixed=world.deterministic)
-            large = buffers.large_others
-            transport.cuda_sums.begin_message(message, key, row, ops, large=large, fixed=world.deterministic)
             transport.perform(message)
-            results = buffers.arrays(world.devices, transport.cuda_sums.results)
-            transport.cuda_sums.end_message()
+            results = buffers.arrays(world.devices)
         return custom.insert_own(results, world.devices), message.arrived
 
-    def _copy_to_host(self, row: Parts) -> None:
-        """Start to copy the parts that are reduced on the host."""
-        stays = self._transport.cuda_sums.stays(row, self._ops, self._name)
-        for j, x in enumerate(row):
-            if j not in stays:
-                x.copy_to_host_async()
-
-    def _reduce_all(self, sent: Sequence[Any], status: np.ndarray, custom: CustomReductions) -> np.ndarray:
+    def _reduce_all(self, sent: Sequence[np.ndarray], status: np.ndarray, custom: CustomReductions) -> np.ndarray:
         """Reduce all parts into the receive buffers, after every process has passed the preamble.
 
         Returns:
           The reduced status; shape=(status,), dtype of part 0.
         """
         transport, buffers = self._transport, self._buffers
-        first, algorithms = buffers.buffers[0], transport.algorithms
+        first = buffers.buffers[0]
         named = {j: self._ops[j] for j in self._named}
         if buffers.in_preamble is not None:
             round_to(buffers.in_preamble, first)
@@ -240,26 +224,14 @@ class MPIChannel:
         elif not buffers.status_in_preamble:
             first[:] = sent[0]
             buffers.free[:] = status
-        for j in transport.cuda_sums.results:
-            named.pop(j, None)
-
-        def part(j: int) -> FlatPart:
-            in_place = j == 0 and not buffers.status_in_preamble
-            source = None if in_place else np.asarray(sent[j]).reshape(-1)
-            return FlatPart(source, buffers.buffers[j].reshape(-1))
-
-        large = [j for j, op in named.items() if algorithms is not None and is_large(op, buffers.buffers[j].nbytes)]
         for j, op in named.items():
-            if j not in large:
-                self._reduce(part(j), op)
-        if algorithms is not None and large:
-            algorithms.sum(part(j) for j in large)
+            in_place = j == 0 and not buffers.status_in_preamble
+            source = None if in_place else sent[j].reshape(-1)
+            self._reduce(FlatPart(source, buffers.buffers[j].reshape(-1)), op)
         if custom.numbers:
             everyone = transport.group.everyone
             slots = [process.worker_slots for process in everyone]
-            order = sorted(range(len(everyone)), key=lambda rank: (everyone[rank].host, rank))
-            reduce = partial(custom.reduce, transport.comm, self._world.members, slots, order)
-            reduce() if algorithms is None else algorithms.reduce_timed(reduce)
+            custom.reduce(transport.comm, self._world.members, slots, [process.host for process in everyone])
         return buffers.free.astype(first.dtype)
 
     def _reduce(self, part: FlatPart, op: Any) -> None:
@@ -274,6 +246,12 @@ class MPIChannel:
         for piece in pieces([part], transport.piece_bytes):
             own = mpi.IN_PLACE if piece.source is None else piece.source
             transport.comm.Allreduce(own, piece.target, transport.ops[op])
+
+
+def _copy_to_host(row: Parts) -> None:
+    """Start to copy parts from an accelerator."""
+    for x in row:
+        x.copy_to_host_async()
 
 
 def _is_extreme_of_floats(op: Any, dtype: np.dtype) -> bool:

@@ -9,15 +9,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
-import jax
 import numpy as np
 
 from adaptive import CollectiveError, WorkerError
 from adaptive.base.thread_status import thread_status
 from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.lifetime import Lifetime
-from collectives.worlds.reducing.algorithms import FLAT_PIECE_BYTES, Algorithms, multi_host_algorithms
-from collectives.worlds.reducing.cuda_aware import CudaAwareSums
 from launchers import ending
 
 from .disagreement import disagreement_error
@@ -33,8 +30,10 @@ if TYPE_CHECKING:
 # Allreduce in pieces of this size where all ranks are on one host: a piece stays in the caches between the copy from
 # the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
 # of 64 kB, 18 of 128, 16.5 of 256, 15.4 of 512, 16.5 of 1024, 17.7 of 4096, 20 as whole tensors; with two to four in
-# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py). Across hosts: `algorithms.py`.
+# flight as Iallreduce, 1.2 to 1.3 times as long (benchmarks/exchange_resnet50.py).
 PIECE_BYTES = 512 << 10
+# Between hosts, where each piece costs the network's latency: the limit of 32-bit counts.
+WHOLE_BYTES = 1 << 30
 
 
 class MPITransport(Transport):
@@ -42,15 +41,12 @@ class MPITransport(Transport):
 
     Args:
       mpi: the module `mpi4py.MPI`.
-      device: the first device of this process.
       survives: whether the others continue when processes are lost.
 
     Attributes:
       group, comm: the processes that run operations now, and their communicator.
       ops: MPI's reductions, by name.
       piece_bytes: size of the pieces in which large parts are summed.
-      algorithms: the algorithms for large sums between hosts, or None if only one is possible.
-      cuda_sums: the sums of parts on GPUs.
       completed: number of operations completed in this group.
       last: the latest completed operation; its result is kept for processes that have not received it.
       torn: whether this process has left an operation that other processes are still in.
@@ -61,12 +57,10 @@ class MPITransport(Transport):
       on_peers: called after a rendezvous with the contact data of all processes, some of which may have been spawned.
     """
 
-    def __init__(self, mpi: Any, lifetime: Lifetime, device: jax.Device, *, survives: bool):
+    def __init__(self, mpi: Any, lifetime: Lifetime, *, survives: bool):
         super().__init__(lifetime)
         self.mpi, self.survives = mpi, survives
         self.ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
-        self.cuda_sums = CudaAwareSums(mpi, device)
-        self.algorithms: Algorithms | None = None
         self.completed, self.last = 0, self.operation
         self.torn = False
         self.survivors: tuple[ProcessGroup, tuple[str, float]] | None = None
@@ -81,28 +75,13 @@ class MPITransport(Transport):
         self.watch_over(group)
         self.rank, self.processes = self.comm.rank, self.comm.size
         self.preamble.set_processes(self.processes)
-        self.piece_bytes = PIECE_BYTES if group.one_host else FLAT_PIECE_BYTES
-        if self.algorithms is not None:
-            self.algorithms.free()
-        self.algorithms = multi_host_algorithms(self.mpi, group, survives=self.survives)
-        self.cuda_sums.set_group(group)
+        self.piece_bytes = PIECE_BYTES if group.one_host else WHOLE_BYTES
 
     def watch_over(self, group: ProcessGroup) -> None:
         """Have the watchdog watch these processes from now on."""
         self.ends.clear()  # operations of other processes take another time
         if self.watchdog is not None:
             self.watchdog.watch_only([self.peers[process] for process in group.everyone if process in self.peers])
-
-    def algorithm(self, channel: Any) -> str:
-        """Describe which algorithm a channel's messages take, and why; "" if only one is possible. Replicated."""
-        between_hosts = "" if self.algorithms is None else self.algorithms.describe(channel)
-        return "; ".join(filter(None, [self.cuda_sums.describe(channel), between_hosts]))
-
-    def free(self) -> None:
-        """Free the communicators of the group; collective."""
-        if self.algorithms is not None:
-            self.algorithms.free()
-        self.comm.Free()
 
     def confirm_alive(self) -> None:
         """End this process if the others have declared it lost, for example after it was stopped for long."""
@@ -177,8 +156,6 @@ class MPITransport(Transport):
                 raise error
             with suppress(self.mpi.Exception):
                 self.comm.Revoke()
-            if self.algorithms is not None:
-                self.algorithms.revoke()
         elif not operation.agreed or not self.survives or operation.intents is not None:
             return True
         # Every failed attempt leads here, whatever the error, because the others may have completed the operation.

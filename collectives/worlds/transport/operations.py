@@ -13,7 +13,6 @@ completed it, and otherwise it counts as failed on all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -22,7 +21,6 @@ import numpy as np
 from adaptive import WorkerError
 from adaptive.base.world_members import TransferPayload
 
-from .direct_read import ShownMemory, read
 from .disagreement import Intent
 
 _MESSAGE_BYTES = 1 << 30  # MPI counts with 32 bits
@@ -114,8 +112,7 @@ class Regroup(FinalOperation):
 class StateTransfer(Operation):
     """The operation that sends a run's state to joining processes. It is their `result`; on others that is None.
 
-    Small objects are broadcast. Arrays are sent in parallel: each process with the state serves some joining ones, and
-    those of its host read its memory, if the system permits that (`direct_read.py`).
+    Small objects are broadcast. Arrays are sent in parallel: each process with the state serves some joining ones.
 
     Args:
       about: see `World`.
@@ -156,23 +153,12 @@ class StateTransfer(Operation):
             arrays = self._room()
         sent = [piece for array in arrays for piece in pieces(array)]
         if self._has_state:
-            left = _not_read_by(comm, own_receivers, arrays)
-            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in left]
+            under_way = [comm.Isend(piece, rank, _TAG) for piece in sent for rank in own_receivers]
         else:
-            is_read = read(comm.recv(source=sender_of[comm.rank], tag=_TAG), arrays)
-            comm.send(is_read, sender_of[comm.rank], _TAG)
-            under_way = [comm.Irecv(piece, sender_of[comm.rank], _TAG) for piece in sent if not is_read]
+            under_way = [comm.Irecv(piece, sender_of[comm.rank], _TAG) for piece in sent]
         for request in under_way:
             request.Wait()
         self.result = None if self._has_state else (small, arrays)
-
-
-def _not_read_by(comm: Any, receivers: Sequence[int], arrays: Sequence[np.ndarray]) -> list[int]:
-    """Let these ranks read arrays from this process's memory. Returns those that cannot."""
-    shown = ShownMemory(arrays)
-    for rank in receivers:
-        comm.send(shown.addresses, rank, _TAG)
-    return [rank for rank in receivers if not comm.recv(source=rank, tag=_TAG)]
 
 
 class StepOnMesh(Operation):
@@ -224,10 +210,6 @@ class ReduceMessage(Operation):
         super().__init__(*header)
         self._buffers, self._reduce, self.agreed = buffers, reduce, not replicated
         self.arrived = status
-
-    def wrap_reduce(self, wrapper: Callable[[Callable[[], np.ndarray]], np.ndarray], *, agreed: bool) -> None:
-        """Replace `reduce` by a call of `wrapper(reduce)`, and mark the operation as agreed if `agreed`."""
-        self._reduce, self.agreed = partial(wrapper, self._reduce), self.agreed or agreed
 
     def carry_out(self, comm: Any) -> None:
         self.arrived = self._reduce()

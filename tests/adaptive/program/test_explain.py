@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive import operators
 from adaptive.control.status import status_length
 from adaptive.program.explain import explain_plan
-from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import lay_out_all
-from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planned, pointed_at
+from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
 
 W = {"bias": jnp.zeros(()), "kernel": jnp.zeros(FEATURES)}
 
@@ -35,11 +33,11 @@ def driver(state, batch):
     return jax.tree.map(lambda w, g: w - 0.1 * g, state, average), {}
 
 
-def text_of(driver, state=W, batch_sizes=(4, 4), shards=(), algorithms=()):
+def text_of(driver, state=W, batch_sizes=(4, 4), shards=()):
     workers = len(batch_sizes)
     plan = planned(driver, state, workers=workers)
     layouts = lay_out_all(plan.messages, capacity=workers, status=status_length(workers))
-    return explain_plan(plan, layouts, batch_sizes, shards, algorithms=algorithms), layouts
+    return explain_plan(plan, layouts, batch_sizes, shards), layouts
 
 
 def row(text, start):
@@ -140,22 +138,3 @@ def test_bytes_are_shown_in_a_unit_that_can_be_read(numbers, shown):
 def test_shards_are_listed():
     text, _ = text_of(driver, shards=(30, 20))
     assert "each worker has its own data: 50 examples = 30 + 20" in text
-
-
-def test_the_algorithm_of_a_message_is_shown_if_there_are_several():
-    text, _ = text_of(driver, algorithms=["by hosts: 41 ms, flat 80 ms; as measured up to message 6", ""])
-    assert row(text, " +goes") == "    goes by hosts: 41 ms, flat 80 ms; as measured up to message 6"
-    assert "goes" not in text_of(driver, algorithms=[""])[0]
-
-
-def test_a_program_asks_its_world_for_its_messages():
-    class TwoWays(LocalWorld):
-        def algorithm(self, channel):
-            return f"by hosts, being message {channel[1] + 1}"
-
-    world = TwoWays(2)
-    program = ad.Program(driver, W, make_data(16), global_batch=8, world=world)
-    assert "goes by hosts, being message 1" in program.explain()
-    assert not world.deterministic
-    ad.Program(driver, W, make_data(16), global_batch=8, world=world, deterministic=True)
-    assert world.deterministic

@@ -301,11 +301,3 @@ def test_it_is_shown_for_people():
         "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 problem",
     ):  # fmt: skip
         assert text in said, said
-
-
-def test_gpu_support_of_mpi_is_shown():
-    for cuda in (False, True):
-        show(
-            Examination((replace(GPU, cuda=cuda),), ()), console := Console(record=True, width=150, file=io.StringIO())
-        )
-        assert ("; CUDA-aware" in console.export_text()) is cuda

@@ -11,30 +11,49 @@ import sys
 import pytest
 
 from collectives.doctor import host_pairs as module
-from collectives.doctor.host_pairs import HostPair, host_pairs, slow_links
+from collectives.doctor.host_pairs import CHUNK_BYTES, HostPair, host_pairs, rounds, slow_links
 from tests import mpirun
 from tests.hosts import hosts
 from tests.speed import limit
 
 
 class Rank:
-    """A rank of three whose links take known seconds for a megabyte; it is the leader of a host."""
+    """A rank of three whose links take known seconds for a chunk; it is the leader of a host."""
 
-    def __init__(self, rank):
-        self.rank = rank
+    def __init__(self, rank, clock):
+        self.rank, self._clock = rank, clock
+
+    def Barrier(self):
+        pass
+
+    def Sendrecv(self, sent, other, recvbuf, source):
+        assert other == source
+        self._clock[0] += {2: 0.01, 4: 0.5}[other]
 
     def gather(self, own, root):
         assert root == 0
-        return [own, [(1, 2, 0.5)]] if self.rank == 0 else None
+        return [own, [HostPair((2, 4), CHUNK_BYTES / 0.5)]] if self.rank == 0 else None
 
 
 def test_rank_0_knows_the_pairs_by_rank_and_bandwidth(monkeypatch):
-    monkeypatch.setattr(module, "timed_pairs", lambda comm, leaders: [(0, 1, 0.01), (0, 2, 0.5)])
-    found = host_pairs(Rank(0), [0, 2, 4])
-    assert [(pair.ranks, pair.bandwidth) for pair in found] == [((0, 2), 1e8), ((0, 4), 2e6), ((2, 4), 2e6)]
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    found = host_pairs(Rank(0, clock), [0, 2, 4])
+    assert {pair.ranks: round(CHUNK_BYTES / pair.bandwidth, 6) for pair in found} == {
+        (0, 2): 0.01,
+        (0, 4): 0.5,
+        (2, 4): 0.5,
+    }
     (link,) = slow_links(["a", "a", "b", "b", "c", "c"], found)
     assert link.hosts == ("c",)
-    assert host_pairs(Rank(1), [0, 2, 4]) == []
+    assert host_pairs(Rank(1, clock), [0, 2, 4]) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6, 7])
+def test_each_two_hosts_meet_once_and_a_host_is_in_one_pair_of_a_round(n):
+    met = list(rounds(n))
+    assert sorted(pair for pairs in met for pair in pairs) == list(itertools.combinations(range(n), 2))
+    assert all(len({*itertools.chain(*pairs)}) == 2 * len(pairs) for pairs in met)
 
 
 def pairs_of(rates):

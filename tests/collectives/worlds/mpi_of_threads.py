@@ -14,7 +14,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 
 from collectives.worlds.lifetime import Lifetime
@@ -368,11 +367,9 @@ def processes(*hosts: int) -> tuple[Process, ...]:
     return tuple(Process(range(i, i + 1), f"h{host}", host, 100 + i) for i, host in enumerate(hosts))
 
 
-def transport_of(
-    comm: Comm, hosts: Sequence[int] | None = None, *, survives: bool = True, device: Any = None
-) -> MPITransport:
+def transport_of(comm: Comm, hosts: Sequence[int] | None = None, *, survives: bool = True) -> MPITransport:
     """Return the transport of a process, with its `losses`: numbers, and the operation at which they were noticed."""
-    made: Any = MPITransport(MPI, Lifetime(WORLD), device or jax.local_devices()[0], survives=survives)
+    made: Any = MPITransport(MPI, Lifetime(WORLD), survives=survives)
     made.losses = []
 
     def on_lost(survivors: ProcessGroup, lost: dict[int, Process], how: tuple[str, float]) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import re
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from collectives.worlds.reducing.shared_memory import ROW, shared_rows
-from collectives.worlds.shared_file import SharedFile, SharedFileAddress
 from tests.jaxrun import HEARTBEAT, reserved_address, run
 from tests.mpirun import run as mpirun
 
-COVERS = (
-    "collectives/worlds/reducing/shared_memory.py",
-    "collectives/worlds/transport/jax_channel.py",
-)
+COVERS = ("collectives/worlds/transport/jax_channel.py",)
 
 LIMIT = 200.0  # seconds: many tests in one launch
 pytestmark = pytest.mark.ranks
@@ -66,52 +58,11 @@ def test_the_suite_on_processes(processes, kind):
         (2, "jax", [PROGRAM / f"test_{name}.py" for name in ("bad_input", "not_finite", "trace", "hyperparameters")]),
         (2, "jax-two-devices", [MEETINGS, *(PROGRAM / f"test_{name}.py" for name in ("federated", "own_collectives"))]),
         (3, "jax", [PROGRAM / "test_same_mathematics.py"]),
-        (2, "jax-by-xla", [SUITE]),
     ],
-    ids=["errors and mathematics", "programs", "two devices", "three processes", "by XLA"],
+    ids=["errors and mathematics", "programs", "two devices", "three processes"],
 )
 def test_programs(processes, kind, files):
     assert run_suite(kind, processes, *files) >= 8
-
-
-# --- memory that they share -------------------------------------------------------------------------------------------
-
-
-def shared(hosts, wanted=True):
-    """What the first of two processes gets, and how many of its files are open then."""
-    before = set(os.listdir("/proc/self/fd"))
-    rows = shared_rows(0, hosts, lambda own: [own, own], wanted=wanted)
-    return rows, len(set(os.listdir("/proc/self/fd")) - before)
-
-
-def test_processes_share_memory_where_all_can():
-    rows, open_files = shared(["here", "here"])
-    assert (rows.shape, open_files) == ((3, ROW), 1)  # which Python keeps as long as the memory
-    rows[:] = 1
-    for hosts in (["here"], ["here", "there"]):
-        assert shared(hosts) == (None, 0)
-    assert shared(["here", "here"], wanted=False) == (None, 0)
-
-
-def test_memory_of_the_first_is_that_of_the_second():
-    with closing(SharedFile(3 * ROW)) as first:
-        answers = iter([[pickle.dumps(first.address), b""], [b"it has it"] * 2])
-        rows = shared_rows(1, ["here", "here"], lambda own: next(answers), wanted=True)
-    rows[1, 5] = 7
-    assert first.memory[ROW + 5] == 7
-
-
-def test_another_file_is_not_taken_for_it():
-    """Two hosts of one name: what has that number here is anything."""
-    with closing(SharedFile(3 * ROW)) as first, closing(SharedFile(3 * ROW)) as other:
-        wrong = pickle.dumps(SharedFileAddress(first.address.path, other.address.token))
-        assert shared_rows(1, ["here", "here"], lambda own: [wrong, own], wanted=True) is None
-
-
-def test_shared_memory_needs_all_processes():
-    answers = iter([None, [b"it has it", b""]])
-    rows = shared_rows(0, ["here", "here"], lambda own: next(answers) or [own, own], wanted=True)
-    assert rows is None
 
 
 # --- one is lost ------------------------------------------------------------------------------------------------------
@@ -123,18 +74,15 @@ from tests.speed import at_start
 join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
-from collectives.worlds.reducing.shared_memory import ByMemory
 from collectives.worlds.reducing.sharded import Sharded
 
 how, lost = sys.argv[1], int(sys.argv[2])
 with comm.world(hang_timeout=3 * at_start()) as world:  # the same on all
     comm.all_reduce(np.ones(1000, np.float32), op="sum")
-    if how.endswith("by XLA"): world.shared_memory = world._kept.clear()
     if world.rank == lost:
         match how:
             case "killed": os.kill(os.getpid(), signal.SIGKILL)
-            case "killed in a message": ByMemory.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-            case "killed in a message by XLA": Sharded.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            case "killed in a message": Sharded.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
             case "over": sys.exit(3)
             case "raises": raise ZeroDivisionError
@@ -170,13 +118,7 @@ def script(tmp_path):
             3,
             r"rank \d of 3 lost the connection to the others in all_reduce.*: rank \d has closed its connection",
         ),
-        (
-            "killed in a message",
-            1,
-            2,
-            "rank 0 of 2 lost the connection to the others in all_reduce.*: rank 1 has closed its connection",
-        ),
-        ("killed in a message by XLA", 1, 2, "rank 0 of 2 lost the connection to the others in all_reduce.*Gloo"),
+        ("killed in a message", 1, 2, "rank 0 of 2 lost the connection to the others in all_reduce.*Gloo"),
         ("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
         ("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision"),
     ],

@@ -1,4 +1,4 @@
-"""Worlds of processes of `jax.distributed` that are threads of this one, with shared memory."""
+"""Worlds of processes of `jax.distributed` that are threads of this one; their messages fit into preambles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from adaptive import CollectiveError, DisagreementError
 from collectives.worlds import jax_world
 from collectives.worlds.launch import LaunchError
 from collectives.worlds.oversubscription import OversubscriptionWarning
-from collectives.worlds.shared_file import SharedFile
 from tests.speed import limit
 
 from .transport.test_jax_transport import Tree
@@ -49,9 +48,10 @@ def on_processes(monkeypatch):
 
 
 def exchanged(world):
-    parts = [[jax.device_put(np.full(n, w + 1, np.float32), d) for n in (2, 300)] for w, d in
-             zip(world.workers, world.devices, strict=True)]  # fmt: skip
-    results, status = world.exchange(parts, ["sum", "sum"], np.ones(1, np.float32))
+    parts = [
+        [jax.device_put(np.full(2, w + 1, np.float32), d)] for w, d in zip(world.workers, world.devices, strict=True)
+    ]
+    results, status = world.exchange(parts, ["sum"], np.ones(1, np.float32))
     assert [{x.device for x in row} for row in results] == [{device} for device in world.devices]
     return {float(x[0]) for row in results for x in row} | {float(status[0]) / 10}
 
@@ -61,7 +61,7 @@ def test_workers_are_numbered_in_the_order_of_processes(on_processes):
         assert (world.capacity, world.processes, world.members) == (4, 3, (0, 1, 2, 3))
         assert world.all_gather_bytes(b"%d" % world.rank) == [b"0", b"1", b"2"]
         assert exchanged(world) == {10.0, 0.3}
-        assert world.worker_mesh() is None
+        assert world.worker_mesh() is world.sharded
         with comm.JaxWorld(world.devices, hang_timeout=0) as second:
             assert (second.transport.world, world.transport.world) == ("world 2", "world 1")
             assert exchanged(second) == {10.0, 0.3}
@@ -120,18 +120,6 @@ def test_a_world_is_closed_by_all_and_once(on_processes):
 
     with pytest.raises(DisagreementError, match="rank 2: a barrier"):
         on_processes(work)
-
-
-def without_path(size):
-    """Return memory that other processes cannot open."""
-    file = SharedFile(size)
-    file.address = file.address._replace(path="")
-    return file
-
-
-def test_where_a_process_has_no_shared_memory_none_uses_it(on_processes, monkeypatch):
-    monkeypatch.setattr("collectives.worlds.reducing.shared_memory.SharedFile", without_path)
-    assert on_processes(lambda world: world.worker_mesh() is world.sharded) == [True] * 3
 
 
 @pytest.mark.parametrize("chosen", [False, True])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ranks
 
 HERE = Path(__file__).parents[1]
 
-SUITE, ALONE, ON_DEVICES = HERE / "test_worlds.py", HERE / "on_ranks.py", HERE / "on_devices_of_ranks.py"
+SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
 
 
 @pytest.mark.parametrize(
@@ -31,21 +31,4 @@ def test_the_suite_on_ranks(ranks, kind, files):
     passed = re.search(r"(\d+) passed in", result.stdout)
     assert passed, result
     assert int(passed[1]) >= 35 * len(kind.split()), result
-    assert "skipped" not in result.stdout, result
-
-
-@pytest.mark.parametrize(
-    ("ranks", "kind", "files"),
-    [
-        (2, "mpi-on-devices", [ON_DEVICES]),
-        pytest.param(3, "mpi-on-devices", [ON_DEVICES, SUITE], marks=pytest.mark.long),
-        pytest.param(2, "mpi-on-devices mpi-on-devices-uneven", [SUITE], marks=pytest.mark.long),
-        pytest.param(1, "mpi-on-devices", [ON_DEVICES], marks=pytest.mark.long),
-    ],
-)
-def test_sums_from_device_to_device(ranks, kind, files):
-    pytest = ["-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider", *files]
-    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=LIMIT)
-    passed = re.search(r"(\d+) passed in", result.stdout)
-    assert passed, result
     assert "skipped" not in result.stdout, result

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive.base.reductions import Sliced
+from collectives._wire import Narrow
 from collectives.worlds.reducing import custom_on_processes
 from tests.speed import limit
 
@@ -139,15 +140,15 @@ class Sum(Sliced):
 
 
 @pytest.mark.parametrize("senders", [(0, 2), (1,), (0, 1, 2, 3), ()])
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 3, 1, 2]])
-def test_slices_belong_to_the_processes_that_send(senders, order):
+@pytest.mark.parametrize(("hosts", "order"), [([0] * 4, [0, 1, 2, 3]), ([0, 1, 1, 0], [0, 3, 1, 2])])
+def test_slices_belong_to_the_processes_that_send(senders, hosts, order):
     """A process that sends nothing receives no values to add, and results go around the ring once."""
     common, op, results = Common(4), Sum(), {}
     values = {rank: np.arange(48, dtype=np.int32) * (rank + 1 if rank in senders else 0) for rank in range(4)}
 
     def reduce(rank):
         results[rank] = np.zeros(48, np.int32)
-        custom_on_processes.by_slices(Slices(rank, common), op, {rank: values[rank]}, results[rank], 1, order)
+        custom_on_processes.by_slices(Slices(rank, common), op, {rank: values[rank]}, results[rank], 1, hosts)
 
     threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(4)]
     for thread in threads:
@@ -164,4 +165,26 @@ def test_slices_belong_to_the_processes_that_send(senders, order):
     for source, target in ring:  # in bytes: all but the target's own
         others = sum(4 * 48 // len(owners) for rank in owners if rank != target)
         assert common.passed[source, target] == (0 if len(owners) == 4 else others)
+    assert all(line.empty() for line in common.lines.values())
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 1, 1], [0, 1, 0, 1], [3, 5, 5, 5]])
+def test_a_host_sends_the_sum_of_its_workers_once(hosts):
+    common, op, results, size = Common(4), Narrow("bfloat16"), {}, 48
+    values = {rank: np.float32(np.arange(size) % 7 * (rank + 1)) for rank in range(4)}  # exact in bfloat16
+
+    def reduce(rank):
+        results[rank] = np.zeros(size, np.float32)
+        custom_on_processes.by_slices(Slices(rank, common), op, {rank: values[rank]}, results[rank], 1, hosts)
+
+    threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit(60))
+    for result in results.values():
+        np.testing.assert_array_equal(result, sum(values.values()))
+    firsts = {hosts.index(host) for host in hosts}
+    for (source, target), elements in common.sent.items():
+        assert target == EVERYONE or elements == (size // len(firsts) if {source, target} <= firsts else 0)
     assert all(line.empty() for line in common.lines.values())

@@ -9,10 +9,7 @@ import pytest
 
 from adaptive import CollectiveError
 from adaptive.base.channel import PartSpec
-from adaptive.base.reductions import Sliced
-from collectives.worlds.reducing.algorithms import LARGE_BYTES, has_algorithms, is_large
 from collectives.worlds.reducing.receive_buffers import (
-    Buffers,
     ReceiveBuffers,
     check_dtypes,
     from_keys,
@@ -20,14 +17,12 @@ from collectives.worlds.reducing.receive_buffers import (
     round_to,
 )
 
-COVERS = ("collectives/worlds/reducing/algorithms.py",)
-
 F32 = np.dtype(np.float32)
 LAYOUT = [PartSpec((5,), F32, "sum"), PartSpec((3, 7), np.dtype(np.int8), "max"), PartSpec((), F32, "min")]
 
 
 def test_buffers_do_not_overlap_and_are_aligned():
-    made = Buffers(LAYOUT)
+    made = ReceiveBuffers(LAYOUT, 0, np.zeros(10))
     for number, buffer in enumerate(made.buffers):
         assert (buffer.shape, buffer.dtype) == LAYOUT[number][:2]
         assert buffer.ctypes.data % 64 == 0
@@ -36,19 +31,17 @@ def test_buffers_do_not_overlap_and_are_aligned():
 
 
 def test_what_arrives_is_on_every_device():
-    made, devices = Buffers(LAYOUT), jax.local_devices()
+    made, devices = ReceiveBuffers(LAYOUT, 0, np.zeros(10)), jax.local_devices()
     assert [made.is_default(device) for device in devices[:2]] == [True, False]
     for number, buffer in enumerate(made.buffers):
         buffer[...] = number + 1
     aliases = made.arrays(devices[:1])[0]
     assert [x.unsafe_buffer_pointer() for x in aliases] == [buffer.ctypes.data for buffer in made.buffers]
     for where in (devices[:1], devices[1:2], devices[:3], devices[2:0:-1]):
-        elsewhere = {1: jax.device_put(np.full((3, 7), 9, np.int8), where[0])}
-        for given in ({}, elsewhere):
-            for device, row in zip(where, made.arrays(where, given), strict=True):
-                assert [x.shape for x in row] == [spec.shape for spec in LAYOUT]
-                assert {x.device for x in row} == {device}
-                assert [np.asarray(x).flat[0] for x in row] == [1, 9 if given else 2, 3]
+        for device, row in zip(where, made.arrays(where), strict=True):
+            assert [x.shape for x in row] == [spec.shape for spec in LAYOUT]
+            assert {x.device for x in row} == {device}
+            assert [np.asarray(x).flat[0] for x in row] == [1, 2, 3]
     aliases[0].delete()
     again = made.arrays(devices[:1])[0]
     assert again[0].tolist() == [1] * 5
@@ -70,34 +63,6 @@ def test_part_0_and_the_status_are_in_the_preamble_if_there_is_room(first, statu
     assert np.count_nonzero(room == 7) == status * status_in_preamble
     if in_preamble:
         assert made.in_preamble.tolist() == room[:first].tolist()
-
-
-class Sum(Sliced):
-    def __init__(self, is_sum):
-        self.is_sum = is_sum
-
-    def __repr__(self):
-        return f"Sum({self.is_sum})"
-
-
-@pytest.mark.parametrize(
-    ("op", "nbytes", "large", "algorithms"),
-    [
-        ("sum", LARGE_BYTES, True, True),
-        ("sum", LARGE_BYTES - 4, False, False),
-        ("max", LARGE_BYTES, False, False),
-        (Sum(True), LARGE_BYTES, False, True),
-        (Sum(True), LARGE_BYTES - 4, False, False),
-        (Sum(False), LARGE_BYTES, False, False),
-    ],
-)
-def test_several_algorithms_are_for_large_sums(op, nbytes, large, algorithms):
-    assert (is_large(op, nbytes), has_algorithms(op, nbytes)) == (large, algorithms)
-    part = PartSpec((nbytes // 4,), F32, op)
-    made = ReceiveBuffers((LAYOUT[0], part), 0, np.zeros(10))
-    assert (made.large_others, made.has_algorithms) == (large, algorithms)
-    alone = ReceiveBuffers((part, LAYOUT[0]), 0, np.zeros(10))
-    assert (alone.large_others, alone.has_algorithms) == (False, algorithms)
 
 
 def test_layouts_that_differ_have_other_names():

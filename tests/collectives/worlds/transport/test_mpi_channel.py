@@ -13,7 +13,6 @@ from adaptive.base.channel import PartSpec
 from adaptive.base.reductions import Mixed
 from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.devices import DeviceWorld
-from collectives.worlds.reducing import hierarchical
 from collectives.worlds.transport import mpi_transport
 from collectives.worlds.transport.mpi_channel import MPIChannel
 from collectives.worlds.transport.preamble import NUMBERS
@@ -33,12 +32,12 @@ class Pairs(Mixed):
         return {worker: {worker: 0.25, (worker + 1) % len(members): 0.75} for worker in members}
 
 
-def channel_of(comm, specs, status, *, hosts=None, devices=None, deterministic=False, workers=None, survives=True):
+def channel_of(comm, specs, status, *, hosts=None, devices=None, workers=None, survives=True):
     """Return the channel of a process, and its transport."""
     devices = devices or jax.local_devices()[:1]
-    transport = transport_of(comm, hosts, survives=survives, device=devices[0])
+    transport = transport_of(comm, hosts, survives=survives)
     workers = workers or range(comm.rank, comm.rank + 1)
-    world = SimpleNamespace(devices=devices, workers=workers, members=range(comm.size), deterministic=deterministic)
+    world = SimpleNamespace(devices=devices, workers=workers, members=range(comm.size))
     layout = [PartSpec(shape, np.dtype(dtype), op) for shape, dtype, op in specs]
     local = DeviceWorld(devices)
     return MPIChannel(world, transport, local.channel, layout, status, "a channel"), transport
@@ -195,43 +194,6 @@ def test_survivors_receive_the_same_messages_wherever_a_process_dies(call, fails
     assert found[-1] == 101
 
 
-@pytest.mark.parametrize(("dies", "call"), [(call % 3, call) for call in range(20)])
-def test_survivors_of_a_sum_by_hosts_receive_the_same_messages(dies, call, monkeypatch):
-    """Also if a process dies that sums for its host, while others wait for it on the other host."""
-    monkeypatch.setattr(hierarchical, "PIECE_BYTES", 40_000)
-    monkeypatch.setattr(hierarchical, "UNDER_WAY_BYTES", 0)
-    specs = [((4,), F32, "sum"), ((1 << 14,), F32, "sum")]
-
-    def use(comm):
-        channel, transport = channel_of(comm, specs, 0, hosts=[0, 0, 1, 1], deterministic=True)
-        found = []
-        for step in range(6):
-            try:
-                (row,), _ = channel.exchange(
-                    [[jax.device_put(np.full(s, 10.0**comm.number, F32)) for s, *_ in specs]],
-                    np.zeros(0, F32),
-                    f"{step}",
-                )
-            except MembersChanged:
-                found.append(None)
-            else:
-                large = np.asarray(row[1])
-                assert (large == large[0]).all()
-                assert large[0] == row[0][0]
-                found.append(float(large[0]))
-        return found, transport.losses, transport.algorithm("a channel").split(",")[0]
-
-    results = Job(4, {dies: call}).run(use)
-    assert results[dies] is None
-    first, *others = [result for result in results if result]
-    assert others == [first] * 2
-    found, losses, said = first
-    assert [numbers for numbers, _ in losses] == [[dies]]
-    left = 1111.0 - 10**dies
-    assert found == [1111.0] * found.index(None) + [None] + [left] * (5 - found.index(None))
-    assert said == "hierarchical"
-
-
 @pytest.mark.parametrize("device", [0, 1])
 def test_messages_of_other_layouts_or_words_are_a_disagreement_and_the_next_ones_arrive(device):
     def use(comm):
@@ -311,21 +273,3 @@ def test_custom_reductions_are_of_all_workers(uneven):
         return status.tolist(), transport.last.agreed
 
     assert Job(len(slots)).run(use) == [([float(len(slots))], True)] * len(slots)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_large_sums_between_hosts_are_measured_unless_the_program_is_deterministic(deterministic):
-    specs = [((4,), F32, "sum"), ((1 << 14,), F32, "sum"), ((10,), F32, "sum"), ((1 << 14,), F32, "max")]
-
-    def use(comm):
-        channel, transport = channel_of(comm, specs, 0, hosts=[0, 0, 1], deterministic=deterministic)
-        sent = values(specs, comm.rank)
-        for _ in range(7):
-            (row,), _ = channel.exchange([[jax.device_put(x) for x in sent]], np.zeros(0, F32), "m")
-            check(specs, 0, row, [values(specs, rank) for rank in range(3)])
-        return transport.algorithm("a channel").split(":")[0], transport.last.agreed
-
-    (said, agreed), *others = Job(3).run(use)
-    assert others == [(said, agreed)] * 2
-    assert said == "hierarchical, not measured" if deterministic else said in ("flat", "hierarchical")
-    assert agreed is (said != "flat")
