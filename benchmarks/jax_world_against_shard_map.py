@@ -5,15 +5,11 @@
 `jax.distributed` joins two processes, each with one CPU device, one core, and one thread of XLA. `shard_map`: one
 jitted program over both devices, a `pmean` of the gradients' pytree, and batches of equal size placed by
 `jax.make_array_from_process_local_data`; and the same with all gradients in one flat array. This library: a `JaxWorld`
-dispatches kernels, exchanges a preamble, reduces gradients in memory shared by both processes, and updates; batches may
-be unequal, and values that are not finite are detected. It is also measured by XLA over gloo, as on several hosts. All
-take their batches from the same arrays by fancy indexing, and blocks of steps alternate. Aimed at: 10 % for steps of 10
-to 30 ms.
+exchanges a preamble, and runs a step of equal batches as one program; batches may be unequal, and values that are not
+finite are detected. All take their batches from the same arrays by fancy indexing, and blocks of steps alternate. Aimed
+at: 10 % for steps of 10 to 30 ms.
 
 The processor time of all threads of rank 0, without waiting, is also reported; on a busy machine it varies less.
-
-A second table has the parts of a step by themselves: the exchange of the same arrays, in memory and by XLA, the
-preamble, and a program that sums one number, which is the least that a preamble by XLA would take.
 """
 
 from __future__ import annotations
@@ -77,15 +73,6 @@ def by_shard_map(model: Model, mesh: Mesh, *, flat: bool) -> Callable[[int], jax
     return steps
 
 
-def by_xla(world: comm.JaxWorld, work: Callable[[], T]) -> T:
-    """Exchange by XLA, as processes of several hosts do, which share no memory."""
-    memory, world.shared_memory = world.shared_memory, None
-    try:
-        return work()
-    finally:
-        world.shared_memory = memory
-
-
 def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[], object]:
     """Wrap a function so that it also records the processor time of this process."""
 
@@ -98,43 +85,8 @@ def processor_time(work: Callable[[], object], taken: list[float]) -> Callable[[
     return timed
 
 
-def pieces(ours: ad.Program, world: comm.JaxWorld, times: int) -> tuple[str, dict[str, Callable[[], object]]]:
-    """Describe a program's message, and return functions that carry out each of its parts `times` times."""
-    seen = []
-    start = JaxChannel.start
-
-    def taken_down(channel, parts, status, *more, **options):
-        seen.append(([[jnp.copy(x) for x in row] for row in parts], channel.ops, status))
-        return start(channel, parts, status, *more, **options)
-
-    JaxChannel.start = taken_down
-    ours.step()
-    JaxChannel.start = start
-    (row, *_), ops, status = seen[-1]
-    by_frame = len(row[0]) <= len(world.transport.preamble.room)
-    joined = world.sharded.join([row[by_frame:]], ops[by_frame:])
-    numbers = np.zeros(128)
-    least = world.sharded.join([[jnp.zeros(1)]], ["sum"])
-
-    def exchange() -> object:
-        return world.exchange([row], ops, status)[0]
-
-    words = ", ".join(f"{x.size}" for x in row)
-
-    def of(work: Callable[[], object]) -> Callable[[], object]:
-        return lambda: [work() for _ in range(times)][-1]
-
-    return words, {
-        "exchange": of(exchange),
-        "exchange by XLA": of(lambda: by_xla(world, exchange)),
-        "its program": of(lambda: jax.block_until_ready(world.sharded.reduce(joined))),
-        "its frame": of(lambda: world.transport.tree.sum(numbers)),
-        "a sum of one number": of(lambda: jax.block_until_ready(world.sharded.reduce(least))),
-    }
-
-
 def main(options: argparse.Namespace) -> None:
-    rows, parts = [], []
+    rows = []
     mesh = Mesh(np.array(jax.devices()), ("worker",))
     models = [conv_net("conv net", 64), conv_net("conv net", 128), large_matrices("large matrices", 128)]
     for model in models:
@@ -149,7 +101,6 @@ def main(options: argparse.Namespace) -> None:
                 "shard_map": lambda leaves=leaves: leaves(options.block),
                 "shard_map, flat": lambda flat=flat: flat(options.block),
                 "ours": of_ours,
-                "ours, by XLA": lambda world=world, of_ours=of_ours: by_xla(world, of_ours),
             }
             cores: dict[str, list[float]] = {name: [] for name in ways}
             timed = {name: processor_time(work, cores[name]) for name, work in ways.items()}
@@ -159,11 +110,7 @@ def main(options: argparse.Namespace) -> None:
             for row in compared:
                 taken = float(np.median(cores[row.name][-options.rounds :])) / options.block
                 rows.append({**about, **row.cells(), "processor time": readable(taken)})
-            words, made_of = pieces(ours, world, options.block)
             ours.close()
-            of_pieces = alternate(made_of, options.rounds, warmup=3)
-            about = {"step": f"{model.name}, {model.local_batch}", "numbers in the parts": words}
-            parts.append({**about, **{n: readable(float(np.median(s)) / options.block) for n, s in of_pieces.items()}})
     if jax.process_index() == 0:
         report(
             "What a step of two processes without MPI costs over the same step in one shard_map",
@@ -172,8 +119,6 @@ def main(options: argparse.Namespace) -> None:
             [
                 f"{PROCESSES} processes of jax.distributed on this host, a core each; {options.rounds} rounds of "
                 f"{options.block} steps. shard_map's messages go by gloo. Ratios are to the flat one.",
-                "What is in the exchange of a step of ours, by itself, and the smallest program that could be a frame:",
-                table(parts),
             ],
         )
 
@@ -193,18 +138,15 @@ if __name__ == "__main__":
 
     jax.distributed.initialize(given.coordinator, PROCESSES, given.process, cluster_detection_method="deactivate")
 
-    import jax.numpy as jnp
     import numpy as np
     import optax
     from _loops import N_EXAMPLES, OPTIMIZER, Model, conv_net, large_matrices, program
-    from _measure import alternate, pin, readable, report, summary, table
+    from _measure import alternate, pin, readable, report, summary
     from jax.flatten_util import ravel_pytree
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    import adaptive as ad
     import collectives as comm
-    from collectives.worlds.transport.jax_channel import JaxChannel
 
     pin(sorted(os.sched_getaffinity(0))[given.process % len(os.sched_getaffinity(0))])
     main(given)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,6 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.errors import CollectiveError, DisagreementError, WorkerCountError, WorkerError
-from collectives.worlds.reducing import shared_memory
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 
@@ -25,15 +22,6 @@ def world():
     with comm.JaxWorld(jax.local_devices()[:1]) as world:
         assert world.processes > 1
         yield world
-
-
-@pytest.fixture(params=["by memory", "by XLA"])
-def either(world, monkeypatch, request):
-    """That world, whose processes of one host share memory; and without it, as on several hosts."""
-    assert world.shared_memory is not None
-    if request.param == "by XLA":
-        monkeypatch.setattr(world, "shared_memory", None)
-    return world
 
 
 def send(world, *values, status=0):
@@ -86,16 +74,14 @@ def test_devices_of_another_process_are_refused():
 
 
 @pytest.mark.parametrize("status", [0, 3, 124, 125, 1000])
-def test_a_status_of_any_length_is_summed_over_processes(either, status):
-    world = either
+def test_a_status_of_any_length_is_summed_over_processes(world, status):
     results, arrived = send(world, jnp.full(300, 2.0), status=status)
     np.testing.assert_array_equal(arrived, np.full(status, world.processes, np.float32))
     np.testing.assert_array_equal(results[0][1], np.full(300, 2.0 * world.size))
 
 
 @pytest.mark.parametrize("n", [4, 400])  # in the frame, and behind it
-def test_sums_overflow_and_keep_nans_as_elsewhere(either, n):
-    world = either
+def test_sums_overflow_and_keep_nans_as_elsewhere(world, n):
     most = np.finfo(np.float32).max
     x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
     results, _ = world.exchange([[jax.device_put(x, d)] for d in world.devices], ["sum"], np.zeros(0, np.float32))
@@ -107,7 +93,6 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     try:
         announce = world.transport.preamble.announce
-        monkeypatch.setattr(world, "shared_memory", None)
         monkeypatch.setattr(
             world.transport.preamble, "announce", lambda number: (compiled.append("frame"), announce(number))
         )
@@ -119,49 +104,7 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     assert backend[-3:] == ["backend_compile_duration", "frame", "frame"]
 
 
-def test_arrays_larger_than_a_row_of_shared_memory_are_sent_in_pieces(world, monkeypatch):
-    """Parts of all kinds, as reduced by XLA."""
-    rng = np.random.default_rng(world.rank)
-    sizes = [(3000,), (), (40, 50), (0,), (7,), (5000,)]
-    dtypes = [np.float32, np.float32, np.int32, np.float32, np.complex64, np.uint8]
-    ops = ["sum", "max", "sum", "sum", "sum", "min"]
-    # Integers overflow; floats are added up exactly, in whatever order.
-    bounds = [2**31 if np.issubdtype(dtype, np.integer) else 2**20 for dtype in dtypes]
-    values = [rng.integers(-bound, bound, size) for bound, size in zip(bounds, sizes, strict=True)]
-    parts = [jnp.asarray(np.asarray(x).astype(dtype)) for x, dtype in zip(values, dtypes, strict=True)]
-
-    def exchanged():
-        results, _ = world.exchange([[jnp.ones(1), *parts]], ["sum", *ops], np.zeros(0, np.float32))
-        return [np.array(x) for x in results[0][1:]]
-
-    monkeypatch.setattr(shared_memory, "ROW", 4096)
-    shared_memory._loads.cache_clear()
-    world._kept.clear()
-    try:
-        found = [exchanged(), exchanged()]
-        laid = shared_memory._loads(tuple((x.size, x.dtype.itemsize) for x in parts))
-        assert len(laid) > 5
-    finally:
-        shared_memory._loads.cache_clear()
-        world._kept.clear()
-    monkeypatch.setattr(world, "shared_memory", None)
-    for i, wanted in enumerate(exchanged()):
-        for results in found:
-            np.testing.assert_array_equal(results[i], wanted)
-            assert results[i].dtype == wanted.dtype
-
-
-def test_results_by_memory_stay_until_the_next_message(world):
-    """Which may be large, and come to one process later than to the other."""
-    for step in range(6):
-        if step % 2 == world.rank % 2:
-            time.sleep(0.01)
-        results, _ = send(world, jnp.full(1_500_000, float(step)))
-        np.testing.assert_array_equal(results[0][1], np.full(1_500_000, step * world.size, np.float32))
-
-
-def test_processes_that_send_different_messages_raise(either):
-    world = either
+def test_processes_that_send_different_messages_raise(world):
     n = 500 + world.rank
     before = world.waited
     with pytest.raises(DisagreementError) as e:
@@ -249,8 +192,7 @@ def test_listing_1_takes_the_course_of_one_process_with_as_many_devices(world):
         np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-15)
 
 
-def test_small_parts_that_are_reduced_alike_travel_as_one(world, monkeypatch):
-    monkeypatch.setattr(world, "shared_memory", None)
+def test_small_parts_that_are_reduced_alike_travel_as_one(world):
     row = [
         jax.device_put(x) for x in (np.ones(3, np.float32), np.float32(2), np.ones((2, 2), np.float32), np.arange(4))
     ]
