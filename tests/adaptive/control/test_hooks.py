@@ -19,7 +19,7 @@ from adaptive.control.membership import Membership
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, planned
 
-COVERS = ("adaptive/base/decision.py",)
+COVERS = ("adaptive/base/decision.py", "adaptive/base/link_probe.py")
 
 
 def hooks_of(*hooks, workers=2, **how):

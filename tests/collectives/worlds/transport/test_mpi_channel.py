@@ -18,7 +18,7 @@ from collectives.worlds.transport.mpi_channel import MPIChannel
 from collectives.worlds.transport.preamble import NUMBERS
 from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
-COVERS = ("collectives/worlds/reducing/receive_buffers.py",)
+COVERS = ("collectives/worlds/reducing/parts.py", "collectives/worlds/reducing/receive_buffers.py")
 
 ROOM = NUMBERS - 4
 F32 = np.dtype(np.float32)
