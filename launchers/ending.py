@@ -8,6 +8,7 @@
     world    number of worlds that the process is in; training continues if it dies inside one
     joined   a spawned process has become a member of the job
     ends     exit code, sent as soon as it is known, at the latest when Python ends
+    error    the traceback or text by which it ends, to be printed in one piece
     left     exit code of a process that leaves for good while the others continue (`leave_job`)
     asks     number of a request: does the process still belong to the job? (`confirm`)
     again    sent with `token` after a broken connection: do the others continue without the process? (`if_given_up`)
@@ -54,6 +55,8 @@ SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 FINALIZE_SECONDS = 2.0  # wait for MPI_Finalize at the end of a job that survives losses
 HURRY_SECONDS = 0.2  # the same if others continue or this process has failed: MPI_Finalize only has to begin
 CONNECT_SECONDS = 3.0
+LONGEST_LINE = 1 << 20  # bytes, from a process to the launcher
+_LONGEST_ERROR = 100_000  # characters, each at most 6 bytes in JSON
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
@@ -160,6 +163,14 @@ def ends(code: int) -> None:
             _say(ends=code, heard=_me.heard)
 
 
+def show_error(text: str) -> None:
+    """Print the error by which this process ends, in one piece: the launcher does, if there is one."""
+    sys.stdout.flush()
+    if not _say(error=text[-_LONGEST_ERROR:]):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def leave_job(code: int = 0) -> NoReturn:
     """End this process for good while the others continue. For jobs that survive losses.
 
@@ -243,12 +254,14 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
-def _say(**what: Any) -> None:
-    if os.getpid() != _me.pid:
-        return
-    with suppress(OSError), _me.said:  # the launcher may be gone, and then nobody needs the report
-        if _me.line is not None:
-            send(_me.line, **what)
+def _say(**what: Any) -> bool:
+    """Send a report to the launcher. Returns whether it was sent: the launcher may be gone, or not ours."""
+    if os.getpid() == _me.pid:
+        with suppress(OSError), _me.said:
+            if _me.line is not None:
+                send(_me.line, **what)
+                return True
+    return False
 
 
 def send(line: socket.socket, **what: Any) -> None:

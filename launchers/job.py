@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from .ending import LAUNCHER, give_up_after
+from .ending import LAUNCHER, LONGEST_LINE, give_up_after
 from .restarts import JobEnd
 from .verdict import ProcessState, reason_to_end, remark, verdict
 
@@ -58,6 +58,7 @@ class Job:
         self._processes: list[ProcessState] = []
         self._lines: dict[asyncio.StreamWriter, ProcessState] = {}  # open connections; the last one is used
         self._talks: set[asyncio.Task] = set()
+        self._errors: dict[str, ProcessState] = {}  # the first process that ended by each error
         self._ended: list[ProcessState] = []  # in the order in which they ended
         self._lost: list[ProcessState] = []  # cut off; the other processes continue without them
         self._ended_by: signal.Signals | None = None  # the signal that ends the job
@@ -76,7 +77,7 @@ class Job:
         for number in PASSED_ON:  # before the job starts, so that no signal is missed
             loop.add_signal_handler(number, self._pass_on, number)
         announce()
-        server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET)
+        server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET, limit=LONGEST_LINE)
         port = server.sockets[0].getsockname()[1]
         names = [f"{address}:{port}" for address in self._addresses]
         self._environ[LAUNCHER] = " ".join([self._token, str(self._host_timeout), socket.gethostname(), *names])
@@ -168,7 +169,16 @@ class Job:
             self._send(writer, "signal", int(self._ended_by))
         return process
 
-    def _take_down(self, process: ProcessState, said: Mapping[str, int]) -> None:
+    def _print_error(self, process: ProcessState, text: str) -> None:
+        """Print the error by which a rank ends, in one piece; the same error of several ranks once."""
+        first = self._errors.setdefault(text, process)
+        told = f":\n{text.rstrip()}" if first is process else f" ended by the same error as rank {first.rank}."
+        sys.stderr.write(f"{process}{told}\n")
+        sys.stderr.flush()
+
+    def _take_down(self, process: ProcessState, said: Mapping[str, Any]) -> None:
+        if "error" in said:
+            self._print_error(process, str(said["error"]))
         if process.cut_short:  # its reports from now on are consequences of our ending the job
             return
         if "saved" in said:

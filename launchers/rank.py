@@ -17,7 +17,9 @@ import importlib.util
 import os
 import runpy
 import signal
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -92,8 +94,13 @@ def _first(names: Sequence[str], environ: Mapping[str, str]) -> int | None:
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
-def run(arguments: list[str]) -> int:
-    """Run a script, or a module after `-m`, as Python does, and return its exit code."""
+def run(arguments: list[str], show: Callable[[str], object]) -> int:
+    """Run a script, or a module after `-m`, as Python does, and return its exit code.
+
+    Args:
+      arguments: the script or module, and its own arguments.
+      show: prints the error by which it ends.
+    """
     try:
         if arguments[0] == "-m":
             sys.argv[:] = arguments[1:]
@@ -109,13 +116,15 @@ def run(arguments: list[str]) -> int:
         if isinstance(end.code, int):
             return end.code & 0xFF
         if end.code is not None:
-            sys.stderr.write(f"{end.code}\n")
+            show(f"{end.code}\n")
         return int(end.code is not None)
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             trace = trace.tb_next  # skip the frames above the script
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        with redirect_stderr(StringIO()) as text:  # not line by line, between the lines of other ranks
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+        show(text.getvalue())
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -143,6 +152,6 @@ if __name__ == "__main__":
     if line is not None:
         ending.attach(line)
     ending.prepare()
-    code = run(sys.argv[1:])
+    code = run(sys.argv[1:], ending.show_error)
     ending.ends(code)
     sys.exit(code)

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+_MOST_NAMED = 8  # dead processes in one message
+
 
 @dataclass(eq=False)
 class ProcessState:
@@ -115,14 +117,19 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
     """
     counted = [process for process in processes if process.counts]
     first = _first_bad([process for process in counted if process.ended or not process.worked])
+    lost = _losses(counted)
+    if first is not None and first.ended and first.heard:
+        return f"{lost}; the others ended by an error." if lost else ""
     if first is not None and first.ended:
-        return "" if first.heard else f"{first} {first.how}."
+        return f"{first} {first.how}."
     if first is not None:
         return f"{first} {first.how} {first.where}, and the others cannot continue without it."
     for process in processes:
         if process.over and process.worlds == 0 and (waiting := _waiting(counted, process)):
             return f"{process} {process.how} {process.where}, and {waiting} waits for it in comm.world()."
-    return "" if all(process.over for process in counted) and _all_were_there(processes) else None
+    if not (all(process.over for process in counted) and _all_were_there(processes)):
+        return None
+    return f"no rank is left: {lost}." if lost and not any(process.ended == 0 for process in counted) else ""
 
 
 def remark(process: ProcessState) -> str:
@@ -143,6 +150,14 @@ def _first_bad(processes: Iterable[ProcessState]) -> ProcessState | None:
     """Return the first process that failed; one that failed by its own error is preferred. None if none failed."""
     bad = (process for process in processes if process.ended or process.crashed)
     return min(bad, key=lambda process: process.heard, default=None)
+
+
+def _losses(processes: Iterable[ProcessState]) -> str:
+    """Return how processes died, in the order of their ends; "" if none did."""
+    dead = [p for p in processes if p.over and p.ended is None and not (p.left or p.cut_short)]
+    named = [f"{p} {p.how} {p.where}" for p in dead[:_MOST_NAMED]]
+    more = [f"{len(dead) - _MOST_NAMED} more died"] if len(dead) > _MOST_NAMED else []
+    return "; ".join([*named, *more])
 
 
 def _waiting(processes: Iterable[ProcessState], process: ProcessState) -> ProcessState | None:

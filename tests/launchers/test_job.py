@@ -409,6 +409,37 @@ def test_how_a_job_of_two_ends_whose_first_rank_ended_well(second, said, own, co
     assert text.count("\n") <= 1  # nothing is said twice
 
 
+def test_errors_are_printed_in_one_piece_and_the_same_one_once(play):
+    long = "".join(f"  line {n} \u00e4\n" for n in range(9000))
+
+    async def scene(ranks: Ranks) -> int:
+        says = [await ranks.connect(rank, 3) for rank in range(3)]
+        await asyncio.gather(*(each({"error": text}) for each, text in zip(says, (long, "other\n", long), strict=True)))
+        await asyncio.gather(*(each({"ends": 1, "heard": True}, {"exited": 1}, ends=True) for each in says))
+        return 1
+
+    ended, text = play(scene)
+    assert ended.code == 1
+    first, last = (0, 2) if f"rank 0 (pid 10 on h):\n{long}" in text else (2, 0)
+    assert f"rank {first} (pid 1{first} on h):\n{long}" in text
+    assert f"rank {last} (pid 1{last} on h) ended by the same error as rank {first}.\n" in text
+    assert "rank 1 (pid 11 on h):\nother\n" in text
+
+
+def test_ranks_that_were_all_lost_are_named(play):
+    async def scene(ranks: Ranks) -> int:
+        says = [await ranks.connect(rank, 2) for rank in range(2)]
+        for each in says:
+            await each({"world": 1})
+        await says[1](KILLED, ends=True)
+        await says[0]({"killed": 11}, ends=True)
+        return 0
+
+    ended, text = play(scene)
+    one, other = "rank 1 (pid 11 on h) was killed by SIGKILL", "rank 0 (pid 10 on h) was killed by SIGSEGV"
+    assert (ended.code, text) == (139, f"adaptive run: no rank is left: {one} in a world; {other} in a world.\n")
+
+
 @pytest.mark.parametrize(("own", "code"), [(0, 0), (7, 7), (-11, 139)])
 def test_a_job_whose_ranks_never_connect_ends_as_mpirun_does(own, code, play):
     async def scene(ranks: Ranks) -> int:

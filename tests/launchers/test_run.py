@@ -312,7 +312,7 @@ def test_a_program_runs_in_a_rank_as_in_python(module, ends, code, said, tmp_pat
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    assert run_in_rank(["-m", "trains", "-a"] if module else ["trains.py", "-a"]) == code
+    assert run_in_rank(["-m", "trains", "-a"] if module else ["trains.py", "-a"], sys.stderr.write) == code
     printed = capsys.readouterr()
     name, folder = (file, "") if module else ("trains.py", str(tmp_path))
     assert printed.out == f"__main__ {name} -a {folder!r}\n"

@@ -72,6 +72,16 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([process(1, killed=9), process(0, ended=1), alive(2)], "rank 1 (pid 1 on here) was killed by SIGKILL before"),
         ([process(0, ended=1), process(1, killed=9), alive(2)], "rank 0 (pid 1 on here) ended with exit code 1."),
         ([process(0, ended=1, heard=True), process(1, killed=9)], "rank 1 (pid 1 on here) was killed by SIGKILL"),
+        (  # all raise because of a loss that ends the job, or all members are lost and the reserve raises
+            [process(1, worlds=1, worked=True, killed=9), process(0, ended=1, heard=True), alive(2)],
+            "rank 1 (pid 1 on here) was killed by SIGKILL in a world; the others ended by an error.",
+        ),
+        (
+            [process(n, worlds=1, worked=True, killed=9 + 2 * (n == 2)) for n in (2, 0, 1)],
+            "no rank is left: rank 2 (pid 1 on here) was killed by SIGSEGV in a world; rank 0 (pid 1 on here) was ",
+        ),
+        ([process(0, ended=0), *(process(n, worlds=1, worked=True, killed=9) for n in (1, 2))], ""),
+        ([process(n, ended=0, left=True) for n in range(3)], ""),
         ([alive(0), process(1, ended=3)], "rank 1 (pid 1 on here) ended with exit code 3."),
         ([alive(0), process(1, ended=3, left=True)], None),
         ([alive(0), process(1, ended=1, heard=True), alive(2)], ""),
