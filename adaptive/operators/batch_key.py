@@ -41,7 +41,7 @@ def batch_key() -> jax.Array:
       >>> net.apply(variables, batch["x"], rngs={"dropout": ad.batch_key()})        # doctest: +SKIP
       >>> model(batch["x"], rngs=nnx.Rngs(dropout=ad.batch_key()))                  # doctest: +SKIP
     """
-    words = jax.random.bits(jax.random.fold_in(step_key(), _FOLDED_IN), (_WORDS,))
+    words = jax.random.bits(jax.random.fold_in(step_key(), _FOLDED_IN), (_WORDS,), jnp.uint32)
     offset = read(OFFSET).astype(jnp.uint32)
     return jax.random.wrap_key_data(jnp.concatenate([words, offset[None]]), impl=_rows())
 

@@ -142,3 +142,45 @@ def test_rules_for_hyperparameters(rule, dtype):
         return params - rate.astype(dtype) * grads, {"loss": loss}
 
     run(driver, jnp.zeros(4, dtype), dtype)
+
+
+@either
+def test_all_operators_of_adaptive(dtype):
+    def draws(key, shape):
+        drawn = jax.random.normal(key, shape), jax.random.uniform(key, shape, jnp.float32), jax.random.bits(key, shape)
+        return sum(x.astype(dtype).mean(0) for x in (*drawn, jax.random.bernoulli(key, 0.5, shape)))
+
+    def driver(params, batch):
+        examples, features = batch["x"].shape
+        noise = draws(ad.batch_key(), (examples, features)) + draws(jax.random.split(ad.batch_key())[0], (examples, 1))
+        noise += jax.vmap(lambda key: jax.random.normal(key, (features,), dtype))(ad.example_keys()).mean(0)
+        noise = comm.all_reduce(noise.astype(dtype)) + draws(ad.step_key(), (3, features))
+        grads = comm.all_reduce(jax.grad(mean_loss)(params, batch))
+        own = comm.all_gather((ad.batch_size(), ad.worker(), ad.microbatch_size()))
+        asked = ad.replicated(jax.pure_callback(lambda: np.float64(1), jax.ShapeDtypeStruct((), np.float64)))
+        metrics = {
+            "noise": noise.sum(),
+            "own": own,
+            "numbers": (ad.step(), ad.global_batch(), ad.workers(), ad.capacity()),
+            "asked": asked,
+        }
+        return params - ad.hyperparameter("lr", 0.01).astype(dtype) * grads, metrics
+
+    reports = run(driver, jnp.zeros(4, dtype), dtype, steps=2)
+    assert np.isfinite(reports[-1].metrics["noise"])
+    assert [int(n) for n in reports[-1].metrics["numbers"]] == [1, 24, 3, 3]
+
+
+@either
+def test_minibatches(dtype):
+    def driver(params, batch):
+        def step(params, part):
+            dropped = jax.random.bernoulli(part["keys"][0], 0.5, ()).astype(dtype)
+            return params - 0.001 * (1 + dropped) * jax.grad(mean_loss)(params, part), dropped
+
+        parts = ad.minibatches({**batch, "keys": ad.example_keys()}, 2)
+        params, dropped = jax.lax.scan(step, params, parts)
+        return comm.all_reduce(params), {"dropped": comm.all_reduce(dropped)}
+
+    reports = run(driver, jnp.zeros(4, dtype), dtype, steps=2, global_batch=24, shares=None)
+    assert np.isfinite(reports[-1].metrics["dropped"]).all()
