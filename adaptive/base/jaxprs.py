@@ -51,6 +51,13 @@ def axes_of(eqn: JaxprEqn) -> frozenset[Any]:
     return frozenset(eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", ())))
 
 
+def most_devices(eqn: JaxprEqn) -> int:
+    """Return the largest number of devices in a mesh among an equation's parameters; 1 if none."""
+    values = [v for param in eqn.params.values() for v in (param if isinstance(param, tuple | list) else (param,))]
+    meshes = [v.mesh if isinstance(v, jax.sharding.NamedSharding) else v for v in values]
+    return max([1, *(m.size for m in meshes if isinstance(m, jax.sharding.Mesh | jax.sharding.AbstractMesh))])
+
+
 def closed_within(params: Mapping[str, Any]) -> Iterator[ClosedJaxpr]:
     """Yield the closed jaxprs in an equation's parameters, at any depth."""
     values = [v for param in params.values() for v in (param if isinstance(param, tuple | list) else (param,))]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -11,6 +13,7 @@ from typing import Any
 
 from .jaxprs import current_source, frames_of
 
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
 
 
@@ -20,6 +23,18 @@ def library_folders() -> tuple[str, ...]:
     names = ("adaptive", "collectives", "monitors", "controllers", "flax", "optax", "equinox")
     specs = (find_spec(name) for name in names)
     return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec and spec.origin)
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file belongs to Python, to an installed library or to this one."""
+    return file.startswith((*_INSTALLED, *library_folders()))
+
+
+def line_of_error(error: BaseException) -> str:
+    """Return `driver.py:15` for the innermost line of the user's on an error's way, or ""."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if not is_library(f.filename)]
+    return lines[-1] if lines else ""
 
 
 def line_of(source_info: Any) -> str:

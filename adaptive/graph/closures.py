@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import reprlib
 import sys
-import sysconfig
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,13 +21,12 @@ import numpy as np
 from jax.extend.core import Var
 
 from adaptive.base.errors import DriverError
-from adaptive.base.source_lines import at, library_folders
+from adaptive.base.source_lines import at, is_library
 
 from .expressions import Expressions, another_program, sized
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, slice, NoneType, EllipsisType, np.generic, np.dtype, CodeType)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 Captured: TypeAlias = "list[list[Variable]]"  # for each end of a graph
 _MOST = 2000  # elements of a container or an array that are compared, besides its length or shape
 
@@ -104,7 +102,7 @@ def variables_of(functions: Iterable[Any]) -> Iterator[Variable]:
         seen[id(function)] = function
         code = getattr(getattr(function, "func", function), "__code__", None)
         file = getattr(code, "co_filename", getattr(sys.modules.get(type(function).__module__), "__file__", None))
-        own = not str(file).startswith((*_INSTALLED, *library_folders()))
+        own = not is_library(str(file))
         for name, thing in _captured(function):
             yield Variable(name, thing, _copy(thing, todo), own)
 

@@ -12,8 +12,8 @@ from adaptive.base.errors import DriverError
 from adaptive.base.source_lines import at
 
 from .closures import Captured, variables_of
+from .driver_errors import kept
 from .expressions import Expressions
-from .trace import kept
 
 
 def check_captured(traced: Expressions, captured: Captured) -> None:

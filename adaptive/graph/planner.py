@@ -23,6 +23,7 @@ from adaptive.base.thread_status import thread_status
 from adaptive.operators.peer_read import PeerMailboxes
 
 from .closures import Captured, captured_by, check_functions
+from .driver_errors import is_only_for_more, only_for_more
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
 from .leaks import check_captured, check_left
 from .partition import plan
@@ -77,7 +78,14 @@ class Planner:
           DriverError: the driver cannot be run as written.
         """
         with self._lock:
-            self._first = self._trace(examples)
+            try:
+                self._first = self._trace(examples)
+            except AdaptiveError:
+                raise
+            except Exception as error:  # raised by the driver
+                if is_only_for_more(self._trace, examples):
+                    raise only_for_more(error, self._driver, examples) from error
+                raise
             while (settled := _settled(self._state, self._first.graph)) is not None:
                 self._state = settled
                 self._first = self._trace(examples)
@@ -121,7 +129,12 @@ class Planner:
                 return self.reference
             theirs = self._second
             if theirs is None or theirs.graph.examples != examples:  # otherwise it is compared already
-                theirs = self._trace(examples)
+                try:
+                    theirs = self._trace(examples)
+                except AdaptiveError:
+                    raise
+                except Exception as error:  # raised by the driver, which was traced for another size
+                    raise only_for_more(error, self._driver, examples) from error
                 self._check_unchanged()
                 check_same_operators(self._first, theirs)
             found = self._plan(theirs, self._sized(theirs, self._first))

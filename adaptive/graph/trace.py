@@ -18,8 +18,17 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded
-from adaptive.base.errors import CollectiveError, DriverError
-from adaptive.base.jaxprs import axes_of, called, has_references, holder, is_checkpoint, nested, nested_equations
+from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
+from adaptive.base.jaxprs import (
+    axes_of,
+    called,
+    has_references,
+    holder,
+    is_checkpoint,
+    most_devices,
+    nested,
+    nested_equations,
+)
 from adaptive.base.source_lines import at, line_of, line_search_of
 from adaptive.base.tree_paths import leaf_names
 from adaptive.operators.axis import (
@@ -41,6 +50,8 @@ from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.peer_read import Pairing, PeerMailboxes, numbered, read_peer_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import SEED, STEP, WORKER, Source, read, source_p
+
+from .driver_errors import explained, kept, name_of
 
 Atom: TypeAlias = Var | Literal
 OPERATORS = {
@@ -124,7 +135,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
       CollectiveError: an operator is misplaced.
     """
     examples = jax.tree.leaves(batch)[0].shape[0]
-    name = _name_of(driver)
+    name = name_of(driver)
     tracing, closed, shapes = _traced(driver, state, batch, capacity, mailboxes or PeerMailboxes())
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
@@ -179,25 +190,16 @@ def _traced(
 def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: DriverTrace) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     try:
         return jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
-    except jax.errors.UnexpectedTracerError as error:
-        raise kept(_name_of(driver)) from error
-    except TypeError as error:  # raised by JAX if a shape or a Python branch depends on a traced value
-        for hint in dict.fromkeys(tracing.hints):
-            error.add_note(hint)
+    except AdaptiveError:
         raise
-
-
-def _name_of(driver: Callable) -> str:
-    return getattr(driver, "__name__", type(driver).__name__)
-
-
-def kept(name: str, place: str = "") -> DriverError:
-    """Return the error for a driver that keeps a traced value."""
-    return DriverError(
-        f"driver {name!r} keeps a traced value{place}. The driver is only traced, so that value is not a number, and "
-        "no step updates it. What changes from step to step belongs into the state, and what is to be seen into the "
-        'metrics:\n    return {**state, "w": new_w}, {"loss": loss}'
-    )
+    except Exception as error:  # raised by JAX or the driver
+        if isinstance(error, TypeError):  # a shape or a Python branch may depend on a traced value
+            for hint in dict.fromkeys(tracing.hints):
+                error.add_note(hint)
+        told = explained(error, driver)
+        if told is error:
+            raise
+        raise told from error
 
 
 def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:
@@ -286,6 +288,7 @@ class _Flattener:
             if eqn.primitive is source_p and self._known_source(eqn):  # a source that is read twice is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
+            _refuse_devices(eqn, eqn, source)
             function = called(eqn, derivatives=any(_operators_within(eqn)))
             if function is not None:
                 results = self.inline(function, operands, source, backward=in_backward)
@@ -298,6 +301,8 @@ class _Flattener:
             within = sorted(_operators_within(eqn), key=lambda e: _kind_of(e) != "collective")
             if within:  # a mean also reads a source that is not in the user's code
                 raise _refusal(within[0], eqn)
+            for inner in nested_equations(eqn):
+                _refuse_devices(inner, eqn, source)
             _refuse_references(eqn)
             if eqn.primitive in OPERATORS:
                 operands = [self.as_variable(a) for a in operands]
@@ -365,6 +370,16 @@ class _Flattener:
 def _is_of_backward_pass(eqn: JaxprEqn) -> bool:
     """Return whether reverse-mode differentiation has made an equation. JAX notes that in the stack of names."""
     return "transpose(jvp(" in str(eqn.source_info.name_stack)
+
+
+def _refuse_devices(eqn: JaxprEqn, outer: JaxprEqn, source: Any) -> None:
+    if most_devices(eqn) > 1:
+        raise DriverError(
+            f"{holder(outer)}{at(line_of(eqn.source_info) or line_of(source))} is over {most_devices(eqn)} devices, "
+            "but a driver runs on the one device of its worker: each device of a process is a worker of its own. Write "
+            "the driver for one device, without jax.pmap, jax.shard_map and shardings, and reduce over the workers:  "
+            "comm.all_reduce(x)"
+        )
 
 
 def _refuse_references(eqn: JaxprEqn) -> None:

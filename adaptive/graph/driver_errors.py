@@ -1,0 +1,85 @@
+"""Errors that JAX or numpy raises while a driver is traced, with what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import jax
+
+from adaptive.base.errors import CollectiveError, DriverError
+from adaptive.base.source_lines import at, line_of_error
+
+_UNBOUND = re.compile(r"unbound axis name: (\w+)")
+_NOT_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,  # also of `if`, float(), int() and item()
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+_LARGER = (4, 64)  # factors of a number of examples for which a driver was not traced
+
+
+def name_of(driver: Callable) -> str:
+    """Return the driver's name in errors."""
+    return getattr(driver, "__name__", type(driver).__name__)
+
+
+def kept(name: str, place: str = "") -> DriverError:
+    """Return the error for a driver that keeps a traced value."""
+    return DriverError(
+        f"driver {name!r} keeps a traced value{place}. The driver is only traced, so that value is not a number, and "
+        "no step updates it. What changes from step to step belongs into the state, and what is to be seen into the "
+        'metrics:\n    return {**state, "w": new_w}, {"loss": loss}'
+    )
+
+
+def explained(error: Exception, driver: Callable) -> Exception:
+    """Return the error to raise for an error that the driver raised in its trace: the same, with a note, or another."""
+    name, where = name_of(driver), at(line_of_error(error))
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return kept(name)
+    axis = _UNBOUND.search(str(error)) if isinstance(error, NameError) else None
+    if axis:
+        return CollectiveError(
+            f"driver {name!r}{where} reduces over the axis {axis[1]!r}, which a driver does not have: it is not run "
+            "by jax.pmap or jax.shard_map. Reduce over the workers by\n"
+            '    comm.all_reduce(x)      the mean over all examples; op="sum", "max" or "min" for others\n'
+            "    comm.all_gather(x)      one row per worker\n"
+            'A layer that computes a mean in the model is given  axis_name="workers"  (docs/batch_norm.md).'
+        )
+    if isinstance(error, _NOT_A_NUMBER) or "DynamicJaxprTracer.__format__" in str(error):
+        error.add_note(
+            f"driver {name!r}{where}: a driver is traced, so its values are not numbers yet. Write\n"
+            "    jnp.where(condition, a, b)      instead of  if condition: …, and of  x[mask]\n"
+            '    return state, {"loss": loss}    instead of  float(loss), loss.item(), np.asarray(loss)\n'
+            "    ctrl.hook(fn, loss)             for what Python decides by a number: fn(control, loss)\n"
+            '    jax.debug.print("{}", loss)     to print'
+        )
+    return error
+
+
+def only_for_more(error: Exception, driver: Callable, examples: int) -> DriverError:
+    """Return the error for a driver that can be traced for some numbers of examples, but not for `examples`."""
+    cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return DriverError(
+        f"driver {name_of(driver)!r}{at(line_of_error(error))} cannot run on {examples} example{'s' * (examples != 1)}"
+        f" ({cause}). A worker's batch runs as microbatches of any size, and there are some of 1 or 3 examples "
+        "whenever it is divided: by microbatch=, by shares=, by rescale(). Write the driver for any number of "
+        "examples:\n"
+        "    jax.lax.top_k(x, min(4, len(x)))      instead of  jax.lax.top_k(x, 4)\n"
+        "    ad.minibatches(batch, 4)              instead of  jnp.split(x, 4): all sizes are multiples of 4 then\n"
+        "or keep the first sizes: resizable=False, without microbatch=, and a global_batch of which every worker gets "
+        "enough."
+    )
+
+
+def is_only_for_more(trace: Callable[[int], object], examples: int) -> bool:
+    """Return whether a driver that was not traced for `examples` examples can be traced for more."""
+    for factor in _LARGER:
+        try:
+            trace(factor * examples)
+        except Exception:  # whatever the driver raises
+            continue
+        return True
+    return False

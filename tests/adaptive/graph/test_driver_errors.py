@@ -1,0 +1,221 @@
+"""Errors in the trace of a driver say what to write instead, whatever raises them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive.base.source_lines import line_of_error
+from tests.adaptive.drivers import FEATURES, planner
+
+W = jnp.zeros(FEATURES)
+
+
+def errors(w, batch):
+    return (batch["x"] @ w - batch["y"]) ** 2
+
+
+def loss(w, batch):
+    return errors(w, batch).mean()
+
+
+def step(w, batch, of=loss):
+    return w - 0.1 * comm.all_reduce(jax.grad(of)(w, batch)), {}
+
+
+def raised(driver, examples=8, kind=Exception, further=()):
+    plan = planner(driver, W)
+
+    def build():
+        plan.begin(examples)
+        for more in further:
+            plan(more)
+
+    with pytest.raises(kind) as caught:
+        build()
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+# --- axes and devices -------------------------------------------------------------------------------------------------
+
+
+def in_a_helper(x):
+    return jax.lax.psum(x, axis_name="data")
+
+
+@pytest.mark.parametrize(
+    ("reduce", "axis"),
+    [
+        (lambda x: jax.lax.pmean(x, "batch"), "batch"),
+        (lambda x: jax.lax.pmax(x, ("hosts", "devices")), "hosts"),
+        (lambda x: jax.lax.all_gather(x, "i").mean(0), "i"),
+        (lambda x: x / jax.lax.axis_size("i") + jax.lax.axis_index("i"), "i"),
+        (in_a_helper, "data"),
+        (jax.jit(in_a_helper), "data"),
+    ],
+)
+def test_a_reduction_over_an_axis_of_another_program(reduce, axis):
+    def driver(w, batch):
+        return w - reduce(jax.grad(loss)(w, batch)), {}
+
+    said = raised(driver, kind=ad.CollectiveError)
+    assert "driver 'driver' (test_driver_errors.py:" in said
+    assert f"over the axis '{axis}', which a driver does not have" in said
+    assert "comm.all_reduce(x)" in said
+
+
+def over_two_devices(of):
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:2]), ("d",))
+    rows, all_ = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+    return {
+        "shard_map": lambda x: jax.shard_map(of, mesh=mesh, in_specs=rows, out_specs=rows)(x),
+        "pmap": lambda x: jax.pmap(of)(x.reshape(2, -1)).reshape(-1),
+        "constraint": lambda x: jax.lax.with_sharding_constraint(of(x), jax.sharding.NamedSharding(mesh, rows)),
+        "jit": jax.jit(of, in_shardings=jax.sharding.NamedSharding(mesh, rows)),
+        "in a loop": lambda x: jax.lax.map(
+            lambda row: jax.lax.with_sharding_constraint(row, jax.sharding.NamedSharding(mesh, all_)), of(x)
+        ),
+    }
+
+
+@pytest.mark.parametrize("how", ["shard_map", "pmap", "constraint", "jit", "in a loop"])
+def test_several_devices_in_a_driver(how):
+    def driver(w, batch):
+        return w - 0.1 * comm.all_reduce(over_two_devices(jnp.square)[how](batch["y"]).mean()), {}
+
+    said = raised(driver, kind=ad.DriverError)
+    assert "(test_driver_errors.py:" in said
+    assert "is over 2 devices, but a driver runs on the one device of its worker" in said
+
+
+def test_a_mesh_of_one_device_is_accepted():
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("d",))
+
+    def driver(w, batch):
+        spec = jax.sharding.PartitionSpec("d")
+        squares = jax.shard_map(jnp.square, mesh=mesh, in_specs=spec, out_specs=spec)(batch["y"])
+        return w - 0.1 * comm.all_reduce(squares.mean()), {}
+
+    planner(driver, W).begin(8)
+
+
+# --- values that are not numbers yet ----------------------------------------------------------------------------------
+
+
+def branches(w, batch):
+    if loss(w, batch) > 1:
+        w = 0 * w
+    return step(w, batch)
+
+
+def asserts(w, batch):
+    assert (batch["y"] > 0).all()
+    return step(w, batch)
+
+
+def loops(w, batch):
+    for _ in range(ad.step()):
+        w = 2 * w
+    return step(w, batch)
+
+
+def masks(w, batch):
+    return step(w, {"x": batch["x"][batch["y"] > 0], "y": batch["y"][batch["y"] > 0]})
+
+
+def prints(w, batch):
+    print(f"{loss(w, batch):.3f}")
+    return step(w, batch)
+
+
+def averages_a_list(w, batch):
+    return step(w, batch)[0], {"loss": np.mean([comm.all_reduce(loss(w, batch))])}
+
+
+def converts(convert):
+    def driver(w, batch):
+        return step(w, batch)[0], {"loss": convert(comm.all_reduce(loss(w, batch)))}
+
+    return driver
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [branches, asserts, loops, masks, prints, averages_a_list]
+    + [converts(convert) for convert in (float, int, np.asarray, lambda x: x.item(), lambda x: x.tolist())],
+)
+def test_a_driver_that_needs_a_number(driver):
+    said = raised(driver)
+    assert "(test_driver_errors.py:" in said
+    for text in ("jnp.where(condition, a, b)", "ctrl.hook(fn, loss)", 'return state, {"loss": loss}'):
+        assert text in said
+
+
+def test_an_error_of_the_drivers_own_is_raised_as_it_is():
+    def driver(w, batch):
+        raise KeyError("labels")
+
+    said = raised(driver, kind=KeyError)
+    assert said.startswith("'labels'")
+    assert "driver" not in said
+
+
+# --- batches that are too small ---------------------------------------------------------------------------------------
+
+
+def hardest(w, batch):
+    return jax.lax.top_k(errors(w, batch), 4)[0].mean()
+
+
+def parts(w, batch):
+    return sum(part.mean() for part in jnp.split(errors(w, batch), 4))
+
+
+def rows(w, batch):
+    return errors(w, batch).reshape(4, -1).mean()
+
+
+def own_check(w, batch):
+    if len(batch["y"]) < 4:
+        raise ValueError("too few negatives")
+    return loss(w, batch)
+
+
+def too_small(said, examples):
+    assert "(test_driver_errors.py:" in said
+    assert f"cannot run on {examples} example" in said
+    for text in ("1 or 3 examples", "microbatch=", "min(4, len(x))", "ad.minibatches(batch, 4)", "resizable=False"):
+        assert text in said
+
+
+@pytest.mark.parametrize("of", [hardest, parts, rows, own_check])
+def test_a_driver_for_batches_of_some_sizes(of):
+    def driver(w, batch):
+        return step(w, batch, of)
+
+    too_small(raised(driver, 3, ad.DriverError), 3)  # microbatch=3
+    too_small(raised(driver, 16, ad.DriverError, further=[12, 3]), 3)  # another size, later
+    too_small(raised(driver, 16, ad.DriverError, further=[1]), 1)
+
+
+def test_a_hint_is_given_by_a_program():
+    def driver(w, batch):
+        return step(w, batch, hardest)
+
+    data = {"x": np.zeros((32, FEATURES), np.float32), "y": np.zeros(32, np.float32)}
+    with pytest.raises(ad.DriverError) as caught:
+        ad.Program(driver, W, data, global_batch=16, microbatch=3, world=comm.SoloWorld())
+    too_small(str(caught.value), 3)
+
+
+def test_the_line_of_an_error_is_the_innermost_one_of_the_users():
+    def inner():
+        jnp.zeros(3).reshape(2)
+
+    with pytest.raises(TypeError) as caught:
+        inner()
+    assert line_of_error(caught.value) == f"test_driver_errors.py:{inner.__code__.co_firstlineno + 1}"
