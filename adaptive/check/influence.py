@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
 from adaptive.base.jaxprs import nested_equations
+from adaptive.base.source_lines import at, line_of
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.replication_claims import assert_scope_p
-from adaptive.operators.sources import EXAMPLES, MICROBATCHES, source_p
+from adaptive.operators.sources import EXAMPLES, MICROBATCHES, WORKERS, source_p
 
 Place = tuple[int, int]  # a contribution: (message, index in the message)
 _DECIDES = ("argmax", "argmin")  # besides equations with boolean results
@@ -33,7 +35,7 @@ class Facts:
     """Dependencies of one value.
 
     Attributes:
-      through: the contributions that it is computed from; bit mask.
+      through: the contributions that it is computed from, and the numbers of workers (`Influence.counts`); bit mask.
       decided: those of `through` that it depends on by more than a check whether they are finite; bit mask.
       steadily: those of `decided` that it also depends on without a decision (a comparison or argmax) between, so that
         small differences propagate; bit mask.
@@ -70,7 +72,12 @@ def _joined(facts: Sequence[Facts]) -> Facts:
 
 
 class Influence:
-    """Dependencies of every value of a plan."""
+    """Dependencies of every value of a plan.
+
+    Attributes:
+      counts: where the driver reads the number of workers, by the bit of each: `ad.workers()`, and collectives of equal
+        values that count the workers, such as a sum.
+    """
 
     def __init__(self, plan: Plan):
         graph = plan.graph
@@ -78,6 +85,7 @@ class Influence:
         self.bit = {place: 1 << n for n, place in enumerate(self.places)}
         self._results = {plan.messages[level][i].result: (level, i) for level, i in self.places}
         self._plan = plan
+        self.counts: dict[int, str] = {}
         self._facts: dict[Var, Facts] = {v: Facts(of_data=True) for v in graph.batch_vars}
         self._facts.update((graph.state_vars[i], Facts(of_data=True)) for i in plan.local_state)
         self._facts.update((v, Facts(of_data=True)) for v in graph.consts if v in plan.sized)
@@ -90,6 +98,8 @@ class Influence:
                 name = eqn.params["source"].name
                 if name in (EXAMPLES.name, MICROBATCHES.name):
                     self._facts[eqn.outvars[0]] = Facts(sources=frozenset([name]))
+                elif name == WORKERS.name:
+                    self._facts[eqn.outvars[0]] = self._of_count("ad.workers()", eqn)
             elif eqn.primitive is assert_scope_p:
                 self._facts.update((v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True))
             elif eqn.primitive is not state_read_p:
@@ -138,7 +148,25 @@ class Influence:
                 known = replace(
                     known, through=known.through | bit, decided=known.decided | bit, steadily=known.steadily | bit
                 )
+            elif _counts_workers(eqn):
+                known = _joined([known, self._of_count(f"{eqn.params['how'].about} of equal values", eqn)])
             self._facts[result] = replace(known, eps=max(known.eps, eps_of(result.aval)))
+
+    def _of_count(self, what: str, eqn: JaxprEqn) -> Facts:
+        """Return the facts of a number of workers. Each place in the driver has a bit of its own."""
+        where = f"{what}{at(line_of(eqn.source_info))}"
+        bit = next((bit for bit, known in self.counts.items() if known == where), 0)
+        bit = bit or 1 << len(self.places) + len(self.counts)
+        self.counts[bit] = where
+        return Facts(through=bit, decided=bit, steadily=bit)
+
+
+def _counts_workers(eqn: JaxprEqn) -> bool:
+    """Return whether a collective's result for values that are equal on all workers depends on who takes part."""
+    how, value = eqn.params["how"], operands_of(eqn)[0]
+    taking_part = jax.ShapeDtypeStruct((eqn.params["capacity"],), np.bool_)
+    jaxpr = jax.make_jaxpr(how.of_replicated)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype), taking_part)
+    return any(jaxpr.jaxpr.invars[1] in e.invars for e in jaxpr.jaxpr.eqns)
 
 
 def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:

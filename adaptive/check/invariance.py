@@ -25,6 +25,9 @@ crossed. If only such decisions depend on a differing value, and they gave the s
 Where a monitor is given a local value and its mean over all examples, it is also checked that one is the mean of the
 other (`paired_means.py`).
 
+The last trials leave workers out, as an elastic world may. A state must not depend on their number: a program with one
+worker is tried as if it had two.
+
 Nothing is compared if local values differ between workers by design: averages over one worker's or some workers'
 examples, or reductions in some steps only. Such a step depends on its split.
 """
@@ -46,12 +49,13 @@ from adaptive.graph.plan import Plan
 from adaptive.operators.batch_key import drawn_for_a_microbatch
 from adaptive.operators.sources import STEP, Reading
 from adaptive.runtime.engine import Engine
+from adaptive.runtime.microbatch_segments import Plans
 
 from .influence import Influence, Place, steps_named
 from .paired_means import wrong_means
 from .relevance import Relevance
 from .rounding import Precisions, RoundingErrors, apart, beyond, differences, in_double, is_finite, is_noisy, norm, rms
-from .trials import Bench, Result, Split, Start, even_split, fine_split, uneven_splits
+from .trials import Bench, Result, Split, Start, even_split, fine_split, uneven_splits, with_fewer_workers
 from .verdict import Invariance
 from .widen import CannotWidenError, Width, widened, widths_for
 
@@ -97,7 +101,9 @@ def _of_splits(
     engine: Engine, batch: Any, *, seed: int, tolerance: float | None, step: int, program_seed: int
 ) -> Invariance:
     """Compare steps of one batch under different splits; arguments as for `check_invariance`."""
-    examples, n, plan = len(jax.tree.leaves(batch)[0]), engine.world.capacity, engine.plan
+    examples, own_plans = len(jax.tree.leaves(batch)[0]), _for_several_workers(engine)
+    plan = own_plans.reference
+    n = plan.graph.capacity
     on_purpose = _each_workers_own(plan)
     if on_purpose:
         return Invariance({}, {}, (), on_purpose=on_purpose)
@@ -121,7 +127,7 @@ def _of_splits(
 
     def compared(width: Width | None) -> Invariance:
         with width.settings() if width else nullcontext():
-            plans = widened(engine.plans, width) if width else engine.plans
+            plans = widened(own_plans, width) if width else own_plans
             bench = Bench(plans, engine, batch, seed=program_seed, width=width)
             try:
                 return _Comparison(bench, plan, even, splits, fine, rng, tolerance).of_steps(step)
@@ -133,6 +139,19 @@ def _of_splits(
         with suppress(CannotWidenError, jax.errors.JaxRuntimeError):  # memory may not suffice
             return compared(width)
     return compared(own)
+
+
+def _for_several_workers(engine: Engine) -> Plans:
+    """Return the driver's plans; for two worker slots if the program has one, and the driver can be traced for two."""
+    own = engine.plan
+    if engine.world.capacity > 1 or not own.splittable:
+        return engine.plans
+    with suppress(Exception):  # raised by the driver
+        plans = engine.plans.for_capacity(2)
+        shapes = [[[a.shape for a in s.init] for s in plan.op_states] for plan in (own, plans.reference)]
+        if shapes[0] == shapes[1]:  # the trials start from the program's own values
+            return plans
+    return engine.plans
 
 
 def _each_workers_own(plan: Plan) -> str:
@@ -180,6 +199,10 @@ class _Comparison:
         self.states: dict[str, float] = {}
         self.reports: dict[str, float] = {}
         self.reductions: dict[str, float] = {}
+        self.by_workers: dict[str, float] = {}
+        self.counted: dict[str, None] = {}
+        self.uncounted: dict[str, None] = {}  # numbers of workers that are read, without a difference
+        self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
         self.differing: dict[Place, _Difference] = {}
         self.noisy: dict[str, float] = {}
         self.not_finite: dict[str, None] = {}
@@ -199,9 +222,20 @@ class _Comparison:
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
         if self._undecided():  # a maximum differs most between small microbatches
             self._of_step(self.bench.start, first, [self.fine])
+        if not (self.states or self.reports):
+            self._leave_workers_out(first)
         hidden = {} if self.states else {self.relevance.label(p): self.differing[p].value for p in self._hidden()}
         return Invariance(
-            self.states, self.reductions, self.splits, self.reports, hidden, tuple(tried), self._note(), self._drawn()
+            self.states,
+            self.reductions,
+            self.splits,
+            self.reports,
+            hidden,
+            tuple(tried),
+            self._note(),
+            self._drawn(),
+            by_workers=self.by_workers,
+            counted=tuple(self.counted),
         )
 
     def _drawn(self) -> tuple[str, ...]:
@@ -227,7 +261,22 @@ class _Comparison:
             )
         if not any(self.relevance.facts(p).of_data for p in self.relevance.places):
             return "nothing to compare: the state, metrics and hook values do not depend on examples."
+        if self.uncounted:
+            return (
+                f"the step reads {_some(self.uncounted)}. Fewer workers gave the same in the trials; other numbers of "
+                "workers may not."
+            )
+        if self._of_data() and not self.contributed:
+            return "all reduced values that the state depends on are 0 in all trials, as if every example were skipped."
+        if self._of_data() and not self.moved:
+            return "no trial changed the state, as if every step were skipped."
         return ""
+
+    def _of_data(self) -> list[Place]:
+        """Return the reductions of examples on which the state depends by more than decisions."""
+        rel = self.relevance
+        reduced = [p for p in rel.places if rel.contribution(p).how.reduces and rel.facts(p).of_data]
+        return [p for p in reduced if rel.reaches_state(p)]
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
@@ -236,6 +285,8 @@ class _Comparison:
         whole = self.bench.run(start, self.even, step)
         self._look_for_what_is_not_finite(whole)
         others = [self.bench.run(start, split, step) for split in splits]
+        for result in (whole, *others):
+            self._look_for_changes(result)
         suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
         if suspect is not None:
             self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
@@ -247,6 +298,34 @@ class _Comparison:
                     self.differing[place] = _Difference(value, start, step, whole, other)
             self._follow(whole, other, found)
         return whole.after
+
+    def _leave_workers_out(self, step: int) -> None:
+        """Compare one step with the same step of fewer workers."""
+        start, rel = self.bench.start, self.relevance
+        whole = self.bench.run(start, self.even, step)
+        for split in with_fewer_workers(self.even, self.plan):
+            other = self.bench.run(start, split, step)
+            found = {p: value for p, value in self._differing(whole, other).items() if not rel.is_of_count(p)}
+            for place, value in found.items():
+                self.differing.setdefault(place, _Difference(value, start, step, whole, other))
+            self._follow(whole, other, found)
+            for k, output in enumerate(self.outputs):
+                counted = rel.counted(output)
+                ratio = self._difference(k, whole, other, self.rounding.outputs.get(k)) if counted else None
+                if ratio is not None:
+                    _raise_to(self.by_workers, output.name, ratio)
+                    self.counted.update(dict.fromkeys(counted))
+                else:
+                    self.uncounted.update(dict.fromkeys(counted))
+
+    def _look_for_changes(self, result: Result) -> None:
+        places = self._of_data()
+        self.contributed = self.contributed or any(result.contributions[p].any() for p in places)
+        self.moved = self.moved or any(
+            _changes(result, k).any()
+            for k, output in enumerate(self.outputs)
+            if self.relevance.is_state(output) and any(self.relevance.counts(p, output) for p in places)
+        )
 
     def _look_for_what_is_not_finite(self, result: Result) -> None:
         for place in self.relevance.places:

@@ -35,6 +35,20 @@ class Relevance:
         over_calls = bool(sent.sources) and MICROBATCHES.name in of.sources
         return self.is_state(output) or (sent.of_data and not as_it_is and not over_calls)
 
+    def counted(self, output: Output) -> list[str]:
+        """Return where the driver reads the numbers of workers that an output depends on, and must not.
+
+        Metrics and hook values may report the number of workers, but not mix it with the examples' values.
+        """
+        of = self._influence.of(output.atom)
+        if not self.is_state(output) and not (of.of_data and MICROBATCHES.name not in of.sources):
+            return []
+        return [where for bit, where in self._influence.counts.items() if of.through & bit]
+
+    def is_of_count(self, place: Place) -> bool:
+        """Return whether a contribution is computed from a number of workers."""
+        return any(self.facts(place).through & bit for bit in self._influence.counts)
+
     def is_state(self, output: Output) -> bool:
         """Return whether an output is state of the driver, or an operator state that such state is computed from."""
         of_state = output.kind == "op_state" and bool(self._op_states_of_state & 1 << output.number)

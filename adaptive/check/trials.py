@@ -61,6 +61,28 @@ def uneven_splits(
     return tuple(found[1:])
 
 
+def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
+    """Return the same microbatches on one worker fewer, and on a single worker. A split with one worker has none.
+
+    The others get no examples, like free worker slots; the workers that the driver's collectives need keep theirs.
+    """
+    n, needed = len(split), {slot for message in plan.messages for c in message for slot in c.how.needed}
+    order = sorted(range(n), key=lambda slot: (slot not in needed, -slot))
+    found: list[Split] = []
+    # In one microbatch, the batch of all workers may exceed one worker's memory.
+    for count in dict.fromkeys([n - 1, 1] if plan.splittable else [n - 1]):
+        if not max(1, len(needed)) <= count < n:
+            continue
+        parts = np.array_split(np.array([size for own in split for size in own]), count)
+        if not plan.splittable:
+            parts = list(even_split(sum(map(sum, split)), count, plan))
+        fewer: list[Microbatches] = [()] * n
+        for slot, own in zip(order, parts, strict=False):
+            fewer[slot] = tuple(map(int, own))
+        found.append(tuple(fewer))
+    return tuple(found)
+
+
 def fine_split(examples: int, workers: int, plan: Plan, *, most: int | None = None) -> Split:
     """Return nearly equal shares in small microbatches, about 64 of them over all workers."""
     sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
@@ -212,7 +234,8 @@ class Bench:
     """
 
     def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int, width: Width | None = None):
-        plan, n, device = plans.reference, engine.world.capacity, engine.world.devices[0]
+        plan, device = plans.reference, engine.world.devices[0]
+        n = plan.graph.capacity
         wide = width.wide if width else _unchanged
         leaves, tree = jax.tree.flatten(batch)
         pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)

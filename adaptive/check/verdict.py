@@ -26,6 +26,9 @@ class Invariance:
       on_purpose: the collective by which workers differ by design, so that nothing was compared; else "".
       wrong_means: monitors that are given a gradient and, as its mean over all examples, something else, such as
         "noise_scale (driver.py:20)", with the relative difference in a microbatch where both must be equal.
+      by_workers: state leaves, metrics and hook values that depend on the number of workers, by name, with the largest
+        relative difference.
+      counted: where the driver reads that number, such as "ad.workers() (driver.py:12)".
     """
 
     differences: dict[str, float]
@@ -38,11 +41,15 @@ class Invariance:
     drawn: tuple[str, ...] = ()
     on_purpose: str = ""
     wrong_means: dict[str, float] = field(default_factory=dict)
+    by_workers: dict[str, float] = field(default_factory=dict)
+    counted: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
         """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
-        if self.differences or self.reports or self.hidden or self.on_purpose or self.wrong_means:
+        if self.differences or self.reports or self.hidden or self.on_purpose:
+            return "no"
+        if self.wrong_means or self.by_workers:
             return "no"
         return "not known" if self.note else "yes"
 
@@ -58,6 +65,15 @@ class Invariance:
             )
             rest = str(replace(self, wrong_means={}))
             return "\n".join([*means, "Pass what was averaged:  avg_grads = comm.all_reduce(grads)", rest])
+        if self.by_workers:
+            lines = _listed(
+                f"the step depends on the number of workers, through {', '.join(self.counted)}.\n"
+                "With fewer workers and the same examples, these come out differently:",
+                self.by_workers,
+                "its change",
+            )
+            rest = replace(self, by_workers={})
+            return "\n".join([*lines, _WITHOUT_COUNT, *([] if rest.verdict == "yes" else [str(rest)])])
         if self.verdict == "not known":
             return f"not known whether the step is split-invariant: {self.note}"
         if self.on_purpose:
@@ -89,6 +105,13 @@ class Invariance:
             "what wire= rounds away. See docs/sharp_bits.md.",
         ]
         return "\n".join(lines)
+
+
+_WITHOUT_COUNT = (
+    "If that is on purpose, the result changes whenever workers join or leave. If not: comm.all_reduce(x) is the mean\n"
+    "over all examples already, a reduced value must not be summed again, and a learning rate can follow\n"
+    "ad.global_batch()."
+)
 
 
 def _listed(title: str, found: dict[str, float], of: str) -> list[str]:

@@ -117,6 +117,22 @@ class Planner:
                 raise
             return self.reference
 
+    def for_capacity(self, capacity: int) -> Planner:
+        """Return a planner of the same driver for another number of worker slots, with a first plan of the same size.
+
+        Raises:
+          Exception: whatever the driver raises, which may be written for one number of slots.
+        """
+        others = Planner(
+            *(self._driver, self._state, self._batch_of),
+            capacity=capacity,
+            local_state=self._local_state,
+            ambient=self._ambient,
+            functions_checked=True,
+        )
+        others.begin(self._first.graph.examples)
+        return others
+
     @thread_status("tracing the driver")
     def __call__(self, examples: int) -> Plan:
         """Return the plan for microbatches of `examples` examples.

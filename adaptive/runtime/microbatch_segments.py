@@ -26,6 +26,10 @@ class Plans(Protocol):
         """Return the plan for microbatches of `examples` examples."""
         ...
 
+    def for_capacity(self, capacity: int) -> Plans:
+        """Return the plans of the same driver for another number of worker slots."""
+        ...
+
 
 class MicrobatchSegment(NamedTuple):
     """A segment that is ready to be compiled."""

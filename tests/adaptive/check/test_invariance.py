@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -61,7 +63,8 @@ def test_a_mean_loss_is_invariant_under_any_number_of_workers(workers):
     assert found.verdict == "yes"
     assert found.differences == found.reports == found.reductions == found.hidden == {}
     assert len(found.splits) == 3
-    assert all(len(split) == workers and sum(map(sum, split)) == 4 for split in found.splits)
+    slots = max(2, workers)  # a lone worker's step is also tried on two
+    assert all(len(split) == slots and sum(map(sum, split)) == 4 for split in found.splits)
     assert str(found).startswith("split-invariant: 3 random splits of 4 examples")
 
 
@@ -116,7 +119,7 @@ def test_operators_of_the_split_count_only_if_the_state_depends_on_them(workers)
 def test_gathered_rows_may_differ_but_values_computed_from_them_may_not():
     def driver(state, batch):
         rows = comm.all_gather(mean_loss(state, batch))
-        state = jnp.where(jnp.isnan(rows).any(), state, descend(state, batch)[0])
+        state = jnp.where(jnp.isinf(rows).any(), state, descend(state, batch)[0])
         return state, {"rows": rows}
 
     def averaging(state, batch):
@@ -525,6 +528,93 @@ def test_a_report_that_hides_a_difference_is_named():
     assert len(found.hidden) == 1
 
 
+# --- the number of workers --------------------------------------------------------------------------------------------
+
+
+def averaged(state, batch):
+    return comm.all_reduce(jax.grad(mean_loss)(state, batch))
+
+
+def number():
+    return ad.workers().astype(jnp.float32)
+
+
+def with_a_rate(rate):
+    return lambda state, batch: (state - jnp.float32(rate()) * averaged(state, batch), {})
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("driver", "through"),
+    [
+        (with_a_rate(lambda: 0.1 / number()), r"ad.workers\(\)"),
+        (with_a_rate(lambda: 0.1 * jnp.sqrt(number())), r"ad.workers\(\)"),
+        (with_a_rate(lambda: 0.1 * comm.all_reduce(1.0, op="sum")), r"all_reduce\(op='sum'\) of equal values"),
+        (
+            lambda w, b: (w - 0.1 * comm.all_reduce(averaged(w, b), op="sum"), {}),
+            r"all_reduce\(op='sum'\) of equal values",
+        ),
+        (
+            lambda w, b: (w - 0.1 * comm.all_reduce(jax.grad(mean_loss)(w, b) / number()), {}),
+            r"ad.workers\(\)",
+        ),
+    ],
+    ids=["mean of a mean", "rate", "count", "sum of a mean", "before the mean"],
+)
+def test_a_step_that_depends_on_the_number_of_workers_is_found_on_any_number(driver, through, workers):
+    found = check(driver, W, workers=workers, global_batch=8)
+    assert found.verdict == "no"
+    assert set(found.by_workers) == {"state"}
+    assert not found.differences
+    assert re.search(rf"depends on the number of workers, through {through} \(test_invariance.py:\d+\)", str(found))
+
+
+def test_the_number_of_workers_may_be_reported_but_not_decide():
+    def reporting(state, batch):
+        rows = comm.all_gather(mean_loss(state, batch))
+        return descend(state, batch)[0], {"workers": ad.workers(), "rows": rows}
+
+    assert check(reporting, W, workers=3, global_batch=8)
+    found = check(with_a_rate(lambda: jnp.where(ad.workers() > 100, 0.1, 0.2)), W, global_batch=8)
+    assert found.verdict == "not known"
+    assert "the step reads ad.workers() (test_invariance.py:" in found.note
+
+
+def test_a_driver_for_one_number_of_slots_is_checked_with_it():
+    def driver(state, batch):
+        if ad.capacity() != 1:
+            raise ValueError("one worker only")
+        return descend(state, batch)
+
+    found = check(driver, W, workers=1)
+    assert found
+    assert all(len(split) == 1 for split in found.splits)
+
+
+# --- trials in which nothing happens ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_step_that_skips_its_examples_in_all_trials_is_not_known(decay):
+    def driver(state, batch):
+        grads = jax.tree.map(lambda g: jnp.where(mean_loss(state, batch) > 0, 0, g), jax.grad(mean_loss)(state, batch))
+        return (1 - decay) * state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(mean_loss(state, batch))}
+
+    found = check(driver, W)
+    assert found.verdict == "not known"
+    assert "are 0 in all trials" in found.note
+
+
+def test_a_step_that_never_changes_the_state_is_not_known():
+    found = check(with_a_rate(lambda: 0.0), W)
+    assert found.verdict == "not known"
+    assert "no trial changed the state" in found.note
+
+
+def test_a_driver_without_an_update_is_compared_by_its_metrics():
+    assert check(lambda state, batch: (state, {"loss": comm.all_reduce(mean_loss(state, batch))}), W)
+
+
 # --- what a first step does not show ----------------------------------------------------------------------------------
 
 
@@ -586,7 +676,8 @@ def test_a_batch_may_be_given():
     driver, init = train(lambda w, b: jnp.sum((b["x"] @ w - b["y"]) ** 2))
     nothing = {"x": np.zeros((5, FEATURES), np.float32), "y": np.zeros(5, np.float32)}
     found = check(driver, init(W), batch=nothing)
-    assert found  # a sum of zeros is a mean of zeros
+    assert not found.differences  # a sum of zeros is a mean of zeros
+    assert "are 0 in all trials" in found.note
     assert all(sum(map(sum, split)) == 5 for split in found.splits)
     with pytest.raises(ad.DataError, match="the structure of batch is"):
         check(driver, init(W), batch={"x": nothing["x"]})
