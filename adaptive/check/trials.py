@@ -73,12 +73,14 @@ def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
     for count in dict.fromkeys([n - 1, 1] if plan.splittable else [n - 1]):
         if not max(1, len(needed)) <= count < n:
             continue
-        parts = np.array_split(np.array([size for own in split for size in own]), count)
+        microbatches = [size for own in split for size in own]
+        bounds = [len(microbatches) * i // count for i in range(count + 1)]
+        parts: Split = tuple(tuple(microbatches[start:stop]) for start, stop in pairwise(bounds))
         if not plan.splittable:
-            parts = list(even_split(sum(map(sum, split)), count, plan))
+            parts = even_split(sum(microbatches), count, plan)
         fewer: list[Microbatches] = [()] * n
         for slot, own in zip(order, parts, strict=False):
-            fewer[slot] = tuple(map(int, own))
+            fewer[slot] = own
         found.append(tuple(fewer))
     return tuple(found)
 

@@ -72,8 +72,8 @@ class Invariance:
                 self.by_workers,
                 "its change",
             )
-            rest = replace(self, by_workers={})
-            return "\n".join([*lines, _WITHOUT_COUNT, *([] if rest.verdict == "yes" else [str(rest)])])
+            other = replace(self, by_workers={})
+            return "\n".join([*lines, _WITHOUT_COUNT, *([] if other else [str(other)])])
         if self.verdict == "not known":
             return f"not known whether the step is split-invariant: {self.note}"
         if self.on_purpose:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.check.trials import Bench, Start, even_split, fine_split, uneven_splits
+from adaptive.check.trials import Bench, Start, even_split, fine_split, uneven_splits, with_fewer_workers
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution
 from adaptive.runtime.message import lay_out, pack, unpack
@@ -59,6 +59,18 @@ def test_a_fine_split_has_about_sixty_microbatches():
 
 def bench(batch, local_state=()):
     return SimpleNamespace(plan=SimpleNamespace(local_state=frozenset(local_state)), batch=batch)
+
+
+@pytest.mark.parametrize("splittable", [True, False])
+def test_fewer_workers_take_the_same_examples(splittable):
+    plan = of_plan(splittable=splittable)
+    plan.messages = [[SimpleNamespace(how=SimpleNamespace(needed=(1,)))]]
+    even = even_split(10, 4, plan)
+    found = with_fewer_workers(even, plan)
+    assert [sum(map(bool, split)) for split in found] == ([3, 1] if splittable else [3])
+    assert all(sum(map(sum, split)) == 10 and split[1] for split in found)
+    assert found[0][0] == ()  # not always the first workers
+    assert with_fewer_workers(((10,),), plan) == ()
 
 
 def test_inputs_are_moved_by_their_last_places_alone():
