@@ -123,9 +123,8 @@ def banned_phrases() -> Complaints:
     pages += sorted((ROOT / "benchmarks").rglob("*.md"))
     for page in pages:
         name = page.relative_to(ROOT).as_posix()
-        if name != "docs/changes_of_names.md":  # which has the old names
-            lines = enumerate(page.read_text().splitlines(), 1)
-            found += [(name, f"{name}:{n}: {m[0]}") for n, line in lines for m in _BANNED.finditer(line)]
+        lines = enumerate(page.read_text().splitlines(), 1)
+        found += [(name, f"{name}:{n}: {m[0]}") for n, line in lines for m in _BANNED.finditer(line)]
     of_tests = (p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("*.py")))
     found += [(file, c) for file in of_tests for c in phrases_of_lines((ROOT / file).read_text(), file)]
     return _by_file(found)
