@@ -5,12 +5,12 @@ header with the run's id and the names of the leaves that hooks receive. One lin
 NaN. Fields that rarely change are omitted from a line if they equal the previous line's (`AS_BEFORE`), which saves much
 space with many workers.
 
-When the run resumes from an earlier step, the lines of later steps are removed (`record_resume.py`), and the field
-`resumed` of the next line gives their number and duration. If the first header no longer holds, as after a restart with
-another number of workers, another header with the same `run_id` follows.
+The file only grows. Wherever step numbers do not continue, as after a restore or a restart, another header with the
+same `run_id` follows. A step that was repeated has several lines, of which the last one counts (`recorded.py`);
+`restored` marks the first one after a restore.
 
-A record that cannot be written does not end the run; the run continues without it. Only whole lines are written, about
-twice a second: a run that is killed loses at most the lines of the last half second.
+A record that cannot be written does not end the run; the run continues without it. Whole lines are written, about twice
+a second: a run that is killed loses at most the lines of the last half second.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from adaptive.base.activity import Breakdown
 
 from .events import StepEvent, Unsubscribe
-from .record_resume import HeldBack, hold_back
-from .rewriting import as_left, note_left
-from .sinks import Resumption
+from .line_file import LineFile
 
-RECORD_VERSION = 3  # version 1 had no names of leaves, 2 omitted no fields
-READABLE_VERSIONS = (2, 3)
+RECORD_VERSION = 4  # version 1 had no names of leaves, 2 omitted no fields, 3 removed repeated steps
+READABLE_VERSIONS = (2, 3, 4)
 AS_BEFORE = {
     "previous_batch_sizes": "batch_sizes",
     "members": "members",
@@ -57,49 +55,21 @@ class JSONL:
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
-        self._file: IO[str] | None = None
+        self._file: LineFile | None = None
         self._before: dict[str, Any] = {}  # all fields of the last step
-        self._header: dict[str, Any] | None = None  # the header of this run's lines at the end of the file
-        self._resumed: list[dict[str, Any]] = []  # for the next line
         self._last: tuple[str, int] | None = None  # run and step of the last line
 
-    def resume(self, resumption: Resumption) -> None:
-        """Remove the lines of this run's later steps."""
-        self.close()
-        try:
-            left = as_left(self._path, resumption.run_id, resumption.step)
-            held = hold_back(self._path, resumption) if left is None else HeldBack(left.head, [])
-        except OSError as error:
-            raise self._no_more(error) from error
-        self._header, self._resumed = held.header, held.resumed
-
     def write(self, event: StepEvent) -> None:
-        """Add a line, and a header before it if the last header does not hold for it."""
+        """Add a line, and a header before it if the step does not follow the last one."""
         try:
-            if self._file is None:
-                self._file, self._before = _opened(self._path), {}
-                self._write_header(_header(event))
+            follows = self._last == (event.run_id, event.report.step - 1) and not event.restored
+            if self._file is None or not follows:
+                self._file, self._before = self._file or LineFile(self._path), {}
+                self._file.write(_encode(_header(event)))
             fields = _step(event)
             line = {name: value for name, value in fields.items() if not self._as_before(name, value)}
-            if self._resumed:
-                line["resumed"], self._resumed = self._resumed, []
-            _write(self._file, line)
+            self._file.write(_encode(line))
             self._before, self._last = fields, (event.run_id, event.report.step)
-        except OSError as error:
-            raise self._no_more(error) from error
-
-    def _write_header(self, header: dict[str, Any]) -> None:
-        assert self._file is not None
-        text = _encode(header)
-        if self._header is None or _lasting(json.loads(text)) != _lasting(self._header):
-            self._file.write(text + "\n")
-            self._header = json.loads(text)
-
-    def flush(self) -> None:
-        """Pass what was written to the operating system, so that it survives this process."""
-        try:
-            if self._file is not None:
-                self._file.flush()
         except OSError as error:
             raise self._no_more(error) from error
 
@@ -112,12 +82,8 @@ class JSONL:
         try:
             if file is not None:
                 file.close()
-                if self._last is not None:
-                    note_left(self._path, *self._last, self._header)
         except OSError as error:
             raise self._no_more(error) from error
-        finally:
-            self._header = None
 
     def _no_more(self, error: OSError) -> Unsubscribe:
         if self._file is not None:
@@ -149,14 +115,6 @@ def _header(event: StepEvent) -> dict[str, Any]:
     }
 
 
-_PASSING = ("global_batch", "quantum")  # hold for the first step only
-
-
-def _lasting(header: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a header that hold for all steps below it."""
-    return {name: value for name, value in header.items() if name not in _PASSING}
-
-
 def _step(event: StepEvent) -> dict[str, Any]:
     report, decision = event.report, event.report.decision
     return {
@@ -178,6 +136,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         **({"at": round(event.at, 6)} if event.at else {}),
         **({"between": {name: round(s, 6) for name, s in event.between.items()}} if event.between else {}),
         **({"origin": event.origin.fields()} if event.origin is not None else {}),
+        **({"restored": True} if event.restored else {}),
         "seconds": report.seconds,
         "breakdown": _rounded(report.breakdown),
         "workers": {name: _rounded(seconds.tolist()) for name, seconds in event.workers._asdict().items()},
@@ -207,22 +166,6 @@ def _step(event: StepEvent) -> dict[str, Any]:
 def _rounded(seconds: Iterable[float]) -> list[float]:
     """Round to microseconds, which keeps the record of many workers short."""
     return [round(s, 6) for s in seconds]
-
-
-def _write(file: IO[str], fields: dict[str, Any]) -> None:
-    file.write(_encode(fields) + "\n")
-
-
-def _opened(path: Path) -> IO[str]:
-    """Open a record for appending. Ends the last line first if it was cut when its run was killed."""
-    cut = False
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as before:
-            before.seek(-1, os.SEEK_END)
-            cut = before.read() != b"\n"
-    file = path.open("a")
-    file.write("\n" * cut)
-    return file
 
 
 def _as_json(value: Any) -> Any:

@@ -40,6 +40,12 @@ def noise_of(event: StepEvent) -> Noise | None:
     return None if name is None else Noise(scalars[name], float("nan"), float("nan"))
 
 
+def noise_names(event: StepEvent) -> tuple[str, ...]:
+    """Return the names of the scalars of a noise scale, if the hooks or metrics have one, known or not yet."""
+    there = noise_of(event) is not None or any(_bounded(hook.names) is not None for hook in event.hooks)
+    return tuple(f"noise/{field}" for field in _BOUNDED) if there else ()
+
+
 @lru_cache(maxsize=64)
 def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
     """Return the indices of scale, lower and upper of the first value that has all three; `None` if no value has."""

@@ -66,8 +66,7 @@ class Sink(Protocol):
 
     `resume(resumption)`, with an `ad.log.Resumption`, is called before the first `write` of each `program.run`, and
     whenever the next `write` is not the step after the last one: the program was restored, or another process wrote the
-    steps so far because it had rank 0. A sink that holds later steps of this run discards them. Without the method such
-    steps are written twice.
+    steps so far because it had rank 0. Of a step that is written several times, the last one counts.
     """
 
     def write(self, event: StepEvent) -> Any:

@@ -17,8 +17,8 @@ from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.observe import record as _record
 from adaptive.observe import sinks as _sinks
-from adaptive.observe.recorded import read_run
-from adaptive.observe.sinks import Resumption
+from adaptive.observe.line_file import LineFile
+from adaptive.observe.recorded import read_parts, read_run
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import read_trace
 from tests.adaptive.drivers import Recorder, event, make_data
@@ -52,29 +52,22 @@ def program():
         yield program
 
 
-class Full:
+class Full(LineFile):
     """A disk that has room for so many lines, and then for half a line."""
 
-    def __init__(self, file, lines):
-        self.file, self.lines = file, lines
+    lines = 0
 
     def write(self, text):
-        self.file.write(text if self.lines > 0 else text[: len(text) // 2])
         self.lines -= 1
-
-    def flush(self):
-        self.file.flush()
         if self.lines < 0:
+            self._file.write(text[: len(text) // 2].encode())
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def close(self):
-        self.file.close()
-        self.flush = lambda: None
+        super().write(text)
 
 
 def full_behind(monkeypatch, lines):
-    opened = _record._opened
-    monkeypatch.setattr(_record, "_opened", lambda path: Full(opened(path), lines))
+    monkeypatch.setattr(Full, "lines", lines)
+    monkeypatch.setattr(_record, "LineFile", Full)
 
 
 def notes_of(program, caplog, **options):
@@ -106,7 +99,7 @@ def test_a_read_only_disk_is_as_none(program, trace, monkeypatch, caplog):
     def opened(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(_record, "_opened", opened)
+    monkeypatch.setattr(_record, "LineFile", opened)
     notes, logged = notes_of(program, caplog, record=trace)
     assert [len(n) for n in notes] == [1, 0, 0]
     assert os.strerror(errno.EROFS) in logged[0]
@@ -125,26 +118,32 @@ def test_a_line_truncated_by_a_full_disk_is_repaired_later(program, trace, monke
     assert caplog.records == []
 
 
-def test_another_run_is_added_on_a_line_of_its_own(program, trace, caplog):
+def test_the_cut_end_of_another_run_is_removed(program, trace):
     list(program.run(steps=2, record=trace))
-    cut = trace.read_bytes()[:-9]
-    trace.write_bytes(cut)
+    whole = trace.read_bytes()
+    trace.write_bytes(whole[:-9])
     sink = ad.log.JSONL(trace)
-    sink.resume(Resumption(0, "another", restored=False))
     sink.write(event(1, run_id="another"))
     sink.close()
-    assert trace.read_bytes().startswith(cut + b"\n")
+    assert trace.read_bytes().startswith(whole.rstrip(b"\n").rpartition(b"\n")[0] + b"\n{")
+    assert [len(read_trace(trace, run).steps) for run in (0, 1)] == [1, 1]
+
+
+def test_a_line_that_was_cut_is_skipped_with_a_warning(program, trace, caplog):
+    list(program.run(steps=2, record=trace))
+    trace.write_bytes(trace.read_bytes()[:-9])
     with caplog.at_level(logging.WARNING, "adaptive"):
-        assert len(read_trace(trace, 0).steps) == 1
+        assert len(read_trace(trace).steps) == 1
     assert f"{trace}:3: this line is truncated" in caplog.records[0].message
-    assert [step.step for step in read_trace(trace).steps] == [1]
 
 
 def test_two_calls_of_run_are_one_run_in_the_record(program, trace):
     for _ in range(2):
         list(program.run(steps=1, record=trace))
     lines = trace.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["header", "step", "step"]
+    assert [json.loads(line)["kind"] for line in lines] == ["header", "step", "header", "step"]
+    assert len(read_parts(trace)) == 1
+    assert len(read_trace(trace).steps) == 2
 
 
 def test_values_that_json_cannot_express_do_not_end_the_run(program, trace, monkeypatch):

@@ -346,37 +346,34 @@ def test_a_step_is_described_in_lines():
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_column_that_appears_later_leaves_a_table(tmp_path):
+def test_a_column_that_appears_later_starts_another_file(tmp_path, caplog):
     path = tmp_path / "run.csv"
     sink = ad.log.CSV(path)
     sink.write(event(1, {"loss": 1.0}, notes=['a "note", of two\nlines']))
-    sink.write(event(2, {"loss": 2.0, "accuracy": 0.5}, sizes=(1, 2, 1)))
-    sink.flush()
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        sink.write(event(2, {"loss": 2.0, "accuracy": 0.5}, sizes=(1, 2, 1)))
+    assert "run.csv has no column accuracy, batch_size/2. The rows continue in another file." in caplog.text
     sink.write(event(3, {"accuracy": 0.75}))
     sink.close()
     again = ad.log.CSV(path)
     again.write(event(4, {"loss": 4.0, "top5": 0.9}))
+    again.write(event(5, {"loss": 5.0}))
     again.close()
-    rows = rows_of(path)
-    assert [row["loss"] for row in rows] == ["1.0", "2.0", "", "4.0"]
-    assert [row["accuracy"] for row in rows] == ["", "0.5", "0.75", ""]
-    assert [row["batch_size/2"] for row in rows] == ["", "1", "", ""]
-    assert [row["top5"] for row in rows] == ["", "", "", "0.9"]
-    assert rows[0]["notes"] == 'a "note", of two\nlines'
-    assert [*tmp_path.iterdir()] == [path]
+    first, second, third = (rows_of(tmp_path / name) for name in ("run.csv", "run.2.csv", "run.3.csv"))
+    assert [row["loss"] for row in first + second + third] == ["1.0", "2.0", "", "4.0", "5.0"]
+    assert [row["accuracy"] for row in second + third] == ["0.5", "0.75", "", ""]
+    assert [row["top5"] for row in third] == ["0.9", ""]
+    assert first[0]["notes"] == 'a "note", of two lines'
+    assert len([*tmp_path.iterdir()]) == 3
 
 
-def test_a_row_that_was_cut_by_the_end_of_its_run_is_taken_away(tmp_path):
-    path = tmp_path / "run.csv"
+def test_a_noise_scale_has_columns_before_it_is_known(tmp_path):
+    path, names = tmp_path / "run.csv", ("noise.scale", "noise.lower", "noise.upper")
     sink = ad.log.CSV(path)
-    for step in (1, 2):
-        sink.write(event(step))
+    sink.write(event(1, dict.fromkeys(names, float("nan"))))
+    sink.write(event(2, dict(zip(names, (8.0, 4.0, 16.0), strict=True))))
     sink.close()
-    path.write_bytes(path.read_bytes()[:-20])
-    again = ad.log.CSV(path)
-    again.write(event(3))
-    again.close()
-    assert [row["step"] for row in rows_of(path)] == ["1", "3"]
+    assert [row["noise/lower"] for row in rows_of(path)] == ["", "4.0"]
 
 
 def test_tensorboard_has_a_curve_for_each_scalar_and_notes_as_text(tmp_path):

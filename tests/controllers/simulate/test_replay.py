@@ -284,7 +284,7 @@ def test_limits_are_those_of_the_run(trace):
         ('{"kind": "header", "version": 9}\n', ":1: a record of version 9"),
         (
             '{"kind": "header", "version": 1}\n',
-            "version 1; this reads 2 and 3, in which values have names. Record the run",
+            "version 1; this reads 2, 3, 4, in which values have names. Record the run",
         ),
         ("\n", "holds 0 runs"),
         ("", "holds 0 runs"),

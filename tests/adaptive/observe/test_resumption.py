@@ -1,4 +1,4 @@
-"""A run resumed at an earlier step: each log has the last version of each step, once."""
+"""A run resumed at an earlier step: a reader of each log finds the last version of each step, once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -19,9 +20,7 @@ import collectives as comm
 from adaptive.base.errors import RecordError
 from adaptive.html_report.columns import read_columns
 from adaptive.html_report.events import run_events
-from adaptive.observe import rewriting
 from adaptive.observe import sinks as _sinks
-from adaptive.observe.record_resume import hold_back
 from adaptive.observe.recorded import read_parts, read_run
 from adaptive.observe.sinks import Resumption, SinkThread
 from adaptive.program import writer as _writer
@@ -30,7 +29,7 @@ from tests.adaptive.drivers import event, make_data
 from tests.adaptive.event_files import events, scalars
 from tests.speed import limit
 
-COVERS = ("adaptive/observe/rewriting.py",)
+COVERS = ("adaptive/observe/recorded.py", "adaptive/observe/sinks.py")
 
 ROOT = Path(__file__).resolve().parents[3]
 ID, OTHER = "0123456789ab", "ba9876543210"
@@ -50,11 +49,6 @@ class TerminationNotice:
 
     def close(self):
         pass
-
-
-@pytest.fixture(autouse=True)
-def as_in_a_new_process(monkeypatch):
-    monkeypatch.setattr(rewriting, "_left", {})
 
 
 @pytest.fixture
@@ -81,8 +75,13 @@ def build():
 
 
 def rows_of(path):
+    """The last row of each step of each run, as `drop_duplicates(["run_id", "step"], keep="last")` gives them."""
+    last = {}
     with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        for row in csv.DictReader(file):
+            last.pop(key := (row["run_id"], row["step"]), None)
+            last[key] = row
+    return list(last.values())
 
 
 def steps_of(path):
@@ -172,7 +171,7 @@ def test_the_next_rank_0_writes_the_last_steps_again(monkeypatch):
 
 
 def test_logs_of_the_next_rank_0_have_each_step_once(build, tmp_path):
-    """The one before has written some of the steps, and its last row is cut."""
+    """The one before has written some of the steps."""
     table, trace = tmp_path / "run.csv", tmp_path / "run.jsonl"
     world = Ranked(2)
     program = build(world)
@@ -182,13 +181,10 @@ def test_logs_of_the_next_rank_0_have_each_step_once(build, tmp_path):
         if event.report.step <= 4:
             for sink in before:
                 sink.write(event)
-                sink.flush()
 
     program.subscribe(write_as_the_other)
     for report in program.run(steps=8, log=[ad.log.CSV(table), ad.log.JSONL(trace)]):
         if report.step == 5:
-            for path in (table, trace):
-                path.write_bytes(path.read_bytes()[:-7])
             world.rank = 0
     for sink in before:
         sink.close()
@@ -202,7 +198,7 @@ def test_logs_of_the_next_rank_0_have_each_step_once(build, tmp_path):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same process", "another process"])
-def test_each_log_has_the_last_version_of_each_step_once(build, tmp_path, monkeypatch, same):
+def test_each_log_has_the_last_version_of_each_step_once(build, tmp_path, same):
     table, trace, board = tmp_path / "run.csv", tmp_path / "run.jsonl", tmp_path / "board"
 
     def log():
@@ -217,15 +213,13 @@ def test_each_log_has_the_last_version_of_each_step_once(build, tmp_path, monkey
         second, attempt = first, 1.0
     else:
         second, attempt, sinks = build(), 2.0, log()
-        monkeypatch.setattr(rewriting, "_left", {})
     second.restore(kept)
     assert second.run_id == first.run_id
     list(second.run(steps=4, log=sinks))
     wanted = [(step, attempt if step > 4 else 1.0) for step in range(1, 9)]
     assert [(int(row["step"]), float(row["attempt"])) for row in rows_of(table)] == wanted
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["header", *["step"] * 8]
-    assert [(line["step"], line["metrics"]["attempt"]) for line in lines[1:]] == wanted
+    lines = [fields for _, fields in read_run(trace).steps]
+    assert [(line["step"], line["metrics"]["attempt"]) for line in lines] == wanted
     assert [(m["after"], m["repeated"]) for line in lines for m in line.get("resumed", ())] == [(4, 3)]
     assert scalars(board, "attempt") == wanted
     assert second.epoch == 8 * 4 // 24
@@ -254,8 +248,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_in_its_logs(b
             break
     second = build()
     second.restore(kept, missing_ok=True)
-    list(second.run(steps=2, log=[ad.log.CSV(table)], checkpoint=kept))
-    assert [(row["step"], row["attempt"]) for row in rows_of(table)] == [("1", "2.0"), ("2", "2.0")]
+    list(second.run(steps=3, log=[ad.log.CSV(table)], checkpoint=kept))
+    assert [(row["step"], row["attempt"]) for row in rows_of(table)] == [("1", "2.0"), ("2", "2.0"), ("3", "2.0")]
     third = build()
     third.restore(tmp_path / "elsewhere", missing_ok=True)
     assert third.run_id not in (first.run_id, second.run_id)
@@ -296,85 +290,63 @@ def test_a_trace_is_of_as_many_steps_where_the_program_is_restored_meanwhile(bui
     assert (tmp_path / "trace.json").exists()
 
 
-# --- rows and lines that stay, and that go ----------------------------------------------------------------------------
+# --- rows and lines -------------------------------------------------------------------------------------------------
 
 
 def write(sink, *steps, run_id=ID, after=None, restored=True, **fields):
-    if after is not None:
+    """Write steps; the first one is `restored` if the run goes on after a step."""
+    if after is not None and hasattr(sink, "resume"):
         sink.resume(Resumption(after, run_id, restored))
     for step in steps:
-        sink.write(event(step, run_id=run_id, **fields))
+        first = after is not None and restored and step == steps[0]
+        sink.write(replace(event(step, run_id=run_id, **fields), restored=first))
     sink.close()
 
 
-def test_rows_of_other_runs_stay(tmp_path):
+def test_rows_are_only_added(tmp_path):
     path = tmp_path / "run.csv"
-    path.write_text("step,loss\r\n1,9\r\n2,9\r\n")  # of a version without run ids
-    write(ad.log.CSV(path), 1, 2, 3, run_id=OTHER, after=0)
-    write(ad.log.CSV(path), 1, 2, 3, after=0)
-    rewriting._left.clear()
+    write(ad.log.CSV(path), 1, 2, 3, run_id=OTHER)
+    write(ad.log.CSV(path), 1, 2, 3)
+    before = path.read_bytes()
     write(ad.log.CSV(path), 2, after=1)
+    assert path.read_bytes().startswith(before)
     assert [(row["run_id"], row["step"]) for row in rows_of(path)] == [
-        *[("", "1"), ("", "2")],
         *[(OTHER, "1"), (OTHER, "2"), (OTHER, "3")],
-        *[(ID, "1"), (ID, "2")],
-    ]
-
-
-@pytest.mark.parametrize("cut", range(1, 60, 3))
-def test_a_row_that_was_cut_anywhere_is_removed(tmp_path, cut):
-    path = tmp_path / "run.csv"
-    notes = ['a "note" – of two\nlines']
-    write(ad.log.CSV(path), 1, 2, after=0, notes=notes)
-    path.write_bytes(path.read_bytes()[:-cut])
-    rewriting._left.clear()
-    write(ad.log.CSV(path), 2, 3, after=1, notes=notes)
-    assert [(row["step"], row["notes"], row["run_id"]) for row in rows_of(path)] == [
-        (str(step), notes[0], ID) for step in (1, 2, 3)
+        *[(ID, "1"), (ID, "3"), (ID, "2")],
     ]
 
 
 @pytest.mark.parametrize("kind", [ad.log.CSV, ad.log.JSONL])
-def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch, kind):
+def test_each_line_is_on_the_disk_when_it_is_written(tmp_path, kind):
+    sink = kind(tmp_path / "run")
+    for step in (1, 2, 3):
+        sink.write(event(step))
+        text = (tmp_path / "run").read_text()
+        assert text.endswith("\n")
+        assert text.count("\n") == 1 + step
+    sink.close()
+
+
+@pytest.mark.parametrize("kind", [ad.log.CSV, ad.log.JSONL])
+@pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
+def test_a_last_line_that_was_cut_is_removed(tmp_path, kind, cut):
     path = tmp_path / "run"
-    write(kind(path), 1, 2, after=0)
-    inode = path.stat().st_ino
-    monkeypatch.setattr(Path, "stat", counted := Counted(Path.stat))
-    write(kind(path), 3, after=2, restored=False)
-    assert counted.times > 0
-    assert path.stat().st_ino == inode
-    write(kind(path), 3, after=2)
-    assert path.stat().st_ino != inode  # a step is taken again
-    text = path.read_text()
-    assert text.count(ID) == (3 if kind is ad.log.CSV else 1)
+    write(kind(path), 1, 2, notes=['a "note" – of two\nlines'])
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    path.write_bytes(whole[: max(len(whole) - cut, last + 5)])
+    write(kind(path), 2, 3, after=1)
+    assert path.read_bytes().startswith(whole[:last])
+    if kind is ad.log.CSV:
+        assert steps_of(path) == [1, 2, 3]
+    else:
+        assert [fields["step"] for _, fields in read_run(path).steps] == [1, 2, 3]
 
 
-class Counted:
-    def __init__(self, method):
-        self.method, self.times = method, 0
-
-    def __get__(self, path, kind):
-        self.times += 1
-        return lambda *args, **options: self.method(path, *args, **options)
-
-
-def test_a_file_keeps_its_permissions_and_a_link_stays_a_link(tmp_path):
-    path, link = tmp_path / "real.csv", tmp_path / "run.csv"
-    link.symlink_to(path)
-    write(ad.log.CSV(link), 1, 2, after=0)
-    path.chmod(0o640)
-    rewriting._left.clear()
-    write(ad.log.CSV(link), 2, after=1)
-    assert link.is_symlink()
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert steps_of(path) == [1, 2]
-    assert sorted(tmp_path.iterdir()) == [path, link]
-
-
-def test_lines_of_a_resumed_run_follow_those_of_another_run(tmp_path):
+def test_lines_of_a_resumed_run_may_follow_those_of_another_run(tmp_path):
     path = tmp_path / "run.jsonl"
-    write(ad.log.JSONL(path), 1, 2, 3, after=0)
-    write(ad.log.JSONL(path), 1, 2, run_id=OTHER, after=0)
+    write(ad.log.JSONL(path), 1, 2, 3)
+    write(ad.log.JSONL(path), 1, 2, run_id=OTHER)
     write(ad.log.JSONL(path), 3, 4, after=2)
     runs = [read_run(path, number) for number in (0, 1)]
     assert [run.header["run_id"] for run in runs] == [OTHER, ID]
@@ -383,9 +355,9 @@ def test_lines_of_a_resumed_run_follow_those_of_another_run(tmp_path):
         read_run(path, 2)
 
 
-def test_a_run_gets_another_header_where_the_first_does_not_hold_any_more(tmp_path):
+def test_a_part_with_another_header_is_a_part_of_its_own(tmp_path):
     path = tmp_path / "run.jsonl"
-    write(ad.log.JSONL(path), 1, 2, 3, after=0)
+    write(ad.log.JSONL(path), 1, 2, 3)
     write(ad.log.JSONL(path), 3, 4, 5, after=2, sizes=(2, 1, 1))
     write(ad.log.JSONL(path), 5, 6, after=4, sizes=(2, 1, 1))
     two, three = read_parts(path)
@@ -398,9 +370,9 @@ def test_a_run_gets_another_header_where_the_first_does_not_hold_any_more(tmp_pa
     assert [part.header["workers"] for part in read_parts(path)] == [2, 1]  # no part is left without steps
 
 
-def test_a_record_counts_the_steps_that_were_discarded_at_each_restore(tmp_path):
+def test_a_reader_counts_the_steps_that_were_discarded_at_each_restore(tmp_path):
     path = tmp_path / "run.jsonl"
-    write(ad.log.JSONL(path), *range(1, 8), after=0, restored=False)
+    write(ad.log.JSONL(path), *range(1, 8))
     write(ad.log.JSONL(path), 5, 6, after=4)
     write(ad.log.JSONL(path), 5, 6, 7, 8, after=4)
     write(ad.log.JSONL(path), 3, after=2)
@@ -418,8 +390,8 @@ def lines_of(path, *lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_mark_has_the_times_and_the_examples_of_the_removed_steps(tmp_path):
-    path, header = tmp_path / "run.jsonl", {"kind": "header", "version": 3, "run_id": ID}
+def test_a_restore_has_the_times_and_the_examples_of_the_discarded_steps(tmp_path):
+    path, header = tmp_path / "run.jsonl", {"kind": "header", "version": 4, "run_id": ID}
     origin = {"process": 20.0, "build": 21.0, "built": 22.0, "hosts": ["a"]}
     steps = [
         {
@@ -433,13 +405,14 @@ def test_a_mark_has_the_times_and_the_examples_of_the_removed_steps(tmp_path):
         for step in range(1, 7)
     ]
     steps[3] |= {"origin": origin, "lost": ["rank 1"], "between": {"script": 1.0, "saving": 2.0}}
-    steps[4] |= {"resumed": [{"after": 1, "repeated": 9}], "lost": []}
+    again = {**steps[3], "restored": True}
     other = {**header, "run_id": OTHER}
-    lines_of(path, header, *steps[:2], {**header, "workers": 3}, *steps[2:], other, *steps[:1])
-    held = hold_back(path, Resumption(3, ID, restored=True))
-    assert held.header == {**header, "workers": 3}
-    assert held.resumed == [
-        {"after": 1, "repeated": 9},
+    lines_of(path, header, *steps[:2], {**header, "workers": 3}, *steps[2:], other, steps[0], header, again)
+    first, second, third = read_parts(path)
+    assert [fields["step"] for _, fields in first.steps] == [1, 2]
+    assert [fields["step"] for _, fields in second.steps] == [3]
+    ((_, line),) = third.steps
+    assert line["resumed"] == [
         {
             "after": 3,
             "repeated": 3,
@@ -449,36 +422,31 @@ def test_a_mark_has_the_times_and_the_examples_of_the_removed_steps(tmp_path):
             "to": 16.0,
             "between": {"script": 1.5, "saving": 2.0},
             "origins": [{"process": 20.0, "build": 21.0, "built": 22.0, "last": 13.0}],
-        },
+        }
     ]
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert kept == [other, steps[0], header, *steps[:2], {**header, "workers": 3}, steps[2]]
-    assert hold_back(path, Resumption(3, ID, restored=False)) == ({**header, "workers": 3}, [])
-    assert hold_back(path, Resumption(0, "", restored=True)) == (None, [])  # a run without an id has no lines
-    assert [json.loads(line) for line in path.read_text().splitlines()] == kept
-    nothing = {"after": 3, "repeated": 0, "seconds": 0, "losses": 0}
-    assert hold_back(path, Resumption(3, ID, restored=True)).resumed == [nothing]
-    assert hold_back(path, Resumption(0, ID, restored=True)).header is None
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [other, steps[0]]
+    nothing = {"after": 6, "repeated": 0, "seconds": 0, "losses": 0}
+    lines_of(path, header, *steps, header, {**steps[0], "step": 7, "restored": True})
+    *_, (_, line) = read_run(path).steps
+    assert line["resumed"] == [nothing]
+
+
+def test_lines_that_another_rank_writes_again_are_not_repeated_steps(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(ad.log.JSONL(path), 1, 2, 3, 4)
+    write(ad.log.JSONL(path), 3, 4, 5)
+    assert [(fields["step"], "resumed" in fields) for _, fields in read_run(path).steps] == [
+        (step, False) for step in range(1, 6)
+    ]
 
 
 @pytest.mark.parametrize("run", [-3, 2])
 def test_runs_are_counted_by_their_ids_and_those_without_are_runs_of_their_own(tmp_path, run):
-    path, header, step = tmp_path / "run.jsonl", {"kind": "header", "version": 3}, {"kind": "step", "step": 1}
+    path, header, step = tmp_path / "run.jsonl", {"kind": "header", "version": 4}, {"kind": "step", "step": 1}
     lines_of(path, header, step, header, {**step, "step": 2})
     assert [[fields["step"] for _, fields in read_run(path, k).steps] for k in (0, 1, -1, -2)] == [[1], [2], [2], [1]]
     assert [number for number, _ in read_run(path).steps] == [4]
     with pytest.raises(RecordError, match=rf"holds 2 runs; there is no run {run}"):
         read_run(path, run)
-    lines_of(
-        path,
-        {**header, "run_id": ID},
-        step,
-        {**header, "run_id": ID},
-        {**header, "run_id": OTHER},
-        {**header, "run_id": ID},
-    )
-    assert [len(read_parts(path, k)) for k in range(3)] == [2, 1, 1]
     lines_of(path, header)
     with pytest.raises(RecordError, match=r"holds 1 run; there is no run 1"):
         read_run(path, 1)
@@ -487,24 +455,12 @@ def test_runs_are_counted_by_their_ids_and_those_without_are_runs_of_their_own(t
 def test_numbers_that_only_python_writes_are_read_and_other_lines_are_refused(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(
-        '{"kind": "header", "version": 3}\n{"kind": "step", "step": 1, "loss": NaN}\n\n{"kind": "step", "step": 2}\n'
+        '{"kind": "header", "version": 4}\n{"kind": "step", "step": 1, "loss": NaN}\n\n{"kind": "step", "step": 2}\n'
     )
     assert [(number, fields["step"]) for number, fields in read_run(path).steps] == [(2, 1), (4, 2)]
-    path.write_text('{"kind": "header", "version": 3}\n[1, 2]\n')
+    path.write_text('{"kind": "header", "version": 4}\n[1, 2]\n')
     with pytest.raises(RecordError, match=r":2: not a line of JSON"):
         list(read_run(path).steps)
-
-
-@pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
-def test_a_line_that_was_cut_is_removed(tmp_path, cut):
-    path = tmp_path / "run.jsonl"
-    write(ad.log.JSONL(path), 1, 2, after=0)
-    whole = path.read_bytes()
-    last = whole.rstrip(b"\n").rfind(b"\n") + 1
-    path.write_bytes(whole[: max(len(whole) - cut, last + 5)])
-    rewriting._left.clear()
-    write(ad.log.JSONL(path), 2, 3, after=1)
-    assert [json.loads(line).get("step") for line in path.read_text().splitlines()] == [None, 1, 2, 3]
 
 
 def test_other_runs_of_a_folder_keep_their_points(tmp_path):
