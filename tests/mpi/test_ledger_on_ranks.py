@@ -11,7 +11,7 @@ import pytest
 from adaptive.observe.ledger import PRODUCTIVE, read_ledger
 from tests.mpirun import run, survives_losses
 
-COVERS = ("adaptive/observe/ledger.py", "adaptive/observe/record_resume.py", "adaptive/observe/sinks.py")
+COVERS = ("adaptive/observe/ledger.py", "adaptive/observe/sinks.py")
 
 pytestmark = [pytest.mark.ranks, survives_losses]
 

@@ -29,7 +29,7 @@ from tests.adaptive.drivers import event, make_data
 from tests.adaptive.event_files import events, scalars
 from tests.speed import limit
 
-COVERS = ("adaptive/observe/recorded.py", "adaptive/observe/sinks.py")
+COVERS = ("adaptive/observe/line_file.py", "adaptive/observe/recorded.py", "adaptive/observe/sinks.py")
 
 ROOT = Path(__file__).resolve().parents[3]
 ID, OTHER = "0123456789ab", "ba9876543210"
