@@ -14,14 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 # Environment, so that it holds for the processes that tests start too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from tests import compilations, speed
+
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # most time goes into compiling the same few programs
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache = tempfile.mkdtemp(prefix="adaptive-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
-
-from tests import speed
-
+    os.environ.update(compilations.cache())
 os.environ.setdefault("PYTEST_TIMEOUT", f"{speed.last_resort():.0f}")  # of a test; pytest-timeout reads it
 
 import hypothesis
