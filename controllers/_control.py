@@ -165,11 +165,11 @@ class Control:
         self._check_open("stop()")
         self._stop = True
 
-    def close(self, notes: Sequence[str] = (), leave: Sequence[int] = (), *, probe: bool = False) -> Decision | None:
-        """Return the hook's requests, or None; called when the hook has returned. The arguments are a policy's."""
+    def close(self, notes: Sequence[str] = ()) -> Decision | None:
+        """Return the hook's requests, or None; called when the hook has returned. `notes` are a policy's."""
         self._closed = True
         asked = self._global_batch, self._shares, self._stop, tuple(notes), self._workers, self._values
-        decision = Decision(*asked, leave=tuple(leave), probe=probe)
+        decision = Decision(*asked)
         return decision if decision or decision.notes else None
 
     def _check_global_batch(self, value: ArrayLike) -> float:

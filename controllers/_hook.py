@@ -138,7 +138,7 @@ class PolicyHandler:
             control.set_hyperparameters(**decision.hyperparameters)
         if decision.stop:
             control.stop()
-        return control.close(decision.notes, decision.leave, probe=decision.probe)
+        return control.close(decision.notes)
 
 
 def _add_note(error: Exception, name: str, where: str, observation: Observation) -> None:

@@ -16,5 +16,4 @@ from ._nonfinite import nonfinite as nonfinite
 from ._norm_layers import EstimatedNorms as EstimatedNorms
 from ._replica_distance import replica_distance as replica_distance
 from ._timing import compute_seconds as compute_seconds
-from ._timing import exchange_seconds as exchange_seconds
 from ._timing import iteration_seconds as iteration_seconds

@@ -10,7 +10,6 @@ import numpy as np
 from adaptive.operators.sources import Source, read
 
 COMPUTE_SECONDS = Source("compute_seconds", attrgetter("compute_seconds"), stand_in=np.nan)
-EXCHANGE_SECONDS = Source("exchange_seconds", attrgetter("exchange_seconds"), stand_in=np.nan)
 ITERATION_SECONDS = Source("iteration_seconds", attrgetter("iteration_seconds"), stand_in=np.nan)
 
 
@@ -33,23 +32,6 @@ def compute_seconds() -> jax.Array:
       Chen et al. 2020, "Semi-dynamic load balancing" (its time is measured before the barrier, too).
     """
     return read(COMPUTE_SECONDS)
-
-
-def exchange_seconds() -> jax.Array:
-    """Return the seconds that this worker spent in the messages of the previous step, waiting for others included.
-
-    The worker that the others wait for does not wait itself, so the least over all workers is the time of the messages
-    alone. For slow links between hosts:
-
-      >>> own = mon.compute_seconds(), mon.exchange_seconds()            # doctest: +SKIP
-      >>> seconds, exchange = comm.all_gather(own)                       # doctest: +SKIP
-      >>> ctrl.hook(ctrl.mitigate_slow_workers(), seconds, exchange)     # doctest: +SKIP
-
-    Returns:
-      A float32 scalar, in seconds. Local; the same for all workers of a process. NaN in the first step, and outside a
-      program.
-    """
-    return read(EXCHANGE_SECONDS)
 
 
 def iteration_seconds() -> jax.Array:

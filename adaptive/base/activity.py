@@ -166,11 +166,6 @@ class Activity:
             self.turn(BETWEEN)
         return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))  # in C: every step ends so
 
-    def in_messages(self) -> float:
-        """Return the seconds of this step in messages so far, waiting for other processes included."""
-        seconds, before = self._seconds, self._before
-        return (seconds[EXCHANGING] - before[EXCHANGING]) + (seconds[WAITING] - before[WAITING])
-
     def between(self) -> dict[str, float]:
         """Return the seconds from the last call of this method to the beginning of the last step, by `NAMES`, without
         zeros. Call it between two steps.

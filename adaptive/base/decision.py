@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .link_probe import LinkProbe
-
 
 class BoundArrays(NamedTuple):
     """`Limits` as arrays. Read-only."""
@@ -118,7 +116,6 @@ class Observation(NamedTuple):
     most_workers: int = 0
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of the next step, by name
     hyperparameter_types: Mapping[str, np.dtype] = MappingProxyType({})  # dtype of each, by name
-    links: LinkProbe | None = None  # the latest probe of the links between hosts
 
 
 @dataclass(frozen=True)
@@ -133,9 +130,6 @@ class Decision:
       notes: lines for the report: the reason, and what was clipped.
       workers: the requested number of members.
       hyperparameters: values of the driver's `ad.hyperparameter`s, by name.
-      leave: worker slots whose workers leave the job for good; the others continue. Only whole processes leave.
-      probe: measure the links between hosts, before the next step. The next observation has the result, and policies
-        are due after the next step.
     """
 
     global_batch: int | None = None
@@ -144,12 +138,10 @@ class Decision:
     notes: tuple[str, ...] = ()
     workers: int | None = None
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    leave: tuple[int, ...] = ()
-    probe: bool = False
 
     def __bool__(self) -> bool:
         asked = self.global_batch is not None or self.shares is not None or self.workers is not None
-        return asked or self.stop or self.probe or bool(self.hyperparameters or self.leave)
+        return asked or self.stop or bool(self.hyperparameters)
 
 
 @dataclass(frozen=True)

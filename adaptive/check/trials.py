@@ -291,7 +291,7 @@ class Bench:
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
         taking_part = np.asarray(sizes) > 0
         readings = [
-            Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0, taking_part, 1.0)
+            Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
         self._wire.instead, self._wire.brought = instead, []

@@ -33,8 +33,6 @@ class Request(NamedTuple):
         asked = {name: getattr(self.decision, name) for name in ("global_batch", "shares", "workers")}
         found = {name: value for name, value in asked.items() if value is not None}
         found |= {"stop": True} if self.decision.stop else {}
-        found |= {"leave": list(self.decision.leave)} if self.decision.leave else {}
-        found |= {"probe": True} if self.decision.probe else {}
         found |= {"hyperparameters": dict(self.decision.hyperparameters)} if self.decision.hyperparameters else {}
         return {"hook" if self.hook else "script": self.by, "step": self.step, **found}
 

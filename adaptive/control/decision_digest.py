@@ -50,7 +50,7 @@ class DecisionDigest:
         self._note((who, decision))
         if decision:
             values = sorted(decision.hyperparameters.items())
-            asked = (decision.global_batch, decision.stop, decision.workers, *values, *decision.leave, decision.probe)
+            asked = (decision.global_batch, decision.stop, decision.workers, *values)
             self.value = _digest(repr((self.value, step, *asked)).encode() + _bytes_of(decision.shares))
 
     @property
@@ -136,5 +136,4 @@ def _wish(decision: Decision | None) -> str:
     sizes = [f"{name}={value}" for name, value in asked.items() if value is not None]
     values = [f"{name}={value}" for name, value in decision.hyperparameters.items()]
     calls = [f"{call}({', '.join(what)})" for call, what in (("rescale", sizes), ("set", values)) if what]
-    leave = [f"workers {', '.join(map(str, decision.leave))} to leave"] if decision.leave else []
-    return " and ".join(calls + ["stop()"] * decision.stop + leave + ["a probe of links"] * decision.probe)
+    return " and ".join(calls + ["stop()"] * decision.stop)

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from adaptive.base.decision import Decision
-from adaptive.base.link_probe import ProbesLinks, no_links
 from adaptive.base.world import World
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
@@ -79,16 +78,7 @@ class Decisions:
         self.stopped, self.last_asked = decision.stop, (tuple(names), requests)
         self._hyperparameters.request(decision.hyperparameters)
         notes = [*decision.notes, *apply_decision(decision, self._sizes, self._membership, requests)]
-        if decision.probe:
-            self._probe_links(step)
         return decision, notes
-
-    def _probe_links(self, step: int) -> None:
-        """Measure the links between hosts, and show them to the hooks. Communicates."""
-        world = self._world
-        about = f"a probe of links after step {step} of {self._name}"
-        links = world.probe_links(about) if isinstance(world, ProbesLinks) else no_links(world.capacity)
-        self._hooks.tell_links(links._replace(step=step))
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
         """Apply the request of `Program.rescale` after `step`.
@@ -119,7 +109,7 @@ class Decisions:
 def apply_decision(
     decision: Decision, sizes: BatchSizes, membership: Membership, requests: Sequence[Request] = ()
 ) -> list[str]:
-    """Request a decision's batch sizes, number of workers, and the workers that leave.
+    """Request a decision's batch sizes and number of workers.
 
     Args:
       requests: the requests that the decision was merged from.
@@ -131,8 +121,6 @@ def apply_decision(
     if decision.workers is not None:
         notes = membership.request(decision.workers, names_of(requests, "workers"))
     by_field = [*names_of(requests, "global_batch"), *names_of(requests, "shares")]
-    if decision.leave:
-        notes = [*notes, *membership.dismiss(decision.leave)]
     about_sizes = [request for request in requests if request.about_sizes]
     return notes + sizes.request(
         decision, list(dict.fromkeys(by_field)), for_others=membership.pending, requests=about_sizes

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.link_probe import LinkProbe
 from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
 
@@ -97,7 +96,6 @@ class Hooks:
         `restart` until the next call of `run`.
       watches: whether a hook also observes the steps between decisions. If not, steps before `next_due` need no call.
       suspended: whether hooks neither run nor observe steps.
-      links: the latest probe of the links between hosts, which observations have. Replicated.
     """
 
     def __init__(
@@ -121,8 +119,6 @@ class Hooks:
         # Each returns the number of the first step after which a hook in a given state can decide.
         self._rests_until = [getattr(hook.handler, "rests_until", _never) for hook in self.hooks]
         self._rest_until = [0] * len(hooks)
-        self.links: LinkProbe | None = None
-        self._probed = 0  # the step after which policies are due because of that probe
         self.next_due = self._due_after(0)
 
     @property
@@ -138,16 +134,7 @@ class Hooks:
     def due(self, step: int) -> list[int]:
         """Return the numbers of the hooks that decide after this step."""
         rests = self._rest_until
-        found = [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
-        if step == self._probed:
-            found = sorted({*found, *(i for i in self._watching if step >= rests[i])})
-        return found
-
-    def tell_links(self, links: LinkProbe) -> None:
-        """Show policies a probe that was made after the latest step; they are due after the next one."""
-        self.links, self._probed = links, links.step + 1
-        if self._watching:
-            self.next_due = min(self.next_due, self._probed)
+        return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
 
     def _due_after(self, step: int) -> int:
         after = [max(step + 1, rest) for rest in self._rest_until]
@@ -235,7 +222,6 @@ class Hooks:
         self.states = list(states)
         self._seen = [[] for _ in self.hooks]
         self._rest_until = [rests(state) for rests, state in zip(self._rests_until, states, strict=True)]
-        self.links, self._probed = None, 0
         self.next_due = 0  # the next step may have a lower number than the last one
 
     def export(self) -> tuple[Any, ...]:
@@ -247,13 +233,12 @@ class Hooks:
         def on_host(leaf: Any) -> Any:
             return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
-        return jax.tree.map(on_host, self.states), self.joined, self.links, self._probed
+        return jax.tree.map(on_host, self.states), self.joined
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the hooks' states with those that another process has exported."""
-        states, self.joined, links, probed = exported
+        states, self.joined = exported
         self.restart(states)
-        self.links, self._probed = links, probed
 
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
         """Pass the last step to hook `i`, with the merged requests of earlier hooks, and return its decision."""
@@ -278,7 +263,7 @@ class Hooks:
             decides = due and step is seen[-1]
             observation = Observation(
                 *(step.step, step.epoch, unflatten(leaves), *step.ran, wanted, bounds, decides, step.members, joined),
-                *(*numbers, values_so_far, types, self.links),
+                *(*numbers, values_so_far, types),
             )
             decision, state = handler(observation, state)
             self.states[i], joined = state, ()
@@ -300,6 +285,4 @@ def merge(first: Decision, then: Decision) -> Decision:
         (*first.notes, *then.notes),
         then.workers if then.workers is not None else first.workers,
         {**first.hyperparameters, **then.hyperparameters},
-        tuple(sorted({*first.leave, *then.leave})),
-        first.probe or then.probe,
     )

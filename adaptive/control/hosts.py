@@ -75,6 +75,6 @@ def decided_by_first(world: WorldMessages, decision: Decision | None, about: str
     first = json.loads(everyone[0])
     if first is None:
         return None
-    shares, notes, leave = first["shares"], tuple(first["notes"]), tuple(first["leave"])
+    shares, notes = first["shares"], tuple(first["notes"])
     shares = None if shares is None else tuple(shares)
-    return Decision(**{**first, "shares": shares, "notes": notes, "leave": leave})
+    return Decision(**{**first, "shares": shares, "notes": notes})

@@ -54,11 +54,11 @@ class Leaver(NamedTuple):
     """A process that leaves for good. Replicated."""
 
     workers: tuple[int, ...]  # their worker slots
-    signal: str  # the name of the termination signal that it received; "" if it was dismissed
+    signal: str  # the name of the termination signal that it received
     process: str  # "pid 4711 on node7"
 
     def __str__(self) -> str:
-        return f"{_workers(self.workers)} ({self.signal + ' to ' if self.signal else ''}{self.process})"
+        return f"{_workers(self.workers)} ({self.signal} to {self.process})"
 
 
 class Membership:
@@ -96,7 +96,6 @@ class Membership:
         self._there, self._generation = len(roster.members), roster.generation  # at the last `_refresh`
         self._ready_elsewhere = 0
         self._set_leave_requests(np.zeros(world.capacity))
-        self._dismissed: tuple[int, ...] = ()  # slots whose workers leave before the next step
 
     # --- target -------------------------------------------------------------------------------------------------------
 
@@ -177,27 +176,6 @@ class Membership:
             )
         return number
 
-    def dismiss(self, worker_slots: Sequence[int]) -> list[str]:
-        """Let workers leave for good before the next step, while the others continue.
-
-        Returns:
-          A note, if they cannot: nothing changes then.
-        """
-        there = self._world.members
-        leaving = tuple(slot for slot in there if slot in worker_slots)
-        alone, left = self._world.processes == 1, len(there) - len(leaving)
-        why = ""
-        if not (self._resizable and (self._world.survives or alone)):
-            why = "in this job a single process cannot leave"
-        elif left < max(self._world.least, 1):
-            why = f"{left} would be left, and {max(self._world.least, 1)} must be"
-        elif any(slot in self._needed for slot in leaving):
-            why = "the driver needs what they broadcast"
-        if why:
-            return [f"{_workers(leaving)} cannot leave: {why}."]
-        self._dismissed = leaving
-        return []
-
     # --- leaving upon a termination signal ----------------------------------------------------------------------------
 
     @property
@@ -217,16 +195,15 @@ class Membership:
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """The slots whose workers leave for good before the next step: dismissed, or upon a termination signal."""
+        """The slots whose workers leave for good before the next step, upon a termination signal."""
         alone, n = self._world.processes == 1, self._world.capacity
         if not (self.leave_request if alone else self.leave_requested):
-            return self._dismissed  # empty in nearly all steps
+            return ()  # in nearly all steps
         requests = [self.leave_request] * n if alone else self._leave_requests.tolist()
         members = {slot: requests[slot] for slot in self._world.members}
         if LeaveRequest.NOW not in members.values():
-            return self._dismissed
-        dismissed = self._dismissed
-        return tuple(slot for slot, asks in members.items() if asks >= LeaveRequest.SOON or slot in dismissed)
+            return ()
+        return tuple(slot for slot, asks in members.items() if asks >= LeaveRequest.SOON)
 
     @property
     def why_all_leave(self) -> str:
@@ -234,7 +211,7 @@ class Membership:
         leaving, there = self.leaving, self._world.members
         left = len(there) - len(leaving)
         who = f"{_workers(leaving)} received a termination signal"
-        if set(leaving) <= set(self._dismissed):
+        if not leaving:
             return ""
         if not left:
             return "all workers received a termination signal"
@@ -329,7 +306,7 @@ class Membership:
         missing = max(0, self.target - there)
         stay = there - len(leaving)
         if leaving and self._world.respawn:
-            self.asked = self.target - len(self._dismissed)  # who was dismissed is not replaced once more
+            self.asked = self.target
         elif leaving and self.asked is not None:  # a worker that leaves is not replaced
             self.asked = min(self.asked, stay + missing)
         number = self.target
@@ -338,7 +315,7 @@ class Membership:
         if leaving or number != there:
             before = self._world.losses
             self._world.change(number, leaving)
-            self._ready_elsewhere, self._dismissed = 0, ()
+            self._ready_elsewhere = 0
             self._set_leave_requests(np.zeros(self._world.capacity))
             lost = sum(len(loss.workers) for loss in self._world.losses[len(before) :])
             if lost and self.asked is not None and not self._world.respawn:  # lost while members changed: not replaced
@@ -363,7 +340,6 @@ class Membership:
             return
         before, now = self._there, len(self._world.members)
         self._there, self._generation = now, self._world.generation
-        self._dismissed = tuple(slot for slot in self._dismissed if slot in self._world.members)
         if self._world.respawn and now < before:
             self.asked = before if self.asked is None else self.asked
             self._world.request_workers(self.asked)
@@ -388,7 +364,7 @@ class Membership:
         roster = Roster.of(self._world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation
         self.asked = None if asked is None else self.nearest(asked)
-        self._ready_elsewhere, self._dismissed = 0, ()
+        self._ready_elsewhere = 0
         self._set_leave_requests(np.zeros(self._world.capacity))
         self._world.request_workers(self.target)
 

@@ -71,10 +71,6 @@ def wish_in_words(wish: Mapping[str, Any]) -> str:
         found.append(_shares(wish["shares"]))
     if wish.get("stop"):
         found.append("the end")
-    if wish.get("leave"):
-        found.append(f"{workers(wish['leave'])} to leave")
-    if wish.get("probe"):
-        found.append("a probe of links")
     found += [f"{name} = {value}" for name, value in (wish.get("hyperparameters") or {}).items()]
     return listed(found)
 
@@ -89,7 +85,7 @@ def asks_for_more(wish: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     batch, number = wish.get("global_batch"), wish.get("workers")
     new = batch is not None and batch != before.get("global_batch")
     new |= number is not None and number != (before.get("workers") or [None])[0]
-    return bool(new or any(wish.get(name) for name in ("shares", "stop", "hyperparameters", "leave")))
+    return bool(new or any(wish.get(name) for name in ("shares", "stop", "hyperparameters")))
 
 
 def _shares(shares: Sequence[float]) -> str:

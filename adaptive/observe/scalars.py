@@ -103,8 +103,7 @@ def describe(event: StepEvent) -> list[str]:
         asked = {"global batch": decision.global_batch, "workers": decision.workers, "shares": decision.shares}
         asked |= decision.hyperparameters
         parts = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
-        parts += [f"workers {', '.join(map(str, decision.leave))} leave"] if decision.leave else []
-        parts += [what for what, asked_for in (("stop", decision.stop), ("probe links", decision.probe)) if asked_for]
+        parts += ["stop"] if decision.stop else []
         lines.append(f"decision: {', '.join(parts)}")
     lines += [f"a worker has joined in worker slot {slot}" for slot in report.joined]
     lines += [f"lost: {loss}" for loss in report.lost]

@@ -36,7 +36,6 @@ class Reading(NamedTuple):
     compute_seconds: float  # the previous step's computation on this worker; NaN if unknown
     iteration_seconds: float  # from the start of the previous step to the start of this one; NaN in the first
     taking_part: np.ndarray = ALONE  # boolean, shape=(capacity,): whether each worker takes examples in this step
-    exchange_seconds: float = np.nan  # of the previous step: this process in messages, waiting included; NaN if unknown
 
 
 @dataclass(frozen=True, eq=False)

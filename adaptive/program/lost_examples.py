@@ -109,7 +109,7 @@ class LostExamples:
         p.activity.now, p.activity.waited_before = COMPUTING, p.world.waited
         reading = Reading(
             *(p.run.step, p.seed, worker, sum(sizes), sizes[worker], sizes[worker], 1, ranges[0].start),
-            *(p.clock.compute_seconds[0], since, np.asarray(sizes) > 0, p.clock.exchange_seconds),
+            *(p.clock.compute_seconds[0], since, np.asarray(sizes) > 0),
         )
         batch, microbatches = self._compute(steady, reading, ranges, own)
         return steady(

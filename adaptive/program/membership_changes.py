@@ -90,10 +90,8 @@ class MembershipChanges:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers if leaver.signal}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
         if leavers:
-            for why, signalled in (("upon a termination signal", True), ("dismissed by a hook", False)):
-                who = [str(leaver) for leaver in leavers if bool(leaver.signal) is signalled]
-                if who:
-                    self._parts.members.note(f"left after step {step}, {why}: {', '.join(who)}.")
+            who = ", ".join(map(str, leavers))
+            self._parts.members.note(f"left after step {step}, upon a termination signal: {who}.")
 
     def transfer_state(self, progress: RunProgress) -> RunProgress:
         """Send the program's state to joining processes, or receive it as one of them. Communicates if any joins.

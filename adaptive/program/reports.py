@@ -57,7 +57,6 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
         activity.turn(OTHER)
         notes += more
     counters, metrics, breakdown = kernels.counters, _metrics(p, outcome), activity.end()
-    p.clock.exchange_seconds = breakdown.exchanging + breakdown.waiting
     report = Report(
         step=run.step,
         epoch=stream.epoch,

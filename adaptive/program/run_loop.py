@@ -155,7 +155,7 @@ class RunLoop:
         readings = [
             Reading(
                 *(step, p.seed, w, total, sizes[w], sizes[w], 1, share.offsets[i]),
-                *(seconds[i], since, taking_part, p.clock.exchange_seconds),
+                *(seconds[i], since, taking_part),
             )
             for i, w in enumerate(p.world.workers)
         ]

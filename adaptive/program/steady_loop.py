@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from adaptive.base.activity import EXCHANGING, INPUT, OTHER, WAITING
+from adaptive.base.activity import INPUT, OTHER
 from adaptive.base.signals import PENDING_TERMINATION
 from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
@@ -207,7 +207,7 @@ class SteadyLoop:
         size, seconds = self._sizes[worker], p.clock.compute_seconds[place]
         # Skips the Python initializer.
         values = p.run.step, p.seed, worker, self._total, size, size, 1, offset, seconds, since, self._taking_part
-        return tuple.__new__(Reading, (*values, p.clock.exchange_seconds))
+        return tuple.__new__(Reading, values)
 
     def _meanwhile(self) -> None:
         """Do the host's work while the first kernels run."""
@@ -249,14 +249,12 @@ class SteadyLoop:
         ran = self._sizes, sizes.previous
         sizes.step_done()
         if steady is not None and steady.runs_ahead:
-            clock.exchange_seconds = p.activity.in_messages()  # already known, and read by the kernels of the next step
             self._run_ahead(outcome.microbatches[0])
         examples, ended = sum(stream.cursors), self._epoch
         self._epoch = epoch = examples // stream.length if stream.length else stream.epoch
         if p.hooks.watches:
             p.hooks.note(p.run.step, stream.epochs, outcome.hooks, ran, sizes.members)
         counters, breakdown = kernels.counters, p.activity.end()
-        clock.exchange_seconds = breakdown[EXCHANGING] + breakdown[WAITING]
         report = report_of(
             {
                 **self._same,

@@ -20,14 +20,12 @@ class StepClock:
 
     Attributes:
       compute_seconds: per worker of this process; NaN if unknown.
-      exchange_seconds: of this process in messages, waiting for other processes included; NaN before the first step.
       began: start of the last step that began, by `time.perf_counter`; NaN before the first.
       beside_compiler: number of consecutive steps, up to now, without known seconds because a compiler ran beside them.
     """
 
     def __init__(self, world: WorldMessages):
         self.compute_seconds = [_NAN] * len(world.workers)
-        self.exchange_seconds = _NAN
         self.beside_compiler = 0
         self.began = _NAN
 
@@ -51,7 +49,7 @@ class StepClock:
     def restart(self) -> None:
         """Mark all durations as unknown, as before the first step."""
         self.forget(range(len(self.compute_seconds)))
-        self.began = self.exchange_seconds = _NAN
+        self.began = _NAN
 
 
 class SkippedSteps:

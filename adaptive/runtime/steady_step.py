@@ -66,7 +66,7 @@ Vectors = Sequence[Any]  # of sources: floats, and integers
 _FIXED = {source.name for source in sources.FIXED}
 _STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)  # the fields that those read
 # Sources whose values for the next step's microbatches are known before it begins.
-_KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds", "exchange_seconds"}
+_KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds"}
 _OF_MEMBERS = {"workers", "batch_size"}  # sources that change when members are lost in a step
 
 

@@ -1,4 +1,4 @@
-"""`mitigate_slow_workers`: finds workers and links that become slow, and takes the remedy that their cost justifies."""
+"""`mitigate_slow_workers`: finds workers that become slow, and takes the remedy that their cost justifies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing._time_model import TimeModel
 from controllers.timing.change_points import BLOCK, ChangePoints, Onset
-from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of
-from controllers.timing.slow_links import SlowLinks
+from controllers.timing.seconds import active_of, check_times, seconds_of
 
 from .balance import balance
 
@@ -39,8 +38,6 @@ class MitigationState(NamedTuple):
     replacing: np.ndarray  # shape=(n,), bool: the worker for which another one was requested
     drained: np.ndarray  # shape=(n,), bool: workers that were given no more examples
     active: np.ndarray  # shape=(), int64: number of active workers when a worker was requested
-    links: SlowLinks
-    leaving: np.ndarray  # shape=(), bool: whether the workers in `replacing` leave the job
 
 
 def mitigate_slow_workers(
@@ -48,8 +45,7 @@ def mitigate_slow_workers(
 ) -> Policy:
     """Return a policy that balances workers, and replaces those that have become slow with workers of the reserve.
 
-        seconds, exchange = comm.all_gather((mon.compute_seconds(), mon.exchange_seconds()))
-        ctrl.hook(ctrl.mitigate_slow_workers(), seconds, exchange, every=5)
+        ctrl.hook(ctrl.mitigate_slow_workers(), comm.all_gather(mon.compute_seconds()), every=5)
 
     A worker is slow from a change point on: with a probability above 0.9, its time became at least 10 % longer, both
     over its own past and over the other workers' times. Changes that most workers share, gradual drift, and pauses of
@@ -63,12 +59,6 @@ def mitigate_slow_workers(
     3. *End*, without a reserve and with `end_seconds`: the run stops as by `control.stop()`, and writes its last
        checkpoint.
 
-    Links, with the second value: when messages take at least 10 % longer than before, or 1 / 0.7 times as long as at
-    their best, the links between hosts are probed between two steps. The probe names the host whose links are slower
-    than before, or two hosts with a slow link between them. When the seconds lost exceed the cost of a swap, workers of
-    the reserve replace all workers of that host, which leave the job. If all links are slow, or there are two hosts, no
-    host is to blame, and only the end is left.
-
     Replaces `ctrl.balance()` in the driver. Not for use with policies for the number of workers.
 
     Args:
@@ -77,8 +67,7 @@ def mitigate_slow_workers(
       split: the policy that splits the batch, which reads the same value; by default `balance()`.
 
     Returns:
-      A policy for a hook with each worker's compute seconds, and, for links, each worker's exchange seconds; both have
-      shape=(n,), and are NaN where unknown. Replicated.
+      A policy for a hook with each worker's compute seconds; shape=(n,), NaN where unknown. Replicated.
 
     Raises:
       ValueError: a cost is negative.
@@ -109,35 +98,21 @@ def mitigate_slow_workers(
             replacing=none,
             drained=none,
             active=np.asarray(0),
-            links=SlowLinks.init(n_workers),
-            leaving=np.asarray(False),
         )
 
     def update(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
         seconds = seconds_of(observation, "mitigate_slow_workers")
-        decision, split_state = inner.update(observation._replace(values=observation.values[:1]), state.balance)
+        decision, split_state = inner.update(observation, state.balance)
         state = _learn(observation, seconds, state._replace(balance=split_state))
-        exchange = inputs_of(observation, "mitigate_slow_workers")
-        if exchange.shape[1]:
-            state = _learn_links(observation, np.where(np.isfinite(seconds), exchange[:, 0], np.nan), state)
         if not observation.due:
             return None, state
         notes, state = _reported(state)
-        found, state = _probed(observation, state)
         remedy, state = _remedy(observation, state, swap_seconds, end_seconds)
         chosen = decision or _NOTHING if remedy is None else remedy
-        probe = bool(exchange.shape[1]) and state.links.wants_probe(observation.members)
-        if probe:
-            state = state._replace(links=state.links.awaiting(observation.step))
-        asked = replace(chosen, notes=(*notes, *found, *chosen.notes), probe=probe)
+        asked = replace(chosen, notes=(*notes, *chosen.notes))
         return (asked if asked or asked.notes else None), state
 
-    return Policy(init, update, "mitigate_slow_workers", ("seconds", "exchange_seconds"), _check)
-
-
-def _check(values: tuple[Any, ...], n_workers: int, policy: str) -> None:
-    """Check the values of the hook: see `Policy.check`."""
-    check_times(values, n_workers, policy, n_inputs=min(len(values), 2) - 1)
+    return Policy(init, update, "mitigate_slow_workers", ("seconds",), check_times)
 
 
 # --- what slow workers cost -------------------------------------------------------------------------------------------
@@ -221,34 +196,6 @@ def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.
     return lost
 
 
-# --- what slow links cost ---------------------------------------------------------------------------------------------
-
-
-def _learn_links(observation: Observation, exchange: np.ndarray, state: MitigationState) -> MitigationState:
-    """Return the state after a step: the seconds of its messages.
-
-    Args:
-      exchange: each worker's seconds in messages, waiting included; shape=(n,), NaN where not known. The worker that
-        the others wait for waits least.
-    """
-    links = state.links
-    if not state.replacing.any():  # a swap does not change what messages take
-        links = links.sized(len(observation.members))
-    known = exchange[exchange > 0]
-    return state._replace(links=links.observe(observation.step, float(known.min()) if len(known) else math.nan))
-
-
-def _probed(observation: Observation, state: MitigationState) -> tuple[tuple[str, ...], MitigationState]:
-    """Return notes on messages that take longer, and on what a probe has found."""
-    links, notes = state.links, []
-    if links.slow and links.probability > 0:
-        sure = f" (probability {links.probability:.3f})" if links.probability < 1 else ", and ever longer"
-        notes.append(f"messages take {links.factor:.2f} times as long as before, since step {links.since}{sure}")
-        links = links._replace(probability=np.asarray(0.0))
-    found, links = links.heard(observation)
-    return (*notes, *found), state._replace(links=links)
-
-
 # --- remedies ---------------------------------------------------------------------------------------------------------
 
 
@@ -278,69 +225,34 @@ def _remedy(
         return _continue_swap(observation, state)
     if observation.target_workers != members:
         return None, state
-    reserve, found = observation.most_workers - members, None
-    for cost in filter(None, (_cost_of_worker(active, state), _cost_of_links(observation, state))):
-        if 0 < len(cost.workers) <= reserve:
-            if cost.seconds >= swap_seconds:
-                return _swap(cost, members, active, state, swap_seconds)
-        elif end_seconds is not None and cost.seconds >= end_seconds:
-            note = f"{cost.who} cost {cost.seconds:.3g} s, more than a restart ({end_seconds:.3g} s): the run ends"
-            found = Decision(stop=True, notes=(note,))
-    return found, state
-
-
-class _Cost(NamedTuple):
-    """Seconds lost, and the workers without which they would not be lost."""
-
-    who: str
-    seconds: float
-    workers: np.ndarray  # their slots; empty if no worker is to blame
-    leave: bool  # whether they must leave the job, and not only compute nothing
-
-
-def _cost_of_worker(active: np.ndarray, state: MitigationState) -> _Cost | None:
-    """Return what the worker that costs most has cost in its slow phase."""
     slot = int(active[state.lost[active].argmax()])
     seconds = float(state.lost[slot])
-    return _Cost(f"worker {slot} has", seconds, np.array([slot]), False) if seconds > 0 else None
-
-
-def _cost_of_links(observation: Observation, state: MitigationState) -> _Cost | None:
-    """Return what slow links have cost, and the workers of the hosts that they belong to."""
-    links = state.links
-    if not links.slow:
-        return None
-    workers = np.flatnonzero(links.named)
-    if not len(workers):
-        return _Cost("slow messages have", float(links.unnamed), workers, True)
-    workers = workers[np.isin(workers, observation.members)]
-    if not len(workers):
-        return None
-    who = f"the links of {_slots(workers)} have"
-    return _Cost(who, float(links.lost[workers].max()), workers, True)
+    if not seconds:
+        return None, state
+    if observation.most_workers > members:
+        if seconds < swap_seconds:
+            return None, state
+        return _swap(slot, seconds, members, len(active), state, swap_seconds)
+    if end_seconds is None or seconds < end_seconds:
+        return None, state
+    note = f"worker {slot} has cost {seconds:.3g} s, more than a restart ({end_seconds:.3g} s): the run ends"
+    return Decision(stop=True, notes=(note,)), state
 
 
 def _swap(
-    cost: _Cost, members: int, active: np.ndarray, state: MitigationState, swap_seconds: float
+    slot: int, seconds: float, members: int, active: int, state: MitigationState, swap_seconds: float
 ) -> tuple[Decision, MitigationState]:
-    """Return the request for workers that replace others."""
-    number = len(cost.workers)
-    come = "a worker of the reserve replaces it" if number == 1 else f"{number} workers of the reserve replace them"
-    note = f"{cost.who} cost {cost.seconds:.3g} s, more than a swap ({swap_seconds:.3g} s): {come}"
-    asked = state._replace(
-        replacing=np.isin(np.arange(len(state.lost)), cost.workers),
-        active=np.asarray(len(active)),
-        leaving=np.asarray(cost.leave),
+    """Return the request for a worker that replaces a slow one."""
+    note = (
+        f"worker {slot} has cost {seconds:.3g} s, more than a swap ({swap_seconds:.3g} s): a worker of the reserve "
+        "replaces it"
     )
-    return Decision(workers=members + number, notes=(note,)), asked
-
-
-def _slots(slots: np.ndarray) -> str:
-    return f"worker{'s' * (len(slots) > 1)} {', '.join(map(str, slots.tolist()))}"
+    asked = state._replace(replacing=np.arange(len(state.lost)) == slot, active=np.asarray(active))
+    return Decision(workers=members + 1, notes=(note,)), asked
 
 
 def _continue_swap(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
-    """Drain or dismiss the workers that are replaced, once their replacements have examples."""
+    """Drain the worker that is replaced, once its replacement has examples."""
     sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
     drained = state.drained
     if state.replacing.any():
@@ -350,19 +262,12 @@ def _continue_swap(observation: Observation, state: MitigationState) -> tuple[De
             return None, state._replace(replacing=np.zeros_like(drained))
         if not sizes[active].all():
             return None, state
-        slots, members = np.flatnonzero(state.replacing), len(observation.members)
-        state = state._replace(links=state.links.of_size(members - len(slots) * int(state.leaving)))
-        if state.leaving:
-            note = f"{_slots(slots)} leave{'s' * (len(slots) == 1)}: the workers that have joined take the examples"
-            decision = Decision(leave=tuple(slots.tolist()), notes=(note,))
-            return decision, state._replace(
-                links=state.links.without_named(), replacing=np.zeros_like(drained), leaving=np.asarray(False)
-            )
         drained = drained | state.replacing
     state = state._replace(replacing=np.zeros_like(drained), drained=drained)
     shares = np.where(drained, 0.0, sizes)
     leaving = np.flatnonzero(drained & (sizes > 0)).tolist()
     if not leaving or not shares.any():
         return None, state
-    note = f"{_slots(np.array(leaving))} drained: its examples go to the worker that has joined"
+    who = f"worker{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
+    note = f"{who} drained: its examples go to the worker that has joined"
     return Decision(shares=tuple(shares.tolist()), notes=(note,)), state

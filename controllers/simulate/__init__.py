@@ -22,9 +22,6 @@ from ._cluster import together as together
 from ._cluster import waves as waves
 from ._line_up import LINE_UP as LINE_UP
 from ._line_up import hooked as hooked
-from ._link_scenarios import LINK_SCENARIOS as LINK_SCENARIOS
-from ._link_scenarios import link_scenario as link_scenario
-from ._link_scenarios import slow_links as slow_links
 from ._recording import Recording as Recording
 from ._recording import TraceError as TraceError
 from ._recording import read_trace as read_trace

@@ -42,11 +42,6 @@ class Cluster:
       cpu: free processor share of each worker, a trace. Default: the share that explains the slowdown, `1 / slowdown`.
       memory: free bytes of each worker, a trace. Default: 1 GB.
       sensor_noise: relative standard deviation of the measured processor share and memory.
-      hosts: the number of each worker's host, from 0. Default: each worker has a host of its own.
-      links: factors of the overhead, by the link between each two hosts: `links(step, clock) -> shape=(hosts, hosts)`,
-        symmetric. A step has the largest factor of all links between its members. Default: 1.
-      overhead_noise: relative standard deviation of the overhead; a probe's times have half of it.
-      probe_seconds: seconds of a probe of the links.
     """
 
     times: BatchTime
@@ -65,30 +60,14 @@ class Cluster:
     join_after: int = 0
     respawn: bool = False
     overlap: float = 1.0
-    hosts: Sequence[int] | None = None
-    links: Trace | None = None
-    overhead_noise: float = 0.0
-    probe_seconds: float = 0.1
 
     def overhead_of(self, workers: int) -> float:
-        """Return the overhead of a step of this many workers, without slow links, in seconds."""
+        """Return the overhead of a step of this many workers, in seconds."""
         return self.overhead(workers) if callable(self.overhead) else self.overhead
 
     def step_seconds(self, compute: float, overhead: float) -> float:
         """Return the seconds of a step whose slowest worker computes for `compute` seconds."""
         return compute + overhead if self.overlap == 1 else float(overlapped(compute, overhead, self.overlap))
-
-    @property
-    def host_of(self) -> np.ndarray:
-        """The number of each worker's host; shape=(n,)."""
-        return np.arange(self.workers) if self.hosts is None else np.asarray(self.hosts)
-
-    def factors(self, step: int, clock: float, members: Sequence[int]) -> np.ndarray:
-        """Return the factors of the links between the members' hosts, NaN elsewhere; shape=(hosts, hosts)."""
-        host_of = self.host_of
-        there = np.isin(np.arange(host_of.max() + 1), host_of[list(members)])
-        used = there[:, None] & there & ~np.eye(len(there), dtype=bool)
-        return np.where(used, 1.0 if self.links is None else self.links(step, clock), np.nan)
 
     @property
     def workers(self) -> int:

@@ -24,14 +24,10 @@ from controllers.timing._allocate import fill
 from controllers.timing._batch_time import BatchTime
 
 from ._cluster import Cluster
-from ._links import Links
 from ._workers import AfterSteps, Workers
 
 EXAMPLES = 1_000_000
-SIGNALS = (
-    *("seconds", "exchange_seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale"),
-    "capacities",
-)
+SIGNALS = (*("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities"),)
 
 
 Reader = Callable[[int, np.ndarray], tuple[Any, ...]]
@@ -59,7 +55,7 @@ class Simulation:
     noise: np.ndarray  # shape=(steps, n)
     limits: Limits
     members: np.ndarray  # shape=(steps, n), bool: the members of each step
-    overhead: np.ndarray  # shape=(steps,), seconds of each step in which no worker computes, probes of links included
+    overhead: np.ndarray  # shape=(steps,), seconds of each step in which no worker computes
 
     @property
     def step_seconds(self) -> np.ndarray:
@@ -241,8 +237,7 @@ class _Run:
         self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
         self._sensors = np.random.default_rng([seed, 1])
         self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
-        self._measured, self._exchange, self._iteration = np.full(n, np.nan), np.full(n, np.nan), float("nan")
-        self._links = Links(self._cluster, seed)
+        self._measured, self._iteration = np.full(n, np.nan), float("nan")
         self._states: Hooks | None = None
         there = self._cluster
         self._workers = Workers(
@@ -267,14 +262,11 @@ class _Run:
             took = self._function(k + 1, sizes[k]) if self._function else cluster.times(sizes[k]) * slowdown[k]
             seconds[k] = np.where(busy, took * self._noise[k], 0.0)
             slowest, members = float(seconds[k].max()), self._sizes.members
-            overhead[k] = self._links.overhead(k + 1, self._clock, members)
+            overhead[k] = cluster.overhead_of(len(members))
             decision = self._run_hooks(k + 1)
             if decision:
                 decisions.append((k + 1, decision))
             self._measured = np.where(busy, seconds[k], np.nan)
-            self._exchange = np.where(there[k], overhead[k] + slowest - seconds[k], np.nan)
-            if decision is not None and decision.probe:
-                overhead[k] += cluster.probe_seconds
             self._iteration = cluster.step_seconds(slowest, overhead[k])
             self._clock += self._iteration
         known = None if self._function else cluster
@@ -319,8 +311,6 @@ class _Run:
         decision, _, requests = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
         if decision is not None:
             apply_decision(decision, sizes, self._membership, requests)
-            if decision.probe:
-                self._states.tell_links(self._links.probe(step, self._clock, sizes.members))
         return decision
 
     def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:
@@ -334,8 +324,6 @@ class _Run:
         match name:
             case "seconds":
                 return self._measured
-            case "exchange_seconds":
-                return self._exchange
             case "iteration_seconds":
                 return np.asarray(self._iteration)
             case "cpu_available":

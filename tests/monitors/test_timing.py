@@ -10,7 +10,7 @@ import monitors as mon
 from .lockstep import Lockstep, graph, operators, reading
 
 
-@pytest.mark.parametrize("name", ["compute_seconds", "exchange_seconds", "iteration_seconds"])
+@pytest.mark.parametrize("name", ["compute_seconds", "iteration_seconds"])
 def test_each_worker_reads_its_own(name):
     monitor = getattr(mon, name)
     assert operators(graph(monitor)) == [f"source {name}"]

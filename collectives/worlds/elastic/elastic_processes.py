@@ -273,8 +273,7 @@ class ElasticProcesses:
         if len(staying()) < len(self.members):
             self._regroup("a change of members", staying, for_good)
         if self.in_reserve and self.workers[0] in leaving:
-            what = "received a termination signal" if pending_termination() else "was dismissed by a hook"
-            raise self._leave_job(f"it {what}, and the others continue")
+            raise self._leave_job("it received a termination signal, and the others continue")
         if len(self.members) < workers:
             self._rendezvous(JOIN, workers)
 

@@ -19,8 +19,6 @@ DECISIONS = [
     Decision(stop=True),
     Decision(workers=8),
     Decision(workers=9),
-    Decision(leave=(2,)),
-    Decision(probe=True),
     Decision(hyperparameters={"rate": 0.1}),
     Decision(hyperparameters={"rate": 0.2}),
     Decision(hyperparameters={"momentum": 0.1}),
@@ -76,11 +74,6 @@ def test_silence_and_notes_leave_the_digest_but_are_remembered():
             "program.rescale asked for rescale(shares=(1.0, 3.0))",
         ),
         ("program.set", Decision(hyperparameters={"lr": 0.1}), "program.set asked for set(lr=0.1)"),
-        (
-            hooks_in_words(["swap"]),
-            Decision(leave=(2, 3), probe=True),
-            "hook 'swap' asked for workers 2, 3 to leave and a probe of links",
-        ),
     ],
 )
 def test_a_digest_contains_requests_and_hooks(who, decision, said):

@@ -36,13 +36,10 @@ class Hooks:
 
     def __init__(self, decision, names=("grow",)):
         requests = () if decision is None else tuple(Request(name, 7, decision) for name in names)
-        self.outcome, self.shown = HookOutcome(decision, list(names), requests), None
+        self.outcome = HookOutcome(decision, list(names), requests)
 
     def run(self, *given):
         return self.outcome
-
-    def tell_links(self, links):
-        self.shown = links
 
 
 def decisions_of(hooks, world=None, heterogeneous=False):
@@ -57,7 +54,7 @@ def decisions_of(hooks, world=None, heterogeneous=False):
 
 
 def test_a_decision_is_requested_and_entered():
-    asked = Decision(16, stop=True, notes=("more",), workers=3, hyperparameters={"rate": 0.1}, probe=True)
+    asked = Decision(16, stop=True, notes=("more",), workers=3, hyperparameters={"rate": 0.1})
     hooks = Hooks(asked)
     decisions, sizes, membership, hyperparameters, digest = decisions_of(hooks)
     assert decisions.last == ""
@@ -65,7 +62,6 @@ def test_a_decision_is_requested_and_entered():
     assert (decision, notes) == (asked, ["more"])
     assert (sum(sizes.target), membership.target, decisions.stopped) == (16, 3, True)
     assert hyperparameters.asked == [{"rate": 0.1}]
-    assert hooks.shown.step == 7
     assert decisions.last_asked == (("grow",), hooks.outcome.requests)
     assert (digest.step, decisions.last) == (7, digest.last)
     assert "hook 'grow' asked for rescale(workers=3, global_batch=16)" in digest.last
@@ -76,7 +72,7 @@ def test_without_a_decision_nothing_changes(names):
     hooks = Hooks(None, names)
     decisions, sizes, _, hyperparameters, digest = decisions_of(hooks)
     assert decisions.after_step(7, 0.5, [], ()) == (None, [])
-    assert (sum(sizes.target), hyperparameters.asked, hooks.shown, digest.value) == (12, [], None, 1)
+    assert (sum(sizes.target), hyperparameters.asked, digest.value) == (12, [], 1)
     assert digest.step == (7 if names else 0)
 
 

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from adaptive import operators
 from adaptive.base.decision import Decision, Limits
-from adaptive.base.link_probe import no_links
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks, merge
 from adaptive.control.membership import Membership
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, planned
 
-COVERS = ("adaptive/base/decision.py", "adaptive/base/link_probe.py")
+COVERS = ("adaptive/base/decision.py",)
 
 
 def hooks_of(*hooks, workers=2, **how):
@@ -160,25 +159,6 @@ def test_after_going_back_to_an_earlier_step_no_due_step_is_missed():
     those.restart(those.first_states)
     steps(those, 11, start=5)
     assert [o.step for o in recorder.seen] == [10, 10]
-
-
-def test_after_a_probe_policies_are_due_after_the_next_step_and_see_it():
-    policy, function = Recorder(every_step=True), Recorder()
-    those = hooks_of((policy, 10), (function, 10))
-    steps(those, 3)
-    probe = no_links(2)._replace(step=3)
-    those.tell_links(probe)
-    assert those.next_due == 4
-    steps(those, 2, start=4)
-    assert [(o.step, o.due) for o in policy.seen] == [(1, False), (2, False), (3, False), (4, True)]
-    assert policy.seen[-1].links is probe
-    assert function.seen == []
-    assert those.next_due == 10
-    joining = hooks_of((Recorder(), 10), (Recorder(), 10))
-    joining.adopt(those.export())
-    assert joining.links is probe
-    those.restart(those.first_states)
-    assert those.links is None, "another cluster may go on from a checkpoint"
 
 
 # --- what -------------------------------------------------------------------------------------------------------------
@@ -342,8 +322,6 @@ decisions = st.builds(
     st.lists(st.sampled_from("ab"), max_size=2).map(tuple),
     st.none() | st.integers(1, 9),
     st.dictionaries(st.sampled_from("xy"), st.floats(0, 9)),
-    st.sets(st.integers(0, 3), max_size=2).map(sorted).map(tuple),
-    st.booleans(),
 )
 
 
@@ -358,8 +336,6 @@ def test_requests_merge_in_order(a, b, c):
     assert merged.stop == (a.stop or b.stop)
     assert merged.notes == a.notes + b.notes
     assert merged.hyperparameters == {**a.hyperparameters, **b.hyperparameters}
-    assert merged.leave == tuple(sorted({*a.leave, *b.leave}))
-    assert merged.probe == (a.probe or b.probe)
 
 
 def test_an_error_of_a_hook_passes_through():

@@ -15,7 +15,7 @@ from adaptive.control.hosts import HostSurvey, decided_by_first
 DECISIONS = [
     None,
     Decision(),
-    Decision(64, (0.1, 1 / 3), True, ("larger",), 3, {"rate": 0.1, "name": "b"}, (1, 2), True),
+    Decision(64, (0.1, 1 / 3), True, ("larger",), 3, {"rate": 0.1, "name": "b"}),
     Decision(
         np.int64(64), (np.float32(0.5), np.float64(1 / 3)), workers=np.int32(2), hyperparameters={"k": np.int8(3)}
     ),

@@ -270,7 +270,6 @@ def test_a_loss_is_listed_with_the_cost_of_its_step(listed):
         ({"shares": [1.0] * 8}, "a split of " + " : ".join(["12 %"] * 8)),
         ({"shares": [1.0] * 9}, "another split"),
         ({"shares": [0.0, 0.0]}, "another split"),
-        ({"leave": [1, 2], "probe": True}, "workers 1 and 2 to leave and a probe of links"),
         ({"hyperparameters": {"lr": 0.5}}, "lr = 0.5"),
     ],
 )
@@ -286,8 +285,6 @@ def test_a_request_in_words(wish, words):
         ({"workers": 2}, False),
         ({"workers": 3}, True),
         ({"global_batch": 64, "workers": 3}, True),
-        ({"probe": True}, False),
-        ({"leave": [1]}, True),
         ({"stop": True}, True),
         ({"shares": [1.0]}, True),
         ({"hyperparameters": {"lr": 1}}, True),

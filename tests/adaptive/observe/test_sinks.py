@@ -339,8 +339,8 @@ def test_a_step_is_described_in_lines():
         "lost: rank 1",
         "lost: rank 2",
     ]
-    (line,) = ad.log.describe(event(decision=Decision(leave=(2, 3), probe=True)))
-    assert line == "decision: workers 2, 3 leave, probe links"
+    (line,) = ad.log.describe(event(decision=Decision(stop=True)))
+    assert line == "decision: stop"
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

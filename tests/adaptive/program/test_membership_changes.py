@@ -100,13 +100,12 @@ def test_when_the_run_is_over_the_reserve_has_the_final_state():
 
 
 def test_who_leaves_is_reported_with_the_reason():
-    leavers = [Leaver((1,), "SIGTERM", "pid 1"), Leaver((2, 3), "", "pid 2"), Leaver((4,), "SIGUSR1", "pid 4")]
+    leavers = [Leaver((1,), "SIGTERM", "pid 1"), Leaver((4,), "SIGUSR1", "pid 4")]
     process = Process(due=True, leavers=leavers)
     MembershipChanges(process).apply(OWN)
     assert called(process) == ["together", "change"]
     assert process.notes == [
         "left after step 3, upon a termination signal: worker 1 (SIGTERM to pid 1), worker 4 (SIGUSR1 to pid 4).",
-        "left after step 3, dismissed by a hook: workers 2, 3 (pid 2).",
     ]
     alone = Process(due=True, leavers=leavers[1:2])
     MembershipChanges(alone).apply(OWN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from dataclasses import fields
@@ -211,25 +210,6 @@ def on_a_device(steady):
     steady.runs_ahead, steady._on_host = True, False
     if steady._check is not None:
         steady._check, steady._checks_own = FiniteCheck(steady._check.layout, "gpu"), True
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_driver_reads_the_seconds_of_the_messages_of_the_step_before(ahead, monkeypatch):
-    def driver(state, batch):
-        loss = comm.all_reduce(jnp.mean(batch["x"]))
-        return state + loss, {"exchange": comm.all_gather(mon.exchange_seconds())}
-
-    taken, begin, take = [], SteadyStep.__init__, SteadyStep._take_ahead
-    if ahead:
-        monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))
-    monkeypatch.setattr(SteadyStep, "_take_ahead", lambda self, *args: taken.append(take(self, *args)) or taken[-1])
-    with ad.Program(driver, jnp.zeros(()), DATA, global_batch=16, resizable=False) as program:
-        reports = [program.step() for _ in range(8)]
-    assert sum(found is not None for found in taken) == (6 if ahead else 0)
-    assert np.isnan(reports[0].metrics["exchange"]).all()
-    for before, report in itertools.pairwise(reports):
-        spent = np.float32(before.breakdown.exchanging + before.breakdown.waiting)
-        np.testing.assert_array_equal(report.metrics["exchange"], [spent])
 
 
 @pytest.mark.parametrize(("driver", "slow"), [(plain, False), (plain, True), (monitored, False), (compared, False)])

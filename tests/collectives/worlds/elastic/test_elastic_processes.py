@@ -167,7 +167,7 @@ def test_workers_leave_for_good(ends):
 
     first, second, third = ElasticJob(3).run(script).values()
     assert third == ((4, 5), False)
-    assert str(first) == "it was dismissed by a hook, and the others continue"
+    assert str(first) == "it received a termination signal, and the others continue"
     assert str(second) == "it received a termination signal, and the others continue"
     assert isinstance(first, Preempted)
     assert first.alone
