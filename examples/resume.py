@@ -69,7 +69,7 @@ with comm.world() as world:
     program = ad.Program(driver, (params, tx.init(params)), train, global_batch=64, world=world)
     program.restore(args.run, missing_ok=True)
     show(f"begins in epoch {program.epoch}, behind step {program.steps}, on {world.size} workers")
-    for report in program.run(epochs=args.epochs - program.epoch, checkpoint=ad.Checkpoints(args.run, every="1 epoch")):
+    for report in program.run(until_epoch=args.epochs, checkpoint=ad.Checkpoints(args.run, every="1 epoch")):
         if args.kill_after and report.step >= args.kill_after and any(Path(args.run).glob("0*")):
             os.kill(os.getpid(), signal.SIGKILL)
         if report.examples % len(train["x"]) < report.global_batch:  # this step ended an epoch

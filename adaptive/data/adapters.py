@@ -100,6 +100,8 @@ def examples_of(
                 f"{data!r}: pass map=, random_map=, num_readers=, num_threads= and read_timeout= in one call."
             )
         return data
+    if isinstance(data, type):
+        raise DataError(f"data is the class {data.__name__}, not a data set. Create one:  {data.__name__}(…)")
     refuse_splits(data)
     data = by_column(data)
     notes: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.source_lines import at, line_of_error
 
 _UNBOUND = re.compile(r"unbound axis name: (\w+)")
+_NO_ARRAY = re.compile(r"returned a value of type <class '(?:\w+\.)*(\w+)'> at output component \[(\d)\](\S*?),")
 _NOT_A_NUMBER = (
     jax.errors.ConcretizationTypeError,  # also of `if`, float(), int() and item()
     jax.errors.TracerArrayConversionError,
@@ -47,6 +48,13 @@ def explained(error: Exception, driver: Callable) -> Exception:
             '    comm.all_reduce(x)      the mean over all examples; op="sum", "max" or "min" for others\n'
             "    comm.all_gather(x)      one row per worker\n"
             'A layer that computes a mean in the model is given  axis_name="workers"  (docs/batch_norm.md).'
+        )
+    returned = _NO_ARRAY.search(str(error)) if isinstance(error, TypeError) else None
+    if returned:
+        what = f"the metric {returned[3]}".rstrip() if returned[2] == "1" else f"the state{returned[3]}"
+        return DriverError(
+            f"driver {name!r} returns {what} as a {returned[1]}, which is not an array of numbers. State and metrics "
+            "are pytrees of arrays and numbers; write text and other objects to a log of your own."
         )
     if isinstance(error, _NOT_A_NUMBER) or "DynamicJaxprTracer.__format__" in str(error):
         error.add_note(

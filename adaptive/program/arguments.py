@@ -32,8 +32,16 @@ def world_of(world: World | None) -> World:
     """Return the given world; by default the current one, or this process alone if there are no others.
 
     Raises:
-      DriverError: no world is given, and this process is one of several.
+      DriverError: no world is given, and this process is one of several; or the argument is not a world.
     """
+    if callable(world):
+        name = getattr(world, "__name__", "comm.world")
+        raise DriverError(f"world= is {name}, which makes a world when it is called. Write  world=comm.{name}()")
+    if world is not None and not all(hasattr(world, name) for name in ("capacity", "processes", "workers")):
+        raise DriverError(
+            f"world= must be a world, such as  comm.world()  or  comm.SoloWorld(); got {world!r}. comm.world() finds "
+            "out how the job was launched."
+        )
     alone = None if world is not None else why_not_alone()
     if alone:
         raise DriverError(
@@ -67,6 +75,43 @@ def new_run_id(world: World, name: str) -> str:
     return (world.all_gather_bytes(own, f"building {name}")[0] if world.processes > 1 else own).decode()
 
 
+def check_driver(driver: Any) -> None:
+    """Check that a driver can be called with a state and a batch.
+
+    Raises:
+      DriverError: it cannot.
+    """
+    name = getattr(driver, "__name__", type(driver).__name__)
+    if not callable(driver) or isinstance(driver, type):
+        what = f"the class {name}; pass a method of an instance" if isinstance(driver, type) else reprlib.repr(driver)
+        raise DriverError(f"the driver must be a function, driver(state, batch) -> (state, metrics); got {what}.")
+    try:
+        signature = inspect.signature(driver)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise DriverError(
+            f"driver {name!r} is called as {name}(state, batch), but its signature is {name}{signature}: {error}. Give "
+            "it other arguments in advance:\n    functools.partial(driver, model)      or a function within a function"
+        ) from error
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a user's True or False as a boolean.
+
+    Args:
+      name: of the argument, for errors.
+
+    Raises:
+      DriverError: it is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise DriverError(f"{name} must be True or False; got {value!r}.")
+    return bool(value)
+
+
 def count(name: str, value: Any, *, least: int | None = None) -> int:
     """Return a user's number as an integer.
 
@@ -80,7 +125,7 @@ def count(name: str, value: Any, *, least: int | None = None) -> int:
     if number is None:
         raise DriverError(f"{name} must be a whole number; got {value!r}.")
     if least is not None and number < least:
-        raise DriverError(f"{name} must be positive; got {value}.")
+        raise DriverError(f"{name} must be {'positive' if least else '0 or more'}; got {value}.")
     return number
 
 
@@ -202,13 +247,22 @@ def _how_to_part(state: Any) -> str:
     )
 
 
+_PICKED = "lambda state: state['momentum']"
+
+
 def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) -> frozenset[int]:
     """Return the numbers of the leaves that `per_worker_state=` selects."""
     if pick is None:
         return frozenset()
-    numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
-    if not all(isinstance(n, int) for n in numbers):
+    if not callable(pick):
+        raise DriverError(f"per_worker_state= must be a function, such as  {_PICKED}; got {pick!r}.")
+    try:
+        numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
+    except (TypeError, LookupError, AttributeError) as error:
         raise DriverError(
-            "per_worker_state= must return parts of the state unchanged, such as  lambda state: state['momentum']"
-        )
+            f"per_worker_state= fails on the state, {tree}, with {type(error).__name__}: {error}. It must return parts "
+            f"of the state, such as  {_PICKED}"
+        ) from error
+    if not all(type(n) is int and 0 <= n < tree.num_leaves for n in numbers):
+        raise DriverError(f"per_worker_state= must return parts of the state unchanged, such as  {_PICKED}")
     return frozenset(numbers)

@@ -32,7 +32,7 @@ from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 
-from .arguments import Driver, StateForm, built_in, checked_nonfinite, count, made_by, new_run_id
+from .arguments import Driver, StateForm, built_in, check_driver, checked_nonfinite, count, flag, made_by, new_run_id
 from .first_plan import check_alike, first_plan, plan_for_capacity
 from .local_batch_bounds import bound_of, fit_local_batches, is_auto
 from .mailboxes import ProgramMailboxes
@@ -72,12 +72,13 @@ def build(
       DriverError: see `Program`, also for `DataError`, `BatchSizeError` and `DisagreementError`.
     """
     began = time.time()
+    check_driver(driver)
     roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
     nonfinite, seed = checked_nonfinite(nonfinite), count("seed", seed)
     max_skipped = count("max_skipped", max_skipped, least=1)
     microbatch = None if microbatch is None else positive("microbatch", microbatch)
     quantum = None if quantum is None else positive("quantum", quantum)
-    deterministic, resizable = bool(deterministic), bool(resizable)
+    deterministic, resizable = flag("deterministic", deterministic), flag("resizable", resizable)
     examples = stream_of(data, world.capacity, world.workers, world)
     form, leaves = StateForm.of(made_by(state), per_worker_state)
     on_device = world.devices[0].platform != "cpu"

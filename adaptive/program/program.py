@@ -245,6 +245,8 @@ class Program(Generic[State, Metrics]):
         *,
         epochs: int | None = None,
         steps: int | None = None,
+        until_epoch: int | None = None,
+        until_step: int | None = None,
         progress: bool = False,
         log: Sequence[Sink] = (),
         record: str | Path | None = None,
@@ -256,6 +258,9 @@ class Program(Generic[State, Metrics]):
           epochs: stop after this number of further epochs. A batch that spans the end of an epoch has the last examples
             of one epoch and the first of the next, and may hold one example twice.
           steps: stop after this number of further steps.
+          until_epoch: stop when this number of epochs is done since the beginning of the training, those before a
+            `restore` included. For scripts that are started again; not together with `epochs`.
+          until_step: stop when this number of steps is done since the beginning; not together with `steps`.
           progress: show the run's progress on rank 0, on stderr: one live line on a terminal, else plain lines; and the
             reason when a step takes long.
           log: sinks to which rank 0 writes each step, in a background thread:
@@ -267,18 +272,22 @@ class Program(Generic[State, Metrics]):
             an error.
 
         Yields:
-          A `Report` per step. Ends early when a hook calls `control.stop()`; without `epochs` and `steps`, only then.
+          A `Report` per step. Ends early when a hook calls `control.stop()`; without a limit, only then.
 
         Raises:
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all processes have received one, and the
             last state is on disk. See docs/elastic.md.
           CheckpointError: no checkpoint can be written as `checkpoint` says. On rank 0, before the first step.
-          DriverError: `epochs` or `steps` is not a whole number.
+          DriverError: an argument is invalid: a number of steps or epochs is negative or no whole number, or is given
+            in both ways.
+          DataError: epochs are given, and these data have none.
         """
         return steps_of_run(
             *(self._parts, self._loop),
             epochs=epochs,
             steps=steps,
+            until_epoch=until_epoch,
+            until_step=until_step,
             progress=progress,
             log=log,
             record=record,

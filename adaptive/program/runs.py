@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adaptive.base.errors import Preempted
+from adaptive.base.errors import DriverError, Preempted
 from adaptive.base.signals import SignalHandlers, acknowledge_termination
 from adaptive.observe.report import Report
 from adaptive.observe.sinks import Sink
 
-from .arguments import count
+from .arguments import count, flag
 from .membership_changes import AllLeave, RunOver
 from .parts import ProgramParts, RunLimit
 from .run_loop import RunLoop
@@ -31,6 +32,8 @@ def steps_of_run(
     *,
     epochs: int | None,
     steps: int | None,
+    until_epoch: int | None,
+    until_step: int | None,
     progress: bool,
     log: Sequence[Sink],
     record: str | Path | None,
@@ -39,17 +42,19 @@ def steps_of_run(
     """Run steps, and yield a report of each. The arguments are those of `Program.run`.
 
     Raises:
-      DriverError: `epochs` or `steps` is not a whole number.
-      DataError: `epochs` is given, and these data have none.
+      DriverError: an argument is invalid.
+      DataError: epochs are given, and these data have none.
       Preempted: this process has left, or all processes have received a signal to end.
     """
     p, run = parts, parts.run
-    if epochs is not None:
+    progress = flag("progress", progress)
+    if record is not None and not isinstance(record, str | os.PathLike):
+        raise DriverError(f'record= is the path of a file, such as "run.jsonl"; got {record!r}.')
+    last_epoch = _limit("epochs", epochs, "until_epoch", until_epoch, p.stream.epoch)
+    last_step = _limit("steps", steps, "until_step", until_step, run.step)
+    if last_epoch is not None:
         p.stream.check_epochs("steps=…")
-    run.limit = RunLimit(
-        None if epochs is None else p.stream.epoch + count("epochs", epochs),
-        None if steps is None else run.step + count("steps", steps),
-    )
+    run.limit = RunLimit(last_epoch, last_step)
     p.decisions.stopped = False
     p.run_warnings.begin()
     with ExitStack() as stack:
@@ -86,6 +91,18 @@ def steps_of_run(
             raise preempted(p, all_leave, "" if checkpointer else unsaved)
         p.world.end_run()
         p.progress = loop.membership_changes.transfer_state(p.progress)
+
+
+def _limit(name: str, further: int | None, name_of_total: str, total: int | None, done: int) -> int | None:
+    """Return the number of epochs or steps at which a run ends, given as further ones or as a total."""
+    if further is not None and total is not None:
+        raise DriverError(
+            f"run() takes {name}= or {name_of_total}=, not both: {name}= counts from now on, {name_of_total}= from the "
+            "beginning of the training."
+        )
+    if total is not None:
+        return count(name_of_total, total, least=0)
+    return None if further is None else done + count(name, further, least=0)
 
 
 def preempted(parts: ProgramParts, cause: AllLeave, more: str = "") -> Preempted:

@@ -670,3 +670,125 @@ def test_data_and_program_are_fine(world):
         assert [r.global_batch for r in program.run(epochs=1)] == [12, 12]
     with build(total, 0.0, Source(12), 12) as program:
         assert float(program.step().metrics["mean"]) == 5.5
+
+
+# --- arguments of other types -----------------------------------------------------------------------------------------
+
+
+def step_of_three(state, batch, model):
+    return total(state, batch)
+
+
+def step_with_a_keyword(state, batch, *, rate):
+    return total(state, batch)
+
+
+class Trainer:
+    def step(self, state, batch):
+        return total(state, batch)
+
+
+class Rows:
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"x": X["x"][index]}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (comm.world, "world= is world, which makes a world when it is called. Write  world=comm.world()"),
+        (comm.SoloWorld, "world=comm.SoloWorld()"),
+        ("mpi", "such as  comm.world()  or  comm.SoloWorld(); got 'mpi'"),
+        (3, "got 3"),
+    ],
+)
+def test_a_world_that_is_none(given, says):
+    with pytest.raises(ad.DriverError) as caught:
+        ad.Program(total, 0.0, X, global_batch=12, world=given)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("driver", "says"),
+    [
+        (
+            step_of_three,
+            "called as step_of_three(state, batch), but its signature is step_of_three(state, batch, model)",
+        ),
+        (jax.jit(step_of_three), "missing a required argument: 'model'"),
+        (step_with_a_keyword, "missing a required argument: 'rate'"),
+        (Trainer.step, "missing a required argument: 'batch'"),
+        (lambda state: state, "too many positional arguments"),
+        (Trainer, "the class Trainer; pass a method of an instance"),
+        ("step", "driver(state, batch) -> (state, metrics); got 'step'"),
+    ],
+)
+def test_a_driver_that_cannot_be_called(workers, driver, says):
+    refused(ad.DriverError, says, driver=driver)
+
+
+@pytest.mark.parametrize(
+    ("picked", "says"),
+    [
+        ("opt", "must be a function, such as  lambda state: state['momentum']; got 'opt'"),
+        (["opt"], "must be a function"),
+        (lambda state: state["opt"], "fails on the state, PyTreeDef({'w': *}), with KeyError: 'opt'"),
+        (lambda state: state.opt, "AttributeError"),
+        (lambda state: 7, "parts of the state unchanged"),
+    ],
+)
+def test_a_part_of_the_state_that_is_none(workers, picked, says):
+    refused(ad.DriverError, says, driver=first_weight, state={"w": 0.0}, per_worker_state=picked)
+
+
+def test_a_class_for_data(workers):
+    refused(ad.DataError, "data is the class Rows, not a data set. Create one:  Rows(…)", data=Rows)
+    with build(total, 0.0, Rows(), 12) as program, pytest.raises(ad.DataError, match="data is the class Rows"):
+        program.evaluate(lambda state, batch: batch["x"].mean(), Rows)
+
+
+@pytest.mark.parametrize(
+    ("state", "metrics", "says"),
+    [
+        (None, {"run": "a"}, "driver 'driver' returns the metric ['run'] as a str, which is not an array of numbers"),
+        (None, {"run": {"id": object()}}, "the metric ['run']['id'] as a object"),
+        (None, "a", "the metric as a str"),
+        ({"w": "a"}, {}, "the state['w'] as a str"),
+    ],
+)
+def test_a_result_that_is_no_array(workers, state, metrics, says):
+    def driver(old, batch):
+        return state or first_weight(old, batch)[0], metrics
+
+    refused(ad.DriverError, says, driver=driver, state={"w": 0.0})
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+@pytest.mark.parametrize("name", ["deterministic", "resizable"])
+def test_a_flag_that_is_neither_true_nor_false(workers, name, value):
+    refused(ad.DriverError, f"{name} must be True or False; got {value!r}", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"steps": -1}, "steps must be 0 or more; got -1"),
+        ({"epochs": -2}, "epochs must be 0 or more; got -2"),
+        ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
+        ({"until_step": -1}, "until_step must be 0 or more"),
+        ({"until_epoch": "3"}, "until_epoch must be a whole number; got '3'"),
+        ({"steps": 3, "until_step": 9}, "takes steps= or until_step=, not both"),
+        ({"epochs": 3, "until_epoch": 9}, "takes epochs= or until_epoch=, not both"),
+        ({"steps": 1, "record": 3}, 'record= is the path of a file, such as "run.jsonl"; got 3'),
+        ({"steps": 1, "progress": "yes"}, "progress must be True or False; got 'yes'"),
+    ],
+)
+def test_a_run_with_other_arguments(workers, options, says):
+    with build(total, 0.0, X, 12) as program:
+        with pytest.raises(ad.DriverError) as caught:
+            list(program.run(**options))
+        assert says in str(caught.value)
+        assert program.steps == 0
