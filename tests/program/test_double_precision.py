@@ -156,12 +156,12 @@ def test_all_operators_of_adaptive(dtype):
         noise += jax.vmap(lambda key: jax.random.normal(key, (features,), dtype))(ad.example_keys()).mean(0)
         noise = comm.all_reduce(noise.astype(dtype)) + draws(ad.step_key(), (3, features))
         grads = comm.all_reduce(jax.grad(mean_loss)(params, batch))
-        own = comm.all_gather((ad.batch_size(), ad.worker(), ad.microbatch_size()))
+        own = comm.all_gather((ad.batch_size(), ad.worker_index(), ad.microbatch_size()))
         asked = ad.replicated(jax.pure_callback(lambda: np.float64(1), jax.ShapeDtypeStruct((), np.float64)))
         metrics = {
             "noise": noise.sum(),
             "own": own,
-            "numbers": (ad.step(), ad.global_batch(), ad.workers(), ad.capacity()),
+            "numbers": (ad.step_number(), ad.global_batch(), ad.num_workers(), ad.capacity()),
             "asked": asked,
         }
         return params - ad.hyperparameter("lr", 0.01).astype(dtype) * grads, metrics

@@ -118,7 +118,7 @@ def asserts(w, batch):
 
 
 def loops(w, batch):
-    for _ in range(ad.step()):
+    for _ in range(ad.step_number()):
         w = 2 * w
     return step(w, batch)
 
