@@ -85,3 +85,20 @@ def one_worker(batches: Iterable[int], seed: int = 0) -> tuple[np.ndarray, list[
                 program.rescale(global_batch=size)
             found.append(np.asarray(program.step().metrics["taken"]))
         return np.asarray(program.state), found
+
+
+COUNTED = {"w": START, "taken": np.zeros(EXAMPLES, np.int32)}  # a state for `descend_and_count`
+
+
+def descend_and_count(state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+    """A step of `descend` that adds up in the state how often each example was taken."""
+    w, metrics = descend(state["w"], batch)
+    return {"w": w, "taken": state["taken"] + metrics["taken"]}, metrics
+
+
+def check_counted(state: Any, batches: Sequence[int]) -> None:
+    """Check a state of `descend_and_count` against one worker with these global batches."""
+    w, examples = one_worker(batches)
+    np.testing.assert_array_equal(state["taken"], np.sum(examples, axis=0))
+    check_epochs(examples)
+    np.testing.assert_allclose(state["w"], w, rtol=0, atol=1e-12)

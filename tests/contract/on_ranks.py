@@ -1,0 +1,338 @@
+"""Cases on ranks: `mpirun -n N python -m mpi4py on_ranks.py FOLDER`; see test_ranks.py.
+
+Every rank runs the cases for its number of ranks one after another, and prints `CASE: ok`, or the error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+
+import adaptive as ad  # noqa: E402
+import collectives as comm  # noqa: E402
+import collectives.strategies as sync  # noqa: E402
+import controllers as ctrl  # noqa: E402
+import monitors as mon  # noqa: E402
+from tests.contract.problem import (  # noqa: E402
+    COUNTED,
+    DATA,
+    RATE,
+    START,
+    check_counted,
+    check_descent,
+    descend,
+    descend_and_count,
+    mean_loss,
+    one_worker,
+    taken,
+)
+
+CASES: dict[str, tuple[int, Callable]] = {}
+
+
+def case(n: int) -> Callable:
+    def register(function: Callable) -> Callable:
+        CASES[function.__name__] = n, function
+        return function
+
+    return register
+
+
+def alike(value: object) -> bool:
+    """Whether an array is the same on all ranks, to the last bit."""
+    rows = np.asarray(comm.all_gather(jnp.asarray(value)))
+    return bool((rows == rows[0]).all())
+
+
+def raised_by(function: Callable) -> Exception | None:
+    """The error that a function raises."""
+    try:
+        function()
+    except Exception as error:
+        return error
+    return None
+
+
+def build(driver=descend, state=START, **options) -> ad.Program:
+    return ad.Program(driver, state, DATA, **{"global_batch": 12, "deterministic": True, **options})
+
+
+def step_like_one_worker(n: int) -> None:
+    sizes = {2: (11, 4), 3: (5, 9, 1)}[n]
+    with comm.world() as world, build(shares=[1, 3, 2][:n], microbatch=3) as program:
+        assert (world.size, world.processes) == (n, n)
+        reports = list(program.run(steps=3))
+        program.rescale(global_batch=15, shares=sizes)
+        reports += program.run(steps=3)
+        assert reports[-1].batch_sizes == sizes
+        check_descent(program.state, reports)
+        assert alike(program.state)
+        np.testing.assert_allclose(program.state, one_worker([12] * 3 + [15] * 3)[0], rtol=0, atol=1e-12)
+
+
+@case(2)
+def two_ranks_step_like_one_worker():
+    step_like_one_worker(2)
+
+
+@case(3)
+def three_ranks_step_like_one_worker():
+    step_like_one_worker(3)
+
+
+@case(2)
+def monitors_and_hooks_share_the_gradients_message():
+    def adapt(control, noise, seconds):
+        control.barrier()
+        control.rescale(global_batch=np.clip(noise.scale, 6, 24))
+        control.barrier()
+
+    def driver(w, batch):
+        grads = jax.grad(mean_loss)(w, batch)
+        avg_grads = comm.all_reduce(grads)
+        noise, seconds = mon.noise_scale(grads, avg_grads), comm.all_gather(mon.compute_seconds())
+        ctrl.hook(adapt, noise, seconds, every=2)
+        return w - RATE * avg_grads, {"loss": comm.all_reduce(mean_loss(w, batch)), "taken": taken(batch)}
+
+    with comm.world(), build(driver, microbatch=2) as program:
+        reports = list(program.run(steps=6))
+        check_descent(program.state, reports)
+        assert {report.messages for report in reports} == {1}
+        assert len({report.global_batch for report in reports}) > 1
+        assert alike([report.global_batch for report in reports])
+
+
+@case(2)
+def a_barrier_waits_for_all():
+    path = FOLDER / "barrier"
+    with comm.world() as world:
+        if world.rank == 0:
+            time.sleep(0.3)
+            path.write_text("here")
+        world.barrier()
+        assert path.read_text() == "here"
+
+
+@case(2)
+def collectives_outside_a_program():
+    with comm.world() as world:
+        np.testing.assert_allclose(comm.all_reduce(jnp.asarray(world.rank + 1.0), weight=world.rank + 1.0), 5 / 3)
+        assert int(comm.all_reduce(jnp.asarray(world.rank + 1), op="sum")) == 3
+        assert int(comm.broadcast(jnp.asarray(world.rank + 5), root=1)) == 6
+
+
+@case(2)
+def hooks_that_decide_differently_are_found_before_the_next_update():
+    with comm.world() as world:
+
+        def differs(control):
+            control.rescale(global_batch=12 + 6 * world.rank)
+
+        def driver(w, batch):
+            ctrl.hook(differs, every=2)
+            return descend(w, batch)
+
+        with build(driver) as program:
+            reports = [program.step(), program.step()]
+            error = raised_by(program.step)
+            assert isinstance(error, ad.DisagreementError)
+            assert "differs" in str(error)  # names the hook
+            check_descent(program.state, reports)
+
+
+@case(2)
+def an_error_on_one_rank_is_raised_on_all():
+    with comm.world() as world:
+
+        def fails(control):
+            if control.step == 2 and world.rank == 1:
+                raise OSError("no space left")
+
+        def driver(w, batch):
+            ctrl.hook(fails)
+            return descend(w, batch)
+
+        with build(driver) as program:
+            error = raised_by(lambda: list(program.run(steps=5)))
+            assert isinstance(error, OSError if world.rank == 1 else ad.WorkerError)
+            assert "no space left" in str(error)
+        world.barrier()
+
+
+@case(2)
+def nans_of_one_rank_are_raised_on_all():
+    def driver(w, batch):
+        bad = (ad.worker() == 1) & (ad.step() == 1)
+        return descend(w, {**batch, "y": jnp.where(bad, jnp.nan, batch["y"])})
+
+    with comm.world(), build(driver) as program:
+        reports = [program.step()]
+        assert isinstance(raised_by(program.step), ad.NonFiniteError)
+        check_descent(program.state, reports)
+
+
+@case(2)
+def pairs_and_asynchronous_pairs():
+    pairs = sync.pair_averaging(optax.sgd(0.0), [[(0, 1)]])
+
+    def apart(state, batch):  # replicas that start apart
+        state = jax.tree.map(lambda x: x, state)
+        moved = state._replace(params=state.params + jnp.where(ad.step() == 0, 1.0 * ad.worker(), 0.0))
+        state, _ = pairs.step(moved, jax.value_and_grad(mean_loss), batch)
+        return state, {}
+
+    def local_step(w, part):
+        return comm.asynchronous_mean(w) - RATE * jax.grad(mean_loss)(w, part), None
+
+    def asynchronous(w, batch):
+        last, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=2))
+        return comm.all_reduce(last), {"apart": comm.all_gather(last)}
+
+    with comm.world():
+        state = pairs.init(jnp.asarray(START))
+        with build(apart, state, per_worker_state=pairs.per_worker_state) as program:
+            program.step()
+            np.testing.assert_allclose(pairs.model(program.state), START + 0.5, rtol=0, atol=1e-12)
+        with build(asynchronous, global_batch=24) as program:
+            for report in program.run(steps=10):
+                np.testing.assert_allclose(program.state, report.metrics["apart"].mean(0), rtol=0, atol=1e-12)
+            assert mean_loss(np.asarray(program.state), DATA) < 0.6 * mean_loss(START, DATA)
+            assert alike(program.state)
+
+
+@case(2)
+def rounds_in_four_bits():
+    options = {"optimizer": optax.sgd(RATE), "steps": 2}
+    with comm.world():
+        models = []
+        for strategy in (sync.local_steps(**options), sync.local_steps(**options, wire="4bit")):
+
+            def driver(state, batch, strategy=strategy):
+                state, loss = strategy.step(state, jax.value_and_grad(mean_loss), batch)
+                return state, {"loss": comm.all_reduce(loss)}
+
+            state = strategy.init(jnp.asarray(START))
+            with build(driver, state, per_worker_state=strategy.per_worker_state) as program:
+                for _ in program.run(steps=20):
+                    pass
+                models.append(np.asarray(strategy.model(program.state)))
+                assert alike(models[-1])
+        moved = np.linalg.norm(models[0] - START)
+        assert 0 < np.linalg.norm(models[1] - models[0]) < 0.1 * moved
+
+
+@case(2)
+def a_checkpoint_of_two_ranks():
+    """Restored on three ranks, and in the test itself."""
+    with comm.world(), build(descend_and_count, COUNTED) as program:
+        for _ in program.run(steps=4, checkpoint=ad.Checkpoints(FOLDER / "run", every=3)):
+            pass
+        check_counted(program.state, [12] * 4)
+
+
+@case(3)
+def a_checkpoint_of_two_ranks_goes_on_with_three():
+    with comm.world(), build(descend_and_count, COUNTED) as program:
+        program.restore(FOLDER / "run")
+        assert program.steps == 4
+        assert all(report.batch_sizes == (4, 4, 4) for report in program.run(steps=2))
+        check_counted(program.state, [12] * 6)
+        found = program.evaluate(lambda state, batch: mean_loss(state["w"], batch), DATA, batch=7)
+        np.testing.assert_allclose(found, mean_loss(np.asarray(program.state["w"]), DATA), rtol=1e-12)
+
+
+@case(3)
+def a_rank_in_reserve_joins_and_ranks_leave_again():
+    """Two, three, one: by requests of a hook. Steps go on meanwhile, on the same examples."""
+
+    def adapt(control):
+        if control.step == 3:
+            control.rescale(workers=3)
+        elif control.workers == 3:
+            control.rescale(workers=1)
+        elif control.workers == 1:
+            control.stop()
+
+    def driver(state, batch):
+        ctrl.hook(adapt)
+        return descend_and_count(state, batch)
+
+    with comm.world(workers=2) as world:
+        assert (world.size, world.capacity) == (2, 3)
+        with build(driver, COUNTED, deterministic=False) as program:
+            members = []
+            for report in program.run(steps=5000):
+                members.append(report.members)
+                time.sleep(0.002)
+            check_counted(program.state, [12] * program.steps)
+            assert 4 < program.steps < 5000
+            if world.workers[0] == 0:  # the only one that has seen all steps
+                assert set(members) == {(0, 1), (0, 1, 2), (0,)}
+                assert members[:3] == [(0, 1)] * 3
+            assert program.members == (0,)
+
+
+@case(3)
+def a_quorum_does_not_wait_for_a_late_rank():
+    """The last rank needs 50 times as long for a local step, and is counted once it has taken all of its steps."""
+    strategy = sync.quorum(optax.sgd(RATE), optax.sgd(1.0), steps=6, quorum=2)
+    with comm.world() as world:
+        is_late = world.rank == 2
+
+        def sleep(loss):
+            time.sleep(0.15 if is_late else 0.002)
+            return np.asarray(loss)
+
+        def value_and_grad(w, batch):
+            loss, grads = jax.value_and_grad(mean_loss)(w, batch)
+            return jax.pure_callback(sleep, jax.ShapeDtypeStruct((), loss.dtype), loss), grads
+
+        def driver(state, batch):
+            state, _ = strategy.step(state, value_and_grad, batch)
+            return state, {}
+
+        state, counted = strategy.init(jnp.asarray(START)), []
+        options = {"per_worker_state": strategy.per_worker_state, "global_batch": 36}
+        with build(driver, state, deterministic=False, **options) as program:
+            for _ in program.run(steps=12):
+                counted.append(int(program.state.counted))
+                assert alike(strategy.model(program.state))
+    assert {2, 3} <= set(counted), counted
+
+
+@case(3)
+def a_bad_rank_is_left_out_of_a_median():
+    def driver(w, batch):
+        grads = jax.grad(mean_loss)(w, batch) * jnp.where(ad.worker() == 1, -1e6, 1.0)
+        return w, {"median": comm.all_reduce(grads, op="median"), "rows": comm.all_gather(grads)}
+
+    with comm.world(), build(driver) as program:
+        metrics = program.step().metrics
+    np.testing.assert_allclose(metrics["median"], np.median(metrics["rows"], axis=0), rtol=1e-12)
+
+
+def main() -> None:
+    n = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["PMI_SIZE"])
+    for name, (ranks, function) in CASES.items():
+        if ranks == n:
+            try:
+                function()
+                print(f"{name}: ok", flush=True)
+            except Exception:
+                print(f"{name}: {traceback.format_exc()}", flush=True)
+
+
+if __name__ == "__main__":
+    FOLDER = Path(sys.argv[1])
+    main()
