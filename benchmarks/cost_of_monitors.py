@@ -6,8 +6,8 @@
 One driver with Adam per monitor and model runs on one worker with two microbatches, which serve as groups for the
 monitors that need groups. Blocks of steps alternate, and are compared round by round with the driver without monitors.
 All compute the same updates. Measured is the processor time of a process with one thread, so that other load matters
-little; the 4 to 12 bytes that a monitor adds to a message are not included. (Aimed at: single examples for at most 1 %
-of a step of 20 ms.) On a GPU it is the time by the clock, of other models, and the result goes to a file of its own.
+little; the 4 to 12 bytes that a monitor adds to a message are not included. On a GPU it is the time by the clock, of
+other models, and the result goes to a file of its own.
 """
 
 from __future__ import annotations
@@ -45,16 +45,9 @@ MONITORS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "the same, divide_by=adam_scale": lambda grads, avg, norms, state: mon.noise_scale(
         grads, avg, divide_by=mon.adam_scale(state)
     ),
-    'the same, metric="sign"': lambda grads, avg, norms, state: mon.noise_scale(grads, avg, metric="sign"),
-    'the same, metric="spectral"': lambda grads, avg, norms, state: mon.noise_scale(grads, avg, metric="spectral"),
-    'metric="spectral", every=50': lambda grads, avg, norms, state: mon.noise_scale(
-        grads, avg, metric="spectral", every=50
-    ),
     "noise_scale, per example": lambda grads, avg, norms, state: mon.noise_scale(grads, avg, per_example=norms),
     "per example, by layer": lambda grads, avg, norms, state: mon.noise_scale(grads, avg, per_example=norms, by=layer),
     "per example, sample=2": lambda grads, avg, norms, state: mon.noise_scale(grads, avg, per_example=norms),
-    "per example, full_every=100": lambda grads, avg, norms, state: mon.noise_scale(grads, avg, per_example=norms),
-    "moment_noise": lambda grads, avg, norms, state: mon.moment_noise(state),
 }
 
 # Options of `mon.example_norms` for the monitors that take norms.
@@ -62,17 +55,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "noise_scale, per example": {},
     "per example, by layer": {},
     "per example, sample=2": {"sample": 2},
-    "per example, full_every=100": {"full_every": 100},
 }
 
 
-def monitors_of(model: Model, parts: str = "") -> list[str]:
-    """Return the monitors to time: those whose names contain one of the comma-separated parts, and none.
-
-    The one from norm layers is left out for models without them.
-    """
-    named = [name for name in MONITORS if name == NOTHING or any(part in name for part in parts.split(","))]
-    return [name for name in named if "full_every" not in name or model.name != "perceptron"]
+def monitors_of(parts: str) -> list[str]:
+    """Return the monitors to time: those whose names contain one of the comma-separated parts, and none."""
+    return [name for name in MONITORS if name == NOTHING or any(part in name for part in parts.split(","))]
 
 
 def program(model: Model, name: str) -> ad.Program:
@@ -98,9 +86,9 @@ def program(model: Model, name: str) -> ad.Program:
     return made
 
 
-def measured(model: Model, rounds: int, block: int, parts: str = "") -> list[dict[str, object]]:
+def measured(model: Model, rounds: int, block: int, parts: str) -> list[dict[str, object]]:
     """Return a row for each monitor: the seconds of a step, and their ratio to those without a monitor."""
-    programs = {name: program(model, name) for name in monitors_of(model, parts)}
+    programs = {name: program(model, name) for name in monitors_of(parts)}
     calls = {name: lambda p=p: list(p.run(steps=block))[-1].metrics["loss"] for name, p in programs.items()}
     clock = time.perf_counter if ON_GPU else time.process_time
     seconds = {name: s / block for name, s in alternate(calls, rounds, clock=clock).items()}
@@ -112,7 +100,6 @@ def measured(model: Model, rounds: int, block: int, parts: str = "") -> list[dic
             "batch": model.local_batch,
             **row.cells(),
             "more": readable(float(np.median(seconds[row.name] - seconds[NOTHING]))),
-            "ratio of means": f"{np.mean(seconds[row.name]) / np.mean(seconds[NOTHING]):.3f}",
         }
         for row in summary(seconds)
     ]
@@ -146,9 +133,7 @@ def main() -> None:
     notes = [
         f"One worker{where}, two microbatches a step{core}; {args.rounds} rounds of {args.block} steps, "
         f"Adam. {clock}. Ratios are to the same step without a monitor; "
-        "more: the median of the differences round by round. The ratio of means counts the few steps in which "
-        "`every=`, `full_every=` and `moment_noise` take a sample: one in 50; 7 in the first 64, and one in 100 from "
-        "then on; one in 31."
+        "more: the median of the differences round by round."
     ]
     path = f"cost_of_monitors{'_on_a_gpu' * ON_GPU}.md" if args.write else None
     report("What monitors cost", rows, path, notes)

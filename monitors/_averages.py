@@ -8,10 +8,6 @@ covariance of these averages and t for a quantile of Student's distribution, the
 
 If Q is not significantly above zero, they include every large R: the ratio has a lower bound only. All functions are
 pure functions on arrays. Samples are assumed to be independent and identically distributed (a stationary stream).
-
-An error that all samples share is not reduced by averaging, and does not show in their spread. With a variance that is
-estimated from other data, its part of the margin is `t'^2` times its covariance, with a quantile t' of its own; such
-sums enclose with at least the nominal probability (Banerjee 1961).
 """
 
 from __future__ import annotations
@@ -73,16 +69,7 @@ def add_sample(averages: Averages, sample: jax.Array, decay: float) -> Averages:
     return jax.tree.map(lambda n, o: jnp.where(known, n, o), new, averages)
 
 
-class SharedError(NamedTuple):
-    """An error that all samples have in common. Arrays with the same leading axes."""
-
-    deviation: jax.Array  # (2,): of both averages, with the sign of their covariance
-    dof: jax.Array  # (): degrees of freedom with which it is known
-
-
-def ratio_bounds(
-    averages: Averages, confidence: float, shared: SharedError | None = None
-) -> tuple[jax.Array, jax.Array]:
+def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.Array]:
     """Return Fieller's bounds on `E x_0 / E x_1`, where neither expectation is negative.
 
     A weighted mean has an effective number of samples `n = (sum w)^2 / sum w^2`, which approaches
@@ -102,12 +89,11 @@ def ratio_bounds(
     # In units of m + t sqrt(V), mean and margin are between 0 and 1, so that no square leaves float32's range.
     mean = jnp.maximum(averages.mean, 0)
     margin = student_t(confidence, dof) * averages.spread / jnp.sqrt(averages.weight * dof)
-    common = jnp.zeros(2, mean.dtype) if shared is None else student_t(confidence, shared.dof) * shared.deviation
-    unit = mean + jnp.hypot(margin, common)
+    unit = mean + margin
     unit = jnp.where(unit > 0, unit, 1)
-    margin, common = margin / unit, common / unit
-    covariance = averages.correlation * margin.prod() + common.prod()
-    (s, q), (ds, dq) = mean / unit, jnp.hypot(margin, common)
+    margin = margin / unit
+    covariance = averages.correlation * margin.prod()
+    (s, q), (ds, dq) = mean / unit, margin
     # With r = 1/R the condition is a r^2 - 2 b r + c <= 0. Its roots are (b + root) / a and c / (b + root), without
     # cancellation. If a <= 0, r has no upper bound; if c <= 0, r may be zero.
     a, b, c = (s - ds) * (s + ds), s * q - covariance, (q - dq) * (q + dq)

@@ -24,13 +24,6 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
       tree: pytree of arrays.
       averaged: whether the leaves are results of messages, which the norm then reads where they arrived.
     """
-    leaves, dtype = prepared(tree, averaged=averaged)
-    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
-    return sum(squares, jnp.zeros((), dtype))
-
-
-def prepared(tree: Any, *, averaged: bool) -> tuple[list[jax.Array], Any]:
-    """Return the leaves of a gradient as a norm reads them at least cost, and the dtype to compute in."""
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
     if not averaged:
@@ -38,7 +31,8 @@ def prepared(tree: Any, *, averaged: bool) -> tuple[list[jax.Array], Any]:
         # would otherwise transpose it twice, for the message and for this norm. Results of messages get no barrier: it
         # would prevent the division by the weight from being fused into their consumers, the update included.
         leaves = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
-    return leaves, dtype
+    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
+    return sum(squares, jnp.zeros((), dtype))
 
 
 def at_least_single(*dtypes: Any) -> Any:

@@ -76,8 +76,8 @@ def goodput_batch(
     C is the slowest worker's compute time, X the exchange and g from 1 (no overlap) to 10. Before the first change, a
     larger batch is judged with g = 10, so that it is tried where it may pay. The expected gain of a larger batch uses
     the noise scale's lower bound, that of a smaller one the upper bound. Pass the noise scale of the
-    optimizer in use: `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` or `mon.moment_noise(opt_state).adam`
-    for Adam; see "Which noise scale?" in the documentation.
+    optimizer in use: `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` for Adam; see "Which noise scale?" in
+    the documentation.
 
     Args:
       min_batch, max_batch: bounds; by default what the workers can hold.

@@ -1,4 +1,4 @@
-"""Cases of noise scales: of single examples, in the metrics of optimizers, from moments, and of wrong gradients."""
+"""Cases of noise scales: of single examples, in the metric of Adam, and of wrong gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def the_noise_of_single_examples(state, batch):
     return step(state, average["w"]), {"trace": noise.trace}
 
 
-@refused(ad.CollectiveError, "example_norms (cases_noise.py:", "uses a sum over examples")
+@named("state['w']")
 def norms_of_examples_that_are_normalized_together(state, batch):
     def together(state, batch):
         guess = batch["x"] @ state["w"] - batch["y"]
@@ -105,27 +105,27 @@ def step_and_noise(state, own, average, **options):
 @named(*NOT_THE_MEAN)
 def the_noise_of_half_a_batch_beside_the_mean_of_all(state, batch):
     own, average = gradient(state["w"], first_half(batch)), comm.all_reduce(gradient(state["w"], batch))
-    return step_and_noise(state, own, average, metric="sign")
+    return step_and_noise(state, own, average)
 
 
 @named(*NOT_THE_MEAN)
 def the_noise_at_other_parameters(state, batch):
     own, average = gradient(1 - state["w"], batch), comm.all_reduce(gradient(state["w"], batch))
-    return step_and_noise(state, own, average, metric="sign", every=2)
+    return step_and_noise(state, own, average)
 
 
 @named(*NOT_THE_MEAN, state={"w": W, "last": 1 + W})
 def the_noise_beside_the_mean_of_the_last_batch(state, batch):
     own = gradient(state["w"], batch)
     average = comm.all_reduce(own)
-    trace = mon.noise_scale(own, state["last"], metric="sign").trace
+    trace = mon.noise_scale(own, state["last"]).trace
     return step(state, average, last=average), {"trace": trace}
 
 
 @named(*NOT_THE_MEAN)
 def the_noise_of_clipped_gradients_beside_the_mean_of_others(state, batch):
     own = gradient(state["w"], batch)
-    return step_and_noise(state, clipped(own), comm.all_reduce(own), metric="sign")
+    return step_and_noise(state, clipped(own), comm.all_reduce(own))
 
 
 @named(*NOT_THE_MEAN)
@@ -152,7 +152,7 @@ def norms_beside_another_gradient(state, batch):
 def gradients_that_are_scaled_on_both_sides(state, batch):
     large = 1024 * gradient(state["w"], batch)
     average = comm.all_reduce(large) / 1024
-    noise = mon.noise_scale(large / 1024, average, metric="sign")
+    noise = mon.noise_scale(large / 1024, average)
     return step(state, average), {"finite": jnp.isfinite(noise.trace) | jnp.isnan(noise.trace)}
 
 
@@ -160,20 +160,20 @@ def gradients_that_are_scaled_on_both_sides(state, batch):
 def clipped_gradients_on_both_sides(state, batch):
     """The mean of clipped gradients depends on the split, whatever is measured of it."""
     own = clipped(gradient(state["w"], batch))
-    return step_and_noise(state, own, comm.all_reduce(own), metric="sign")
+    return step_and_noise(state, own, comm.all_reduce(own))
 
 
 @named("metric ['trace']", "cases_noise.py:")
 def the_noise_of_a_summed_loss(state, batch):
     own = jax.grad(lambda w: jnp.sum((batch["x"] @ w - batch["y"]) ** 2))(state["w"])
-    noise = mon.noise_scale(own, comm.all_reduce(own), metric="sign")
+    noise = mon.noise_scale(own, comm.all_reduce(own))
     return step(state, comm.all_reduce(gradient(state["w"], batch))), {"trace": noise.trace}
 
 
 @refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "already averaged")
-def the_noise_of_signs_of_an_average(state, batch):
+def the_noise_of_twice_an_average(state, batch):
     average = comm.all_reduce(gradient(state["w"], batch))
-    return step_and_noise(state, 2 * average, average, metric="sign", every=3)
+    return step_and_noise(state, 2 * average, average)
 
 
 @refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
@@ -184,7 +184,7 @@ def norms_of_a_sample_of_half_of_the_examples(state, batch):
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
 
 
-@refused(ad.CollectiveError, "example_norms (cases_noise.py:", "uses a sum over examples")
+@named("state['w']")
 def norms_of_a_loss_with_normalized_weights(state, batch):
     def weighted(state, batch):
         weights = batch["y"] ** 2
@@ -209,22 +209,3 @@ def noise_divided_by_what_this_step_made(state, batch):
     average = comm.all_reduce(own)
     new = adam_step(state, average)
     return new, {"trace": mon.noise_scale(own, average, divide_by=mon.adam_scale(new["opt"])).trace}
-
-
-@refused(ad.CollectiveError, "moment_noise (cases_noise.py:", "known before the step", state=WITH_MOMENTS)
-def moments_after_the_update(state, batch):
-    new = adam_step(state, comm.all_reduce(gradient(state["w"], batch)))
-    return new, {"trace": mon.moment_noise(new["opt"]).sign.trace}
-
-
-@refused(ad.CollectiveError, "moment_noise (cases_noise.py:", "can differ between them", state=WITH_MOMENTS)
-def moments_of_gradients_that_are_not_averaged(state, batch):
-    own = gradient(state["w"], batch)
-    noise = mon.moment_noise(adam_step(state, own)["opt"])
-    return adam_step(state, comm.all_reduce(own)), {"trace": noise.euclidean.trace}
-
-
-@right(lambda s, b: (adam_step(s, gradient(s["w"], b)), {"trace": jnp.nan}), state=WITH_MOMENTS)
-def moments_before_the_update(state, batch):
-    noise = mon.moment_noise(state["opt"])
-    return adam_step(state, comm.all_reduce(gradient(state["w"], batch))), {"trace": noise.adam.trace}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from monitors._averages import SharedError, add_sample, no_samples, ratio_bounds, student_t
+from monitors._averages import add_sample, no_samples, ratio_bounds, student_t
 
 
 def after(samples, decay):
@@ -176,23 +176,3 @@ def test_the_lower_bound_is_finite_even_where_nothing_bounds_it():
     lower, upper = ratio_bounds(after(np.tile(np.float32([1, -1]), (9, 1)), 0.9), 0.95)
     assert np.isfinite(lower)
     assert upper == np.inf
-
-
-# --- errors that all samples share ------------------------------------------------------------------------------------
-
-
-def test_an_error_that_all_samples_share_widens_bounds_however_many_samples_there_are():
-    averages = after(np.tile(np.float32([4.0, 2.0]), (300, 1)), 0.99)
-    known = SharedError(jnp.array([0.3, 0.0]), jnp.float32(1e6))
-    np.testing.assert_allclose(ratio_bounds(averages, 0.95, known), [2 - 0.98 * 0.3, 2 + 0.98 * 0.3], rtol=1e-3)
-    less_known = known._replace(dof=jnp.float32(4))
-    np.testing.assert_allclose(ratio_bounds(averages, 0.95, less_known), [2 - 1.39 * 0.3, 2 + 1.39 * 0.3], rtol=1e-2)
-    opposite = SharedError(jnp.array([0.3, -0.15]), jnp.float32(1e6))
-    wider = ratio_bounds(averages, 0.95, opposite)
-    np.testing.assert_allclose(wider, [(4 - 0.588) / (2 + 0.294), (4 + 0.588) / (2 - 0.294)], rtol=1e-3)
-
-
-def test_a_shared_error_of_zero_changes_nothing():
-    averages = after(np.random.default_rng(5).normal([3, 2], 1, (30, 2)).astype(np.float32), 0.9)
-    none = SharedError(jnp.zeros(2), jnp.float32(4))
-    np.testing.assert_array_equal(ratio_bounds(averages, 0.95, none), ratio_bounds(averages, 0.95))

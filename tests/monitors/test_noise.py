@@ -13,8 +13,7 @@ import collectives as comm
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from monitors._averages import add_sample, no_samples
-from monitors._noise import shared_error, summary
-from monitors._norm_layers import RatioError
+from monitors._noise import summary
 
 from .lockstep import Lockstep, graph, operators, reading
 
@@ -134,21 +133,6 @@ def test_half_precision_gradients_lose_nothing_of_their_own():
     program = Lockstep(lambda g: mon.noise_scale(g, avg))
     noise = program.step(rows, readings(sizes))[0]
     np.testing.assert_allclose(noise.trace, expected([exact], sizes).trace, rtol=1e-5)
-
-
-@pytest.mark.parametrize("batch", [2, 5, 64])
-def test_an_error_of_estimated_norms_is_one_of_trace_and_signal(batch):
-    """The mean norm, 10, is 10 % too large: what follows from both values of it differs by the error."""
-    mean_norm, mean_square = 10.0, 4.0  # of examples, and of the whole batch
-
-    def parts(norm):
-        signal = (batch * mean_square - norm) / (batch - 1)
-        return np.array([norm - signal, signal])
-
-    averages = add_sample(no_samples(np.float32), jnp.asarray(parts(mean_norm), jnp.float32), 0.95)
-    error = shared_error(averages, RatioError(jnp.float32(0.1), jnp.float32(7)), jnp.float32(batch))
-    np.testing.assert_allclose(error.deviation, parts(1.1 * mean_norm) - parts(mean_norm), rtol=1e-5)
-    assert error.dof == 7
 
 
 def test_undefined_steps_keep_the_last_estimate():

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import adaptive as ad
@@ -87,10 +86,6 @@ def test_an_operator_state_of_a_microbatch_value_is_refused():
 # --- what must be replicated ------------------------------------------------------------------------------------------
 
 
-def its_moments(grads):
-    return mon.moment_noise(optax.ScaleByAdamState(jnp.int32(9), grads, jnp.square(grads)))
-
-
 def its_own(grads):
     return assert_scope("local", grads, "own", hint="Write own(grads).")
 
@@ -103,11 +98,6 @@ def without_a_hint(grads):
     ("monitor", "reduced", "says"),
     [
         (mon.nonfinite, True, ["nonfinite (test_replication.py:", "already averaged", "share = mon.nonfinite(grads)"]),
-        (
-            its_moments,
-            False,
-            ["moment_noise (test_replication.py:", "it comes from this worker's examples", "optimizer.update(avg"],
-        ),
         (its_own, True, ["own (test_replication.py:", "already averaged", "Write own(grads)."]),
         (without_a_hint, True, ["own (test_replication.py:", "Pass the value before its reduction."]),
     ],
