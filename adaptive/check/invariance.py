@@ -115,6 +115,8 @@ def _of_splits(
         return Invariance({}, {}, (), note=f"the result of {pairing.line} depends on which values are published when.")
     if not plan.splittable and n == 1:
         return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
+    if plan.one_size:
+        return Invariance({}, {}, (), note=f"nothing to compare: {plan.one_size}, so its size cannot change.")
     few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")
     if examples // plan.multiple < max(2, n):
         return few

@@ -32,6 +32,8 @@ from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness
 from .stopgap import stopgap
 
+NOT_RESIZABLE = "it was built with resizable=False. Remove that from ad.Program(...) if sizes or workers change."
+
 Split = tuple[int, ...]  # examples, by worker
 
 
@@ -64,6 +66,7 @@ class BatchSizes:
         driver that requests another size in every step would otherwise never get any.
       needed: worker slots whose workers must take examples.
       resizable: whether sizes change at all.
+      fixed_by: if not, why, and what to change.
       waits: whether new sizes come into force at once; the program then waits for their kernels.
     """
 
@@ -91,7 +94,7 @@ class BatchSizes:
         self.pending: Split | None = None
         self.next: Split | None = None
         self.one_by_one = self.waits = False
-        self.resizable = True
+        self.resizable, self.fixed_by = True, ""
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
         self._restored = False  # since the last step: then no step has had the current sizes
@@ -101,10 +104,17 @@ class BatchSizes:
         self._wanted_by: Request | None = None  # the request of `wanted`
 
     def take_effect(
-        self, readiness: Readiness, *, one_by_one: bool = False, waits: bool = False, resizable: bool = True
+        self,
+        readiness: Readiness,
+        *,
+        one_by_one: bool = False,
+        waits: bool = False,
+        resizable: bool = True,
+        fixed_by: str = NOT_RESIZABLE,
     ) -> None:
         """Set how sizes are prepared. Before this call, all sizes count as ready."""
-        self._readiness, self.one_by_one, self.waits, self.resizable = readiness, one_by_one, waits, resizable
+        self._readiness, self.one_by_one, self.waits = readiness, one_by_one, waits
+        self.resizable, self.fixed_by = resizable, fixed_by
 
     def must_take(self, slots: Iterable[int]) -> None:
         """Require examples for the workers of these slots, now and in later requests."""
@@ -146,7 +156,7 @@ class BatchSizes:
           Notes on requests that were changed to possible ones.
 
         Raises:
-          BatchSizeError: the program has fixed batch sizes (`resizable=False`).
+          BatchSizeError: the program has fixed batch sizes (`resizable=False`, or the driver gathers rows).
         """
         weights = np.asarray(self.shares) if decision.shares is None else self._checked_weights(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
@@ -159,8 +169,7 @@ class BatchSizes:
             if not self.resizable and sizes != self.current:
                 raise BatchSizeError(
                     f"{_who(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
-                    f"{self.current}: it was built with resizable=False. Remove that from ad.Program(...) if sizes "
-                    "change."
+                    f"{self.current}: {self.fixed_by}"
                 )
             self.shares, self.limits = tuple(weights.tolist()), limits
             self._put(sizes, requests or self._still_wanted(total))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +90,7 @@ class Hooks:
     Args:
       n_workers: number of worker slots.
       membership: the target number of workers; `None` if membership is fixed.
+      keep_sizes: whether what policies request for batch sizes and workers is ignored.
 
     Attributes:
       unknown: for each policy, the values that have always been NaN.
@@ -104,7 +106,10 @@ class Hooks:
         n_workers: int,
         membership: Membership | None = None,
         hyperparameters: Hyperparameters | None = None,
+        *,
+        keep_sizes: bool = False,
     ):
+        self._keep_sizes = keep_sizes
         self._membership, self._hyperparameters = membership, hyperparameters
         self.hooks = [h.hook for h in hooks]
         self.n_workers = n_workers
@@ -186,6 +191,8 @@ class Hooks:
             if not hook.handler.every_step:
                 self._seen[i].append(_Seen(step, epoch, values[i], ran, sizes.members))
             decision = self._show(i, sizes, merged)
+            if decision is not None and self._keep_sizes and hook.handler.every_step:
+                decision = replace(decision, global_batch=None, shares=None, workers=None, leave=(), notes=())
             if decision is not None:
                 merged = merge(merged, decision)
             if decision:

@@ -29,6 +29,7 @@ from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import number_of_workers
 
+from .batch_sizes import NOT_RESIZABLE
 from .elastic_world import ElasticWorld
 
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
@@ -70,6 +71,7 @@ class Membership:
         between any two steps.
       termination: returns this process's pending termination signal (`adaptive/base/signals.py`).
       resizable: whether batch sizes change at all; if not, the number of workers cannot either.
+      fixed_by: if not, why, and what to change.
       needed: worker slots whose workers must stay, because the driver needs their values.
       roster: the members at first; by default the current ones.
 
@@ -85,11 +87,13 @@ class Membership:
         *,
         in_status: bool = True,
         resizable: bool = True,
+        fixed_by: str = NOT_RESIZABLE,
         needed: Sequence[int] = (),
         termination: Callable[[], TerminationNotice | None] = lambda: None,
         roster: Roster | None = None,
     ):
         self._world, self._in_status, self._resizable, self._needed = world, in_status, resizable, needed
+        self._fixed_by = fixed_by
         self._termination = termination
         self.asked: int | None = None
         roster = Roster.of(world) if roster is None else roster
@@ -145,14 +149,13 @@ class Membership:
           A note, if the target was clipped or rounded.
 
         Raises:
-          BatchSizeError: the program has fixed batch sizes (`resizable=False`), so its number of workers is fixed too.
+          BatchSizeError: the program has fixed batch sizes, so its number of workers is fixed too.
         """
         number = self.nearest(workers)
         who = f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
         if not self._resizable and number != len(self._world.members):
             raise BatchSizeError(
-                f"{who} asked for {brief(workers)} workers, but this program's batch sizes are fixed: it was built "
-                "with resizable=False. Remove that from ad.Program(...) if workers join and leave."
+                f"{who} asked for {brief(workers)} workers, but this program's batch sizes are fixed: {self._fixed_by}"
             )
         self.asked = number
         self._world.request_workers(number)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,7 @@ class Planner:
         self.mailboxes = PeerMailboxes()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
+        self._one_size = ""
 
     @thread_status("tracing the driver")
     def begin(self, examples: int) -> Plan:
@@ -107,6 +109,7 @@ class Planner:
                 if not self._functions_checked:
                     check_functions(self._first, captured, self._second, self._trace)
                 self._whole = tuple(self._sent_by_size(self._first, self._second))
+                self._one_size = next(iter(self._whole), "")
             try:
                 self.reference = self._plan(self._first, self._sized(self._first, self._second))
                 if not self._whole and self._second is not None:
@@ -164,7 +167,8 @@ class Planner:
         return Expressions(graph)
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
-        return plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
+        found = plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
+        return replace(found, one_size=self._one_size)
 
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:
         """Return the values that depend on the size; none if all batches have the same size."""
@@ -191,6 +195,12 @@ class Planner:
     def _check_same(self, theirs: Expressions, other: Plan) -> None:
         """Check that messages and values computed once per step are the same as for the first size."""
         ours, reference = self._first, self.reference
+        if self._one_size:
+            raise DriverError(
+                f"driver {ours.graph.name!r}: {self._one_size}, so every worker's batch must have "
+                f"{ours.graph.examples} examples, as when the program was built; {theirs.graph.examples} are not "
+                "possible. Gather values whose shape does not depend on the batch, such as a mean of the rows."
+            )
         if reference.signature != other.signature or len(reference.fixed) != len(other.fixed):
             pairs = zip(ours.ends(), theirs.ends(), strict=True)
             raise another_program(

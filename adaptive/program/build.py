@@ -12,8 +12,10 @@ from adaptive.base.activity import Activity
 from adaptive.base.ambient import AmbientContext
 from adaptive.base.roster import Roster
 from adaptive.base.signals import pending_termination
+from adaptive.base.source_lines import at
 from adaptive.base.split import positive
 from adaptive.base.world import World
+from adaptive.control.batch_sizes import NOT_RESIZABLE
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
@@ -24,6 +26,7 @@ from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import Status
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
+from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
 from adaptive.observe.origin import RunOrigin, process_started
@@ -108,6 +111,9 @@ def build(
         "resizable": resizable,
         "deterministic": deterministic,
     }
+    fixed_by = NOT_RESIZABLE
+    if plan.one_size:
+        resizable, fixed_by = False, f"{plan.one_size}. Gather values whose shape does not depend on the batch."
     whole = partial(plan_for_capacity, planner, sizes.limits, global_batch, microbatch)
     build_digests = check_alike(world, name, form, leaves, examples, plan, settings, whole)
     built_in(world)
@@ -120,11 +126,12 @@ def build(
         world,
         in_status=any(m.travels and m.gate is None for m in plan.messages),
         resizable=resizable,
+        fixed_by=fixed_by,
         needed=sizes.needed,
         termination=pending_termination,
         roster=roster,
     )
-    run = RunState(new_run_id(world, name), notes=[*examples.notes, *plan.unused])
+    run = RunState(new_run_id(world, name), notes=[*examples.notes, *plan.unused, *_of_fixed_sizes(plan)])
     memory = bound_of(
         *(max_local_batch, world, machines.on_this_host, lambda note: run.notes.append(note)),
         splittable=plan.splittable,
@@ -144,11 +151,11 @@ def build(
     waits = deterministic or not engine.has_status
     expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
     readiness = KernelsOf(engine.kernels, world.workers, expect)
-    sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable)
+    sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable, fixed_by=fixed_by)
     if memory is not None and not plan.splittable:
         run.notes += fit_local_batches(engine, sizes, name)
     hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
-    hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters)
+    hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters, keep_sizes=bool(plan.one_size))
     decisions = Decisions(
         *(world, name, hooks, sizes, membership, hyperparameters, digest), heterogeneous=machines.heterogeneous
     )
@@ -190,3 +197,13 @@ def build(
         run_warnings=run_warnings,
         run=run,
     )
+
+
+def _of_fixed_sizes(plan: Plan) -> list[str]:
+    """Return notes on the policies of a program whose batch sizes cannot change because of its driver."""
+    policies = [h for h in plan.hooks if plan.one_size and h.hook.handler.every_step]
+    return [
+        f"{h.hook.name!r}{at(h.line)} cannot change batch sizes or workers, and what it requests of these is ignored: "
+        f"{plan.one_size}."
+        for h in policies
+    ]
