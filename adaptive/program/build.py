@@ -26,6 +26,7 @@ from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import Status
 from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
+from adaptive.graph.draws import notes_on_draws
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
@@ -131,7 +132,8 @@ def build(
         termination=pending_termination,
         roster=roster,
     )
-    run = RunState(new_run_id(world, name), notes=[*examples.notes, *plan.unused, *_of_fixed_sizes(plan)])
+    notes = [*examples.notes, *plan.unused, *_of_fixed_sizes(plan), *notes_on_draws(plan)]
+    run = RunState(new_run_id(world, name), notes=notes)
     memory = bound_of(
         *(max_local_batch, world, machines.on_this_host, lambda note: run.notes.append(note)),
         splittable=plan.splittable,
