@@ -75,7 +75,7 @@ class Influence:
     """Dependencies of every value of a plan.
 
     Attributes:
-      counts: where the driver reads the number of workers, by the bit of each: `ad.workers()`, and collectives of equal
+      counts: where the driver reads the number of workers, by the bit of each: `ad.num_workers()`, and collectives of equal
         values that count the workers, such as a sum.
     """
 
@@ -99,7 +99,7 @@ class Influence:
                 if name in (EXAMPLES.name, MICROBATCHES.name):
                     self._facts[eqn.outvars[0]] = Facts(sources=frozenset([name]))
                 elif name == WORKERS.name:
-                    self._facts[eqn.outvars[0]] = self._of_count("ad.workers()", eqn)
+                    self._facts[eqn.outvars[0]] = self._of_count("ad.num_workers()", eqn)
             elif eqn.primitive is assert_scope_p:
                 self._facts.update((v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True))
             elif eqn.primitive is not state_read_p:

@@ -28,7 +28,7 @@ class Invariance:
         "noise_scale (driver.py:20)", with the relative difference in a microbatch where both must be equal.
       by_workers: state leaves, metrics and hook values that depend on the number of workers, by name, with the largest
         relative difference.
-      counted: where the driver reads that number, such as "ad.workers() (driver.py:12)".
+      counted: where the driver reads that number, such as "ad.num_workers() (driver.py:12)".
     """
 
     differences: dict[str, float]

@@ -71,7 +71,7 @@ def explain_plan(
     if measured:
         lines.append(f"sources  {', '.join(measured)}")
     if not resizable:
-        lines.append("batch sizes are fixed (resizable=False): no other kernels are compiled")
+        lines.append(f"batch sizes are fixed ({plan.one_size or 'resizable=False'}): no other kernels are compiled")
     elif plan.splittable:
         lines.append("a local batch may run as several microbatches: any size is made of buckets (powers of two)")
     else:

@@ -536,7 +536,7 @@ def averaged(state, batch):
 
 
 def number():
-    return ad.workers().astype(jnp.float32)
+    return ad.num_workers().astype(jnp.float32)
 
 
 def with_a_rate(rate):
@@ -547,8 +547,8 @@ def with_a_rate(rate):
 @pytest.mark.parametrize(
     ("driver", "through"),
     [
-        (with_a_rate(lambda: 0.1 / number()), r"ad.workers\(\)"),
-        (with_a_rate(lambda: 0.1 * jnp.sqrt(number())), r"ad.workers\(\)"),
+        (with_a_rate(lambda: 0.1 / number()), r"ad.num_workers\(\)"),
+        (with_a_rate(lambda: 0.1 * jnp.sqrt(number())), r"ad.num_workers\(\)"),
         (with_a_rate(lambda: 0.1 * comm.all_reduce(1.0, op="sum")), r"all_reduce\(op='sum'\) of equal values"),
         (
             lambda w, b: (w - 0.1 * comm.all_reduce(averaged(w, b), op="sum"), {}),
@@ -556,7 +556,7 @@ def with_a_rate(rate):
         ),
         (
             lambda w, b: (w - 0.1 * comm.all_reduce(jax.grad(mean_loss)(w, b) / number()), {}),
-            r"ad.workers\(\)",
+            r"ad.num_workers\(\)",
         ),
     ],
     ids=["mean of a mean", "rate", "count", "sum of a mean", "before the mean"],
@@ -572,12 +572,12 @@ def test_a_step_that_depends_on_the_number_of_workers_is_found_on_any_number(dri
 def test_the_number_of_workers_may_be_reported_but_not_decide():
     def reporting(state, batch):
         rows = comm.all_gather(mean_loss(state, batch))
-        return descend(state, batch)[0], {"workers": ad.workers(), "rows": rows}
+        return descend(state, batch)[0], {"workers": ad.num_workers(), "rows": rows}
 
     assert check(reporting, W, workers=3, global_batch=8)
-    found = check(with_a_rate(lambda: jnp.where(ad.workers() > 100, 0.1, 0.2)), W, global_batch=8)
+    found = check(with_a_rate(lambda: jnp.where(ad.num_workers() > 100, 0.1, 0.2)), W, global_batch=8)
     assert found.verdict == "not known"
-    assert "the step reads ad.workers() (test_invariance.py:" in found.note
+    assert "the step reads ad.num_workers() (test_invariance.py:" in found.note
 
 
 def test_a_driver_for_one_number_of_slots_is_checked_with_it():

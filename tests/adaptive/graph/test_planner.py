@@ -13,8 +13,10 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+import controllers as ctrl
 import monitors as mon
 from adaptive import operators
+from adaptive.base.decision import Decision
 from adaptive.graph.expressions import Expressions, sized
 from adaptive.graph.planner import Planner
 from adaptive.runtime.local_world import LocalWorld
@@ -127,11 +129,37 @@ def test_rows_of_each_example_may_be_gathered_while_batches_are_of_one_size():
         return sgd(state, batch)[0], {"spread": rows.max() - rows.min()}
 
     with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
-        assert "sends a row for each example" in program.explain()
+        assert "batch sizes are fixed (all_gather (test_planner.py:" in program.explain()
+        for request in ({"shares": [1, 2]}, {"global_batch": 24}):
+            with pytest.raises(ad.BatchSizeError, match=r"all_gather \(test_planner.py:\d+\) sends a row for"):
+                program.rescale(**request)
         program.step()
-        program.rescale(shares=[1, 2])
-        with pytest.raises(ad.DriverError, match="is another program for"):
-            program.warm_up()
+        assert program.check().verdict == "not known"
+        assert "sends a row for each example" in program.check().note
+    uneven = ad.Program(driver, W, make_data(), global_batch=11, world=LocalWorld(2))
+    with pytest.raises(ad.DriverError, match="every worker's batch must have 6 examples"):
+        uneven.step()
+
+
+@pytest.mark.parametrize("by", ["a policy", "a function"])
+def test_hooks_do_not_change_the_sizes_of_a_driver_that_gathers_rows(by):
+    def driver(state, batch):
+        seconds = comm.all_gather(1.0 + ad.worker_index().astype(jnp.float32))
+        policy = ctrl.Policy(lambda n: (), lambda seen, state: (Decision(shares=(1.0, 3.0)), state), "uneven")
+        ctrl.hook(policy if by == "a policy" else lambda control, _: control.rescale(shares=[1, 3]), seconds, every=2)
+        return sgd(state, batch)[0], {"rows": comm.all_gather(batch["y"])}
+
+    with ad.Program(driver, W, make_data(), global_batch=12, world=LocalWorld(2)) as program:
+        if by == "a function":
+            with pytest.raises(ad.BatchSizeError, match=r"\(3, 9\), .* fixed, \(6, 6\): all_gather"):
+                list(program.run(steps=4))
+            return
+        first, *reports = program.run(steps=8)
+        assert not any(r.decision for r in reports)
+        assert any(
+            "cannot change batch sizes or workers" in note and "test_planner.py:" in note for note in first.notes
+        )
+        assert {r.batch_sizes for r in reports} == {(6, 6)}
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
