@@ -75,8 +75,8 @@ class Influence:
     """Dependencies of every value of a plan.
 
     Attributes:
-      counts: where the driver reads the number of workers, by the bit of each: `ad.num_workers()`, and collectives of equal
-        values that count the workers, such as a sum.
+      counts: where the driver reads the number of workers, by the bit of each: `ad.num_workers()`, and collectives of
+        equal values that count the workers, such as a sum.
     """
 
     def __init__(self, plan: Plan):
