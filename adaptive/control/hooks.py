@@ -192,7 +192,7 @@ class Hooks:
                 self._seen[i].append(_Seen(step, epoch, values[i], ran, sizes.members))
             decision = self._show(i, sizes, merged)
             if decision is not None and self._keep_sizes and hook.handler.every_step:
-                decision = replace(decision, global_batch=None, shares=None, workers=None, leave=(), notes=())
+                decision = replace(decision, global_batch=None, shares=None, workers=None, notes=())
             if decision is not None:
                 merged = merge(merged, decision)
             if decision:
