@@ -173,7 +173,7 @@ def an_error_on_one_rank_is_raised_on_all():
 @case(2)
 def nans_of_one_rank_are_raised_on_all():
     def driver(w, batch):
-        bad = (ad.worker() == 1) & (ad.step() == 1)
+        bad = (ad.worker_index() == 1) & (ad.step_number() == 1)
         return descend(w, {**batch, "y": jnp.where(bad, jnp.nan, batch["y"])})
 
     with comm.world(), build(driver) as program:
@@ -188,7 +188,7 @@ def pairs_and_asynchronous_pairs():
 
     def apart(state, batch):  # replicas that start apart
         state = jax.tree.map(lambda x: x, state)
-        moved = state._replace(params=state.params + jnp.where(ad.step() == 0, 1.0 * ad.worker(), 0.0))
+        moved = state._replace(params=state.params + jnp.where(ad.step_number() == 0, 1.0 * ad.worker_index(), 0.0))
         state, _ = pairs.step(moved, jax.value_and_grad(mean_loss), batch)
         return state, {}
 
@@ -314,7 +314,7 @@ def a_quorum_does_not_wait_for_a_late_rank():
 @case(3)
 def a_bad_rank_is_left_out_of_a_median():
     def driver(w, batch):
-        grads = jax.grad(mean_loss)(w, batch) * jnp.where(ad.worker() == 1, -1e6, 1.0)
+        grads = jax.grad(mean_loss)(w, batch) * jnp.where(ad.worker_index() == 1, -1e6, 1.0)
         return w, {"median": comm.all_reduce(grads, op="median"), "rows": comm.all_gather(grads)}
 
     with comm.world(), build(driver) as program:

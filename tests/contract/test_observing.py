@@ -47,11 +47,11 @@ def recorded(devices, tmp_path_factory) -> Recorded:
     received = []
 
     def driver(w, batch):
-        slowness = jnp.asarray([1e-3, 2e-3, 4e-3], jnp.float64)[ad.worker()]
+        slowness = jnp.asarray([1e-3, 2e-3, 4e-3], jnp.float64)[ad.worker_index()]
         seconds = comm.all_gather(slowness * ad.batch_size().astype(jnp.float64))
         ctrl.hook(lambda control, seconds: received.append(seconds), seconds, name="watch")
         ctrl.hook(ctrl.schedule({0: 21, 20: 42}))
-        ctrl.hook(ctrl.lb_bsp(ctrl.moving_average()), seconds, every=5)
+        ctrl.hook(ctrl.published.lb_bsp(ctrl.published.moving_average()), seconds, every=5)
         return descend(w, batch)
 
     folder = tmp_path_factory.mktemp("recorded")
@@ -69,7 +69,7 @@ def decisions_of(reports: list[ad.Report]) -> list[tuple[int, tuple[float, ...]]
 def test_a_replay_makes_the_decisions_of_the_run(recorded):
     run = read_trace(recorded.path)
     hook = next(name for name in run.hooks if "lb_bsp" in name)
-    replayed = replay(ctrl.lb_bsp(ctrl.moving_average()), run, hook=hook)
+    replayed = replay(ctrl.published.lb_bsp(ctrl.published.moving_average()), run, hook=hook)
     assert decisions_of(recorded.reports)
     assert [(step, decision.shares) for step, decision in replayed] == decisions_of(recorded.reports)
     np.testing.assert_array_equal(run.sizes, [report.batch_sizes for report in recorded.reports])
