@@ -82,7 +82,7 @@ class Planner:
         with self._lock:
             try:
                 self._first = self._trace(examples)
-            except AdaptiveError:
+            except (AdaptiveError, MemoryError, OSError):
                 raise
             except Exception as error:  # raised by the driver
                 if is_only_for_more(self._trace, examples):
@@ -150,9 +150,10 @@ class Planner:
             if theirs is None or theirs.graph.examples != examples:  # otherwise it is compared already
                 try:
                     theirs = self._trace(examples)
-                except AdaptiveError:
+                except (AdaptiveError, MemoryError, OSError):
                     raise
                 except Exception as error:  # raised by the driver, which was traced for another size
+                    self._check_unchanged()
                     raise only_for_more(error, self._driver, examples) from error
                 self._check_unchanged()
                 check_same_operators(self._first, theirs)

@@ -145,33 +145,61 @@ def _check_state(flow: Flow) -> None:
 
 def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
     """Return advice for a leaf of the state: reduce the gradients, or this leaf if others depend on reduced values."""
+    own = (
+        f"If {name} belongs to each worker, as the state of an environment, or of a recurrent net between batches:\n"
+        f"    ad.Program(..., per_worker_state=lambda state: {name})\n"
+    )
+    measure = (
+        "If a rule of the optimizer reads the loss or another measure of the batch, such as value= of "
+        "optax.contrib.reduce_on_plateau, reduce that before:\n"
+        "    loss, grads = comm.all_reduce((loss, grads))\n"
+    )
     if flow.level_of([new]):
-        return (
-            f"{name} depends on reduced values and on local ones, for instance on whether this worker's gradients are "
-            "finite. Use the reduced gradients, which are the same on all workers:\n"
-            "    grads = comm.all_reduce(grads)\n"
-            "    finite = jnp.isfinite(optax.global_norm(grads))\n"
-            'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
-            "(docs/loss_scaling.md). Mark state that may differ between workers with per_worker_state=."
-        )
-    if not any(flow.level_of([leaf]) and flow.scope_of([leaf]) == Scope.ALL for leaf in flow.graph.new_state):
+        if _tests_local_values(flow, new):
+            return (
+                f"{name} depends on reduced values and on whether this worker's values are finite. Use the reduced "
+                "gradients, which are the same on all workers:\n"
+                "    grads = comm.all_reduce(grads)\n"
+                "    finite = jnp.isfinite(optax.global_norm(grads))\n"
+                'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
+                "(docs/loss_scaling.md)."
+            )
+        return f"{name} depends on reduced values, and on this worker's own. {measure}{own}".rstrip()
+    if not any(flow.level_of([leaf]) for leaf in flow.graph.new_state):
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
+    first, second = (own, measure) if new.aval.shape else (measure, own)
     if np.issubdtype(new.aval.dtype, np.integer) or new.aval.dtype == bool:
         return (
-            f"{name} does not depend on a reduced value. Compute it from reduced values, or reduce it:\n"
+            f"{name} does not depend on a reduced value. {first}{second}Otherwise compute it from reduced values, or "
+            "reduce it:\n"
             "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
         )
     return (
-        f"The gradients may be reduced, but {name} is computed from the examples of one microbatch. If it is a "
-        "running average of batch normalization, compute its statistics over all examples of the step:\n"
+        f"The gradients may be reduced, but {name} is computed from the examples of one microbatch. {first}{second}"
+        "If it is a running average of batch normalization, compute its statistics over all examples of the step:\n"
         '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
         '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/equinox.md\n'
-        "Otherwise reduce it too (for batch normalization only the running averages would be right; the gradient would "
-        "depend on the split):\n"
-        "    new = comm.all_reduce(new)\n"
         "If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/loss_scaling.md). "
-        "Mark state that may differ between workers with per_worker_state=."
+        "Otherwise reduce it:\n"
+        "    new = comm.all_reduce(new)"
     )
+
+
+def _tests_local_values(flow: Flow, new: Atom) -> bool:
+    """Return whether a value depends on a test for finite values of one worker."""
+    stack, seen = [new], set[Var]()
+    while stack:
+        atom = stack.pop()
+        if not isinstance(atom, Var) or atom in seen or flow.scope_of([atom]) == Scope.ALL:
+            continue
+        seen.add(atom)
+        number = flow.producer.get(atom)
+        if number is not None:
+            eqn = flow.graph.eqns[number]
+            if eqn.primitive.name == "is_finite" or (eqn.primitive.name == "ne" and eqn.invars[0] is eqn.invars[1]):
+                return True
+            stack += operands_of(eqn)
+    return False
 
 
 def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:

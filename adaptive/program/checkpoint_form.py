@@ -103,11 +103,15 @@ def tree_mismatch(found: Mapping[Name, Leaf], wanted: Mapping[Name, LeafForm]) -
     """Return a description of the leaves that are in only one of two trees. Empty leaves may be missing."""
     missing = [w.label for name, w in wanted.items() if name not in found and np.prod(w.shape)]
     unknown = [leaf.label for name, leaf in found.items() if name not in wanted]
-    texts = [f"it has no {_listed(missing)}"] * bool(missing) + [f"it has {_listed(unknown)} besides"] * bool(unknown)
-    return ", and ".join(texts)
+    if missing and unknown:
+        return f"it has no {_listed(missing)}, but {_listed(unknown)}"
+    if unknown:
+        return f"it has {_listed(unknown)}, which this program does not have"
+    return f"it has no {_listed(missing)}" if missing else ""
 
 
 def _listed(labels: Sequence[str]) -> str:
+    labels = [label if set(label) & set(".[") else f"single array as its {label}" for label in labels]
     return ", ".join(labels[:4]) + f" and {len(labels) - 4} more" * (len(labels) > 4)
 
 

@@ -18,6 +18,7 @@ from adaptive.graph.flow import Scope
 from adaptive.operators.replication_claims import assert_scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned, pointed_at
+from tests.relaxed import relaxed_tx
 
 W = jnp.zeros(FEATURES)
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -426,3 +427,58 @@ def test_a_weight_that_belongs_to_all_of_a_local_batch_keeps_it_in_one_microbatc
     found = planned(driver, 0.0).unsplittable
     assert len(found) == bool(reason)
     assert all(reason in text and "test_replication.py:" in text for text in found)
+
+
+# --- advice for leaves of the state -----------------------------------------------------------------------------------
+
+
+def advice_for(driver, state):
+    with pytest.raises(ad.ReplicationError) as caught:
+        planned(driver, state)
+    return str(caught.value)
+
+
+def the_loss(w, batch):
+    return ((batch["x"] @ w - batch["y"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("order", ["params first", "optimizer first"])
+def test_a_rule_that_reads_a_local_loss_is_advised_to_reduce_it(order):
+    tx = relaxed_tx(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2)))
+
+    def driver(state, batch):
+        params, opt_state = (state["a"], state["b"]) if order == "params first" else (state["b"], state["a"])
+        loss, grads = jax.value_and_grad(the_loss)(params, batch)
+        updates, opt_state = tx.update(comm.all_reduce(grads), opt_state, params, value=loss)
+        params = optax.apply_updates(params, updates)
+        new = (params, opt_state) if order == "params first" else (opt_state, params)
+        return dict(zip("ab", new, strict=True)), {}
+
+    both = (W, tx.init(W)) if order == "params first" else (tx.init(W), W)
+    said = advice_for(driver, dict(zip("ab", both, strict=True)))
+    assert "value= of optax.contrib.reduce_on_plateau" in said
+    assert "loss, grads = comm.all_reduce((loss, grads))" in said
+    assert "isfinite" not in said
+
+
+@pytest.mark.parametrize("test", [jnp.isfinite, lambda x: ~jnp.isnan(x)])
+def test_a_loss_scale_by_local_gradients_is_advised_to_test_the_reduced_ones(test):
+    def driver(state, batch):
+        grads = jax.grad(the_loss)(state["w"], batch)
+        ok = test(grads).all()
+        return {"w": jnp.where(ok, state["w"] - comm.all_reduce(grads), state["w"])}, {}
+
+    assert "finite = jnp.isfinite(optax.global_norm(grads))" in advice_for(driver, {"w": W})
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_state_of_an_environment_is_advised_to_be_the_workers_own(trained):
+    def driver(state, batch):
+        w = state["w"] - 0.1 * comm.all_reduce(jax.grad(the_loss)(state["w"], batch))
+        carry = jnp.tanh(state["carry"] + batch["x"][-1] * (w if trained else 1))
+        return {"w": w, "carry": carry}, {}
+
+    said = advice_for(driver, {"w": W, "carry": jnp.zeros(3)})
+    own = said.index("per_worker_state=lambda state: state['carry']")
+    assert "environment" in said
+    assert own < said.find("batch normalization") or "batch normalization" not in said

@@ -226,11 +226,11 @@ class Handles(Recorder):
 @pytest.mark.parametrize(
     ("states", "wrong"),
     [
-        (({"a": None}, {"a": np.zeros(2)}), r"it has state\['a'\] besides"),
-        (((), (1.0,)), r"it has state\[0\] besides"),
+        (({"a": None}, {"a": np.zeros(2)}), r"it has state\['a'\], which this program does not have"),
+        (((), (1.0,)), r"it has state\[0\], which this program does not have"),
         ((np.zeros(2), np.zeros(3)), r"state has shape \(3,\) for one of shape \(2,\)"),
         ((0, 0.5), "state is float64 for int64"),
-        (({"a": 1.0}, {"b": 1.0}), r"no state\['a'\], and it has state\['b'\] besides"),
+        (({"a": 1.0}, {"b": 1.0}), r"no state\['a'\], but state\['b'\]"),
     ],
 )
 def test_a_hook_state_that_differs_in_form_from_the_initial_one_cannot_be_saved(states, wrong):

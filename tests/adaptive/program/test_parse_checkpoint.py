@@ -19,13 +19,14 @@ from tests.adaptive.program.resumable import Growing, build, counting, course, d
 @pytest.mark.parametrize(
     ("driver", "start", "wrong"),
     [
-        (counting("count"), {"a": 0.0}, r"no state\['a'\], and it has state\[0\], state\[1\] besides"),
-        (counting("other"), [0.0, 0.0], r"no slots\['other/0'\]\[0\], and it has slots\['count/0'\]\[0\] besides"),
-        (counting("count"), [0.0], r"of another program: it has state\[1\] besides"),
+        (counting("count"), {"a": 0.0}, r"it has no state\['a'\], but state\[0\], state\[1\]"),
+        (counting("other"), [0.0, 0.0], r"no slots\['other/0'\]\[0\], but slots\['count/0'\]\[0\]"),
+        (counting("count"), 0.0, r"it has no single array as its state, but state\[0\], state\[1\]"),
+        (counting("count"), [0.0], r"of another program: it has state\[1\], which this program does not have"),
         (counting("count"), [0.0, np.zeros(2, np.float32)], r"state\[1\] has shape \(\) for one of shape \(2,\)"),
         (counting("count", (2,)), [0.0, 0.0], r"shape \(\) for one of shape \(2,\)"),
     ],
-    ids=["names", "slots", "leaves", "shapes", "shapes of slots"],
+    ids=["names", "slots", "one array", "leaves", "shapes", "shapes of slots"],
 )
 def test_a_checkpoint_of_another_driver_is_refused_and_changes_nothing(driver, start, wrong):
     with build(counting("count"), [5.0, 6.0]) as program:
@@ -92,7 +93,10 @@ DAMAGED = {
     "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and not in this program"),
     "no word on what is local": (edited("local", to={}), "does not say"),
     "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
-    "another hook": (edited("hooks", "1/more", to=1), r"hooks\['1/more'\] besides.*To reset the hooks"),
+    "another hook": (
+        edited("hooks", "1/more", to=1),
+        r"hooks\['1/more'\], which this program does not have.*To reset the hooks",
+    ),
     "a hook of other workers": (edited("hooks", "0/grow", "losses", to=np.zeros(3)), r"\['losses'\] has shape \(3,\)"),
     "a hook that counts in halves": (edited("hooks", "0/grow", "steps", to=0.5), r"\['steps'\] is float64 for int64"),
 }
