@@ -189,7 +189,7 @@ def main() -> None:
     compiled = sum(kill["kernels"] for kill in ours)
     notes = [
         f"Three workers, a launcher, up to five ranks in reserve and their watchdogs share {os.cpu_count()} cores. "
-        "The other two complete the step with the lost worker's examples. Medians of the parts need not "
+        "The other two take the step again, with the lost worker's examples. Medians of the parts need not "
         f"add up. Kernels compiled between the kill and the end of the step: {compiled}.",
         "Most of the time the system ends the process, and only then reports its death. Measured separately, beside "
         "busy processes: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"

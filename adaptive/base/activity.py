@@ -142,15 +142,6 @@ class Activity:
         finally:
             self.turn(before)
 
-    @contextmanager
-    def same_step(self) -> Iterator[None]:
-        """Let `took` account for a further part of the current step within the block."""
-        before = self._before
-        try:
-            yield
-        finally:
-            self._before = before
-
     def begin(self) -> None:
         """Start a step."""
         self.turn(OTHER)

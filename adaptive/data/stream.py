@@ -147,23 +147,6 @@ class Stream:
         fetched = self._in_thread(self._fetch, self.cursors, tuple(sizes), self.cursors)
         return self._result(fetched)  # all reads run in one thread, so that sources need no locks
 
-    @property
-    def has_index(self) -> bool:
-        """Whether all workers take examples of one data set with an index, so that `read` can be called. Replicated."""
-        return isinstance(self._reader, RandomAccessReader) and len(self.shard_ranges) == 1
-
-    def read(self, start: int, examples: int) -> Any:
-        """Return the examples at these places of the next step's global batch; only if `has_index`.
-
-        Args:
-          start: the place of the first one.
-          examples: their number; at least 1.
-        """
-        cursor = self.cursors[0]
-        span = PositionSpan(0, cursor + start, examples)
-        wanted = Wanted([span], [], self.cursors, (cursor + start + examples,))
-        return self._watch.result(self._in_thread(self._reader.read, wanted))[0]
-
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch the share of the step after this one, assuming unchanged batch sizes."""
         self._before = before = self.cursors

@@ -22,7 +22,6 @@ from adaptive.operators.sources import Reading
 from adaptive.runtime.out_of_memory import LocalBatchTooLarge
 from adaptive.runtime.outcome import Outcome
 
-from .lost_examples import LostExamples
 from .membership_changes import MembershipChanges, RunEnds, RunOver
 from .parts import ProgramParts
 from .reports import finish_step
@@ -42,8 +41,7 @@ class RunLoop:
     def __init__(self, parts: ProgramParts):
         self._parts = parts
         self.membership_changes = MembershipChanges(parts)
-        self._lost_examples = LostExamples(parts)
-        self.steady = SteadyLoop(parts, self.membership_changes, self._lost_examples)
+        self.steady = SteadyLoop(parts, self.membership_changes)
         self._under_way = threading.Lock()  # held during a step
         self._pid = os.getpid()
 
@@ -134,9 +132,6 @@ class RunLoop:
             if p.mailboxes.make():
                 continue  # members may have been lost in the exchange
             try:
-                outcome = self._lost_examples.step(since)
-                if outcome is not None:
-                    return outcome
                 before = p.activity.turn(INPUT)
                 try:
                     share = p.stream.take(p.sizes.current)
@@ -144,7 +139,7 @@ class RunLoop:
                     p.activity.turn(before)
                 return self._run_engine(share, since)
             except MembersChanged:
-                self._lost_examples.note_attempt()
+                continue
             except LocalBatchTooLarge as error:
                 p.run.notes += [f"{error}.", *p.sizes.limit_local_batches([error.examples] * p.world.capacity)]
                 _log.warning("%s: local batches have at most %d examples from now on.", error, error.examples)

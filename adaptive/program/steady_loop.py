@@ -28,7 +28,6 @@ from adaptive.runtime.out_of_memory import LocalBatchTooLarge, make_room
 from adaptive.runtime.outcome import Outcome
 from adaptive.runtime.steady_step import SteadyStep
 
-from .lost_examples import LostExamples
 from .membership_changes import MembershipChanges
 from .parts import ProgramParts
 
@@ -39,11 +38,10 @@ class SteadyLoop:
     Args:
       parts: the program's parts.
       membership_changes: changes of membership, applied before a general step.
-      lost_examples: completes steps in which members were lost.
     """
 
-    def __init__(self, parts: ProgramParts, membership_changes: MembershipChanges, lost_examples: LostExamples):
-        self._parts, self._membership_changes, self._lost_examples = parts, membership_changes, lost_examples
+    def __init__(self, parts: ProgramParts, membership_changes: MembershipChanges):
+        self._parts, self._membership_changes = parts, membership_changes
         self._on = False  # whether the next step can be steady, as of the last one
         self._trial = False  # whether the last step was a trial of microbatches that may be slower
         self._share: Share | None = None  # of the next step, if its microbatches are dispatched ahead
@@ -148,7 +146,6 @@ class SteadyLoop:
             )
         except MembersChanged:
             self._give_up_step(began, input_seconds)
-            self._lost_examples.note_attempt()
             return None
         except jax.errors.JaxRuntimeError as error:
             with suppress(LocalBatchTooLarge):  # the general step finds out again
@@ -192,7 +189,6 @@ class SteadyLoop:
             return p.engine.step(share, readings, self._meanwhile, search=p.skipped.next_raises, more=self._more)
         except MembersChanged:
             self.stop()
-            self._lost_examples.note_attempt()
             return None
         except LocalBatchTooLarge:
             self.stop()

@@ -16,7 +16,7 @@ from adaptive.base.channel import Arrived, PartSpec
 from adaptive.base.cores import n_cores
 from adaptive.base.worker_mesh import OffersMesh
 from adaptive.base.world import World
-from adaptive.base.world_messages import MembersChanged, retry_on_members_changed
+from adaptive.base.world_messages import retry_on_members_changed
 from adaptive.data.stream import Share
 from adaptive.operators.sources import MICROBATCHES, Reading
 
@@ -245,10 +245,6 @@ class Engine:
             step = GeneralStep(self.context, share, readings, microbatches)
             try:
                 return step.run(meanwhile, more=more, search=search, status_taken=status_taken)
-            except MembersChanged:
-                if self._steady is not None:
-                    self._steady.computed = step.computed()
-                raise
             except jax.errors.JaxRuntimeError as error:
                 make_room(self.context, error, microbatches, sent=step.has_sent)
                 if step.dispatched:

@@ -22,7 +22,6 @@ from adaptive.graph.plan import Segment
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
-from .computed import Computed
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
@@ -106,14 +105,6 @@ class GeneralStep:
     def has_sent(self) -> bool:
         """Whether a message of the step was sent."""
         return bool(self._sent)
-
-    def computed(self) -> Computed | None:
-        """Return what this process's only worker has computed, after members were lost in the step's only message."""
-        if not (self._microbatches[0] and self._packed[0]):
-            return None
-        workers, step, batch = self._ctx.workers, self._readings[0].step, self._share.batches[0]
-        state = list(workers.states[0]), list(workers.op_states[0])
-        return Computed(step, self._microbatches[0], batch, *state, self._packed[0], [], 0.0, self._seconds[0])
 
     # --- computing ----------------------------------------------------------------------------------------------------
 

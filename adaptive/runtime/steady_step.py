@@ -19,15 +19,12 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING
-from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.operators import sources
-from adaptive.operators.collectives import collective_p
 from adaptive.operators.sources import Reading
 
 from .autopsy import FailedStep, give_up
-from .computed import Computed
 from .copied_examples import CopiedExamples
 from .kernels.choice import Choice
 from .kernels.memory_bound import ran_out_of_memory
@@ -67,7 +64,20 @@ _FIXED = {source.name for source in sources.FIXED}
 _STEADY = slice(Reading._fields.index("seed"), Reading._fields.index("offset") + 1)  # the fields that those read
 # Sources whose values for the next step's microbatches are known before it begins.
 _KNOWN_AHEAD = {*_FIXED, "step", "compute_seconds"}
-_OF_MEMBERS = {"workers", "batch_size"}  # sources that change when members are lost in a step
+
+
+class _Ahead(NamedTuple):
+    """Kernels of the next step that are already dispatched, and their inputs."""
+
+    step: int
+    sizes: Microbatches
+    batch: Any
+    state: list[jax.Array]
+    op_states: list[list[jax.Array]]
+    packed: list[jax.Array]
+    kept: list[jax.Array]
+    dispatched: float  # by `time.perf_counter`
+    finite: jax.Array | None  # the result of the check of the message, if it is dispatched too
 
 
 class SteadyStep:
@@ -77,11 +87,8 @@ class SteadyStep:
       ctx: the parts that the engine's steps share; its plan must satisfy `is_flat`.
 
     Attributes:
-      ahead: the kernels of the next step, if they are dispatched already.
       has_sent: whether the last step has sent a message.
       copied: the next step's examples on an accelerator.
-      computed: what this worker has computed of a step in whose message others were lost.
-      may_divide: whether a worker's examples may be computed in parts, with other members each. Replicated.
     """
 
     def __init__(self, ctx: StepContext):
@@ -108,14 +115,7 @@ class SteadyStep:
         self._microbatches: tuple[Microbatches, list[_Microbatch]] = (), []
         # On CPUs this gains nothing, because Python and the kernels share the cores.
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
-        self.ahead: Computed | None = None
-        self.computed: Computed | None = None
-        self.may_divide = (
-            plan.splittable
-            and not self._final_kept
-            and not _OF_MEMBERS & set(call.reads("source"))
-            and all(eqn.primitive is not collective_p for eqn in call.eqns)  # of replicated values: they count workers
-        )
+        self._ahead: _Ahead | None = None
         self.copied = CopiedExamples(ctx.world.devices[0], self._batch)
         self.has_sent = False
         self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
@@ -166,7 +166,7 @@ class SteadyStep:
         watch = time.process_time() if choice.timed else 0.0
         vectors, final_vectors = self._vectors(reading, sizes)
         known = float("inf")
-        ahead = None if self.ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
+        ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
         if ahead is None:
             there = None if self.copied.last is None else self.copied.leaves_of(share.batches[0], sizes)
             leaves = there or (self._leaves or self._find_leaves)(share.batches[0])
@@ -194,11 +194,7 @@ class SteadyStep:
         if self._sent >= 0:
             own = ctx.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
             activity.now, self.has_sent = EXCHANGING, True
-            try:
-                results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
-            except MembersChanged:
-                self.computed = self.record(reading.step, sizes, share.batches[0], packed, kept, dispatched, seconds)
-                raise
+            results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
             exchanged = time.perf_counter()
             activity.now = COMPUTING
             ctx.status.decode(heard)
@@ -226,7 +222,7 @@ class SteadyStep:
         """
         batch, dispatched = share.batches[0], time.perf_counter()
         try:
-            leaves = self.copied.leaves_of(batch, sizes) or self.leaves_of(batch)
+            leaves = self.copied.leaves_of(batch, sizes) or (self._leaves or self._find_leaves)(batch)
             packed, kept = self.compute(sizes, reading, self._vectors(reading, sizes)[0], leaves)
             finite = self._check_own(packed) if self._checks_own else None
         except jax.errors.JaxRuntimeError as error:
@@ -234,30 +230,21 @@ class SteadyStep:
                 raise
             self.runs_ahead = False  # the next step computes them itself, with less in memory
             return
-        self.ahead = self.record(reading.step, sizes, batch, packed, kept, dispatched, finite=finite)
+        state, op_states = list(self._ctx.workers.local_states[0]), list(self._ctx.workers.local_op_states[0])
+        self._ahead = _Ahead(reading.step, sizes, batch, state, op_states, packed, kept, dispatched, finite)
 
     def forget_ahead(self) -> None:
         """Discard the kernels that were dispatched ahead, and the examples that were copied."""
-        self.ahead = self.copied.last = None
+        self._ahead = self.copied.last = None
 
-    def record(
-        self, step: int, sizes: Microbatches, batch: Any, *computed: Any, finite: jax.Array | None = None
-    ) -> Computed:
-        """Return what was computed of a batch with the present state: packed parts, kept outputs, and times."""
-        state, op_states = list(self._ctx.workers.local_states[0]), list(self._ctx.workers.local_op_states[0])
-        return Computed(step, sizes, batch, state, op_states, *computed)._replace(finite=finite)
-
-    def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> Computed | None:
+    def _take_ahead(self, step: int, sizes: Microbatches, batch: Any) -> _Ahead | None:
         """Return the kernels that were dispatched ahead for this step; `None` if an input has changed since."""
-        ahead, self.ahead = self.ahead, None
+        ahead, self._ahead = self._ahead, None
         if ahead is None or (ahead.step, ahead.sizes) != (step, sizes) or ahead.batch is not batch:
             return None
-        return ahead if self.has_state_of(ahead) else None
-
-    def has_state_of(self, computed: Computed) -> bool:
-        """Return whether the state is the one with which this was computed."""
         state, op_states = self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
-        return all(map(is_, computed.state, state)) and all(map(is_, computed.op_states, op_states))
+        alike = all(map(is_, ahead.state, state)) and all(map(is_, ahead.op_states, op_states))
+        return ahead if alike else None
 
     def _check_own(self, packed: list[jax.Array]) -> jax.Array:
         """Dispatch the check of the message, if this is the only worker, whose message no exchange changes. The result
@@ -298,10 +285,6 @@ class SteadyStep:
             vectors[vector][place] = value(reading)
         return vectors, there if self._final_is_fed_alike else vectors
 
-    def leaves_of(self, batch: Any) -> list[Any]:
-        """Return the leaves of a batch."""
-        return (self._leaves or self._find_leaves)(batch)
-
     def _find_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         self._leaves = tree.flatten_up_to  # for later batches of this structure, without a Python call
@@ -321,19 +304,10 @@ class SteadyStep:
         return calls
 
     def compute(
-        self,
-        sizes: Microbatches,
-        reading: Reading,
-        vectors: Vectors,
-        leaves: list[Any],
-        packed: Sequence[jax.Array] = (),
-        done: int = 0,
+        self, sizes: Microbatches, reading: Reading, vectors: Vectors, leaves: list[Any]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Dispatch the kernels. Returns the parts of all messages, summed over microbatches, and the last kernel's
         outputs.
-
-        Args:
-          packed, done: the parts of this worker's first examples, if they are computed, and the number of those.
         """
         ctx, state, op_states = self._ctx, self._ctx.workers.local_states[0], self._ctx.workers.local_op_states[0]
         calls = self._microbatches[1] if self._microbatches[0] is sizes else self._planned(sizes)
@@ -345,20 +319,20 @@ class SteadyStep:
             "microbatch": [],
             "message": [],
         }
+        packed: list[jax.Array] = []
         for call in calls:
             given["const"] = call.consts
-            if call.rows is None and not done:
+            if call.rows is None:
                 given["batch"], (given["floats"], given["ints"]) = batch, vectors
             else:
-                given["batch"] = batch if call.rows is None else [leaf[call.rows] for leaf in batch]
-                start = done if call.rows is None else done + call.rows.start
-                of_microbatch = self._steps.feed.for_microbatch(vectors, reading, start, call.examples)
+                given["batch"] = [leaf[call.rows] for leaf in batch]
+                of_microbatch = self._steps.feed.for_microbatch(vectors, reading, call.rows.start, call.examples)
                 given["floats"], given["ints"] = of_microbatch
             out = call.run(given)
             new = out.pop("parts")
             packed = ctx.programs["add", 0, 0](packed, new) if packed else new
             del new  # so that the next microbatch's parts can reuse that memory
-        return list(packed), out["outputs"]
+        return packed, out["outputs"]
 
     def _commit(self, vectors: Vectors, kept: Sequence[jax.Array], messages: dict[int, Any]) -> Any:
         """Run the final segment, whose results become the worker's state. Returns them."""

@@ -1,4 +1,4 @@
-"""What remains of a step in which workers are lost: the others add the lost examples to what they have computed."""
+"""A step in which workers are lost is taken again as a whole, on the same examples, by the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import monitors as mon
-from adaptive.program.lost_examples import divided, whole
 from tests.program.problems import stream, warm
 from tests.threaded_world import Job
-
-COVERS = ("adaptive/program/lost_examples.py", "adaptive/runtime/pieces.py")
 
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 5, 3
 LAST = 3  # the step in whose message processes die
@@ -84,23 +81,25 @@ def counting(state, batch):
     return {**new, "sum": new["sum"] * 0}, metrics
 
 
+NUMBERS = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH]
+
+
 @pytest.mark.parametrize(
-    ("who", "source"),
+    ("who", "options"),
     [
-        (0, DATA),
-        pytest.param(1, ad.data.from_source(Source()), id="source"),
-        pytest.param(2, DATA, marks=pytest.mark.long),
+        pytest.param(0, {}, id="rank 0"),
+        pytest.param(1, {"source": ad.data.from_source(Source())}, id="source"),
+        pytest.param(1, {"driver": counting}, id="counts workers"),
+        pytest.param(2, {"deterministic": True}, id="deterministic"),
     ],
 )
-def test_the_others_add_the_lost_examples_to_their_own(who, source):
-    calm, _ = trained({}, source=source)
-    returned, computed = trained({who: 0}, source=source)
-    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH].reshape(3, 4)
-    lost = numbers[who]
-    for first, process in enumerate(sorted(returned)):
-        own, rest = numbers[process], lost[2 * first : 2 * first + 2]
-        np.testing.assert_array_equal(np.concatenate(computed[process]), [*np.sort(own), *np.sort(rest)])
-        reports, state = returned[process]
+def test_the_step_is_taken_again_on_the_same_examples(who, options):
+    calm, _ = trained({}, **options)
+    returned, computed = trained({who: 0}, **options)
+    again = np.concatenate([np.concatenate(computed[process])[4:] for process in returned])
+    np.testing.assert_array_equal(np.sort(again), np.sort(NUMBERS))  # each of them once
+    for process, (reports, state) in returned.items():
+        assert sum(map(len, computed[process])) == 4 + 6  # its own, and then half of all
         step = reports[LAST - 2]  # without the first one
         assert [loss.workers for loss in step.lost] == [(who,)]
         assert step.batch_sizes == tuple(0 if slot == who else 6 for slot in range(3))
@@ -110,13 +109,12 @@ def test_the_others_add_the_lost_examples_to_their_own(who, source):
         assert step.seconds >= sum(step.breakdown) * 0.99
 
 
-def test_another_one_may_be_lost_in_what_remains():
+def test_another_one_may_be_lost_when_it_is_taken_again():
     calm, _ = trained({})
     returned, computed = trained({0: 0, 1: 1})
     ((reports, state),) = returned.values()
-    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH]
-    np.testing.assert_array_equal(np.sort(np.concatenate(computed[2])), np.sort(numbers))  # none of them twice
     assert [loss.workers for loss in reports[LAST - 2].lost] == [(0,), (1,)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(computed[2])[-BATCH:]), np.sort(NUMBERS))
     np.testing.assert_array_equal(state["taken"], calm[0][1]["taken"])
     np.testing.assert_allclose(state["sum"], calm[0][1]["sum"], rtol=1e-6)
 
@@ -125,22 +123,8 @@ def test_two_may_be_lost_at_once():
     calm, _ = trained({})
     returned, computed = trained({1: 0, 2: 0})
     ((_, state),) = returned.values()
-    assert sum(map(len, computed[0])) == BATCH
+    assert sum(map(len, computed[0])) == 4 + BATCH
     np.testing.assert_allclose(state["sum"], calm[0][1]["sum"], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("driver", "options"), [(counting, {}), (plain, {"deterministic": True})], ids=["counts workers", "deterministic"]
-)
-def test_where_parts_depend_on_the_members_a_step_is_computed_anew(driver, options):
-    returned, computed = trained({1: 0}, driver=driver, **options)
-    calm, _ = trained({}, driver=driver, **options)
-    numbers = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATCH]
-    for process, (_, state) in returned.items():
-        assert sum(map(len, computed[process])) == 4 + 6
-        np.testing.assert_array_equal(state["taken"], calm[0][1]["taken"])
-    again = np.concatenate([np.concatenate(computed[process])[4:] for process in returned])
-    np.testing.assert_array_equal(np.sort(again), np.sort(numbers))
 
 
 def test_a_noise_scale_stays_that_of_all_examples():
@@ -155,27 +139,3 @@ def test_a_noise_scale_stays_that_of_all_examples():
     for reports, state in returned.values():
         np.testing.assert_allclose(state["sum"], calm[1][1]["sum"], rtol=1e-6)
         assert np.isfinite(reports[-1].metrics["noise"]) == np.isfinite(calm[1][0][-1].metrics["noise"])
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "after"),
-    [
-        ((4, 4, 4), (6, 0, 6), [[(0, 4), (4, 2)], [], [(8, 4), (6, 2)]]),
-        ((4, 4, 4), (0, 0, 12), [[], [], [(8, 4), (0, 4), (4, 4)]]),
-        ((3, 3, 3, 3), (0, 5, 4, 3), [[], [(3, 3), (0, 2)], [(6, 3), (2, 1)], [(9, 3)]]),
-        ((3, 0, 3), (6, 0, 0), [[(0, 3), (3, 3)], [], []]),
-        ((4, 4, 4, 4), (0, 10, 0, 6), [[], [(4, 4), (0, 4), (8, 2)], [], [(12, 4), (10, 2)]]),
-        ((4, 4, 4), (3, 0, 9), None),  # the first had more
-        ((4, 4, 4), (4, 0, 4), None),  # another global batch
-        ((6, 6, 0), (0, 8, 4), None),  # the third had none
-    ],
-)
-def test_lost_examples_are_divided(before, now, after):
-    found = divided(whole(before), now)
-    assert (found and [list(map(tuple, ranges)) for ranges in found]) == after
-
-
-def test_examples_are_divided_again_after_a_further_loss():
-    once = divided(whole((4, 4, 4)), (0, 6, 6))
-    again = divided(once, (0, 0, 12))
-    assert again == ((), (), ((8, 4), (2, 2), (4, 4), (0, 2)))
