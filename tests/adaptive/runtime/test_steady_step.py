@@ -28,7 +28,6 @@ from tests.relaxed import relaxed_tx
 
 COVERS = (
     "adaptive/program/step_checks.py",
-    "adaptive/runtime/computed.py",
     "adaptive/runtime/copied_examples.py",
     "adaptive/runtime/segment.py",
     "adaptive/runtime/step_plan.py",
