@@ -42,7 +42,7 @@ from .local_batch_bounds import bound_of, fit_local_batches, is_auto
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .parts import ProgramParts, RunState
-from .step_checks import SkippedSteps, StepClock, UpdateCheck
+from .step_checks import SkippedSteps, StepClock
 from .tracing import TraceRecorder
 
 
@@ -61,7 +61,6 @@ def build(
     max_local_batch: Any,
     quantum: int | None,
     nonfinite: Any,
-    max_skipped: int,
     per_worker_state: Callable[[Any], Any] | None,
     deterministic: bool,
     resizable: bool,
@@ -79,7 +78,6 @@ def build(
     check_driver(driver)
     roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
     nonfinite, seed = checked_nonfinite(nonfinite), count("seed", seed)
-    max_skipped = count("max_skipped", max_skipped, least=1)
     microbatch = None if microbatch is None else positive("microbatch", microbatch)
     quantum = None if quantum is None else positive("quantum", quantum)
     deterministic, resizable = flag("deterministic", deterministic), flag("resizable", resizable)
@@ -108,7 +106,6 @@ def build(
         "microbatch": microbatch,
         "seed": seed,
         "nonfinite": nonfinite,
-        "max_skipped": max_skipped,
         "resizable": resizable,
         "deterministic": deterministic,
     }
@@ -192,8 +189,7 @@ def build(
         members=MemberTracker(world, engine, hooks, sizes, roster),
         mailboxes=mailboxes,
         clock=StepClock(world),
-        skipped=SkippedSteps(nonfinite, max_skipped),
-        update=UpdateCheck(engine, name),
+        skipped=SkippedSteps(nonfinite),
         listeners=Listeners(),
         tracing=TraceRecorder(world, name, engine, activity),
         run_warnings=run_warnings,

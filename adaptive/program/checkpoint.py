@@ -8,14 +8,15 @@ them.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.errors import DriverError
-from adaptive.base.tree_paths import by_name
+from adaptive.base.errors import DriverError, NonFiniteError
+from adaptive.base.tree_paths import by_name, leaf_names
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership
@@ -35,6 +36,7 @@ from .checkpoint_form import (
     tree_mismatch,
 )
 
+NAMED = 5  # leaves that an error lists
 Checkpoint = dict[str, Any]
 
 
@@ -96,6 +98,29 @@ def save(
         "examples": [shard.length for shard in stream.shard_ranges],
         **({"place": place} if (place := stream.place()) else {}),
     }
+
+
+def leaves_with_nans(checkpoint: Mapping[str, Any]) -> list[str]:
+    """Return the names of the state's leaves that hold NaNs: "state['w']"."""
+    named = zip(leaf_names(checkpoint["state"], "state"), jax.tree.leaves(checkpoint["state"]), strict=True)
+    return [name for name, leaf in named if _holds_nans(leaf)]
+
+
+def refuse_nans(checkpoint: Mapping[str, Any]) -> None:
+    """Raise a NonFiniteError if the state of a checkpoint holds NaNs. The same on all processes."""
+    leaves = leaves_with_nans(checkpoint)
+    if leaves:
+        more = f" and {len(leaves) - NAMED} more" if len(leaves) > NAMED else ""
+        raise NonFiniteError(
+            f"no checkpoint of step {checkpoint['step']}: {', '.join(leaves[:NAMED])}{more} "
+            f"{'holds' if len(leaves) == 1 else 'hold'} NaNs. Continue from an earlier checkpoint: "
+            "program.restore(checkpoint). A leaf that may be unknown by design can hold infinities instead, or build "
+            'the program with nonfinite="allow".'
+        )
+
+
+def _holds_nans(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, np.inexact) and bool(np.isnan(leaf).any())
 
 
 def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:

@@ -84,7 +84,6 @@ class MembershipChanges:
         membership = self._parts.membership
         if not membership.due or self._world.in_reserve:
             return
-        self._parts.update.together(step, "a change of members")
         leavers = membership.change(f"after step {step} of {self._parts.name}")
         if membership.all_leave:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers if leaver.signal}))
@@ -112,6 +111,5 @@ class MembershipChanges:
         return self._unpack(received)
 
     def _unpack(self, received: TransferPayload) -> RunProgress:
-        self._parts.update.reported = False
         step, limit, stopped, run_id, traced = unpack(self._parts, received)
         return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))

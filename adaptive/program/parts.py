@@ -31,7 +31,7 @@ from adaptive.runtime.engine import Engine
 from .arguments import StateForm
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
-from .step_checks import SkippedSteps, StepClock, UpdateCheck
+from .step_checks import SkippedSteps, StepClock
 from .tracing import Traced, TraceRecorder
 
 if TYPE_CHECKING:  # imported on use
@@ -120,7 +120,6 @@ class ProgramParts:
     mailboxes: ProgramMailboxes
     clock: StepClock
     skipped: SkippedSteps
-    update: UpdateCheck
     listeners: Listeners
     tracing: TraceRecorder
     run_warnings: RunWarnings

@@ -86,13 +86,14 @@ class Program(Generic[State, Metrics]):
         sum overflows its type, or because all weights of a mean are zero.
 
         * "raise": raise a NonFiniteError;
-        * "skip": skip the step. Its examples are consumed, and the state is unchanged;
+        * "skip": skip the step. Its examples are consumed, and the state is unchanged. After 25 such steps in a row
+          one more raises;
         * "allow": check nothing. For drivers that test the reduced values themselves, such as for loss scaling. A mean
           with zero weights is NaN.
 
-        Unless "allow", an update that computes NaNs from finite values (an optimizer's 0 / 0) raises in the next step,
-        or when the state is read. Such an update cannot be skipped, because it has overwritten the state.
-      max_skipped: the most steps that may be skipped in a row. One more raises.
+        An update that computes NaNs from finite values (an optimizer's 0 / 0) cannot be skipped, because it has
+        overwritten the state. The gradients of the next step are then NaN, and the error says that the state is.
+        Unless "allow", a state with NaNs does not become a checkpoint.
       per_worker_state: selects the part of the state that may differ between workers, such as a local optimizer's:
         `lambda state: state["momentum"]`. The rest must be replicated. Local state that is computed from a whole local
         batch needs that batch to run as one microbatch; from `comm.local_mean(grads)` it does not.
@@ -136,7 +137,6 @@ class Program(Generic[State, Metrics]):
         max_local_batch: int | Sequence[int] | Literal["auto"] | None = None,
         quantum: int | None = None,
         nonfinite: Literal["raise", "skip", "allow"] = "raise",
-        max_skipped: int = 25,
         per_worker_state: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
         resizable: bool = True,
@@ -157,7 +157,6 @@ class Program(Generic[State, Metrics]):
             max_local_batch=max_local_batch,
             quantum=quantum,
             nonfinite=nonfinite,
-            max_skipped=max_skipped,
             per_worker_state=per_worker_state,
             deterministic=deterministic,
             resizable=resizable,
@@ -170,13 +169,8 @@ class Program(Generic[State, Metrics]):
     def state(self) -> State:
         """A copy of the state after the last step; a pytree as given. Replicated, except the per-worker part, which is
         that of this process's first worker.
-
-        Raises:
-          NonFiniteError: the last update made NaNs. Raised once; after that the state can be read.
         """
         parts, workers = self._parts, self._parts.engine.workers
-        if not parts.update.reported:
-            parts.update.here(parts.run.step)
         return parts.state_as_given([jnp.copy(leaf) for leaf in workers.states[workers.some_present]])
 
     @property
@@ -337,8 +331,7 @@ class Program(Generic[State, Metrics]):
 
         Raises:
           NonFiniteError: a reduced value is not finite, and `nonfinite` is "raise", or too many steps were skipped: the
-            state is that of the step before. Or the update of the step before made NaNs, and the state has them. On
-            every process.
+            state is that of the step before. On every process.
           WorkerError: another process failed; on every other process. Or too few workers are left.
           DisagreementError: hooks decided differently on some workers, or a process is in another collective. On every
             process.
@@ -408,16 +401,21 @@ class Program(Generic[State, Metrics]):
           A pytree of numpy arrays and numbers, for any library that stores pytrees. Replicated.
 
         Raises:
-          NonFiniteError: the last update made NaNs.
+          NonFiniteError: the state holds NaNs, and `nonfinite` is not "allow". On every process.
           CheckpointError: two leaves of the state have the same name.
           DriverError: the structure of a policy's state has changed.
         """
+        from .checkpoint import refuse_nans
         from .run_checkpointer import snapshot
 
         self._loop.check_process()
-        self._parts.run.flush_logs()
-        with self._parts.activity.doing(SAVING):
-            return with_same_members(self.world, lambda: snapshot(self._parts))
+        parts = self._parts
+        parts.run.flush_logs()
+        with parts.activity.doing(SAVING):
+            saved = with_same_members(self.world, lambda: snapshot(parts))
+            if parts.skipped.checks:
+                refuse_nans(saved)
+        return saved
 
     @with_build_settings
     @fails_together("in restoring")
@@ -505,7 +503,6 @@ class Program(Generic[State, Metrics]):
           A pytree of numpy arrays, and of merged metrics, on which `compute()` is still to be called. Replicated.
 
         Raises:
-          NonFiniteError: the last update made NaNs.
           DriverError: a value of `fn` is not a mean over examples (or sum, if `op` is "sum") and would depend on
             `batch`, or is a metric that cannot be merged. Found by comparing a few examples with two parts of them. Or
             this process is a forked child of the program's.
@@ -521,7 +518,6 @@ class Program(Generic[State, Metrics]):
         self._loop.check_process()
         p, step = self._parts, self._parts.run.step
         self._means = self._means or MeanCheck()
-        p.update.together(step, "evaluate")
         states = [p.state_as_given(leaves) for leaves in p.engine.states]
         about, members = f"evaluate of {self._name} after step {step}", tuple(p.members.joined_in_generation)
         with p.activity.doing(EVALUATING):

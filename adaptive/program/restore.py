@@ -71,7 +71,7 @@ def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, 
     p.membership.restart(parsed.workers, roster, members=len(parsed.members))
     p.stream.go_on(parsed.cursors, parsed.place)
     p.tracing.shift(parsed.step - p.run.step)
-    p.run.step, p.skipped.in_a_row, p.update.reported = parsed.step, 0, False
+    p.run.step, p.skipped.in_a_row = parsed.step, 0
     loop.steady.stop()
     p.clock.restart()
     p.run_warnings.begin()

@@ -49,7 +49,7 @@ class RunCheckpointer:
             )
         self._options, self._every = options, options.interval
         saved = parts.world.checkpoint_saved if isinstance(parts.world, ReportsCheckpoints) else int
-        self._writer = Writer(options, parts.run.flush_logs, saved)
+        self._writer = Writer(options, parts.run.flush_logs, saved, nans_ok=not parts.skipped.checks)
         self._saved = self._began = time.monotonic()
         self._n_losses, self._best = len(parts.world.losses), BestInterval()
         self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint
@@ -190,6 +190,5 @@ def snapshot(parts: ProgramParts, copy: Callable[[Any], Any] | None = None) -> d
       copy: copies an array from the device to the host; by default to new memory.
     """
     p = parts
-    p.update.together(p.run.step, "a checkpoint")
     changing = p.engine, p.hooks, p.sizes, p.membership, p.stream
     return _save(*changing, step=p.run.step, run_id=p.run.run_id, like=p.form.shapes, copy=copy)

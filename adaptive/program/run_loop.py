@@ -154,12 +154,7 @@ class RunLoop:
             )
             for i, w in enumerate(p.world.workers)
         ]
-
-        def meanwhile() -> None:
-            p.stream.prefetch(sizes)
-            p.update.here(step, in_step=True)
-
-        return p.engine.step(share, readings, meanwhile, search=p.skipped.next_raises, more=p.decisions.last)
+        return p.engine.step(share, readings, p.stream.prefetch, search=p.skipped.next_raises, more=p.decisions.last)
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 

@@ -82,7 +82,6 @@ def steps_of_run(
                 checkpointer.after(report)
             yield report
         p.tracing.end()
-        p.update.together(run.step, "the end of run()")
         _compare_last_decision(p)
         if checkpointer is not None:
             checkpointer.end(in_any_case=all_leave is not None)

@@ -141,7 +141,7 @@ class SteadyLoop:
         reading = self._reading(0, share.offsets[0], since)
         try:
             return steady(
-                *(share, reading, choice, p.stream.prefetch, self._check_update, self._search, self._more),
+                *(share, reading, choice, p.stream.prefetch, self._search, self._more),
                 *(began, input_seconds),
             )
         except MembersChanged:
@@ -186,7 +186,7 @@ class SteadyLoop:
         for place, offset in enumerate(share.offsets):
             readings.append(self._reading(place, offset, since))
         try:
-            return p.engine.step(share, readings, self._meanwhile, search=p.skipped.next_raises, more=self._more)
+            return p.engine.step(share, readings, p.stream.prefetch, search=p.skipped.next_raises, more=self._more)
         except MembersChanged:
             self.stop()
             return None
@@ -204,16 +204,6 @@ class SteadyLoop:
         # Skips the Python initializer.
         values = p.run.step, p.seed, worker, self._total, size, size, 1, offset, seconds, since, self._taking_part
         return tuple.__new__(Reading, values)
-
-    def _meanwhile(self) -> None:
-        """Do the host's work while the first kernels run."""
-        p = self._parts
-        p.stream.prefetch(self._sizes)
-        self._check_update()
-
-    def _check_update(self) -> None:
-        p = self._parts
-        p.update.here(p.run.step, in_step=True)
 
     def is_plain(self, outcome: Outcome) -> bool:
         """Return whether a step needs only a plain report, which `report` can create."""

@@ -1,17 +1,15 @@
-"""Checks after each step: durations, skipped steps, and NaNs in updates."""
+"""Checks after each step: durations, and skipped steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from adaptive.base.failure import report_failure
 from adaptive.base.world_messages import WorldMessages
-from adaptive.runtime.engine import Engine
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
-from adaptive.runtime.nan_updates import made_nans, share_found
 
 from .arguments import NonFinite
 
+MOST_SKIPPED = 25  # steps in a row; one more raises
 _NAN = float("nan")
 
 
@@ -53,20 +51,21 @@ class StepClock:
 
 
 class SkippedSteps:
-    """Counter of steps that are skipped because a reduced value is not finite. Replicated.
+    """Counter of consecutive steps that are skipped because a reduced value is not finite. Replicated.
 
-    Args:
-      most: maximum number of consecutive skipped steps.
+    Attributes:
+      checks: whether values that are not finite prevent a commit, and NaNs in the state a checkpoint.
+      in_a_row: steps that were skipped since the last one that was committed.
     """
 
-    def __init__(self, nonfinite: NonFinite, most: int):
-        self._raises, self._most = nonfinite == "raise", most
+    def __init__(self, nonfinite: NonFinite):
+        self.checks, self._raises = nonfinite != "allow", nonfinite == "raise"
         self.in_a_row = 0
 
     @property
     def next_raises(self) -> bool:
         """Whether the next step that is not finite raises an error."""
-        return self._raises or self.in_a_row == self._most
+        return self._raises or self.in_a_row == MOST_SKIPPED
 
     def check(self, trouble: Trouble | None, step: int) -> list[str]:
         """Return notes on why a step is skipped; an empty list for a committed step.
@@ -79,51 +78,7 @@ class SkippedSteps:
             return []
         if self._raises:
             raise not_finite(trouble, step)
-        if self.in_a_row == self._most:
-            raise skipped_too_often(trouble, step, self._most)
+        if self.in_a_row == MOST_SKIPPED:
+            raise skipped_too_often(trouble, step, MOST_SKIPPED)
         self.in_a_row += 1
         return [f"skipped: {cause}" for cause in trouble.causes]
-
-
-class UpdateCheck:
-    """Check for NaNs in the state after an update.
-
-    Every process finds NaNs in replicated state by itself; NaNs in local state are reported to the others.
-
-    Attributes:
-      reported: whether an error was raised for them; after that the state can be read.
-    """
-
-    def __init__(self, engine: Engine, name: str):
-        self._engine, self._name = engine, name
-        self.reported = False
-
-    def here(self, step: int, *, in_step: bool = False) -> None:
-        """Raise a NonFiniteError if this process knows that the last update made NaNs.
-
-        Args:
-          step: the number of the update's step.
-          in_step: whether the other processes are in the next step, and wait for this process.
-        """
-        nans = self._engine.workers.update_nans
-        if nans is None or nans.none_flagged():
-            return
-        found = self._engine.workers.made_nans()
-        if found:
-            self.reported = True
-            error = made_nans(self._engine.plan, found, step)
-            if in_step and not found.replicated:
-                report_failure(self._engine.world, f"in step {step + 1} of {self._name}", error, known=False)
-            raise error
-
-    def together(self, step: int, what: str) -> None:
-        """Raise a NonFiniteError if the last update made NaNs on any process. Called on all; may communicate."""
-        update_nans = self._engine.workers.update_nans
-        if update_nans is not None and update_nans.may_differ:
-            about = f"{what} of {self._name} after step {step}"
-            found = share_found(self._engine.world, self._engine.workers.made_nans(), about)
-            if found:
-                self.reported = True
-                raise made_nans(self._engine.plan, found, step)
-        else:
-            self.here(step)

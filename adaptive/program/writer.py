@@ -12,11 +12,12 @@ import jax
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
-from adaptive.base.errors import CheckpointError
+from adaptive.base.errors import CheckpointError, NonFiniteError
 from adaptive.disk import arrays
 from adaptive.disk.directory import checkpoints, commit, prune, record_owner, sweep
 from adaptive.disk.lock import HeldError, Lock
 
+from .checkpoint import refuse_nans
 from .checkpoints import Checkpoints
 from .stored import CheckpointTable
 
@@ -63,6 +64,7 @@ class Writer:
 
     Args:
       saved: called with the step of each checkpoint that is on the disk, in the writing thread.
+      nans_ok: whether a state with NaNs is written.
       flush_logs: called before a checkpoint is committed, so that logs have all earlier steps when a run continues
         from it.
 
@@ -71,7 +73,15 @@ class Writer:
       copies: memory for the next checkpoint; must not be used while `busy`.
     """
 
-    def __init__(self, options: Checkpoints, flush_logs: Callable[[], None], saved: Callable[[int], object]):
+    def __init__(
+        self,
+        options: Checkpoints,
+        flush_logs: Callable[[], None],
+        saved: Callable[[int], object],
+        *,
+        nans_ok: bool,
+    ):
+        self._nans_ok = nans_ok
         self._options, self._path, self._flush_logs, self._saved = options, options.path, flush_logs, saved
         self._lock = Lock(self._path)
         self._thread: threading.Thread | None = None
@@ -130,7 +140,7 @@ class Writer:
         self.wait()
         table, self.newest = CheckpointTable(checkpoint), None
         # Not a daemon thread, so that the process waits for it at its end.
-        self._thread = threading.Thread(target=self._write, args=(table,), name="adaptive-checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(checkpoint, table), name="adaptive-checkpoint")
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -164,8 +174,10 @@ class Writer:
         self.wait()
         self._lock.release()
 
-    def _write(self, table: CheckpointTable) -> None:
+    def _write(self, checkpoint: Mapping[str, Any], table: CheckpointTable) -> None:
         try:
+            if not self._nans_ok:
+                refuse_nans(checkpoint)
             if not self._lock.held:  # the owner may have ended, so try again
                 self._path.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
@@ -174,6 +186,8 @@ class Writer:
             self.newest = table.step
             self._saved(table.step)
             prune(self._path, self._options.keep)
+        except NonFiniteError as error:
+            self.note(str(error))
         except HeldError as error:
             self.note(f"no checkpoint of step {table.step}: {self._path} is being written{error}")
         except Exception as error:

@@ -33,7 +33,7 @@ from .segment_io import bytes_per_execution
 from .spmd_program import why_not
 from .spmd_step import SPMDStep
 from .steady_step import SteadyStep, is_flat
-from .step_plan import Meanwhile, NoStatus, StatusLike, StepContext, StepPlan
+from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan
 from .worker_state import OpStates, States, WorkerState
 
 
@@ -82,7 +82,7 @@ class Engine:
             options=kernels,
             name=steps.label,
         )
-        self.workers = WorkerState(plan, state, world, check_updates=finite)
+        self.workers = WorkerState(plan, state, world)
         values = list(plan.graph.consts.values())
         constants = self.kernels.compiled.constants
         ctx = self.context = StepContext(
@@ -93,7 +93,6 @@ class Engine:
             programs=Programs(
                 *(plan, steps.feed, steps.layouts, world.devices),
                 label=steps.label,
-                update_nans=self.workers.update_nans,
             ),
             neutral=NeutralContributions(plan, steps.layouts, world),
             consts={
@@ -215,7 +214,7 @@ class Engine:
         self,
         share: Share,
         readings: Sequence[Reading],
-        meanwhile: Meanwhile = lambda: None,
+        prefetch: Prefetch = lambda sizes: None,
         microbatches: Sequence[Microbatches] | None = None,
         search: bool = True,
         more: str = "",
@@ -225,7 +224,7 @@ class Engine:
         Args:
           share: the batches of this process's workers.
           readings: the values of sources, by local index.
-          meanwhile: called once, when the first kernels have been dispatched.
+          prefetch: starts to fetch the next step's examples; called once, when the first kernels are dispatched.
           microbatches: sizes, by local index; by default those that take least time.
           search: whether to determine where values that are not finite were computed, which takes seconds.
           more: added to the error if processes are in different collectives.
@@ -235,20 +234,20 @@ class Engine:
         if microbatches is None and (spmd is None or self.world.processes == 1):
             microbatches = self._fastest_microbatches(readings)
         if spmd is not None and spmd.fits(share.sizes, microbatches):
-            outcome = spmd(share, readings, microbatches, meanwhile, more)
+            outcome = spmd(share, readings, microbatches, prefetch, more)
             if outcome is not None:
                 return outcome
-            meanwhile, status_taken = _nothing, True
+            prefetch, status_taken = _fetched, True
         while True:
             if microbatches is None:
                 microbatches = self._fastest_microbatches(readings)
             step = GeneralStep(self.context, share, readings, microbatches)
             try:
-                return step.run(meanwhile, more=more, search=search, status_taken=status_taken)
+                return step.run(prefetch, more=more, search=search, status_taken=status_taken)
             except jax.errors.JaxRuntimeError as error:
                 make_room(self.context, error, microbatches, sent=step.has_sent)
                 if step.dispatched:
-                    meanwhile = _nothing
+                    prefetch = _fetched
                 microbatches = None
 
     def _fastest_microbatches(self, readings: Sequence[Reading]) -> list[Microbatches]:
@@ -275,4 +274,5 @@ class Engine:
             self.context.waiters.shutdown()
 
 
-def _nothing() -> None: ...
+def _fetched(sizes: Sequence[int]) -> None:
+    """Fetch nothing, because an earlier attempt at this step did."""

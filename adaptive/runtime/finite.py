@@ -314,6 +314,16 @@ on all workers:
     ad.Program(..., nonfinite="allow")"""
 
 
+def _of_state(trouble: Trouble) -> list[str]:
+    """Return a line on the remedy if values are not finite because the state is not."""
+    if not any(culprit.origin.startswith("state") for culprit in trouble.culprits):
+        return []
+    return [
+        "An earlier update made them of finite values, such as 0 / 0 or the root of a negative number. Further steps "
+        "have them too. Continue from a checkpoint: program.restore(checkpoint)."
+    ]
+
+
 def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
     """Return the error for a step that is not committed."""
     return NonFiniteError(
@@ -321,6 +331,7 @@ def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
             [
                 f"step {step}: {'; '.join(trouble.causes)}.",
                 *trouble.origins,
+                *_of_state(trouble),
                 f"The state is that of step {step - 1}. To skip such steps and continue: "
                 'ad.Program(..., nonfinite="skip").',
                 _BY_ITSELF,
@@ -334,9 +345,10 @@ def skipped_too_often(trouble: Trouble, step: int, limit: int) -> NonFiniteError
     return NonFiniteError(
         "\n".join(
             [
-                f"step {step}: {'; '.join(trouble.causes)}. {limit} steps in a row were skipped before: as many as "
-                f"max_skipped={limit} allows.",
+                f"step {step}: {'; '.join(trouble.causes)}. {limit} steps in a row were skipped before, which is the "
+                "limit.",
                 *trouble.origins,
+                *_of_state(trouble),
                 f"The state is that of step {step - 1 - limit}, and no step since has changed it.",
                 _BY_ITSELF,
             ]

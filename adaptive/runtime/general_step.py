@@ -25,7 +25,7 @@ from .autopsy import FailedStep, give_up
 from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
-from .step_plan import Meanwhile, StepContext
+from .step_plan import Prefetch, StepContext
 from .stopwatch import Stopwatch
 
 _NO_STATUS = np.zeros(0)
@@ -47,7 +47,7 @@ class GeneralStep:
       microbatches: the sizes of each worker's microbatches, by local index; none for a worker without examples.
 
     Attributes:
-      dispatched: whether `meanwhile` was called.
+      dispatched: whether `prefetch` was called.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class GeneralStep:
         # By local index: seconds of microbatches, by their size and level.
         self._kernel_seconds: list[dict[tuple[int, int], list[float]]] = [{} for _ in readings]
 
-    def run(self, meanwhile: Meanwhile, *, more: str, search: bool, status_taken: bool) -> Outcome:
+    def run(self, prefetch: Prefetch, *, more: str, search: bool, status_taken: bool) -> Outcome:
         """Compute, exchange, and commit.
 
         Args:
-          meanwhile: called once, when the first kernels have been dispatched.
+          prefetch: starts to fetch the next step's examples; called once, when the first kernels are dispatched.
           more: added to the error if processes are in different collectives.
           search: whether to determine where values that are not finite were computed.
           status_taken: whether the status of this step was decoded before.
@@ -91,7 +91,7 @@ class GeneralStep:
             self._run_kernels(level)
             if level == 0:
                 self.dispatched = True
-                meanwhile()
+                prefetch(self._share.sizes)
             if level == self._plan.levels:
                 break
             failed = self._exchange(level, more, status_taken=status_taken)
@@ -365,8 +365,5 @@ class GeneralStep:
                     state[i] = leaf
                 for k, values in own_op_states.items():
                     op_states[k] = values
-        if workers.update_nans is not None:
-            on_host = ctx.world.devices[0].platform == "cpu"
-            workers.update_nans.committed([outputs[-1] for outputs in results], on_host=on_host)
         first = results[0]
         return [first[place] for place in found.hooks], first[found.metrics]

@@ -15,7 +15,6 @@ from .compile import compile_segment
 from .kernels.memory_bound import ran_out_of_memory
 from .message import Layout, accumulate
 from .microbatch_segments import segment_shapes
-from .nan_updates import UpdateNaNs
 from .segment import Feed, segment_function
 
 Segment = tuple[str, int]  # kind and level
@@ -42,7 +41,6 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     Args:
       label: prefix of the programs' names.
       devices: one per worker of this process.
-      update_nans: defines the NaN flags that the final segment returns; `None`: no flags.
     """
 
     def __init__(
@@ -53,10 +51,9 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         devices: Sequence[jax.Device],
         *,
         label: str,
-        update_nans: UpdateNaNs | None,
     ):
         super().__init__()
-        self._plan, self._feed, self._layouts, self._update_nans = plan, feed, layouts, update_nans
+        self._plan, self._feed, self._layouts = plan, feed, layouts
         self._devices, self._label = devices, label
         self._sums = self._sum_programs()
         self._lock = threading.Lock()  # the compiler's thread and the steps' thread may need the same sum
@@ -127,20 +124,16 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         return found
 
     def _final_program(self) -> _Compilable:
-        plan, update_nans = self._plan, self._update_nans
+        plan = self._plan
         final, changed = plan.final, set(plan.changed_state)
-        wanted, n = plan.final_outputs, len(plan.final_outputs)
-        if update_nans is not None:
-            wanted = (*wanted, *update_nans.carriers)
-        function = segment_function(final, wanted, self._feed, self._layouts, [])
+        function = segment_function(final, plan.final_outputs, self._feed, self._layouts, [])
         shapes = segment_shapes(final, self._feed, self._layouts)
         gone = [i in changed for i in final.reads("state")]
 
         def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
             old, kept = iter(given_up[0]), iter(given["state"])
             state = [next(old if g else kept) for g in gone]
-            outputs = function({**given, "state": state, "op_state": given_up[1]})["outputs"]
-            return outputs if update_nans is None else [*outputs[:n], update_nans.flags(outputs, outputs[n:])]
+            return function({**given, "state": state, "op_state": given_up[1]})["outputs"]
 
         # Only the first argument is donated: the leaves that the step replaces, in the order of the results. JAX
         # assigns donated memory to results of the same shape in order. In another order a result would get the memory

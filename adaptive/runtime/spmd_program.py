@@ -67,14 +67,14 @@ class Results(NamedTuple):
     Attributes:
       state, op_states: the new state and operator states.
       step: the step number for the next step.
-      flags: whether the step is committed, followed by the flags of `UpdateNaNs`. `None` without NaN checks.
+      ok: whether the step is committed. `None` without NaN checks.
       shown: hook values and metrics.
     """
 
     state: list[jax.Array]
     op_states: list[jax.Array]
     step: jax.Array
-    flags: jax.Array | None
+    ok: jax.Array | None
     shown: list[jax.Array]
 
 
@@ -271,22 +271,20 @@ class _OneWorker:
 
     def commit(self) -> Results:
         """Run the final segment, whose results replace the state if all messages are finite."""
-        plan, update_nans, found = self._plan, self._ctx.workers.update_nans, self._steps.results
-        n, carriers = len(plan.final_outputs), () if update_nans is None else update_nans.carriers
-        wanted, chosen = (*plan.final_outputs, *carriers), _Chosen(self._ok)
-        if update_nans is not None:
+        plan, found, checked = self._plan, self._steps.results, bool(self._steps.finite_checks)
+        chosen = _Chosen(self._ok)
+        if checked:
             of_op_states = [a for op_state in plan.op_states for a in op_state.new]
             new = [*(plan.graph.new_state[i] for i in plan.changed_state), *of_op_states]
             chosen.replace(new, [*self._changed, *self._old_op_states])
-        out = self._run(plan.final, wanted, None, chosen)["outputs"]
+        out = self._run(plan.final, plan.final_outputs, None, chosen)["outputs"]
         kept = len(plan.changed_state) + len(self._old_op_states)
-        flags, replaced = None, out[:kept]
-        if update_nans is not None:
+        replaced = out[:kept]
+        if checked:
             replaced = chosen.all_of(replaced, [*self._changed, *self._old_op_states])
-            flags = jnp.concatenate([chosen.ok[None], update_nans.flags([*replaced, *out[kept:]], out[n:])])
         state, op_states = replaced[: len(plan.changed_state)], replaced[len(plan.changed_state) :]
         shown = [*(x for place in found.hooks for x in out[place]), *out[found.metrics]]
-        return Results(state, op_states, self._given.step + 1, flags, shown)
+        return Results(state, op_states, self._given.step + 1, chosen.ok if checked else None, shown)
 
 
 class _Chosen:
@@ -294,8 +292,7 @@ class _Chosen:
 
     Selects each leaf as soon as it is computed, followed by a barrier. Otherwise, if one leaf is computed from another
     (parameters from an optimizer's averages), XLA would compute the other leaf twice, and copy its old value, whose
-    memory is overwritten; and compute all leaves again for the NaN flags. In a step that is not committed, later leaves
-    are computed from old ones; they are discarded.
+    memory is overwritten. In a step that is not committed, later leaves are computed from old ones; they are discarded.
 
     Args:
       ok: for each message, whether it is finite.

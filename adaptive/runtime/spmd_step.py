@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -44,7 +44,7 @@ from .outcome import Outcome
 from .spmd_program import Given, Results, SPMDProgram
 
 if TYPE_CHECKING:
-    from .step_plan import StepContext
+    from .step_plan import Prefetch, StepContext
 
 _APART = 64  # maximum number of steps between timed ones, if the driver reads the workers' seconds
 _FAR_APART = 512  # the same if only reports use them
@@ -209,11 +209,8 @@ class SPMDStep:
         is_sample = since % self._apart == 0 or (1 < since < self._apart and not since & (since - 1))
         if self._program is None and not self._there(is_sample):
             return False
-        if is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices):
-            self._timed = True
-            return False
-        # Only this process may find NaNs in its local leaves. It reports them by an error in its step.
-        return ctx.workers.update_nans is None or not ctx.workers.made_nans()
+        self._timed = is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices)
+        return not self._timed
 
     def _is_one_microbatch(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
         if microbatches is not None and not self._several:
@@ -293,7 +290,7 @@ class SPMDStep:
         share: Share,
         readings: Sequence[Reading],
         microbatches: Sequence[Microbatches] | None,
-        meanwhile: Callable[[], None],
+        prefetch: Prefetch,
         more: str = "",
     ) -> Outcome | None:
         """Run a step that `fits`. Arguments and result as for `Engine.step`.
@@ -309,7 +306,7 @@ class SPMDStep:
             self._take_sample(readings)
         held = self._held = self._held or self._join()
         given = self._given(program, share, readings)
-        meanwhile()  # may raise, so it runs before the state's memory is donated
+        prefetch(share.sizes)  # may raise, so it runs before the state's memory is donated
         own = _NO_STATUS
         if self._has_status:
             ctx.status.own_seconds = activity.of_workers(self._seconds or [r.compute_seconds for r in readings])
@@ -319,7 +316,7 @@ class SPMDStep:
             activity.turn(EXCHANGING)
         results = self._world.run_on_mesh(partial(self._run, program, held, given), own, about, more)
         seconds = self._seconds or [time.perf_counter() - began] * len(ctx.world.devices)
-        if results.flags is not None and not self._committed(results.flags):
+        if results.ok is not None and not np.asarray(arrays.of_first(results.ok)):
             self._next = -1
             return None
         shown = list(map(arrays.of_first, results.shown))
@@ -351,23 +348,12 @@ class SPMDStep:
         try:
             results: Results = program.run(*held, given)
             self._held, self._step, self._next = (results.state, results.op_states), results.step, self._next + 1
-            jax.block_until_ready(results.step if results.flags is None else results.flags)
+            jax.block_until_ready(results.step if results.ok is None else results.ok)
         except Exception as error:
             self._held, self._lost = None, True
             check_update(error, "a step as one program over all devices")
             raise
         return results
-
-    def _committed(self, flags: jax.Array) -> bool:
-        """Return whether the step is committed, and pass the other flags to `UpdateNaNs`."""
-        update_nans, arrays = self._ctx.workers.update_nans, self._arrays
-        assert update_nans is not None, "there are flags"
-        of_workers = arrays.apart(flags) if update_nans.may_differ else [arrays.of_first(flags)]
-        found = list(map(np.asarray, of_workers))
-        if not found[0][0]:
-            return False
-        update_nans.committed([of_worker[1:] for of_worker in found])
-        return True
 
     def _take_sample(self, readings: Sequence[Reading]) -> None:
         """Record the seconds of the previous step, which was a general one."""

@@ -143,7 +143,6 @@ class SteadyStep:
         reading: Reading,
         choice: Choice,
         prefetch: Callable[[Sequence[int]], None],
-        check_update: Callable[[], None],
         search: bool,
         more: str,
         began: float,
@@ -154,13 +153,12 @@ class SteadyStep:
         Args:
           share, reading, choice: the step's examples, values of sources, and microbatches.
           prefetch: starts to fetch the examples of a next step with these sizes.
-          check_update: raises if the last update made NaNs; called if a flag is set.
           search, more: see `Engine.step`.
           began: start of the step, by `time.perf_counter`.
           input_seconds: time for which the step waited for its examples.
         """
         ctx, steps, sizes = self._ctx, self._steps, choice.microbatches
-        activity, update_nans = ctx.activity, ctx.workers.update_nans
+        activity = ctx.activity
         activity.now, self.has_sent = COMPUTING, False
         started = dispatched = time.perf_counter()
         watch = time.process_time() if choice.timed else 0.0
@@ -177,10 +175,6 @@ class SteadyStep:
             if packed[0].is_ready() and reading.compute_seconds == reading.compute_seconds:  # type: ignore[attr-defined]
                 known = reading.compute_seconds  # the end was not observed; the previous step's time is an upper bound
         prefetch(share.sizes)
-        if self._on_host:  # also waits for the previous update
-            packed[0].block_until_ready()
-        if update_nans is not None and not update_nans.none_flagged():
-            check_update()
         packed[0].block_until_ready()
         seconds = min(known, time.perf_counter() - dispatched)
         if choice.timed:
@@ -365,6 +359,4 @@ class SteadyStep:
             state[i] = new
         new_op_states = self._steps.results.op_states
         workers.local_op_states[0] = [outputs[place] for place in new_op_states] if new_op_states else []
-        if workers.update_nans is not None:
-            workers.update_nans.committed(outputs[-1:], on_host=self._on_host)
         return outputs

@@ -131,4 +131,4 @@ class StepContext:
     timeline: Timeline | None = None
 
 
-Meanwhile = Callable[[], None]  # called once in a step, while its first kernels run
+Prefetch = Callable[[Sequence[int]], None]  # starts to fetch the examples of a next step with these sizes

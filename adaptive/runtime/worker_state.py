@@ -15,7 +15,6 @@ from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 
 from .memory import memory_of
-from .nan_updates import NONE_FOUND, Found, UpdateNaNs
 
 States = list[list[jax.Array]]  # by local index: the leaves of the state
 OpStates = list[list[list[jax.Array]]]  # by local index: the leaves of each operator state
@@ -41,11 +40,9 @@ class WorkerState:
     Args:
       state: leaves of the initial state, on the host or any device. Copied, and removed from the list one by one, so
         that memory to which nothing else refers is freed in between.
-      check_updates: whether to detect NaNs that updates compute from finite values.
 
     Attributes:
       present: local indices of the workers that are members.
-      update_nans: finds NaNs made by updates; `None` without `check_updates`.
       local_states, local_op_states: the lists themselves. Up to date unless `held_by` has the state; `states` and
         `op_states` always are.
       held_by: the object that may hold the state in another form.
@@ -53,7 +50,7 @@ class WorkerState:
         may be overwritten.
     """
 
-    def __init__(self, plan: Plan, state: list[Any], world: WorldMessages, *, check_updates: bool):
+    def __init__(self, plan: Plan, state: list[Any], world: WorldMessages):
         self._plan, self._world = plan, world
         self._initial = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
         self.local_states: States = [[] for _ in world.devices]
@@ -68,7 +65,6 @@ class WorkerState:
         self.held_by: HoldsState | None = None
         self.present = list(range(len(world.devices)))
         self.committed: list[jax.Array] = []
-        self.update_nans = UpdateNaNs(plan, self.local_states) if check_updates else None
 
     @property
     def states(self) -> States:
@@ -94,15 +90,10 @@ class WorkerState:
         return self._initial[i]
 
     def replace(self, states: States, op_states: OpStates) -> None:
-        """Continue from another state, of the workers in `present`. NaNs in it are treated as intended."""
+        """Continue from another state, of the workers in `present`."""
         if self.held_by is not None:
             self.held_by.forget()
         self.local_states, self.local_op_states = states, op_states
-        self._accept_nans()
-
-    def _accept_nans(self) -> None:
-        if self.update_nans is not None:
-            self.update_nans.accept([self.states[i] for i in self.present] or self.states[:1])
 
     def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.
@@ -111,13 +102,9 @@ class WorkerState:
           present, joined: local indices of all members, and of new ones. A new worker copies replicated leaves from a
             member that is not new, and starts with the initial values of local leaves.
         """
-        before = self.present
         for local_index in joined:
             self._reset(local_index, iter(self._replicated()))
         self.present = list(present)
-        if self.update_nans is not None:
-            origins = [None if i in joined else before.index(i) for i in present]
-            self.update_nans.change_members(origins, [self.states[i] for i in present])
 
     def _reset(self, local_index: int, values: Iterator[Any]) -> None:
         """Set a worker's replicated leaves to `values`, and its local leaves to their initial values.
@@ -152,13 +139,6 @@ class WorkerState:
         """Return the value of a replicated operator state of one leaf. Waits for the last step."""
         return np.asarray(self.op_states[self.some_present][number][0])
 
-    def made_nans(self) -> Found:
-        """Return the leaves of the state in which the last step produced NaNs. Waits for the step."""
-        if self.update_nans is None or self.update_nans.none_flagged():
-            return NONE_FOUND
-        workers = [self._world.workers[i] for i in self.present]
-        return self.update_nans.read([self.states[i] for i in self.present], workers)
-
     # --- transfer to joining processes --------------------------------------------------------------------------------
 
     def _replicated(self) -> list[jax.Array]:
@@ -185,7 +165,6 @@ class WorkerState:
         values = [_as_leaf(array, leaf) for array, leaf in zip(arrays, self._replicated(), strict=True)]
         for local_index in range(len(self._world.devices)):
             self._reset(local_index, iter(values))
-        self._accept_nans()
 
 
 def _as_leaf(array: np.ndarray, leaf: jax.Array) -> Any:

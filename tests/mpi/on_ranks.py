@@ -650,9 +650,7 @@ def test_a_batch_that_does_not_fit_one_rank(world):
 # --- NaNs that an update makes ----------------------------------------------------------------------------------------
 
 
-def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
-    """That rank knows; the others hear of it in the message that they wait for, and at a checkpoint."""
-
+def test_nans_in_the_local_state_of_one_rank_are_no_checkpoint_on_any(world):
     def driver(state, batch):
         loss, grad = comm.all_reduce(jax.value_and_grad(lambda w: jnp.square(batch["x"].sum(1) - w).mean())(state["w"]))
         count = state["count"] + 1
@@ -662,12 +660,7 @@ def test_nans_in_the_local_state_of_one_rank_end_the_run_of_all(world):
     start = {"w": np.float32(0), "count": np.float32(0), "own": np.float32(0)}
     with build(driver, start, make_data(), N, per_worker_state=lambda state: state["own"]) as program:
         [program.step() for _ in range(3)]
-        kind = ad.NonFiniteError if odd(world) else ad.WorkerError
-        with pytest.raises(kind, match=f"made NaNs on worker {world.size - 1}" if odd(world) else "failed in step 4"):
-            program.step()
-    with build(driver, start, make_data(), N, per_worker_state=lambda state: state["own"]) as program:
-        [program.step() for _ in range(3)]
-        with pytest.raises(ad.NonFiniteError, match=f"made NaNs on worker {world.size - 1}"):
+        with pytest.raises(ad.NonFiniteError, match=r"no checkpoint of step 3: state\['own'\] holds NaNs"):
             program.checkpoint()
 
 

@@ -471,7 +471,6 @@ def test_shares_that_are_none(world, standing, which):
         ({"seed": "3"}, "seed must be a whole number; got '3'"),
         ({"seed": 2.5}, "seed must be a whole number; got 2.5"),
         ({"nonfinite": "ignore"}, "nonfinite must be"),
-        ({"max_skipped": 0}, "max_skipped must be positive; got 0"),
     ],
 )
 def test_options_out_of_range(world, options, says):

@@ -12,6 +12,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+from adaptive.program import step_checks
 
 from .problems import build, same_everywhere, stream
 
@@ -149,40 +150,59 @@ def test_finite_contributions_with_an_overflowing_sum(world):
         assert program.steps == 0
 
 
-def test_an_update_that_makes_nans_raises_in_the_next_step(world):
-    def driver(state, batch):
-        state, metrics = total(state, batch)
-        return jnp.where(ad.step_number() == 1, jnp.log(-state), state), metrics
+def test_an_update_that_makes_nans_is_found_in_the_next_step(world, tmp_path, caplog):
+    """And no checkpoint of it is written."""
 
-    with build(driver, 1.0, X, 12, world=world, nonfinite="skip") as program:
-        [program.step() for _ in range(2)]
-        with pytest.raises(
-            ad.NonFiniteError, match=r"the update of step 2 made NaNs: in state \(test_not_finite.py:\d+\)"
-        ):
-            program.step()
-        assert program.steps == 2
+    def driver(state, batch):
+        new = state + 0 * comm.all_reduce((batch["x"] * state).mean())
+        return jnp.where(ad.step_number() == 1, jnp.log(-new), new), {}
+
+    checkpoint = ad.Checkpoints(tmp_path, every="1 step")
+    with build(driver, 1.0, X, 12, world=world) as program:
+        list(program.run(steps=2, checkpoint=checkpoint))
+        assert world.rank or "no checkpoint of step 2: state holds NaNs" in caplog.text
         assert np.isnan(program.state)
+        with pytest.raises(ad.NonFiniteError, match=r"no checkpoint of step 2: state holds NaNs\. Continue from"):
+            program.checkpoint()
+        with pytest.raises(ad.NonFiniteError, match=r"On worker 0 state holds NaNs\.\n.*program\.restore") as caught:
+            program.step()
+        assert "step 3: the contributions of worker" in str(caught.value)
+        assert program.steps == 2
+        world.barrier()
+        program.restore(checkpoint)
+        assert program.steps == 1
+        assert program.state == 1.0
+
+
+def test_where_nans_are_allowed_they_are_saved(world):
+    def driver(state, batch):
+        return jnp.log(-state) + 0 * comm.all_reduce(batch["x"].mean()), {}
+
+    with build(driver, 1.0, X, 12, world=world, nonfinite="allow") as program:
+        list(program.run(steps=2))
+        assert np.isnan(program.checkpoint()["state"])
 
 
 def test_steps_are_not_skipped_for_ever(world):
     data = {"x": np.full(24, np.inf, np.float32)}
-    with build(total, 0.0, data, 12, world=world, nonfinite="skip", max_skipped=3) as program:
+    with build(total, 0.0, data, 12, world=world, nonfinite="skip") as program:
         reports = []
         with pytest.raises(ad.NonFiniteError) as caught:
-            reports.extend(program.step() for _ in range(9))
+            reports.extend(program.step() for _ in range(30))
         text = str(caught.value)
-        assert "3 steps in a row were skipped before" in text
-        assert "step 4: the contributions of worker" in text
+        assert "25 steps in a row were skipped before" in text
+        assert "step 26: the contributions of worker" in text
         assert "batch['x'] holds infinities" in text
         assert "The state is that of step 0" in text
         assert 'nonfinite="allow"' in text
-        assert program.steps == 3
+        assert program.steps == 25
         assert program.state == 0.0
 
 
-def test_skipped_steps_count_in_a_row_only(world):
+def test_skipped_steps_count_in_a_row_only(world, monkeypatch):
+    monkeypatch.setattr(step_checks, "MOST_SKIPPED", 1)
     data, _ = poisoned(world)  # one step of two
-    with build(total, 0.0, data, 12, world=world, nonfinite="skip", max_skipped=1) as program:
+    with build(total, 0.0, data, 12, world=world, nonfinite="skip") as program:
         skipped = [r.skipped for r in program.run(steps=2)]
         program.restore({**program.checkpoint(), "cursor": 0})
         skipped += [r.skipped for r in program.run(steps=2)]
@@ -214,6 +234,6 @@ def test_a_driver_that_scales_its_loss_trains(world):
     assert all(fine[20:])
     assert abs(float(state["w"]) - 11.5) < 3
     assert same_everywhere(world, state)
-    program = build(scaling, start, X, 12, world=world, nonfinite="skip", max_skipped=2)  # its scale would never fall
+    program = build(scaling, start, X, 12, world=world, nonfinite="skip")  # its scale would never fall
     with program, pytest.raises(ad.NonFiniteError, match=r'lowering a loss scale(.|\n)*nonfinite="allow"'):
         list(program.run(steps=40))

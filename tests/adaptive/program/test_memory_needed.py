@@ -204,12 +204,9 @@ def test_explain_lists_memory(workers):
             n.what: n.nbytes for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)
         }
         lasting = needed["state"] + needed["operator states"] + needed["constants"]
-        flags = sum(
-            a.nbytes for a in program._parts.engine.workers.update_nans._flags
-        )  # of the last update; a byte a leaf
         if workers == 1:
             fed = jax.tree.leaves(program._parts.engine._steady._same_vectors[-1])  # what sources say while sizes stay
-            assert held == lasting + flags + sum(a.nbytes for a in fed)
+            assert held == lasting + sum(a.nbytes for a in fed)
         else:  # workers of one device share constants, and scalars that are equal
             assert abs(held - workers * lasting) <= needed["constants"]
         assert needed["state"] == 4 * (2 * N + 2) + 4

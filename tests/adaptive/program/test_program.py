@@ -24,6 +24,7 @@ from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
+from adaptive.program import step_checks
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.kernels.choice import Choice
@@ -478,8 +479,9 @@ def test_a_step_that_is_skipped_uses_up_its_examples_and_leaves_the_state():
 
 
 @pytest.mark.parametrize("hooked", [False, True], ids=["plain steps", "steps with a hook"])
-def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked):
-    """Skipped, fine, skipped, fine, skipped, skipped: of `max_skipped` in a row there is one, then two."""
+def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked, monkeypatch):
+    """Skipped, fine, skipped, fine, skipped, skipped: one in a row may be, and not two."""
+    monkeypatch.setattr(step_checks, "MOST_SKIPPED", 1)
     data = {"x": np.ones((24, 3), np.float32), "y": np.arange(24, dtype=np.float32)}
 
     def driver(state, batch):
@@ -489,7 +491,7 @@ def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked):
             operators.hook("watch", Recorder(every_step=True), (mean,))
         return state + mean, {}
 
-    with build(driver, 0.0, data=data, global_batch=8, nonfinite="skip", max_skipped=1) as program:
+    with build(driver, 0.0, data=data, global_batch=8, nonfinite="skip") as program:
         assert [program.step().skipped for _ in range(5)] == [True, False, True, False, True]
         with pytest.raises(ad.NonFiniteError):
             program.step()

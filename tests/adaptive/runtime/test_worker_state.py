@@ -30,12 +30,12 @@ def driver(state, batch):
     return {**state, "own": state["own"] + ad.worker_index().astype(float), "n": state["n"] + 1}, {}
 
 
-def held(n=3, *, check_updates=False):
+def held(n=3):
     """Return the state of `n` workers, numbered from 10 on. Each leaf holds another number on each worker."""
     graph = trace(driver, jax.eval_shape(lambda: INITIAL), batch_of(4), capacity=n)
     plan = partition.plan(graph, local_state=[PLACES["own"]])
     world = SimpleNamespace(devices=jax.devices()[:1] * n, workers=range(10, 10 + n))
-    return WorkerState(plan, jax.tree.leaves(INITIAL), world, check_updates=check_updates)
+    return WorkerState(plan, jax.tree.leaves(INITIAL), world)
 
 
 def marked(workers, by=100):
@@ -142,43 +142,3 @@ def test_state_that_something_else_holds_is_fetched_before_it_is_read_and_droppe
     assert workers.op_states is workers.local_op_states
     workers.replace([[*workers.local_states[0]]], workers.local_op_states)
     assert (holder.fetched, holder.dropped) == (3, 1)
-
-
-def spoilt(leaf):
-    return leaf * np.float32("nan") if leaf.dtype == np.float32 else leaf
-
-
-def test_nans_of_a_state_from_elsewhere_are_taken_as_intended():
-    for bring in (
-        lambda w: w.replace(
-            [[leaf * jnp.nan if leaf.dtype == np.float32 else leaf for leaf in w.states[0]]], w.op_states
-        ),
-        lambda w: w.adopt([a * np.float32("nan") if a.dtype == np.float32 else a for a in w.export()]),
-    ):
-        workers = held(1, check_updates=True)
-        assert workers.update_nans.none_flagged()
-        bring(workers)
-        assert not workers.update_nans.none_flagged()  # they are looked at, and found to be known
-        assert not workers.made_nans()
-
-
-def test_a_nan_is_new_on_a_worker_that_has_joined_and_known_where_it_was_before():
-    own = PLACES["own"]
-    workers = held(2, check_updates=True)
-    given = [[*state] for state in workers.states]
-    given[1][own] = spoilt(given[1][own])
-    workers.replace(given, workers.op_states)
-    flag = np.ones(len(workers.update_nans.leaves) + len(workers.update_nans.carriers), bool)
-
-    def after_an_update():
-        workers.update_nans.committed([flag] * len(workers.present))
-        return workers.made_nans()
-
-    assert not after_an_update()
-    workers.change_members([1], [])
-    assert not after_an_update()
-    workers.change_members([0, 1], [0])
-    assert not after_an_update()
-    workers.local_states[0][own] = spoilt(workers.local_states[0][own])
-    assert after_an_update() == ((), {10: (own,)})
-    assert not held(1).made_nans()  # nothing is checked
