@@ -58,7 +58,7 @@ def warming(program):
     """Time steps while buckets are compiled, and steps after that."""
     behind, start = [], time.perf_counter()
     program.step()
-    while not program.warm:
+    while not program._parts.engine.kernels.warm:
         behind.append(timed(program.step))
     until_warm = time.perf_counter() - start
     return until_warm, behind, [timed(program.step) for _ in range(50)]

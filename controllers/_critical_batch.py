@@ -12,7 +12,6 @@ import numpy as np
 from adaptive import DriverError, NonFiniteError, Program
 from adaptive.base.numbers import real, whole
 from adaptive.base.source_lines import at, current_line
-from adaptive.operators.sources import GLOBAL_BATCH
 
 POINTS = 8  # number of points of the base branch at which its loss is evaluated
 _CANDIDATES = np.geomspace(1e-2, 1e4, 6001)  # critical batches, in base batches
@@ -161,7 +160,7 @@ def _check(program: Program, base: int, examples: Any, factors: Any, hyperparame
         )
     if real(tolerance) is None or not tolerance >= 0:
         raise DriverError(f"{where}: tolerance is a difference of losses, 0 or more; got {tolerance!r}.")
-    if hyperparameters is None and all(source.name != GLOBAL_BATCH.name for source in program.plan.sources):
+    if hyperparameters is None and not program.reads_global_batch:
         raise DriverError(
             f"{where}: the driver's learning rate does not follow the batch. Use ctrl.scale_adamw or "
             "ctrl.scale_by_batch in the driver, or set hyperparameters in each branch, for Adam for instance:\n"

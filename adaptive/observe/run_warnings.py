@@ -123,7 +123,7 @@ class RunWarnings:
         if self._plan.unsplittable:
             why = (
                 f"a batch of this driver is one microbatch ({self._plan.unsplittable[0]}), so each new size needs a "
-                "kernel of its own: let sizes change less often, in larger steps (quantum=)."
+                "kernel of its own: let sizes change less often, in larger steps."
             )
         elif not self._resizable:
             why = "a program that is not resizable takes other sizes only from a checkpoint."

@@ -59,7 +59,6 @@ def build(
     shares: Sequence[float] | None,
     microbatch: int | None,
     max_local_batch: Any,
-    quantum: int | None,
     nonfinite: Any,
     per_worker_state: Callable[[Any], Any] | None,
     deterministic: bool,
@@ -79,7 +78,6 @@ def build(
     roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
     nonfinite, seed = checked_nonfinite(nonfinite), count("seed", seed)
     microbatch = None if microbatch is None else positive("microbatch", microbatch)
-    quantum = None if quantum is None else positive("quantum", quantum)
     deterministic, resizable = flag("deterministic", deterministic), flag("resizable", resizable)
     examples = stream_of(data, world.capacity, world.workers, world)
     form, leaves = StateForm.of(made_by(state), per_worker_state)
@@ -96,13 +94,11 @@ def build(
         global_batch=global_batch,
         shares=shares,
         max_local_batch=None if is_auto(max_local_batch) else max_local_batch,
-        quantum=quantum,
         microbatch=microbatch,
     )
     settings = {
         "batch sizes": sizes.current,
         "max_local_batch": max_local_batch,
-        "quantum": sizes.limits.quantum,
         "microbatch": microbatch,
         "seed": seed,
         "nonfinite": nonfinite,

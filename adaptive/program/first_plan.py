@@ -36,7 +36,6 @@ def first_plan(
     global_batch: int,
     shares: Sequence[float] | None,
     max_local_batch: int | Sequence[int] | None,
-    quantum: int | None,
     microbatch: int | None,
 ) -> tuple[BatchSizes, Plan]:
     """Return the sizes of the first step, and a plan for the largest of them. Arguments as for `Program`.
@@ -50,8 +49,7 @@ def first_plan(
     multiple = 1
     while True:
         limits = _limits(data, world.capacity, max_local_batch, multiple)
-        unit = _checked_quantum(quantum, multiple, len(data))
-        sizes = BatchSizes(global_batch, shares, limits, quantum=unit, members=members)
+        sizes = BatchSizes(global_batch, shares, limits, members=members)
         largest = max(sizes.current)  # of all workers, so that all processes have the same plan
         try:
             plan = planner.begin(min(largest, microbatch or largest))
@@ -96,16 +94,6 @@ def _limits(
     return Limits((multiple,) * workers, upper, multiple=multiple, examples=examples)
 
 
-def _checked_quantum(quantum: int | None, multiple: int, examples: int) -> int | None:
-    if quantum is None:
-        return None
-    if quantum % multiple:
-        raise BatchSizeError(
-            f"quantum={quantum} is not a multiple of {multiple}, which the driver's minibatches require."
-        )
-    return min(quantum, -(-examples // multiple) * multiple)  # a larger one has the same effect
-
-
 def _no_microbatches(microbatch: int, why: str) -> DriverError:
     return DriverError(f"microbatch={microbatch}: this driver's batches cannot be split into microbatches: {why}")
 
@@ -139,8 +127,5 @@ def check_alike(
     labelled = enumerate(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
     check_same_build(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
-    lasting = {what: digest for what, digest in built.items() if what not in _OF_THE_MOMENT}
+    lasting = {what: digest for what, digest in built.items() if what != "batch sizes"}
     return {**describe_settings(), **lasting, "driver": digest_of_plan(whole())} if world.spawns else {}
-
-
-_OF_THE_MOMENT = ("batch sizes", "quantum")

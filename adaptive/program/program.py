@@ -21,10 +21,10 @@ from adaptive.base.roster import with_same_members
 from adaptive.base.world import World
 from adaptive.data.one_example import taken
 from adaptive.data.tables import by_column
-from adaptive.graph.plan import Plan
 from adaptive.observe.events import Listener, Subscription
 from adaptive.observe.report import Metrics, Report
 from adaptive.observe.sinks import Sink
+from adaptive.operators.sources import GLOBAL_BATCH
 
 from .arguments import count, next_name, world_of
 from .build import build
@@ -80,8 +80,6 @@ class Program(Generic[State, Metrics]):
         if memory runs out in a step nevertheless, the step is taken again with microbatches of half the size. Each
         process finds its own bound. Batches of drivers that cannot be split are bounded when the program is built,
         which then compiles its first kernels.
-      quantum: the multiple to which changed sizes are rounded, so that a size needs few microbatches. Default: a
-        power of two of about 1/16 of a worker's batch.
       nonfinite: what happens when a reduced value is not finite: because a worker's contribution is not, because the
         sum overflows its type, or because all weights of a mean are zero.
 
@@ -135,7 +133,6 @@ class Program(Generic[State, Metrics]):
         shares: Sequence[float] | None = None,
         microbatch: int | None = None,
         max_local_batch: int | Sequence[int] | Literal["auto"] | None = None,
-        quantum: int | None = None,
         nonfinite: Literal["raise", "skip", "allow"] = "raise",
         per_worker_state: Callable[[Any], Any] | None = None,
         deterministic: bool = False,
@@ -155,7 +152,6 @@ class Program(Generic[State, Metrics]):
             shares=shares,
             microbatch=microbatch,
             max_local_batch=max_local_batch,
-            quantum=quantum,
             nonfinite=nonfinite,
             per_worker_state=per_worker_state,
             deterministic=deterministic,
@@ -214,14 +210,9 @@ class Program(Generic[State, Metrics]):
         return self._parts.stream.epoch
 
     @property
-    def warm(self) -> bool:
-        """Whether nothing is left to compile in the background. Local."""
-        return self._parts.run.compiled and self._parts.engine.kernels.warm
-
-    @property
-    def plan(self) -> Plan:
-        """The segments and messages of a step, as data."""
-        return self._parts.plan
+    def reads_global_batch(self) -> bool:
+        """Whether the driver reads `ad.global_batch()`, as learning-rate rules that follow the batch do. Replicated."""
+        return any(source.name == GLOBAL_BATCH.name for source in self._parts.plan.sources)
 
     def explain(self) -> str:
         """Return a description of the plan, with the driver's lines: segments, messages and their bytes, hooks and

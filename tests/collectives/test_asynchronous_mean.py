@@ -202,7 +202,7 @@ def test_a_driver_that_publishes_runs_whole_batches():
         return comm.all_reduce(comm.asynchronous_mean(w) - RATE * gradient(w, batch)), {}
 
     with program_of(driver) as program:
-        assert not program.plan.splittable
+        assert not program._parts.plan.splittable
         assert "asynchronous_mean (test_asynchronous_mean.py:" in program.explain()
         assert "publishes once per worker" in program.explain()
     with program_of(driver) as program:

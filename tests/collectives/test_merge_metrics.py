@@ -71,7 +71,7 @@ def test_they_are_those_of_all_examples():
 
     uneven = {"shares": [3, 1, 2], "microbatch": 5, "resizable": False}
     with ad.Program(driver, 0, make_data(), global_batch=EXAMPLES, world=LocalWorld(3), **uneven) as program:
-        assert len(program.plan.messages) == 1
+        assert len(program._parts.plan.messages) == 1
         found = program.step().metrics
         evaluated = program.evaluate(lambda state, batch: metrics_of(batch), make_data(), batch=7)
     assert found["auc"].num_thresholds == 200  # which is no sum

@@ -432,7 +432,7 @@ def test_a_program_sends_any_dtype(world):
         np.testing.assert_allclose(metrics["empty"]["y"], data["x"].mean(), rtol=1e-6)
         assert (metrics["empty rows"].shape, metrics["empty rows"].dtype) == ((n, 2, 0), jnp.bfloat16)
         assert metrics["empty root's"].shape == (0,)
-        assert all(c.value.aval.size for message in program.plan.messages for c in message)
+        assert all(c.value.aval.size for message in program._parts.plan.messages for c in message)
         np.testing.assert_allclose(program.state, data["x"].mean(), rtol=1e-6)
 
 

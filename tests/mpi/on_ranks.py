@@ -612,7 +612,7 @@ def test_a_rank_that_fails_between_two_messages(world):
         return state + comm.all_reduce(checked), {}
 
     program = build(driver, 0.0, make_data(), N, world=world)
-    assert len(program.plan.messages) == 2
+    assert len(program._parts.plan.messages) == 2
     fails(world, program, Exception, step=3)
 
 

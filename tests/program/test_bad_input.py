@@ -461,10 +461,8 @@ def test_shares_that_are_none(world, standing, which):
     [
         ({"microbatch": 0}, "microbatch must be positive, a whole number of examples; got 0"),
         ({"max_local_batch": 0}, "max_local_batch must be positive, a whole number of examples; got 0"),
-        ({"quantum": 0}, "quantum must be positive, a whole number of examples; got 0"),
         ({"microbatch": "4"}, "microbatch must be positive, a whole number of examples; got '4'"),
         ({"microbatch": 4.5}, "microbatch must be positive, a whole number of examples; got 4.5"),
-        ({"quantum": True}, "quantum must be positive, a whole number of examples; got True"),
         ({"max_local_batch": "64"}, "max_local_batch is one whole number of examples, or one for each of"),
         ({"max_local_batch": [12] * 9}, "max_local_batch is one whole number of examples, or one for each of"),
         ({"shares": ["1"] * 9}, "shares are numbers, one per worker"),
@@ -480,7 +478,7 @@ def test_options_out_of_range(world, options, says):
 def test_numbers_of_any_kind_and_size_are_taken_alike(world):
     """Of numpy and of JAX; and what no batch can be is as good as no limit."""
     n = world.size
-    options = {"microbatch": jnp.int32(3), "quantum": 10**400, "shares": (np.float32(2),) * n, "seed": np.int64(3)}
+    options = {"microbatch": jnp.int32(3), "shares": (np.float32(2),) * n, "seed": np.int64(3)}
     plain = {"microbatch": 3, "quantum": 24, "shares": [1] * n, "seed": 3}
     states = []
     for global_batch, given in ((np.array(12), {**options, "max_local_batch": 10**400}), (12, plain)):

@@ -63,7 +63,7 @@ def test_a_step_is_one_message_of_the_gradient_and_a_status(world):
     weight, loss, noise, seconds, status = 1, 1, 3, n, status_length(n)
     with build(driver, state, make_data(), 16, world=world) as program:
         reports = list(program.run(steps=5))
-        assert len(program.plan.messages) == 1
+        assert len(program._parts.plan.messages) == 1
         (layout,) = program._parts.engine.layouts
         assert len(layout.parts) == 1  # in one buffer
     assert {r.messages for r in reports} == {1}
@@ -112,7 +112,7 @@ def test_it_trains_and_adapts(world):
 def test_explain_describes_listing_1(world):
     with build(driver, make_state(), make_data(), 12, world=world) as program:
         text = program.explain()
-        plan = program.plan
+        plan = program._parts.plan
     n = world.size
     assert "driver 'driver'" in text
     assert (f"{n} workers, global batch 12 = {n} x {12 // n}" if n > 1 else "1 worker, global batch 12") in text
@@ -154,7 +154,7 @@ def test_several_reductions_share_the_message(world):
     from .problems import make_params
 
     with build(wordy, make_params(), make_data(), 16, world=world, microbatch=None) as program:
-        assert len(program.plan.messages) == 1
+        assert len(program._parts.plan.messages) == 1
         metrics = program.step().metrics
     rows = np.asarray(metrics["rows"])
     assert rows.shape == (world.size,)

@@ -178,7 +178,7 @@ def test_hooks_share_one_decision(world):
         ctrl.hook(split, every=2)
         return descend(state, batch_)
 
-    with build(driver, 0.0, make_data(), 16, world=world, quantum=1, resizable=True) as program:
+    with build(driver, 0.0, make_data(), 16, world=world, resizable=True) as program:
         program.warm_up()
         reports = [program.step() for _ in range(3)]
     assert saw == [40]

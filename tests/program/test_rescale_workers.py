@@ -81,7 +81,7 @@ def test_leaving_and_joining_within_the_capacity_traces_and_compiles_nothing(kin
                 report = program.step()
                 assert (len(report.members), report.global_batch) == (workers, 16)
                 assert report.waited_seconds == first.waited_seconds
-            assert program.warm
+            assert program._parts.engine.kernels.warm
             assert compilations == []
             jax.jit(lambda x: x + 1)(1.0)
             assert compilations  # so it would have been seen

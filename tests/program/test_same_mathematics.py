@@ -84,7 +84,7 @@ def test_an_uneven_split_has_the_gradient_of_the_union(workers, precision):
         grads = jax.grad(problems.mean_loss)(params, batch)
         return comm.all_reduce(grads), {"mean of means": comm.all_reduce(grads, weight=1.0)}
 
-    with build(driver, params, data, 96, world=workers, shares=shares, quantum=1) as program:
+    with build(driver, params, data, 96, world=workers, shares=shares) as program:
         report = program.step()
         ours = program.state
     assert max(report.batch_sizes) == 88

@@ -118,7 +118,7 @@ def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
 
     n = world.size
     with build(driver, 0.0, make_data(), 8 * n, world=world, resizable=True) as program:
-        assert not program.plan.splittable
+        assert not program._parts.plan.splittable
         first = program.step()
         program.rescale(global_batch=12 * n)
         deadline = time.monotonic() + limit(60)

@@ -34,7 +34,7 @@ def test_both_loops_converge_and_the_split_is_of_the_new_batch(workers, free_cal
         ctrl.hook(ctrl.balance(), seconds, every=5)
         return descend(state, batch)
 
-    with build(driver, 0.0, make_data(320), 32, world=workers, quantum=1, resizable=True) as program:
+    with build(driver, 0.0, make_data(320), 32, world=workers, resizable=True) as program:
         program.warm_up()
         reports = list(program.run(steps=100))
     assert same_everywhere(workers, [r.batch_sizes for r in reports])

@@ -181,7 +181,7 @@ def test_a_global_that_changes_between_two_traces_is_found_with_its_line():
 
 
 def step_until_warm(program):
-    while not program.warm:
+    while not program._parts.engine.kernels.warm:
         program.step()
     program.step()
 

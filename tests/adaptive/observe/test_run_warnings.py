@@ -61,7 +61,9 @@ def said(
 ):
     """Return the log of so many steps of half a second each."""
     inputs = partial(np.sum, axis=0) if reads else None
-    advice = RunWarnings(program.plan, hooks, resizable, inputs, deterministic=deterministic, has_status=has_status)
+    advice = RunWarnings(
+        program._parts.plan, hooks, resizable, inputs, deterministic=deterministic, has_status=has_status
+    )
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
         advice.begin()
@@ -166,7 +168,7 @@ def test_steps_that_wait_for_a_compiler(caplog, program, options, advice):
 
 
 def test_values_have_the_policys_names(program):
-    assert [value_names(plan) for plan in program.plan.hooks] == [["seconds"], ["value_0", "value_1"], ["x"]]
+    assert [value_names(plan) for plan in program._parts.plan.hooks] == [["seconds"], ["value_0", "value_1"], ["x"]]
 
 
 def test_a_run_warns_of_missing_values(caplog, monkeypatch):

@@ -154,7 +154,7 @@ def test_a_step_with_it_does_not_depend_on_the_split():
 
     with ad.Program(driver, W, make_data(), global_batch=24, world=LocalWorld(3), resizable=False) as program:
         assert program.check().verdict == "yes"
-        assert len(program.plan.messages) == 3  # the mean, its cotangent, the gradient
+        assert len(program._parts.plan.messages) == 3  # the mean, its cotangent, the gradient
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_replicated_values_are_not_sent():
         world=LocalWorld(3),
         resizable=False,
     ) as program:
-        assert len(program.plan.messages[0]) == 1
+        assert len(program._parts.plan.messages[0]) == 1
         program.step()
         assert float(program.state) == 1
 

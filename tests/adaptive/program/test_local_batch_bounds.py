@@ -227,7 +227,7 @@ def test_an_example_that_does_not_fit_alone_ends_the_run(runs_out):
 @pytest.mark.usefixtures("room_for_64")
 def test_where_batches_cannot_be_split_the_worker_takes_fewer_examples():
     with built(unsplittable, workers=4, global_batch=200, shares=[5, 1, 1, 1]) as program:
-        assert not program.plan.splittable
+        assert not program._parts.plan.splittable
         sizes = program.batch_sizes
         assert sum(sizes) == 200
         assert max(sizes) <= 72  # about 64, where its share is 125
