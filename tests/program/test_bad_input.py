@@ -479,7 +479,7 @@ def test_numbers_of_any_kind_and_size_are_taken_alike(world):
     """Of numpy and of JAX; and what no batch can be is as good as no limit."""
     n = world.size
     options = {"microbatch": jnp.int32(3), "shares": (np.float32(2),) * n, "seed": np.int64(3)}
-    plain = {"microbatch": 3, "quantum": 24, "shares": [1] * n, "seed": 3}
+    plain = {"microbatch": 3, "shares": [1] * n, "seed": 3}
     states = []
     for global_batch, given in ((np.array(12), {**options, "max_local_batch": 10**400}), (12, plain)):
         with build(total, 0.0, X, global_batch, **given, resizable=True) as program:
