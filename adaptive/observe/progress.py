@@ -208,6 +208,7 @@ class Progress:
         if still >= max(_LONG_SECONDS, 3 * _median_seconds(self._recent)) or self._last is None:
             return f"waiting {still:.0f} s{self._stands_in()}"
         parts = time_lost(list(self._recent))
+        parts += [f"{name!r} does nothing: its values are not known" for name in without_values(list(self._recent))]
         if not self._kernels.warm:
             parts.append(f"compiling {self._kernel_in_words()} in the background")
         return f"({'; '.join(parts)})" if parts else ""
@@ -334,6 +335,19 @@ def time_lost(events: list[StepEvent]) -> list[str]:
     if waited > _NOTABLE * seconds:
         parts.append(f"others wait for worker {who} {waited / seconds:.0%} of the time")
     return parts
+
+
+def without_values(events: list[StepEvent]) -> list[str]:
+    """Return the names of the hooks with a value that was NaN in all of these steps, as beside a compiler."""
+    if len(events) < 3:
+        return []
+    unknown = [
+        {each.name for each in event.hooks if any(np.isnan(value).all() for value in each.values.values())}
+        for event in events
+        if not event.report.skipped
+    ]
+    common = set.intersection(*unknown) if unknown else set()
+    return [each.name.partition("/")[2] for each in events[-1].hooks if each.name in common]
 
 
 def slowest(events: list[StepEvent]) -> int | None:

@@ -25,6 +25,7 @@ PREDICTOR_MEMORY = 30.0  # steps over which a predictor's error is averaged
 PREDICTOR_BETTER = 0.8  # a predictor is used while its mean squared error is below this fraction of the model's
 STRETCH = 0.025  # seconds: 50 times what one update of the model costs on a slow core
 LOSS = 0.02  # of a split by multiples of a quantum, relative to the best split
+MOST_UNMEASURED = 100  # steps without measurements, after which a split by earlier ones is given up
 REST = 4  # stretches between two decisions, where a stretch is several steps and no split is on trial
 _NO_INPUTS = np.zeros((0, 0))
 
@@ -48,6 +49,8 @@ class BalanceState(NamedTuple):
     search: Search
     rests_until: np.ndarray  # shape=(), int64: number of the first step after which the policy decides again
     forecasts: tuple[Forecast, ...]  # one if there is a predictor, else none
+    unmeasured: np.ndarray  # shape=(), int64: the latest steps in a row in which a worker's seconds were not known
+    moved: np.ndarray  # shape=(), bool: whether the present split is one of this policy
 
 
 class Move(NamedTuple):
@@ -86,6 +89,9 @@ def balance(
     The expected time of a size includes the overhead of its microbatches (`Limits.call_overhead`). A split that makes
     the next steps longer than they would have been is reverted. After that, a new split must first be better in
     prediction, over steps measured after it was proposed; the number of these steps grows with each reverted split.
+
+    Goes back to equal shares after 100 steps in a row without measurements of all workers, such as beside a compiler
+    that slows the steps down.
 
     Sizes are multiples of the largest power of two that makes the step at most 2 % longer than the best split. If
     microbatches have no overhead, the candidates are the program's quantum, half of it, and so on.
@@ -145,6 +151,8 @@ def balance(
             search=Search.init(n_workers),
             rests_until=np.asarray(0),
             forecasts=forecasts,
+            unmeasured=np.asarray(0),
+            moved=np.asarray(False),
         )
 
     def update(observation: Observation, state: BalanceState) -> tuple[Decision | None, BalanceState]:
@@ -153,6 +161,10 @@ def balance(
             seconds, inputs = seconds_of(observation, "balance"), inputs_of(observation, "balance", n_inputs)
         else:  # most steps: `seconds_of` would accept these values, and costs more
             seconds, inputs = np.asarray(values[0], np.float64), _NO_INPUTS
+        missing = not np.isfinite(seconds[np.asarray(ran) > 0]).all()
+        state = state._replace(unmeasured=np.asarray(state.unmeasured + 1 if missing else 0))
+        if observation.due and state.moved and state.unmeasured >= MOST_UNMEASURED:
+            return back_to_equal(observation, state)
         stretch, looks = state.stretch.add(ran, seconds, stretch_seconds)
         state, due = state._replace(stretch=stretch), observation.due and observation.step >= int(state.rests_until)
         for number, latest in enumerate(looks, 1):
@@ -162,7 +174,16 @@ def balance(
         decision, state = judge(observation, state)
         if decision is None:
             decision, state = propose(observation, with_forecasts(state), state)
+        if decision is not None:
+            state = state._replace(moved=np.asarray(True))
         return decision, state._replace(model=state.model.decided(), rests_until=rest(observation.step, state))
+
+    def back_to_equal(observation: Observation, state: BalanceState) -> tuple[Decision, BalanceState]:
+        """Give up a split whose measurements are old: the load on which it was based may be over."""
+        fresh = init(len(observation.batch_sizes))._replace(unmeasured=state.unmeasured)
+        active = active_of(observation)
+        note = f"back to equal shares: {int(state.unmeasured)} steps in a row were not measured on all workers"
+        return decision_for(np.ones(len(active)), active, note), fresh
 
     def rest(step: int, state: BalanceState) -> np.ndarray:
         """Return the number of the first step after which another decision is worth its cost."""

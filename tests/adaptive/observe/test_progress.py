@@ -26,6 +26,7 @@ from adaptive.observe.progress import (
     sizes_in_short,
     slowest,
     time_lost,
+    without_values,
 )
 from adaptive.observe.scalars import Noise
 from adaptive.runtime.local_world import LocalWorld
@@ -162,6 +163,17 @@ def test_progress_names_the_worker_that_others_wait_for():
     assert time_lost([event(breakdown=in_input)] * 2) == []  # too few to say
     assert time_lost([event(breakdown=in_input, seconds=0.0)] * 3) == []
     assert time_lost([event(workers=seconds(0.1, 0.2))] * 3) == []  # input, and waiting, of a fifth
+
+
+def test_progress_names_the_hooks_without_values():
+    def hooks(seconds, noise):
+        balance = HookValues("0/balance", 10, ("seconds",), [np.asarray(seconds)])
+        return [balance, HookValues("1/adapt", 20, ("noise.scale",), [np.asarray(noise)])]
+
+    nothing = [event(hooks=hooks([np.nan, np.nan], 3.0))] * 3
+    assert without_values(nothing) == ["balance"]
+    assert without_values([*nothing, event(hooks=hooks([0.1, np.nan], np.nan))]) == []
+    assert without_values(nothing[:2]) == []
 
 
 # --- what it waits for ------------------------------------------------------------------------------------------------

@@ -183,6 +183,33 @@ def test_nothing_is_decided_while_a_worker_was_never_measured():
         assert decision is None
 
 
+def test_without_measurements_the_split_is_equal_again():
+    """As recorded beside 17 busy processes: one noisy measurement, and then a compiler that is always busy."""
+    policy, sizes, decisions = ctrl.balance(), (57, 57), {}
+    state = policy.init(2)
+    for step in range(1, 700):
+        seconds = [0.110, 0.043] if step <= 150 else [np.nan, np.nan] if step < 600 else [0.06, 0.06]
+        seen = observe(np.array(seconds), step=step, batch_sizes=sizes, due=step % 10 == 0)
+        decision, state = policy.update(seen, state)
+        if decision is not None:
+            whole = np.asarray(decision.shares) / np.sum(decision.shares) * 114
+            decisions[step], sizes = decision, tuple(int(size) for size in np.round(whole))
+    given_up = [step for step, decision in decisions.items() if "were not measured" in decision.notes[0]]
+    assert sizes == (57, 57)
+    assert min(decisions) < 150
+    assert given_up == [250]
+    assert max(decisions) == 250
+    assert decisions[250].notes == ("back to equal shares: 100 steps in a row were not measured on all workers",)
+
+
+def test_a_split_by_the_script_stays_without_measurements():
+    policy = ctrl.balance()
+    state = policy.init(2)
+    for step in range(1, 400):
+        decision, state = policy.update(observe(np.full(2, np.nan), step=step, batch_sizes=(30, 60)), state)
+        assert decision is None
+
+
 def test_nothing_is_decided_where_there_is_nothing_to_split():
     policy = ctrl.balance(stretch_seconds=0)
     state, state_alone = policy.init(2), policy.init(1)
