@@ -10,7 +10,6 @@ seed alternate every quarter of an epoch.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _measure import RESULTS, pin, report, table
+from _measure import pin, report, table
 
 import adaptive as ad
 import collectives as comm
@@ -37,13 +36,11 @@ parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--static", type=int, nargs="+", default=[128, 256, 512, 4096], help="static global batches")
 parser.add_argument("--learning-rate", type=float, default=0.1)
 parser.add_argument("--targets", type=float, nargs="+", default=[0.85, 0.87, 0.88, 0.885, 0.89])
-parser.add_argument("--draw", action="store_true", help="only draw and tabulate again what results/ holds")
 args = parser.parse_args()
 
 PARTS = 4  # evaluations per epoch
 SMALL, LARGE = min(args.static), max(args.static)
 ADAPTIVE = f"adaptive, {SMALL} to at most {LARGE}"
-CURVES = RESULTS / "kungfu_figure_2.json"
 
 
 class SmallConvNet(nn.Module):
@@ -173,59 +170,23 @@ def tables(seeds):
     return time, examples, against
 
 
-def draw(seeds, path):
-    """Draw accuracy and batch, by seconds and by epochs, with a thin line per seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex="col", sharey="row", height_ratios=(2.2, 1))
-    for number, name in enumerate(seeds[0]):
-        style = {"color": f"C{number}", "linewidth": 2.0 if name == ADAPTIVE else 1.0, "alpha": 0.75}
-        for k, courses in enumerate(seeds):
-            seconds, examples, accuracies, batches = np.array(courses[name]).T
-            for column, x in enumerate((seconds, examples / len(train["label"]))):
-                axes[0, column].plot(x, accuracies, label=None if k else name, **style)
-                axes[1, column].step(x, batches, where="pre", **style)
-    best = max(a for courses in seeds for course in courses.values() for _, _, a, _ in course)
-    axes[0, 0].set_ylim(best - 0.12, best + 0.005)
-    axes[1, 0].set_yscale("log", base=2)
-    axes[0, 0].set_ylabel("test accuracy")
-    axes[1, 0].set_ylabel("global batch")
-    axes[1, 0].set_xlabel("seconds of training steps")
-    axes[1, 1].set_xlabel("epochs")
-    axes[0, 1].legend(loc="lower right")
-    for ax in axes.flat:
-        ax.grid(alpha=0.3)
-    figure.suptitle(f"{data_name}: {len(seeds)} seeds, learning rate {args.learning_rate} throughout")
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-
-
 def main():
     """Measure and report."""
     with comm.world() as world:
         if world.processes > 1:
             cores = sorted(os.sched_getaffinity(0))
             pin(cores[world.rank % len(cores)])
-        if args.draw:
-            workers, seeds = json.loads(CURVES.read_text())
-        else:
-            workers, seeds = world.size, [train_all(world, seed) for seed in range(args.seeds)]
+        seeds = [train_all(world, seed) for seed in range(args.seeds)]
         if world.rank:
             return
-        RESULTS.mkdir(exist_ok=True)
-        CURVES.write_text(json.dumps((workers, seeds), separators=(",", ":")))
-        draw(seeds, CURVES.with_suffix(".png"))
         notes = [
             f"{data_name}, {args.epochs} epochs, {len(seeds)} seeds: median (least – most). SGD, momentum 0.9, "
-            f"learning rate {args.learning_rate} fixed for all. {workers} workers, one core and one thread each.",
+            f"learning rate {args.learning_rate} fixed for all. {world.size} workers, one core and one thread each.",
             "An accuracy counts as reached with the median of three evaluations in a row; there are four per epoch.",
         ]
         time, examples, against = tables(seeds)
         paragraphs = [table(examples), "Time against static batches:", table(against), *notes]
-        report("A batch that follows the noise scale against static ones", time, f"{CURVES.stem}.md", paragraphs)
+        report("A batch that follows the noise scale against static ones", time, "kungfu_figure_2.md", paragraphs)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 from _measure import report, table
-from _simulated import COLORS, label, middle, panels, save, sizes_text
+from _simulated import middle, sizes_text
 
 import controllers as ctrl
 from controllers._policy import Policy
@@ -40,12 +40,12 @@ def printed(dead_band: float = 0.05) -> Policy:
     return ctrl.published.proportional(dead_band=dead_band, renormalize=False, drop=None)
 
 
-POLICIES: dict[str, tuple[Callable[[], Policy], str, str]] = {  # what makes it, what it reads, its color
-    "equal": (equal, "seconds", "equal"),
-    "static": (ctrl.published.static_proportional, "capacities", "static"),
-    "as printed": (printed, "seconds", "published"),
-    "proportional": (ctrl.published.proportional, "seconds", "proportional"),
-    "balance": (ctrl.balance, "seconds", "balance"),
+POLICIES: dict[str, tuple[Callable[[], Policy], str]] = {  # what makes it, what it reads
+    "equal": (equal, "seconds"),
+    "static": (ctrl.published.static_proportional, "capacities"),
+    "as printed": (printed, "seconds"),
+    "proportional": (ctrl.published.proportional, "seconds"),
+    "balance": (ctrl.balance, "seconds"),
 }
 
 
@@ -65,7 +65,7 @@ def cluster(capacities: tuple[float, ...], deviation: float = 0.0, fixed: float 
 
 def run(name: str, on: Cluster, steps: int = STEPS, seed: int = 0) -> Simulation:
     """Run a policy by name from equal batches; it decides at every step."""
-    make, reads, _ = POLICIES[name]
+    make, reads = POLICIES[name]
     return simulate([Hooked(make(), (reads,))], on, [EACH] * on.workers, steps, seed=seed)
 
 
@@ -198,70 +198,8 @@ def flat_rows() -> list[dict[str, str]]:
     return rows
 
 
-# --- picture ----------------------------------------------------------------------------------------------------------
-
-
-def picture() -> None:
-    """Draw gains; batches with and without a dead-band; the global batch as printed; the flat worker."""
-    figure, ((first, second), (third, fourth)) = panels(9.6, 6.6, 2, 2)
-    _gains(first)
-    for dead_band, shade, line in ((0.05, COLORS["proportional"], 1.6), (0.0, COLORS["published"], 0.8)):
-        sim = simulate(
-            ctrl.published.proportional(dead_band=dead_band, drop=None), cluster(CORES, 0.05), [EACH] * 3, STEPS
-        )
-        for worker in range(3):
-            name = f"dead-band {100 * dead_band:.0f} %: {len(sim.changes)} changes" if worker == 0 else None
-            second.plot(sim.sizes[:, worker], color=shade, linewidth=line, label=name, zorder=3 if dead_band else 2)
-    second.set_ylim(0, 175)
-    second.legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
-    label(second, "the controller on 3, 5, 12 cores, 5 % jitter", "step", "examples per worker")
-
-    for seed in SEEDS:
-        for dead_band, color, text in ((0.0, COLORS["published"], "none"), (0.05, COLORS["proportional"], "5 %")):
-            sim = simulate(printed(dead_band), cluster(CORES, 0.1), [EACH] * 3, STEPS, seed=seed)
-            third.plot(sim.global_batch, color=color, linewidth=1, label=f"dead-band {text}" if seed == 0 else None)
-    third.axhline(3 * EACH, color="#30343b", linewidth=0.9, linestyle=(0, (3, 2)), label="as asked for")
-    third.set_ylim(150, 370)
-    third.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
-    label(third, "the formula as printed, 10 % jitter, five seeds", "step", "global batch, examples")
-
-    for name, policy in (("proportional", ctrl.published.proportional()), ("balance", ctrl.balance())):
-        sim = flat(policy)
-        fourth.plot(
-            sim.sizes[:, 0], color=COLORS[name], linewidth=1.6, label=f"{name}: step {sim.step_seconds[-1]:.0f} s"
-        )
-    fourth.set_ylim(0, 125)
-    fourth.legend(fontsize=7, frameon=False, loc="upper right")
-    label(fourth, "a worker that takes 20 s for any batch", "step", "its batch, examples")
-    save(figure, "simulated_dynamic_batching.png")
-
-
-def _gains(axes) -> None:
-    """Draw bars per cluster, the bound as a line over each, and published gains as crosses."""
-    shown = ["static", "as printed", "proportional", "balance"]
-    published = {0: 2.0, 3: 2.4, 4: 4.0}
-    for k, (capacities, _) in enumerate(CLUSTERS.values()):
-        base = run("equal", cluster(capacities, 0.05))
-        for j, name in enumerate(shown):
-            height = gain(run(name, cluster(capacities, 0.05)), base)
-            axes.bar(k + 0.2 * (j - 1.5), height, 0.18, color=COLORS[POLICIES[name][2]], label=name if k == 0 else None)
-        axes.plot(
-            [k - 0.42, k + 0.42],
-            [bound(capacities)] * 2,
-            color="#30343b",
-            linewidth=1.2,
-            label="bound" if k == 0 else None,
-        )
-        if k in published:
-            axes.plot(k, published[k], "x", color="black", ms=7, mew=1.8, label="published" if k == 0 else None)
-    axes.set_xticks(range(len(CLUSTERS)), ["9, 12, 18", "3, 5, 12", "11, 4, 24", "2, 17, 20", ".187, .813"], fontsize=7)
-    axes.set_ylim(0, 7)
-    axes.legend(fontsize=7, frameon=False, ncols=2, loc="upper left")
-    label(axes, "gain over equal batches, 5 % jitter", "cores, or shares of FLOPS", "times as fast")
-
-
 def main() -> None:
-    """Write the result and the picture."""
+    """Write the result."""
     sizes, grown = inflation()
     ceiling = " and ".join(
         f"{name.split(':')[0]} ({bound(x):.2f})" for name, (x, _) in CLUSTERS.items() if name[:2] in ("H2", "CP")
@@ -285,7 +223,6 @@ def main() -> None:
         table(flat_rows()),
     ]
     report("Dynamic batching, simulated", gains(), "simulated_dynamic_batching.md", notes)
-    picture()
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ size, without noise and with jitter; and `balance`, `proportional` and stepping 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import report, table
-from _simulated import COLORS, label, middle, panels, save, sizes_text
+from _simulated import middle, sizes_text
 
 import controllers as ctrl
 from controllers.simulate import Cluster, Simulation, jitter, simulate
@@ -144,20 +145,19 @@ def first_steps() -> list[dict[str, str]]:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 POLICIES = {
-    "equal": (None, "equal"),
-    "stepping, D = 5, window 10": (lambda: ctrl.published.leader_straggler(), "stepping"),
-    "stepping, D = 16, window 1": (lambda: ctrl.published.leader_straggler(step=16, window=1), "published"),
-    "proportional": (lambda: ctrl.published.proportional(), "proportional"),
-    "balance": (lambda: ctrl.balance(), "balance"),
+    "equal": list,
+    "stepping, D = 5, window 10": ctrl.published.leader_straggler,
+    "stepping, D = 16, window 1": partial(ctrl.published.leader_straggler, step=16, window=1),
+    "proportional": ctrl.published.proportional,
+    "balance": ctrl.balance,
 }
 HORIZONS = (50, 200, 1000)
 
 
 def run(name: str, deviation: float, seed: int, steps: int = HORIZONS[-1]) -> Simulation:
     """Run a policy by name from equal batches."""
-    make = POLICIES[name][0]
     cluster = Cluster(TIMES, noise=jitter(deviation) if deviation else None)
-    return simulate(make() if make else [], cluster, EQUAL, steps, seed=seed)
+    return simulate(POLICIES[name](), cluster, EQUAL, steps, seed=seed)
 
 
 def policies(deviation: float = 0.02) -> list[dict[str, str]]:
@@ -179,36 +179,8 @@ def over(sim: Simulation, steps: int) -> float:
     return float(sim.step_seconds[:steps].sum() / sim.ideal_seconds[:steps].sum())
 
 
-# --- picture ----------------------------------------------------------------------------------------------------------
-
-
-def picture() -> None:
-    """Draw stepping without noise by adjustments (left), and policies with jitter by step (right)."""
-    figure, ((left, right),) = panels(9.6, 3.6, 1, 2)
-    for step, shade in zip(FIRST_STEPS, ("#b7d9c3", "#8cc3a0", "#5fab7c", "#3b8f5a", "#1f5e38"), strict=True):
-        sim = simulate(ctrl.published.leader_straggler(step=step, window=1), Cluster(TIMES), EQUAL, 400)
-        tried = sim.sizes[[0, *sim.changes]]
-        left.plot(1e3 * TIMES(tried).max(axis=1), color=shade, linewidth=1.4, marker=".", ms=3, label=f"D = {step}")
-    two = run("balance", 0.0, 0, 100)
-    tried = two.sizes[[0, *two.changes]]
-    left.plot(1e3 * TIMES(tried).max(axis=1), color=COLORS["balance"], marker="o", ms=4, label="balance")
-    left.axhline(slowest(exact()), color="#30343b", linewidth=0.9, linestyle=(0, (3, 2)))
-    left.text(112, slowest(exact()) - 5, "exact split: 104.4 ms", fontsize=7, ha="right", va="top")
-    left.set_ylim(80, 410)
-    label(left, "LB-BSP's stepping, no noise", "adjustments", "slowest worker's step, ms")
-    left.legend(fontsize=7, frameon=False)
-
-    for name, (_, color) in POLICIES.items():
-        sim = run(name, 0.02, 0, 400)
-        right.plot(np.arange(1, 401), sim.over_ideal, color=COLORS[color], linewidth=1.4, label=name)
-    right.set_ylim(0.9, 4.0)
-    label(right, "policies, 2 % jitter", "step", "step time over the exact split's (noise apart)")
-    right.legend(fontsize=7, frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.9))
-    save(figure, "simulated_lb_bsp.png")
-
-
 def main() -> None:
-    """Write the result and the picture."""
+    """Write the result."""
     steps, rest = epoch_model()
     notes = [
         "Modeled times are lines through LBB's two measured points per GPU. Its two epochs are explained by "
@@ -225,7 +197,6 @@ def main() -> None:
         "same noise. Policies decide at every step.",
     ]
     report("LB-BSP on LBB's four GPUs, simulated", splits(), "simulated_lb_bsp.md", notes)
-    picture()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import report, table
-from _simulated import COLORS, label, middle, panels, save, sizes_text
+from _simulated import middle, sizes_text
 
 import controllers as ctrl
 from adaptive.base.decision import Decision, Observation
@@ -74,26 +74,26 @@ def omnilearn_sizes(sizes: np.ndarray, seconds: np.ndarray, global_batch: int) -
     return np.ceil(shared - (shared.sum() - global_batch) / n).astype(np.int64)
 
 
-POLICIES: dict[str, tuple[Any, int, str]] = {  # what makes it, every, color
-    "equal": (equal, 1, "equal"),
-    "OmniLearn's rule": (omnilearn, EPOCH, "published"),
+POLICIES: dict[str, tuple[Any, int]] = {  # what makes it, every
+    "equal": (equal, 1),
+    "OmniLearn's rule": (omnilearn, EPOCH),
     "proportional, set as OmniLearn": (
         lambda: ctrl.published.proportional(dead_band=DEAD_BAND, min_size=LEAST, max_size=MOST, drop=None),
         EPOCH,
         "static",
     ),
-    "proportional, every epoch": (lambda: ctrl.published.proportional(drop=None), EPOCH, "stepping"),
-    "proportional": (ctrl.published.proportional, 1, "proportional"),
-    "proportional, learns no bounds": (lambda: ctrl.published.proportional(drop=None), 1, "stepping"),
-    "balance, every epoch": (ctrl.balance, EPOCH, "stepping"),
-    "balance": (ctrl.balance, 1, "balance"),
+    "proportional, every epoch": (lambda: ctrl.published.proportional(drop=None), EPOCH),
+    "proportional": (ctrl.published.proportional, 1),
+    "proportional, learns no bounds": (lambda: ctrl.published.proportional(drop=None), 1),
+    "balance, every epoch": (ctrl.balance, EPOCH),
+    "balance": (ctrl.balance, 1),
 }
-DRAWN = ("equal", "OmniLearn's rule", "proportional", "proportional, learns no bounds", "balance")
+LISTED = ("equal", "OmniLearn's rule", "proportional", "proportional, learns no bounds")
 
 
 def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
     """Run a policy by name from equal batches on the schedule."""
-    make, every, _ = POLICIES[name]
+    make, every = POLICIES[name]
     case = scenario("omnilearn", WORKERS, steps, seed)
     hooks = [Hooked(make(), ("seconds",), every)]
     return simulate(hooks, case.cluster, case.global_batch, steps, seed=seed)
@@ -141,10 +141,10 @@ def by_stage(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
     for number, (level, steps) in enumerate(zip(HL_STAGES, stages(), strict=True)):
         row = {"stage": f"{number + 1}: {level}", "mean(X) / min(X)": f"{bound(level):.2f}"}
         row["exact split"] = middle([_gain_of_ideal(sim, steps) for sim in runs["equal"]])
-        for name in DRAWN[1:]:
+        for name in LISTED[1:]:
             row[name] = middle([gain(*pair, steps) for pair in zip(runs[name], runs["equal"], strict=True)])
         last = slice(steps.stop - EPOCH, steps.stop)
-        for name in ("OmniLearn's rule", "balance"):
+        for name in "OmniLearn's rule":
             row[f"{name}, last epoch / ideal"] = middle([over(sim, last) for sim in runs[name]])
         rows.append(row)
     return rows
@@ -154,45 +154,8 @@ def _gain_of_ideal(equal: Simulation, steps: slice) -> float:
     return float(equal.step_seconds[steps].sum() / equal.ideal_seconds[steps].sum())
 
 
-def picture() -> None:
-    """Draw the step over the best split's (above), and the batches of the workers with the fewest and most cores
-    (below).
-    """
-    figure, ((above,), (below,)) = panels(9.6, 6.2, 2, 1)
-    x = np.arange(1, STEPS + 1) / EPOCH
-    for name in DRAWN:
-        sim, color = run(name), COLORS[POLICIES[name][2]]
-        above.plot(x, sim.over_ideal, color=color, linewidth=1.3, label=f"{name}: {over(sim):.2f} × ideal")
-        if name != "equal":
-            below.plot(x, sim.sizes[:, 3], color=color, linewidth=1.3, label=name)
-            below.plot(x, sim.sizes[:, 2], color=color, linewidth=1.3)
-    best = run("equal").ideal_sizes
-    for worker in (2, 3):
-        text = "exact split" if worker == 2 else None
-        below.plot(x, best[:, worker], color="#30343b", linewidth=1, linestyle=(0, (3, 2)), label=text)
-    for k, level in enumerate(HL_STAGES):
-        for axes in (above, below):
-            axes.axvline(k * STAGE / EPOCH, color="#d7dae0", linewidth=0.8, zorder=0)
-        above.text((k + 0.5) * STAGE / EPOCH, 0.86, level, fontsize=8, ha="center")
-    above.set_ylim(0.8, 4.3)
-    above.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
-    below.axhline(
-        LEAST, color=COLORS["published"], linewidth=0.8, linestyle=(0, (1, 2)), label="OmniLearn's least batch"
-    )
-    below.set_ylim(0, 130)
-    below.legend(fontsize=7, frameon=False, loc="upper left", ncols=3)
-    label(
-        above,
-        "OmniLearn's schedule, 5 % jitter",
-        "epoch of 100 steps",
-        "step time over the exact split's (noise apart)",
-    )
-    label(below, "workers with the fewest and the most cores", "epoch of 100 steps", "examples per worker")
-    save(figure, "simulated_omnilearn.png")
-
-
 def main() -> None:
-    """Write the result and the picture."""
+    """Write the result."""
     runs = {name: [run(name, seed) for seed in SEEDS] for name in POLICIES}
     notes = [
         f"{STEPS} steps of five epochs of {EPOCH} in each of eight stages, 5 % jitter, {len(SEEDS)} seeds: median "
@@ -203,7 +166,6 @@ def main() -> None:
         "on the batch. The last two columns are on sizes as they are in a stage's last epoch.",
     ]
     report("OmniLearn's schedule, simulated", overall(runs), "simulated_omnilearn.md", notes)
-    picture()
 
 
 if __name__ == "__main__":
