@@ -17,11 +17,12 @@ import importlib.util
 import os
 import runpy
 import signal
+import traceback
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of this many GPUs; 0: every rank sees all
@@ -122,11 +123,21 @@ def run(arguments: list[str], show: Callable[[str], object]) -> int:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             trace = trace.tb_next  # skip the frames above the script
+        if isinstance(error, KeyboardInterrupt):
+            show(f"KeyboardInterrupt{_line_in(trace, Path(sys.argv[0]))}\n")
+            return 128 + signal.SIGINT
         with redirect_stderr(StringIO()) as text:  # not line by line, between the lines of other ranks
             sys.excepthook(type(error), error.with_traceback(trace), trace)
         show(text.getvalue())
-        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        return 1
     return 0
+
+
+def _line_in(trace: TracebackType | None, script: Path) -> str:
+    """Return " (train.py:15)" for the innermost line of the script's folder in a traceback, or ""."""
+    folder, lines = str(script.resolve().parent), traceback.extract_tb(trace)
+    own = [f for f in lines if os.path.dirname(os.path.abspath(f.filename)) == folder]
+    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
 
 
 def execute(command: list[str]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from .jaxprs import current_source, frames_of
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
 _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
 
 
@@ -30,10 +32,21 @@ def is_library(file: str) -> bool:
     return file.startswith((*_INSTALLED, *library_folders()))
 
 
+def name_line(file: str, line: object) -> str:
+    """Return `driver.py:15`; for a cell of a notebook `cell In[3], line 15`, as IPython names it."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    if named:
+        return f"cell {named[1]}, line {line}"
+    if _CELL.search(file):
+        return f"notebook cell, line {line}"
+    return f"{os.path.basename(file)}:{line}"
+
+
 def line_of_error(error: BaseException) -> str:
     """Return `driver.py:15` for the innermost line of the user's on an error's way, or ""."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if not is_library(f.filename)]
+    lines = [name_line(f.filename, f.lineno) for f in frames if not is_library(f.filename)]
     return lines[-1] if lines else ""
 
 
@@ -43,7 +56,7 @@ def line_of(source_info: Any) -> str:
     for frame in reversed(frames):  # the innermost comes last
         match = _FRAME.match(frame)
         if match and not match["file"].startswith(library_folders()):
-            return f"{os.path.basename(match['file'])}:{match['line']}"
+            return name_line(match["file"], match["line"])
     return ""
 
 

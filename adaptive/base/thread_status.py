@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from .source_lines import library_folders
+from .source_lines import library_folders, name_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +83,7 @@ def thread_status_of(frame: FrameType | None) -> ThreadStatus:
             compiles |= code in _compiling
             exchanges |= code in _exchanging
         if not line and not code.co_filename.startswith(_not_the_users()):
-            line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+            line = name_line(code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ThreadStatus(tuple(words), line, compiles, exchanges)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DisagreementError
-from adaptive.base.source_lines import name_workers
+from adaptive.base.source_lines import at, name_workers
 
 _BITS = 22  # a float32 represents integers of 24 bits exactly, and the status adds two (`status.py`)
 _REMEMBERED = 4  # most requests since the last comparison; a program without messages never compares
@@ -24,16 +24,20 @@ _Asked = tuple[str, Decision | None]  # who, and what
 class DecisionDigest:
     """Digest of all decisions so far, with a description of those that have not been compared yet.
 
+    Args:
+      hook_lines: the line of each hook in the driver, by name, for errors.
+
     Attributes:
       value: the digest, a positive integer that a float32 represents exactly.
       step: the step after which the last decision was made; 0 before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hook_lines: Mapping[str, str] | None = None) -> None:
         self.value = 1
         self.step = 0
         self._asked: tuple[str | _Asked, ...] = ("nothing was decided yet",)
         self._compared = True
+        self._hook_lines = hook_lines or {}
 
     @property
     def last(self) -> str:
@@ -102,7 +106,11 @@ class DecisionDigest:
         by_hook = [text.startswith(_HOOK) for text in self.asked]
         advice = []
         if any(by_hook):
-            advice.append("A hook must decide from its arguments alone: no rank, clock, random number or file.")
+            named = [
+                f"{name!r}{at(line)}" for name, line in self._hook_lines.items() if repr(name) in self.last and line
+            ]
+            look = f" Look at {', '.join(named)}." if named else ""
+            advice.append(f"A hook must decide from its arguments alone: no rank, clock, random number or file.{look}")
         if not all(by_hook):
             advice.append(
                 "A script must make the same requests of a program on every process, with the same values: from no "

@@ -115,7 +115,7 @@ def build(
     if world.processes > 1:
         share_compilations()
     machines = HostSurvey(world, f"machines of {name}")
-    digest, activity = DecisionDigest(), Activity(world)
+    digest, activity = DecisionDigest({each.hook.name: each.line for each in plan.hooks}), Activity(world)
     membership = Membership(
         world,
         in_status=any(m.travels and m.gate is None for m in plan.messages),

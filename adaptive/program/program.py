@@ -328,11 +328,14 @@ class Program(Generic[State, Metrics]):
             process.
           DriverError: a step of this program is already running; or this process is a forked child of the program's.
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all have received one, before this step.
+          KeyboardInterrupt: Ctrl-C in the step.
         """
         try:
             return self._loop.step()
         except AllLeave as why:
             raise preempted(self._parts, why) from None
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # without the frames of a step
 
     # --- between steps ------------------------------------------------------------------------------------------------
 

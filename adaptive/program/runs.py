@@ -45,6 +45,7 @@ def steps_of_run(
       DriverError: an argument is invalid.
       DataError: epochs are given, and these data have none.
       Preempted: this process has left, or all processes have received a signal to end.
+      KeyboardInterrupt: Ctrl-C in a step.
     """
     p, run = parts, parts.run
     progress = flag("progress", progress)
@@ -73,6 +74,8 @@ def steps_of_run(
                 break
             try:
                 report = loop.step()
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt from None  # without the frames of a step
             except RunOver:  # this process was in reserve until the run ended
                 return
             except AllLeave as why:

@@ -302,7 +302,7 @@ def test_each_rank_sees_one_gpu():
         ("sys.exit()", 0, ""),
         ("sys.exit(259)", 3, ""),
         ("sys.exit('no data')", 1, "no data"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt (trains.py:3)"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
     ],
 )

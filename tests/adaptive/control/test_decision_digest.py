@@ -137,3 +137,10 @@ def test_shares_are_compared_to_the_last_bit(shares):
     same = digest_of([(1, Decision(shares=(1.0, 2.0, 3.0)))]).value == digest_of([(1, Decision(shares=shares))]).value
     assert same == (shares == (1.0, 2.0, 3.0))
     assert digest_of([(1, Decision(shares=shares))]).value != digest_of([(1, Decision(stop=True))]).value
+
+
+def test_hooks_that_decide_differently_are_named_with_their_lines():
+    digest = DecisionDigest({"grow": "train.py:9", "stop": "train.py:12"})
+    digest.enter(7, hooks_in_words(["grow"]), Decision(workers=4))
+    with pytest.raises(ad.DisagreementError, match=r"Look at 'grow' \(train.py:9\)\.$"):
+        digest.compare(np.asarray([digest.value, 0]), own=range(1))
