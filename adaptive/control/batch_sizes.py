@@ -8,8 +8,8 @@
                over all processes (`status.py`).
     step_done  When all processes are ready, the pending sizes come into force, between the same two steps on all.
 
-When the members change (`change_members`), the global batch is split again at once. If others are gone before all
-processes have compiled what that takes, the remaining workers first use the kernels that they have (`stopgap.py`).
+When the members change (`change_members`), the global batch is split again at once. A process that lacks kernels for
+that waits for them.
 
 Programs and simulated clusters both use this class. It is in one file because its methods all read or replace the same
 sizes: those in force, those that are pending, and their causes.
@@ -30,7 +30,6 @@ from adaptive.base.split import check_shares, equal, split
 from .causes import Cause, Moved, Request, followed_by
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness
-from .stopgap import stopgap
 
 NOT_RESIZABLE = "it was built with resizable=False. Remove that from ad.Program(...) if sizes or workers change."
 
@@ -97,7 +96,6 @@ class BatchSizes:
         self.resizable, self.fixed_by = True, ""
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
-        self._restored = False  # since the last step: then no step has had the current sizes
         self.causes: tuple[Cause, ...] = ()
         self._pending_by: tuple[Cause, ...] = ()  # the causes of `pending`
         self._next_by: tuple[Cause, ...] = ()
@@ -240,7 +238,7 @@ class BatchSizes:
         if not shares[list(members)].any():  # those who took examples have all left
             shares[:] = 1.0
         self.shares = self.checked(shares)
-        return notes + self._split_again((moved,), go_on=not joined)
+        return notes + self._split_again((moved,))
 
     def limit_local_batches(self, most: Sequence[int]) -> list[str]:
         """Lower the workers' largest local batches, and split the global batch again, at once, if they are too large.
@@ -260,37 +258,19 @@ class BatchSizes:
             return []
         return self._split_again(())
 
-    def _split_again(self, causes_now: Sequence[Cause], *, go_on: bool = False) -> list[str]:
-        """Split the requested global batch, as far as it is possible, over the active workers at once; return notes.
-
-        Args:
-          go_on: whether to continue with the kernels of the last step until others are compiled, and not wait for them.
-        """
+    def _split_again(self, causes_now: Sequence[Cause]) -> list[str]:
+        """Split the requested global batch, as far as it is possible, over the active workers at once; return notes."""
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
         self.limits = self._with_quantum(total, self.shares)
         causes = followed_by(self._still_wanted(total), (*self.causes, *self._pending_by, *self._next_by, *causes_now))
         before, self.current = self.current, split(total, self.shares, self.limits)
         self.pending, self.next, self._pending_by, self._next_by = None, None, (), ()
-        sizes = self._stopgap(before) if go_on else None
-        if sizes is not None and sizes != self.current:
-            if sum(sizes) < min(total, sum(before)):
-                text = f"global batch {brief(total)} is {brief(sum(sizes))} until larger kernels are compiled."
-                changed = [*changed, text]
-            self.current, self.pending, self._pending_by = sizes, self.current, causes
-            causes = followed_by(self.causes, causes_now)
         if self.current != before:
             self.causes = causes
-        if sizes is None and not self._readiness.ready_for(self.current):
+        if not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
         self._prepare()
         return changed
-
-    def _stopgap(self, before: Split) -> Split | None:
-        """Return sizes instead of the current ones for which all processes have had kernels since the last step."""
-        if self.waits or self._all_able or self._restored or not self.resizable:
-            return None
-        splittable = not self.one_by_one
-        return stopgap(sum(self.current), before, self.current, self.limits.upper, splittable=splittable)
 
     def _still_wanted(self, total: int) -> tuple[Cause, ...]:
         """Return the request of a global batch that was too large for the members so far, if there is one."""
@@ -329,7 +309,7 @@ class BatchSizes:
 
     def step_done(self) -> None:
         """Record a step with the current sizes. The next one has the pending sizes, if all processes can make them."""
-        self.previous, self.causes, self._restored = self.current, (), False
+        self.previous, self.causes = self.current, ()
         ready, self._all_ready = self._all_ready, False  # valid for one step
         if self.pending is not None and (ready or self._all_able):
             self._take_up()
@@ -368,18 +348,18 @@ class BatchSizes:
         self._pending_by, self._next_by, self._wanted_by = (), (), None
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
-        self._all_ready, self._restored = False, True
+        self._all_ready = False
         self.limits = self._with_quantum(sum(self.current), self.shares)
 
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part of the state, for `adopt` on a joining process."""
         split = self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits
         causes = self.causes, self._pending_by, self._next_by, self._wanted_by
-        return split, self.members, (self._all_ready, self._all_able, self._restored), causes
+        return split, self.members, (self._all_ready, self._all_able), causes
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the state with what another process has exported."""
-        split, self.members, (self._all_ready, self._all_able, self._restored), causes = exported
+        split, self.members, (self._all_ready, self._all_able), causes = exported
         self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
         self.causes, self._pending_by, self._next_by, self._wanted_by = causes
 

@@ -81,12 +81,6 @@ def test_workers_leave_and_return_after_a_loss():
     assert result.stdout.count("ended well") == 2, result
 
 
-@pytest.mark.parametrize("batches", ["in parts", "whole"])
-def test_before_all_kernels_are_compiled_nobody_waits_for_a_compile(batches):
-    result = run([SCRIPT.with_name("early_loss.py"), batches], n=3, ours=True)
-    assert result.stdout.count("ended well") == 2, result
-
-
 def test_going_on_must_be_possible():
     script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
     result = run(script, n=2, expect_failure=True)

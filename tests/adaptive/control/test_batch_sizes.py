@@ -10,7 +10,7 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.causes import Moved, Request
 
-COVERS = ("adaptive/control/global_batch.py", "adaptive/control/stopgap.py")
+COVERS = ("adaptive/control/global_batch.py",)
 
 
 class Made:
@@ -279,77 +279,18 @@ def after_a_loss(sizes, members, lost):
     return sizes.current, sizes.pending, sizes.made.waited, notes
 
 
-def test_after_an_early_loss_workers_take_multiples_of_their_sizes_until_kernels_are_compiled():
-    sizes = in_force(96, (96,) * 3, (1, 1, 1))
-    assert after_a_loss(sizes, [0, 2], [1]) == ((64, 0, 32), (48, 0, 48), [], [])
-    assert sizes.made.prepared[-1] == ((48, 0, 48), (64, 0, 32))
+@pytest.mark.parametrize("how", [{}, {"waits": True}, {"resizable": False}, {"one_by_one": True}])
+def test_the_batch_is_split_anew_and_kernels_that_are_missing_are_waited_for(how):
+    sizes = in_force(96, (96,) * 3, (1, 1, 1), **how)
+    assert after_a_loss(sizes, [0, 2], [1]) == ((48, 0, 48), None, [(48, 0, 48)], [])
     assert sizes.causes == (Moved((), (), (1,)),)
-    step(sizes)
-    assert sizes.current == (64, 0, 32)
-    step(sizes, ready=True)
-    step(sizes)
-    assert (sizes.current, sizes.pending) == ((48, 0, 48), None)
 
 
-def test_after_further_losses_they_take_multiples_of_those():
-    sizes = in_force(128, (128,) * 4, (1,) * 4, examples=1000)
-    assert after_a_loss(sizes, [0, 1, 3], [2])[0] == (64, 32, 0, 32)
-    assert after_a_loss(sizes, [0, 3], [1])[:2] == ((64, 0, 0, 64), None)
-
-
-def test_where_multiples_do_not_suffice_the_global_batch_is_smaller_for_the_time_being():
-    sizes = in_force(100, (96,) * 3, (1, 1, 1))
-    assert sizes.current == (34, 33, 33)
-    current, pending, waited, notes = after_a_loss(sizes, [1, 2], [0])
-    assert (current, pending, waited) == ((0, 66, 33), (0, 50, 50), [])
-    assert notes == ["global batch 100 is 99 until larger kernels are compiled."]
-    assert sizes.wanted == 100
-
-
-def test_a_multiple_that_completes_the_global_batch_is_preferred():
-    sizes = in_force(50, (50,) * 4, (14, 12, 11, 13))
-    assert sizes.current == (14, 12, 11, 13)
-    assert after_a_loss(sizes, [0, 1, 3], [2])[:2] == ((14, 12, 0, 13), (18, 15, 0, 17))  # 11 is no one's size
-    sizes = in_force(50, (50,) * 4, (14, 12, 12, 12))
-    assert after_a_loss(sizes, [0, 1, 3], [2])[0] == (14, 24, 0, 12)
-
-
-def test_multiples_stay_below_the_bounds():
-    sizes = in_force(96, (40, 96, 96), (1, 1, 1))
-    assert after_a_loss(sizes, [0, 2], [1])[0] == (32, 0, 64)
-
-
-def test_batches_that_cannot_be_split_stay_as_they_are_until_kernels_are_compiled():
-    sizes = in_force(96, (96,) * 3, (1, 1, 1), one_by_one=True)
-    current, pending, waited, notes = after_a_loss(sizes, [0, 2], [1])
-    assert (current, pending, waited) == ((32, 0, 32), (48, 0, 48), [])
-    assert notes == ["global batch 96 is 64 until larger kernels are compiled."]
-
-
-def test_once_all_can_make_any_size_the_batch_is_split_anew_at_once():
+def test_nothing_is_waited_for_if_any_size_can_be_made():
     sizes = in_force(96, (96,) * 3, (1, 1, 1))
     step(sizes, able=True)
     sizes.made.able = True
     assert after_a_loss(sizes, [0, 2], [1])[:2] == ((48, 0, 48), None)
-
-
-@pytest.mark.parametrize("how", [{"waits": True}, {"resizable": False}])
-def test_kernels_are_waited_for_where_speeds_must_not_decide_or_nothing_compiles_beside_the_steps(how):
-    sizes = in_force(96, (96,) * 3, (1, 1, 1), **how)
-    assert after_a_loss(sizes, [0, 2], [1])[:3] == ((48, 0, 48), None, [(48, 0, 48)])
-
-
-def test_kernels_are_waited_for_where_a_checkpoint_was_of_more_workers():
-    sizes = in_force(48, (96,) * 3, (1, 1, 0))
-    sizes.restart((32, 32, 32), (1, 1, 1), members=(0, 1, 2))
-    assert after_a_loss(sizes, [0, 1], [2])[:3] == ((48, 48, 0), None, [(48, 48, 0)])
-    step(sizes)
-    assert after_a_loss(sizes, [0], [1])[:3] == ((96, 0, 0), None, [(48, 48, 0)])
-
-
-def test_a_worker_without_examples_so_far_has_no_kernels_to_go_on_with():
-    sizes = in_force(64, (96,) * 3, (1, 1, 0))
-    assert after_a_loss(sizes, [2], [0, 1])[:3] == ((0, 0, 64), None, [(0, 0, 64)])
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
