@@ -27,8 +27,8 @@ from _measure import readable, report
 from adaptive.base.activity import Breakdown, WorkerSeconds
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.world_members import Loss
-from adaptive.control.causes import Moved, Request
 from adaptive.control.membership import Numbers
+from adaptive.control.requests import Request
 from adaptive.observe.events import Asked, HookValues, StepEvent
 from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
@@ -61,8 +61,6 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
             members = tuple(w for w in range(workers) if came or w != workers - 1)
         there = np.isin(np.arange(workers), members)
         previous, sizes = sizes, tuple(int(size) for size in np.where(there, np.where(sizes, sizes, even), 0))
-        gone, new = (workers - 1,) * left, (workers - 1,) * came
-        causes = (*requests, *([Moved(new, (), gone)] if left or came else []))
         input_ = np.where(there, rng.exponential(12e-3 if 0.2 <= at < 0.25 else 5e-5, workers), 0.0)
         computing = np.array(sizes) * EXAMPLE_SECONDS * slow * rng.lognormal(0, 0.03, workers)
         busy = np.where(there, computing + input_ + 4e-4, 0.0)
@@ -91,7 +89,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         )  # fmt: skip
         asked = Asked(sum(sizes), members, Numbers(len(members), 1, workers))
         record.write(StepEvent(told, consumed / 10**6, previous, limits, seed, hooks, asked,
-                         ("balance",) if decision else (), of_workers, requests, causes))  # fmt: skip
+                         ("balance",) if decision else (), of_workers, requests))  # fmt: skip
         if decision is not None:
             sizes = following
     record.close()

@@ -12,7 +12,7 @@ When the members change (`change_members`), the global batch is split again at o
 that waits for them.
 
 Programs and simulated clusters both use this class. It is in one file because its methods all read or replace the same
-sizes: those in force, those that are pending, and their causes.
+sizes: those in force, and those that are pending.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief
 from adaptive.base.split import check_shares, equal, split
 
-from .causes import Cause, Moved, Request, followed_by
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness
 
@@ -59,7 +58,6 @@ class BatchSizes:
       next: the request after `pending`, if sizes are prepared `one_by_one`.
       shares: the last requested shares; 0 for empty worker slots.
       wanted: the last requested global batch.
-      causes: why `current` differs from the sizes of the last step that ran; empty if it does not.
       limits: with the quantum of the last requested sizes, and the cost of one more microbatch.
       one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled, a
         driver that requests another size in every step would otherwise never get any.
@@ -96,10 +94,6 @@ class BatchSizes:
         self.resizable, self.fixed_by = True, ""
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
-        self.causes: tuple[Cause, ...] = ()
-        self._pending_by: tuple[Cause, ...] = ()  # the causes of `pending`
-        self._next_by: tuple[Cause, ...] = ()
-        self._wanted_by: Request | None = None  # the request of `wanted`
 
     def take_effect(
         self,
@@ -141,13 +135,11 @@ class BatchSizes:
         hooks: Sequence[str] = (),
         *,
         for_others: bool = False,
-        requests: Sequence[Request] = (),
     ) -> list[str]:
         """Make a decision's sizes pending.
 
         Args:
           hooks: names of the hooks that made it.
-          requests: the requests that the decision was merged from.
           for_others: whether members are about to change, so that a larger global batch may be possible soon.
 
         Returns:
@@ -170,10 +162,9 @@ class BatchSizes:
                     f"{self.current}: {self.fixed_by}"
                 )
             self.shares, self.limits = tuple(weights.tolist()), limits
-            self._put(sizes, requests or self._still_wanted(total))
+            self._put(sizes)
         if decision.global_batch is not None:  # after everything that may raise
             self.wanted = asked if for_others else total
-            self._wanted_by = next((r for r in reversed(requests) if r.decision.global_batch is not None), None)
         if self.waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
@@ -182,14 +173,11 @@ class BatchSizes:
             self._take_up()
         return notes
 
-    def _put(self, sizes: Split, causes: Sequence[Cause]) -> None:
+    def _put(self, sizes: Split) -> None:
         if self.one_by_one and self.pending is not None and sizes != self.current:
             self.next = None if sizes == self.pending else sizes
-            self._next_by = () if self.next is None else followed_by(self._next_by, causes)
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
-            self._next_by = ()
-            self._pending_by = () if self.pending is None else followed_by(self._pending_by, causes)
 
     def _nearest(
         self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
@@ -225,11 +213,6 @@ class BatchSizes:
         left = [slot for slot in gone if slot not in lost]
         notes = [f"worker slot {slot} is empty: its worker has left." for slot in left]
         notes += [f"a worker has joined in worker slot {slot}." for slot in joined]
-        moved = Moved(
-            tuple(joined),
-            tuple(left),
-            tuple(slot for slot in gone if slot in lost),
-        )
         self.members, shares, stays = tuple(members), np.array(self.shares), np.zeros(len(self.shares), bool)
         stays[list(members)] = True
         stays[list(joined)] = False
@@ -238,7 +221,7 @@ class BatchSizes:
         if not shares[list(members)].any():  # those who took examples have all left
             shares[:] = 1.0
         self.shares = self.checked(shares)
-        return notes + self._split_again((moved,))
+        return notes + self._split_again()
 
     def limit_local_batches(self, most: Sequence[int]) -> list[str]:
         """Lower the workers' largest local batches, and split the global batch again, at once, if they are too large.
@@ -256,26 +239,18 @@ class BatchSizes:
         targets = [sizes for sizes in (self.current, self.pending, self.next) if sizes is not None]
         if all(size <= upper for sizes in targets for size, upper in zip(sizes, self.limits.upper, strict=True)):
             return []
-        return self._split_again(())
+        return self._split_again()
 
-    def _split_again(self, causes_now: Sequence[Cause]) -> list[str]:
+    def _split_again(self) -> list[str]:
         """Split the requested global batch, as far as it is possible, over the active workers at once; return notes."""
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
         self.limits = self._with_quantum(total, self.shares)
-        causes = followed_by(self._still_wanted(total), (*self.causes, *self._pending_by, *self._next_by, *causes_now))
-        before, self.current = self.current, split(total, self.shares, self.limits)
-        self.pending, self.next, self._pending_by, self._next_by = None, None, (), ()
-        if self.current != before:
-            self.causes = causes
+        self.current = split(total, self.shares, self.limits)
+        self.pending = self.next = None
         if not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
         self._prepare()
         return changed
-
-    def _still_wanted(self, total: int) -> tuple[Cause, ...]:
-        """Return the request of a global batch that was too large for the members so far, if there is one."""
-        unmet = sum(self.target) != self.wanted and total != sum(self.current)
-        return (self._wanted_by,) if unmet and self._wanted_by is not None else ()
 
     # --- readiness ----------------------------------------------------------------------------------------------------
 
@@ -309,7 +284,7 @@ class BatchSizes:
 
     def step_done(self) -> None:
         """Record a step with the current sizes. The next one has the pending sizes, if all processes can make them."""
-        self.previous, self.causes = self.current, ()
+        self.previous = self.current
         ready, self._all_ready = self._all_ready, False  # valid for one step
         if self.pending is not None and (ready or self._all_able):
             self._take_up()
@@ -318,14 +293,7 @@ class BatchSizes:
 
     def _take_up(self) -> None:
         if self.pending is not None:
-            self.causes = followed_by(self.causes, self._pending_by)
             self.current, self.pending, self.next = self.pending, self.next, None
-            self._pending_by, self._next_by = self._next_by, ()
-
-    @property
-    def waiting_causes(self) -> tuple[Cause, ...]:
-        """The causes of sizes that are not in force yet; empty if there are none."""
-        return followed_by(self._pending_by, self._next_by)
 
     def restart(
         self,
@@ -343,9 +311,6 @@ class BatchSizes:
         """
         self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
-        restored = Request("program.restore", 0, Decision(), hook=False)
-        self.causes = (restored,) if tuple(sizes) != self.current else ()
-        self._pending_by, self._next_by, self._wanted_by = (), (), None
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
         self._all_ready = False
@@ -354,14 +319,12 @@ class BatchSizes:
     def export(self) -> tuple[Any, ...]:
         """Return the replicated part of the state, for `adopt` on a joining process."""
         split = self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits
-        causes = self.causes, self._pending_by, self._next_by, self._wanted_by
-        return split, self.members, (self._all_ready, self._all_able), causes
+        return split, self.members, (self._all_ready, self._all_able)
 
     def adopt(self, exported: tuple[Any, ...]) -> None:
         """Replace the state with what another process has exported."""
-        split, self.members, (self._all_ready, self._all_able), causes = exported
+        split, self.members, (self._all_ready, self._all_able) = exported
         self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
-        self.causes, self._pending_by, self._next_by, self._wanted_by = causes
 
     # --- validation ---------------------------------------------------------------------------------------------------
 

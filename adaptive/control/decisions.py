@@ -13,12 +13,12 @@ from adaptive.base.world import World
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
 from .batch_sizes import BatchSizes, Split
-from .causes import Request, names_of
 from .decision_digest import DecisionDigest, hooks_in_words
 from .hooks import Hooks
 from .hosts import decided_by_first
 from .hyperparameters import Hyperparameters
 from .membership import Membership
+from .requests import Request, names_of
 
 
 class Decisions:
@@ -50,6 +50,7 @@ class Decisions:
         self._hyperparameters = hyperparameters
         self.stopped = False
         self.last_asked: tuple[tuple[str, ...], tuple[Request, ...]] = (), ()
+        self.by_script: list[Request] = []
 
     @property
     def last(self) -> str:
@@ -91,7 +92,8 @@ class Decisions:
         coming = members.target if number is None else number
         slots = members.expected(coming) if coming != len(self._world.members) else None
         decision = replace(self._sizes.exactly(global_batch, shares, slots), workers=number)
-        apply_decision(decision, self._sizes, members, [Request("program.rescale", step, decision, hook=False)])
+        apply_decision(decision, self._sizes, members)
+        self.by_script.append(Request("program.rescale", step, decision, hook=False))
         self._digest.enter(step, "program.rescale", decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
@@ -121,7 +123,4 @@ def apply_decision(
     if decision.workers is not None:
         notes = membership.request(decision.workers, names_of(requests, "workers"))
     by_field = [*names_of(requests, "global_batch"), *names_of(requests, "shares")]
-    about_sizes = [request for request in requests if request.about_sizes]
-    return notes + sizes.request(
-        decision, list(dict.fromkeys(by_field)), for_others=membership.pending, requests=about_sizes
-    )
+    return notes + sizes.request(decision, list(dict.fromkeys(by_field)), for_others=membership.pending)

@@ -15,9 +15,9 @@ from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
 
 from .batch_sizes import BatchSizes
-from .causes import Request
 from .hyperparameters import NONE, Hyperparameters
 from .membership import Membership, Numbers
+from .requests import Request
 from .slot_reset import reset_slots
 
 _NOTHING = Decision()

@@ -66,8 +66,6 @@ class Columns:
       noise: the noise scales that hooks received, with their bounds, by name; shape=(T, 3).
       notices: the steps with a decision, a join, a loss or a note.
       unknown: by hook, whether all numbers that it received were NaN; shape=(T,). Hooks without values are left out.
-      causes: by row, why its batch sizes differ from the previous row's; empty in an older record.
-      waiting: who asked for batch sizes that were not in force in the last step. `None` in an older record.
       restored: the restores of the run, oldest first. A repeated step has one row, of its last repetition.
       origins: the processes that recorded, oldest first: see `adaptive.observe.origin`. Empty in an older record.
     """
@@ -87,8 +85,6 @@ class Columns:
     noise: dict[str, np.ndarray]
     notices: tuple[Notice, ...]
     unknown: dict[str, np.ndarray]
-    causes: dict[int, list[dict[str, Any]]]
-    waiting: list[dict[str, Any]] | None
     restored: tuple[Restored, ...] = ()
     origins: tuple[dict[str, Any], ...] = ()
 
@@ -199,8 +195,7 @@ class _Rows:
         self._members: list[tuple[int, tuple[int, ...]]] = []
         self._notices: list[Notice] = []
         self._unknown: dict[str, list[int]] = {hook["name"]: [] for hook in header["hooks"] if hook["leaves"]}
-        self._causes: dict[int, list[dict[str, Any]]] = {}
-        self._waiting: list[dict[str, Any]] | None = None
+        self._asked: dict[str, Any] | None = None  # of the last step
         self._restored: list[Restored] = []
         self._origins: list[dict[str, Any]] = []
         self._last_sizes: Any = None
@@ -228,9 +223,6 @@ class _Rows:
         for hook, unknown in self._unknown.items():
             if (values := fields["hooks"].get(hook)) and not _any_known(values):
                 unknown.append(row)
-        if causes := fields.get("causes"):
-            self._causes[row] = causes
-        self._waiting = (fields.get("asked") or {}).get("by")
         for mark in fields.get("resumed", ()):
             self._restored.append(Restored(row, mark["after"], mark["repeated"], mark["seconds"]))
         if (origin := fields.get("origin")) is not None:
@@ -254,6 +246,10 @@ class _Rows:
     def _add_notice(self, row: int, fields: dict[str, Any]) -> None:
         if fields.get("skipped"):
             self._skipped.append(row)
+        for request in fields.get("script", ()):  # made after the step before
+            decision = {**request, "by": [request["script"]]}
+            self._notices.append(Notice(max(row - 1, 0), decision, (), (), (), self._asked))
+        self._asked = fields.get("asked")
         decision, notes = fields["decision"], fields.get("notes")
         joined, lost = fields.get("joined"), fields.get("lost")
         if decision or notes or joined or lost:
@@ -298,8 +294,6 @@ class _Rows:
             {name: column.array() for name, column in self._scales.items()},
             tuple(self._notices),
             {name.partition("/")[2] or name: _mask(rows, self.count) for name, rows in self._unknown.items()},
-            self._causes,
-            self._waiting,
             tuple(self._restored),
             tuple(self._origins),
         )

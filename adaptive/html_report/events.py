@@ -13,9 +13,9 @@ from .columns import Columns, Restored
 from .formatting import counted, duration, listed, workers
 from .requests import (
     FEW,
+    HookRequest,
     asked,
     asks_for_more,
-    cause_in_words,
     hooks_behind,
     is_about_sizes,
     moved_in_words,
@@ -125,41 +125,27 @@ def _resized(run: Columns) -> Iterator[RunEvent]:
 
 
 def _resizes(run: Columns) -> Iterator[_Resize]:
-    guessed = _guesses(run)
-    for i in range(1, len(run.changes)):
-        row, before, after = int(run.changes[i]), run.changed[i - 1], run.changed[i]
-        stays = before.sum() == after.sum()
-        causes = run.causes.get(row)
-        if causes is None:
-            by, kind = guessed[row]
-        else:
-            by = "; ".join(map(cause_in_words, causes))
-            names = [str(cause.get("hook") or cause.get("script") or "") for cause in causes]
-            kind = listed(list(dict.fromkeys(names))) if all(names) else ""
-        yield _Resize(row, before, after, by, f"{kind} {stays}" if kind else "")
-
-
-def _guesses(run: Columns) -> dict[int, tuple[str, str]]:
-    """Return the likely cause of the sizes from each row on, for an older record, which has no causes.
-
-    A decision counts as the cause of the first change after it.
+    """Yield the changes of batch sizes, each with the last request of sizes since the change before, and with the
+    workers that joined, left or were lost.
     """
-    notices, moves = iter(run.notices), {move.row: move for move in _moves(run)}
-    following, last = next(notices, None), None
-    found = {}
-    for row in map(int, run.changes[1:]):
+    notices, moves, last = iter(run.notices), {move.row: move for move in _moves(run)}, None
+    following = next(notices, None)
+    for i in range(1, len(run.changes)):
+        row, before, sizes = int(run.changes[i]), run.changed[i - 1], run.changed[i]
         while following is not None and following.row < row:
             last = following if is_about_sizes(following.decision or {}) else last
             following = next(notices, None)
-        why = moves[row].why if row in moves else ""
-        if last is not None and last.decision:
-            by = hooks_behind(run, last)
-            asked_for = f"{by}, after step {run.step[last.row]:,}: {wish_in_words(last.decision)}"
-            found[row] = (f"{why}; perhaps {asked_for}", "") if why else (f"probably {asked_for}", f"probably {by}")
-        else:
-            found[row] = why or "asked for by the script, or because workers joined or left", ""
+        reasons, kind, requests = list[str](), "", list[HookRequest]()
+        if last is not None:
+            requests = [each for each in asked(run, last) if is_about_sizes(each.wish)]
+            after_step = f"after step {run.step[last.row]:,}"
+            reasons = [f"{each.by}, {after_step}: {wish_in_words(each.wish)}" for each in requests]
+        if row in moves:
+            reasons.append(moves[row].why)
+        elif requests:
+            kind = f"{listed([each.by for each in requests])} {before.sum() == sizes.sum()}"
+        yield _Resize(row, before, sizes, "; ".join(reasons), kind)
         last = None
-    return found
 
 
 def _line(resize: _Resize) -> RunEvent:
@@ -204,16 +190,13 @@ def _unfulfilled(run: Columns) -> Iterator[RunEvent]:
         for request in asked(run, notice):
             if request.wish.get("stop"):
                 yield RunEvent(notice.row, "stop", "Stop of the run", f"{request.by} asked for it")
-    waiting = (
-        _waiting_in_older(run) if run.waiting is None else [(int(r["step"]), r) for r in run.waiting if "step" in r]
-    )
-    for step, wish in waiting:
+    for step, wish in _waiting(run):
         row = int(np.searchsorted(run.step, step))
         what = f"Request for, and not there by the end: {wish_in_words(wish)}"
-        yield RunEvent(min(row, len(run) - 1), "asked", what, wish.get("hook") or wish.get("script") or "")
+        yield RunEvent(min(row, len(run) - 1), "asked", what, wish["hook"])
 
 
-def _waiting_in_older(run: Columns) -> list[tuple[int, dict[str, Any]]]:
+def _waiting(run: Columns) -> list[tuple[int, dict[str, Any]]]:
     """Return the last decision if sizes have not changed since."""
     last = next((notice for notice in reversed(run.notices) if notice.decision), None)
     if last is None or not last.decision or not last.asked or last.row >= len(run) - 1 or run.changes[-1] > last.row:

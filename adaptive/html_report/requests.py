@@ -9,7 +9,6 @@ from .columns import Columns, Notice
 from .formatting import counted, listed, workers
 
 FEW = 8  # up to this number of workers, each one's numbers are shown
-_MOVES = ("joined", "left", "lost")
 
 
 class HookRequest(NamedTuple):
@@ -43,15 +42,6 @@ def hooks_behind(run: Columns, notice: Notice) -> str:
     step = int(run.step[notice.row])
     due = [hook["name"].partition("/")[2] or hook["name"] for hook in run.header["hooks"] if step % hook["every"] == 0]
     return " or ".join(due) or "a hook"
-
-
-def cause_in_words(cause: Mapping[str, Any]) -> str:
-    """Describe a cause: "adapt, after step 10: a global batch of 112", "worker 1 lost"."""
-    who = cause.get("hook") or cause.get("script")
-    if who is None:
-        return moved_in_words(**{name: cause.get(name, ()) for name in _MOVES})
-    wish = wish_in_words(cause)
-    return f"{who}, after step {cause['step']:,}: {wish}" if wish else str(who)
 
 
 def moved_in_words(joined: Sequence[int], left: Sequence[int], lost: Sequence[int]) -> str:

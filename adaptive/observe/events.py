@@ -26,9 +26,9 @@ from adaptive.base.activity import WorkerSeconds
 from adaptive.base.arrays import is_key
 from adaptive.base.decision import Limits
 from adaptive.control.batch_sizes import BatchSizes
-from adaptive.control.causes import Cause, Request
 from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership, Numbers
+from adaptive.control.requests import Request
 
 from .origin import RunOrigin
 from .report import Report
@@ -76,14 +76,13 @@ class Asked(NamedTuple):
     global_batch: int  # of the next step
     active: tuple[int, ...]  # the workers that are to process examples in the next step
     workers: Numbers
-    by: tuple[Cause, ...] = ()  # the causes of batch sizes that are requested and not in force yet
 
     @classmethod
     def so_far(cls, sizes: BatchSizes, membership: Membership) -> Asked:
         """Return the current targets."""
         bounds = sizes.bounds()
         total = bounds.nearest(sum(sizes.target))
-        return cls(total, bounds.active, membership.numbers, sizes.waiting_causes)
+        return cls(total, bounds.active, membership.numbers)
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ class StepEvent:
       asked: the targets when the hooks ran. Replicated.
       decided: names of the hooks that made the decision. Replicated.
       workers: seconds of every worker in this step; zeros if the step has no message. Replicated.
-      requests: the request of each hook after this step. Replicated.
-      causes: why batch sizes differ from the previous step's; empty if they do not. Replicated.
+      requests: the requests of the script since the previous event, and those of hooks after this step, in order.
+        Replicated.
       run_id: identifies the run: `program.run_id`. Replicated.
       restored: whether the program was restored since the previous step. The steps after the restored one run again,
         with an event each time. Replicated.
@@ -122,7 +121,6 @@ class StepEvent:
     decided: tuple[str, ...]
     workers: WorkerSeconds
     requests: tuple[Request, ...] = ()
-    causes: tuple[Cause, ...] = ()
     run_id: str = ""
     restored: bool = False
     at: float = 0.0

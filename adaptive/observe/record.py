@@ -117,6 +117,7 @@ def _header(event: StepEvent) -> dict[str, Any]:
 
 def _step(event: StepEvent) -> dict[str, Any]:
     report, decision = event.report, event.report.decision
+    by_script = [request.fields() for request in event.requests if not request.hook]
     return {
         "kind": "step",
         "step": report.step,
@@ -129,9 +130,8 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "global_batch": event.asked.global_batch,
             "active": list(event.asked.active),
             "workers": list(event.asked.workers),
-            "by": [cause.fields() for cause in event.asked.by],
         },
-        **({"causes": [cause.fields() for cause in event.causes]} if event.causes else {}),
+        **({"script": by_script} if by_script else {}),
         "hyperparameters": dict(report.hyperparameters),
         **({"at": round(event.at, 6)} if event.at else {}),
         **({"between": {name: round(s, 6) for name, s in event.between.items()}} if event.between else {}),
@@ -157,7 +157,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "workers": decision.workers,
             "hyperparameters": decision.hyperparameters,
             "by": list(event.decided),
-            "requests": [request.fields() for request in event.requests],
+            "requests": [request.fields() for request in event.requests if request.hook],
         },
         "notes": list(report.notes),
     }

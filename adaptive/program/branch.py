@@ -72,7 +72,6 @@ class Branch:
             batch_sizes = split(total, sizes.shares, sizes.bounds())
             self._loop.compile_for(batch_sizes)
             sizes.restart(batch_sizes, sizes.shares, sizes.members, total)
-            sizes.causes = ()
         p.hyperparameters.request(decision.hyperparameters)
         self._loop.steady.stop()
 
@@ -86,5 +85,4 @@ class Branch:
         adopt(p, self._loop, self._parsed, placed(self._parsed, p.engine), Roster.of(p.world))
         run.run_id, run.restored, run.notes, p.skipped.in_a_row, digest = self._before
         p.digest.adopt(digest)
-        p.sizes.causes = ()
         p.hooks.suspended, p.listeners.suspended = self._outer

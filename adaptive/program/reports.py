@@ -30,7 +30,8 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     """
     run, sizes, stream, activity, kernels = p.run, p.sizes, p.stream, p.activity, p.engine.kernels
     activity.turn(OTHER)
-    ran, limits, causes, members = (sizes.current, sizes.previous), sizes.limits, sizes.causes, sizes.members
+    ran, limits, members = (sizes.current, sizes.previous), sizes.limits, sizes.members
+    by_script, p.decisions.by_script = p.decisions.by_script, []
     joined, lost, come_and_gone = p.members.drain_events()
     run.step += 1
     epochs_before = stream.epoch
@@ -87,7 +88,7 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     if asked is not None:
         values = hook_values(p.hooks, outcome.hooks)
         decided, requests = p.decisions.last_asked if decision is not None else ((), ())
-        details = limits, p.seed, values, asked, decided, p.status.seconds, requests, causes
+        details = limits, p.seed, values, asked, decided, p.status.seconds, (*by_script, *requests)
         origin, run.origin = run.origin, None
         clock = time.time(), activity.between(), origin
         failed = p.listeners.notify(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored, *clock))

@@ -214,6 +214,7 @@ class SteadyLoop:
             and self._simple
             and p.run.checkpointer is None
             and not p.run.notes
+            and not p.decisions.by_script
             and not p.listeners.any
         )
 

@@ -8,7 +8,6 @@ import pytest
 import adaptive as ad
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
-from adaptive.control.causes import Moved, Request
 
 COVERS = ("adaptive/control/global_batch.py",)
 
@@ -283,7 +282,6 @@ def after_a_loss(sizes, members, lost):
 def test_the_batch_is_split_anew_and_kernels_that_are_missing_are_waited_for(how):
     sizes = in_force(96, (96,) * 3, (1, 1, 1), **how)
     assert after_a_loss(sizes, [0, 2], [1]) == ((48, 0, 48), None, [(48, 0, 48)], [])
-    assert sizes.causes == (Moved((), (), (1,)),)
 
 
 def test_nothing_is_waited_for_if_any_size_can_be_made():
@@ -291,136 +289,6 @@ def test_nothing_is_waited_for_if_any_size_can_be_made():
     step(sizes, able=True)
     sizes.made.able = True
     assert after_a_loss(sizes, [0, 2], [1])[:2] == ((48, 0, 48), None)
-
-
-# --- causes -----------------------------------------------------------------------------------------------------------
-
-
-def hook(by, step, **asked):
-    """A hook's request, as `apply_decision` passes it on."""
-    return {"decision": Decision(**asked), "hooks": [by], "requests": [Request(by, step, Decision(**asked))]}
-
-
-def script(step, **asked):
-    return {"decision": Decision(**asked), "requests": [Request("program.rescale", step, Decision(**asked), False)]}
-
-
-def why(sizes):
-    """Why the next step has other sizes than the last one, in short."""
-    return [(c.by, c.step) if isinstance(c, Request) else c for c in sizes.causes]
-
-
-def why_waiting(sizes):
-    return [c.by for c in sizes.waiting_causes]
-
-
-def test_new_sizes_carry_their_cause_for_one_step():
-    sizes = in_force()
-    sizes.request(**hook("grow", 10, global_batch=16))
-    assert (why(sizes), why_waiting(sizes)) == ([], ["grow"])
-    step(sizes)
-    sizes.made.ready = {(8, 8)}
-    step(sizes)
-    assert (sizes.current, why(sizes), why_waiting(sizes)) == ((8, 8), [("grow", 10)], [])
-    step(sizes)
-    assert why(sizes) == []
-
-
-def test_a_script_that_asks_is_not_taken_for_the_hook_that_asked_before():
-    sizes = in_force()
-    step(sizes, able=True)
-    sizes.request(**hook("grow", 1, global_batch=16))
-    step(sizes, able=True)
-    sizes.request(**script(2, global_batch=12))
-    assert why(sizes) == [("program.rescale", 2)]
-
-
-def test_a_request_that_overrides_another_one_is_the_cause_alone():
-    sizes = in_force()
-    sizes.request(**hook("grow", 1, global_batch=16))
-    sizes.request(**script(2, global_batch=14))
-    step(sizes, able=True)
-    assert (sum(sizes.current), why(sizes)) == (14, [("program.rescale", 2)])
-
-
-def test_requests_for_different_things_are_causes_together():
-    sizes = in_force()
-    sizes.request(**hook("grow", 1, global_batch=16))
-    sizes.request(**hook("balance", 2, shares=(3.0, 1.0)))
-    step(sizes, able=True)
-    assert (sizes.current, why(sizes)) == ((10, 6), [("grow", 1), ("balance", 2)])
-
-
-def test_a_repeated_request_is_not_the_cause():
-    sizes = in_force()
-    sizes.request(**hook("grow", 1, global_batch=16))
-    sizes.request(**hook("also", 2, global_batch=16))
-    step(sizes, able=True)
-    assert why(sizes) == [("grow", 1)]
-
-
-def test_consecutive_sizes_have_their_own_causes():
-    sizes = in_force(one_by_one=True)
-    sizes.request(**hook("first", 1, global_batch=14))
-    sizes.request(**hook("second", 2, global_batch=16))
-    assert why_waiting(sizes) == ["second"]
-    step(sizes, ready=True)
-    assert (sum(sizes.current), why(sizes), why_waiting(sizes)) == (14, [("first", 1)], ["second"])
-    step(sizes, ready=True)
-    assert (sum(sizes.current), why(sizes)) == (16, [("second", 2)])
-
-
-def test_where_a_worker_is_lost_before_a_request_is_carried_out_both_are_causes():
-    sizes = in_force(upper=(20, 20))
-    sizes.request(**hook("grow", 10, global_batch=16))
-    sizes.change_members([0], [], lost=[1])
-    assert (sizes.current, why(sizes)) == ((12, 0), [Moved((), (), (1,))])
-    step(sizes, ready=True)
-    assert (sizes.current, why(sizes)) == ((16, 0), [("grow", 10), Moved((), (), (1,))])
-
-
-def test_where_a_worker_is_lost_in_the_first_step_of_new_sizes_both_are_causes():
-    sizes = in_force(upper=(20, 20))
-    sizes.request(**hook("grow", 10, global_batch=16))
-    step(sizes, able=True)
-    sizes.change_members([0], [], lost=[1])
-    assert (sizes.current, why(sizes)) == ((16, 0), [("grow", 10), Moved((), (), (1,))])
-
-
-def test_leaving_and_joining_workers_are_causes():
-    sizes = in_force(upper=(20, 20, 20), shares=(1, 1, 1))
-    step(sizes, able=True)
-    sizes.change_members([0, 1], [])
-    assert (sizes.current, why(sizes)) == ((6, 6, 0), [Moved((), (2,), ())])
-    sizes.step_done()
-    sizes.change_members([0, 1, 2], [2])
-    assert (sizes.current, why(sizes)) == ((4, 4, 4), [Moved((2,), (), ())])
-
-
-def test_a_global_batch_that_waited_for_more_workers_is_a_cause_when_they_join():
-    sizes = in_force(upper=(10, 10, 10), shares=(1, 1, 0))
-    sizes.change_members([0, 1], [])
-    sizes.step_done()
-    sizes.request(**hook("grow", 3, global_batch=30), for_others=True)
-    step(sizes, able=True)
-    assert (sizes.current, why(sizes)) == ((10, 10, 0), [("grow", 3)])
-    sizes.step_done()
-    sizes.change_members([0, 1, 2], [2])
-    assert (sum(sizes.current), why(sizes)) == (30, [("grow", 3), Moved((2,), (), ())])
-
-
-def test_where_sizes_stay_there_is_no_cause():
-    sizes = in_force(upper=(20, 20, 20), shares=(1, 1, 0))
-    sizes.change_members([0, 1], [])  # the worker that leaves took no examples
-    assert why(sizes) == []
-
-
-def test_a_checkpoint_is_a_cause_where_its_sizes_are_others():
-    sizes = in_force()
-    sizes.restart((6, 6), (1, 1))
-    assert why(sizes) == []
-    sizes.restart((9, 5), (2, 1))
-    assert why(sizes) == [("program.restore", 0)]
 
 
 def test_bounds_follow_limits_and_shares():

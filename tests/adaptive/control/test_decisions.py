@@ -11,11 +11,11 @@ import pytest
 import adaptive as ad
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
-from adaptive.control.causes import Request
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import HookOutcome
 from adaptive.control.membership import Membership
+from adaptive.control.requests import Request
 from adaptive.runtime.local_world import LocalWorld
 
 

@@ -80,11 +80,10 @@ def test_members_are_listed_where_they_change(run):
     assert read_columns(record(run, busy)).members == ((0, (0, 1)), (4, (0,)), (6, (0, 1)))
 
 
-def test_the_last_requests_of_the_run_are_those_that_wait(run):
-    by = [{"hook": "adapt", "step": 4, "workers": 3}]
-    waits, waits_no_more = ({"asked": {"global_batch": 64, "by": causes}} for causes in (by, []))
-    assert read_columns(record(run, uneven(9, 2, 0.1), fields={8: waits})).waiting == by  # nothing new was asked
-    assert read_columns(record(run, uneven(9, 2, 0.1), fields={8: waits, 9: waits_no_more})).waiting == []
+def test_a_request_of_the_script_is_a_decision_after_the_step_before(run):
+    request = {"script": "program.rescale", "step": 7, "global_batch": 112}
+    (notice,) = read_columns(record(run, uneven(9, 2, 0.1), fields={8: {"script": [request]}})).notices
+    assert (notice.row, notice.decision) == (6, {**request, "by": ["program.rescale"]})
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_listeners_are_not_called_in_a_branch():
         with program.branch():
             program.step()
         program.step()
-    assert [(event.report.step, event.restored, event.causes) for event in events] == [(1, False, ()), (2, False, ())]
+    assert [(event.report.step, event.restored) for event in events] == [(1, False), (2, False)]
 
 
 def test_a_branch_that_raises_is_left():

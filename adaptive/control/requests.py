@@ -1,0 +1,37 @@
+"""Requests of hooks and of the script, in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from adaptive.base.decision import Decision
+
+
+class Request(NamedTuple):
+    """One request, made between two steps. Replicated.
+
+    Attributes:
+      by: the name of a hook, or of the method that the script called: "program.rescale".
+      step: the last step before the request.
+      decision: the requested changes.
+      hook: whether a hook made it.
+    """
+
+    by: str
+    step: int
+    decision: Decision
+    hook: bool = True
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that a record holds, without empty ones."""
+        asked = {name: getattr(self.decision, name) for name in ("global_batch", "shares", "workers")}
+        found = {name: value for name, value in asked.items() if value is not None}
+        found |= {"stop": True} if self.decision.stop else {}
+        found |= {"hyperparameters": dict(self.decision.hyperparameters)} if self.decision.hyperparameters else {}
+        return {"hook" if self.hook else "script": self.by, "step": self.step, **found}
+
+
+def names_of(requests: Sequence[Request], field: str) -> list[str]:
+    """Return the names of the hooks that requested a field of a `Decision`."""
+    return [r.by for r in requests if r.hook and getattr(r.decision, field) is not None]
