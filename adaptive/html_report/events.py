@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .columns import Columns, Restored
+from .columns import Columns, Notice, Restored
 from .formatting import counted, duration, listed, workers
 from .requests import (
     FEW,
@@ -133,7 +133,7 @@ def _resizes(run: Columns) -> Iterator[_Resize]:
     for i in range(1, len(run.changes)):
         row, before, sizes = int(run.changes[i]), run.changed[i - 1], run.changed[i]
         while following is not None and following.row < row:
-            last = following if is_about_sizes(following.decision or {}) else last
+            last = _later(last, following)
             following = next(notices, None)
         reasons, kind, requests = list[str](), "", list[HookRequest]()
         if last is not None:
@@ -146,6 +146,17 @@ def _resizes(run: Columns) -> Iterator[_Resize]:
             kind = f"{listed([each.by for each in requests])} {before.sum() == sizes.sum()}"
         yield _Resize(row, before, sizes, "; ".join(reasons), kind)
         last = None
+
+
+def _later(last: Notice | None, notice: Notice) -> Notice | None:
+    """Return the notice whose request explains a change after both: the later one about sizes. One for a number of
+    workers alone does not replace one for a batch or a split.
+    """
+    new, old = notice.decision or {}, (last and last.decision) or {}
+    if not is_about_sizes(new):
+        return last
+    splits = [any(wish.get(name) is not None for name in ("global_batch", "shares")) for wish in (new, old)]
+    return last if splits == [False, True] else notice
 
 
 def _line(resize: _Resize) -> RunEvent:
