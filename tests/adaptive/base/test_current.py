@@ -70,7 +70,7 @@ def test_an_eager_collective_without_a_world_is_refused_too(launched, collective
 
 
 def test_workers_are_not_counted_without_a_world(launched):
-    with pytest.raises(ad.CollectiveError, match=r"ad.workers\(\).*4 processes"):
+    with pytest.raises(ad.CollectiveError, match=r"ad.num_workers\(\).*4 processes"):
         ad.num_workers()
     with comm.SoloWorld():
         assert ad.num_workers() == 1
@@ -89,7 +89,7 @@ def test_alone_or_where_the_launcher_does_not_say_nothing_is_refused(monkeypatch
 
 def test_in_another_thread_than_the_block_a_world_has_to_be_given():
     with comm.DeviceWorld() as world:
-        for work in (build, ad.workers, lambda: comm.all_gather(1.0)):
+        for work in (build, ad.num_workers, lambda: comm.all_gather(1.0)):
             error = in_a_thread(work)
             assert isinstance(error, ad.DriverError)
             assert f"{world!r} was entered in another thread" in str(error)
