@@ -68,7 +68,7 @@ def parts(n: int) -> dict[str, float]:
 
     def requested() -> None:
         apply_decision(next_decision(), sizes, membership, ())
-        sizes.on_agreed(can_make_pending=True, can_make_any=True, call_overhead=0.0)
+        sizes.on_agreed(can_make_pending=True, can_make_any=True)
         sizes.step_done()
 
     digest = DecisionDigest()
@@ -106,7 +106,7 @@ def balancing(n: int) -> dict[str, Any]:
         hooks = hooks or Hooks([_plan(hook, (seconds,))], n, membership)
         ran, leaves = (sizes.current, sizes.previous), [jax.tree.leaves((seconds,))]
         start = time.process_time()
-        sizes.on_agreed(can_make_pending=True, can_make_any=True, call_overhead=0.0)
+        sizes.on_agreed(can_make_pending=True, can_make_any=True)
         sizes.step_done()
         outcome = hooks.run(step, step / 100, leaves, ran, sizes)
         if outcome.decision is not None:

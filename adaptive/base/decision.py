@@ -32,7 +32,7 @@ class _Bounds(NamedTuple):
     quantum: int = 1  # preferred multiple: such sizes need few kernels
     multiple: int = 1  # required multiple: from the driver's minibatches
     examples: int = sys.maxsize  # maximum over all workers: the data set's length
-    call_overhead: float = 0.0  # cost of one more microbatch execution, in examples
+    call_overhead: float = 0.0
 
 
 class Limits(_Bounds):
@@ -46,7 +46,8 @@ class Limits(_Bounds):
       quantum: preferred multiple: such sizes need few kernels.
       multiple: required multiple: from the driver's minibatches.
       examples: maximum over all workers: the data set's length.
-      call_overhead: cost of one more microbatch execution, in examples.
+      call_overhead: cost of one more microbatch, in examples; a constant (`CALL_OVERHEAD`), 0 where batches cannot be
+        split. Policies prefer sizes that run as fewer microbatches of powers of two, whose kernels are compiled.
     """
 
     def __getstate__(self) -> None:

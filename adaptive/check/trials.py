@@ -255,7 +255,7 @@ class Bench:
             plans,
             list(self.start.states[0]),
             self._wire,
-            kernels=KernelOptions(timed=False),
+            kernels=KernelOptions(deterministic=True),
         )
         steps = self._trial.step_plan
         feed = steps.feed

@@ -4,8 +4,7 @@
                (`Limits.nearest`); the quantum follows it; `split` computes the sizes. They are *pending*.
     prepare    The kernels for these sizes are compiled in the background (`Readiness`).
     status     In every step each process reports whether it can run the pending sizes (`can_make_pending`) or any sizes
-               (`can_make_any`), and the cost of one more microbatch (`call_overhead`). `on_agreed` receives the result
-               over all processes (`status.py`).
+               (`can_make_any`). `on_agreed` receives the result over all processes (`status.py`).
     step_done  When all processes are ready, the pending sizes come into force, between the same two steps on all.
 
 When the members change (`change_members`), the global batch is split again at once. A process that lacks kernels for
@@ -36,8 +35,7 @@ Split = tuple[int, ...]  # examples, by worker
 
 
 class BatchSizes:
-    """The split in force, and the requested ones. Replicated, except `can_make_pending`, `can_make_any` and
-    `call_overhead`.
+    """The split in force, and the requested ones. Replicated, except `can_make_pending` and `can_make_any`.
 
     A worker is active if its slot is occupied and its share is not 0. When the active workers change, the global batch
     stays, or is as near to the last request as their limits permit.
@@ -58,7 +56,7 @@ class BatchSizes:
       next: the request after `pending`, if sizes are prepared `one_by_one`.
       shares: the last requested shares; 0 for empty worker slots.
       wanted: the last requested global batch.
-      limits: with the quantum of the last requested sizes, and the cost of one more microbatch.
+      limits: with the quantum of the last requested sizes.
       one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled, a
         driver that requests another size in every step would otherwise never get any.
       needed: worker slots whose workers must take examples.
@@ -264,21 +262,9 @@ class BatchSizes:
         """Whether this process can make any sizes, now and from now on. Local."""
         return self._readiness.ready_for_any()
 
-    @property
-    def call_overhead(self) -> float:
-        """Cost of one more microbatch in this process, in examples. Local.
-
-        A process without timings, such as one whose workers take no examples, reports the last mean over all processes,
-        which leaves the mean unchanged.
-        """
-        own = self._readiness.call_overhead()
-        return self.limits.call_overhead if own is None else own
-
-    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
+    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool) -> None:
         """Apply what all processes reported in this step; see `status.py`. `can_make_any` stays true once it is."""
         self._all_ready, self._all_able = can_make_pending, self._all_able or can_make_any
-        if call_overhead != self.limits.call_overhead:
-            self.limits = self.limits._replace(call_overhead=call_overhead)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,4 @@
-"""Whether this process can run requested batch sizes yet: at once, or when their kernels are compiled.
-
-Also reports the cost of one more microbatch.
-"""
+"""Whether this process can run requested batch sizes yet: at once, or when their kernels are compiled."""
 
 from __future__ import annotations
 
@@ -34,10 +31,6 @@ class Readiness(Protocol):
         """Wait until this process can run steps of these sizes."""
         ...
 
-    def call_overhead(self) -> float | None:
-        """Return the cost of one more microbatch, in examples; None while it is unknown."""
-        ...
-
 
 class AtOnce:
     """Readiness for any sizes at any time, for simulated workers."""
@@ -53,9 +46,6 @@ class AtOnce:
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         return None
-
-    def call_overhead(self) -> float | None:
-        return 0.0
 
 
 class KernelsOf:
@@ -87,6 +77,3 @@ class KernelsOf:
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         self._kernels.require(self._own(sizes))
-
-    def call_overhead(self) -> float | None:
-        return self._kernels.overhead_examples

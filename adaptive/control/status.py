@@ -9,7 +9,6 @@ comparing decisions, and agreeing on new batch sizes, needs no message of its ow
                                     `LeaveRequest` (`membership.py`)
     can_make_pending  one           number of processes that can run the pending batch sizes
     can_make_any   one              number of processes that can run any batch sizes from now on
-    call_overhead  one              mean over processes of the cost of one more microbatch execution, in examples
     ready_to_join  one              number of requested workers that are ready to join
     checkpoint_due one              number of processes that report that a checkpoint is due
     seconds        three a worker   input, computing and busy: `WorkerSeconds`
@@ -17,7 +16,7 @@ comparing decisions, and agreeing on new batch sizes, needs no message of its ow
 All but the seconds, the *facts*, are the same in nearly all steps. A process that receives the same facts again does
 nothing, and one whose own facts have not changed (`repeats`) writes only its seconds.
 
-In single precision the status takes 16 bytes per worker, and 20 more. The word has 24 bits, and is exact.
+In single precision the status takes 16 bytes per worker, and 16 more. The word has 24 bits, and is exact.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from adaptive.base.world import World
 from .decision_digest import DecisionDigest
 
 _REQUESTS = 4  # a power of two above the largest leave_request
-_OF_ALL = 5  # facts: can_make_pending … checkpoint_due
+_OF_ALL = 4  # facts: can_make_pending … checkpoint_due
 _SECONDS = len(WorkerSeconds._fields)  # of each
 
 
@@ -50,13 +49,8 @@ class SizesLike(Protocol):
         """Whether this process can run any batch sizes from now on. Local."""
         ...
 
-    @property
-    def call_overhead(self) -> float:
-        """Cost of one more microbatch execution in this process, in examples. Local."""
-        ...
-
-    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
-        """Apply what all processes reported: whether all can, and the mean overhead. Replicated."""
+    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool) -> None:
+        """Apply what all processes reported: whether all can. Replicated."""
         ...
 
 
@@ -90,7 +84,6 @@ class Verdict(NamedTuple):
     leave_requests: np.ndarray  # shape=(capacity,)
     can_make_pending: bool  # all processes
     can_make_any: bool  # all processes
-    call_overhead: float  # mean over processes
     ready_to_join: int  # sum over processes
     checkpoint_requested: bool  # any process
 
@@ -144,8 +137,8 @@ class Status:
         self._first_second = self._n_facts + workers.start
         self._seconds_view = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
         self._own[workers.start : workers.stop] = _REQUESTS * self._digest.value + self._members.leave_request
-        overhead, can = sizes.call_overhead / self._world.processes, (sizes.can_make_pending, sizes.can_make_any)
-        of_all = *can, overhead, self._members.ready_to_join, self.checkpoint_due
+        can = sizes.can_make_pending, sizes.can_make_any
+        of_all = *can, self._members.ready_to_join, self.checkpoint_due
         self._own[n : self._n_facts] = of_all
 
     def decode(self, elements: np.ndarray) -> None:
@@ -165,11 +158,7 @@ class Status:
             elements[slot] = _REQUESTS * self._digest.value
         verdict = _verdict(elements, self._world.processes)
         self._digest.compare(verdict.digests, own=self._world.workers)
-        self._sizes.on_agreed(
-            can_make_pending=verdict.can_make_pending,
-            can_make_any=verdict.can_make_any,
-            call_overhead=verdict.call_overhead,
-        )
+        self._sizes.on_agreed(can_make_pending=verdict.can_make_pending, can_make_any=verdict.can_make_any)
         self._members.on_agreed(ready_to_join=verdict.ready_to_join, leave_requests=verdict.leave_requests)
         self._any_requested = verdict.checkpoint_requested
 
@@ -198,5 +187,5 @@ def status_length(capacity: int) -> int:
 
 def _verdict(facts: np.ndarray, processes: int) -> Verdict:
     digests, requests = np.divmod(facts[:-_OF_ALL], _REQUESTS)
-    pending, any_, overhead, ready, due = facts[-_OF_ALL:].tolist()
-    return Verdict(digests, requests, pending == processes, any_ == processes, overhead, round(ready), due > 0)
+    pending, any_, ready, due = facts[-_OF_ALL:].tolist()
+    return Verdict(digests, requests, pending == processes, any_ == processes, round(ready), due > 0)

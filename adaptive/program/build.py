@@ -35,6 +35,7 @@ from adaptive.observe.run_warnings import RunWarnings
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
+from adaptive.runtime.microbatches import CALL_OVERHEAD
 
 from .arguments import Driver, StateForm, built_in, check_driver, checked_nonfinite, count, flag, made_by, new_run_id
 from .first_plan import check_alike, first_plan, plan_for_capacity
@@ -138,7 +139,7 @@ def build(
         world,
         status=status,
         name=name,
-        kernels=KernelOptions(microbatch, not deterministic, resizable, machines.compile_order, memory),
+        kernels=KernelOptions(microbatch, deterministic, resizable, machines.compile_order, memory),
         finite=nonfinite != "allow",
         activity=activity,
     )
@@ -146,6 +147,7 @@ def build(
     waits = deterministic or not engine.has_status
     expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
     readiness = KernelsOf(engine.kernels, world.workers, expect)
+    sizes.limits = sizes.limits._replace(call_overhead=CALL_OVERHEAD if plan.splittable else 0.0)
     sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable, fixed_by=fixed_by)
     if memory is not None and not plan.splittable:
         run.notes += fit_local_batches(engine, sizes, name)

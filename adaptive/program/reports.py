@@ -37,8 +37,7 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     epochs_before = stream.epoch
     stream.advance(ran[0])
     consumed = stream.consumed
-    at_a_loss = [kernels.tried_at_a_loss(i) for i in range(len(p.world.workers))]
-    p.clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended(), tried_at_a_loss=at_a_loss)
+    p.clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
     notes = [*come_and_gone, *notes]
     if p.shards is not None:
         notes += unused_shards(p.shards, *ran, first=run.step == 1)

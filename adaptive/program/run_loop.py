@@ -19,7 +19,6 @@ from adaptive.base.world_messages import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
-from adaptive.runtime.out_of_memory import LocalBatchTooLarge
 from adaptive.runtime.outcome import Outcome
 
 from .membership_changes import MembershipChanges, RunEnds, RunOver
@@ -140,9 +139,6 @@ class RunLoop:
                 return self._run_engine(share, since)
             except MembersChanged:
                 continue
-            except LocalBatchTooLarge as error:
-                p.run.notes += [f"{error}.", *p.sizes.limit_local_batches([error.examples] * p.world.capacity)]
-                _log.warning("%s: local batches have at most %d examples from now on.", error, error.examples)
 
     def _run_engine(self, share: Share, since: float) -> Outcome:
         p, sizes, seconds = self._parts, self._parts.sizes.current, self._parts.clock.compute_seconds

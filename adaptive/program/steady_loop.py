@@ -6,12 +6,9 @@ check that they still hold, compute, and report. A test counts the Python calls 
 because up to Python 3.11 a comprehension is a call.
 """
 
-# ruff: noqa: PERF401
-
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -24,7 +21,7 @@ from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading
 from adaptive.runtime.microbatches import Microbatches
-from adaptive.runtime.out_of_memory import LocalBatchTooLarge, make_room
+from adaptive.runtime.out_of_memory import check_memory
 from adaptive.runtime.outcome import Outcome
 from adaptive.runtime.steady_step import SteadyStep
 
@@ -43,7 +40,6 @@ class SteadyLoop:
     def __init__(self, parts: ProgramParts, membership_changes: MembershipChanges):
         self._parts, self._membership_changes = parts, membership_changes
         self._on = False  # whether the next step can be steady, as of the last one
-        self._trial = False  # whether the last step was a trial of microbatches that may be slower
         self._share: Share | None = None  # of the next step, if its microbatches are dispatched ahead
         self._sizes: tuple[int, ...] = ()
         self._taking_part = np.zeros(0, bool)  # which workers have examples, for `_sizes`
@@ -116,7 +112,7 @@ class SteadyLoop:
           since: seconds since the start of the previous step.
 
         Returns:
-          The outcome; `None` if members were lost in the step, or memory ran out in its kernels.
+          The outcome; `None` if members were lost in the step.
         """
         p = self._parts
         engine, status = p.engine, p.status
@@ -133,7 +129,6 @@ class SteadyLoop:
             self._share = None  # the engine repeats the work that was dispatched ahead
             steady.forget_ahead()
             return self._through_engine(since)
-        self._trial = choice.trial
         p.activity.now, p.activity.waited_before, asked = INPUT, p.world.waited, time.perf_counter()
         share, self._share = self._share or p.stream.take(self._sizes), None
         input_seconds = time.perf_counter() - asked
@@ -148,10 +143,9 @@ class SteadyLoop:
             self._give_up_step(began, input_seconds)
             return None
         except jax.errors.JaxRuntimeError as error:
-            with suppress(LocalBatchTooLarge):  # the general step finds out again
-                make_room(engine.context, error, [choice.microbatches], sent=steady.has_sent)
             self._give_up_step(began, input_seconds)
-            return None
+            check_memory(engine.context, error, [choice.microbatches])
+            raise
         finally:
             status.repeats = False
 
@@ -167,7 +161,6 @@ class SteadyLoop:
             status.checkpoint_due,
             p.world.processes,
             kernels.compiled.complete,
-            kernels.overhead_examples,
             self._run_under_way and p.membership.leave_request,  # also of processes in reserve
         )
         status.repeats = says == self._said
@@ -190,13 +183,8 @@ class SteadyLoop:
         except MembersChanged:
             self.stop()
             return None
-        except LocalBatchTooLarge:
-            self.stop()
-            return None
         finally:
             p.status.repeats = False
-            kernels = p.engine.kernels
-            self._trial = True in [kernels.choice(place).trial for place in range(len(self._workers))]
 
     def _reading(self, place: int, offset: int, since: float) -> Reading:
         p, worker = self._parts, self._workers[place]
@@ -229,8 +217,8 @@ class SteadyLoop:
             p.skipped.in_a_row = 0
             self._search = p.skipped.next_raises
         stream.advance(self._sizes)
-        if kernels.busy or self._trial:
-            self._take_seconds(outcome)
+        if kernels.busy:
+            clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
         else:
             clock.compute_seconds, clock.beside_compiler = outcome.compute_seconds, 0
         ran = self._sizes, sizes.previous
@@ -265,15 +253,6 @@ class SteadyLoop:
         if not world.rank:
             p.run_warnings.take(report, p.status.heard, clock.beside_compiler)
         return report
-
-    def _take_seconds(self, outcome: Outcome) -> None:
-        """Record the step's seconds, unless a trial or a compiler disturbed them."""
-        p = self._parts
-        kernels = p.engine.kernels
-        beside, lossy = kernels.busy and kernels.step_ended(), []
-        for i in range(len(self._workers)):
-            lossy.append(kernels.choice(i).trial and kernels.tried_at_a_loss(i))
-        p.clock.record(outcome.compute_seconds, beside_compiler=beside, tried_at_a_loss=lossy)
 
     def _run_ahead(self, microbatches: Microbatches) -> None:
         """Dispatch the next step's kernels, if that step will be steady too."""

@@ -27,17 +27,12 @@ class StepClock:
         self.beside_compiler = 0
         self.began = _NAN
 
-    def record(self, seconds: Sequence[float], *, beside_compiler: bool, tried_at_a_loss: Sequence[bool]) -> None:
-        """Record the seconds of a step; NaN if they do not measure the machine's speed, so that policies ignore them.
-
-        That is the case if a compiler of this process ran beside the step, and for a worker that tried slower kernels.
+    def record(self, seconds: Sequence[float], *, beside_compiler: bool) -> None:
+        """Record the seconds of a step; NaN if a compiler of this process ran beside it, so that policies ignore them:
+        then they do not measure the machine's speed.
         """
         self.beside_compiler = self.beside_compiler + 1 if beside_compiler else 0
-        if not beside_compiler and True not in tried_at_a_loss:
-            self.compute_seconds = list(seconds)
-            return
-        lost = [beside_compiler or tried for tried in tried_at_a_loss]
-        self.compute_seconds = [_NAN if is_lost else s for s, is_lost in zip(seconds, lost, strict=True)]
+        self.compute_seconds = [_NAN] * len(seconds) if beside_compiler else list(seconds)
 
     def forget(self, places: Iterable[int]) -> None:
         """Mark the seconds of these workers (by local index) as unknown."""

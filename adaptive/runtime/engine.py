@@ -26,7 +26,7 @@ from .kernels import KernelOptions, Kernels
 from .microbatch_segments import MicrobatchSegments, Plans
 from .microbatches import Microbatches
 from .neutral import NeutralContributions
-from .out_of_memory import make_room
+from .out_of_memory import check_memory
 from .outcome import Outcome
 from .programs import Programs
 from .segment_io import bytes_per_execution
@@ -225,32 +225,29 @@ class Engine:
           share: the batches of this process's workers.
           readings: the values of sources, by local index.
           prefetch: starts to fetch the next step's examples; called once, when the first kernels are dispatched.
-          microbatches: sizes, by local index; by default those that take least time.
+          microbatches: sizes, by local index; by default those of the rule (`runtime/microbatches.py`).
           search: whether to determine where values that are not finite were computed, which takes seconds.
           more: added to the error if processes are in different collectives.
         """
         spmd, status_taken = self._spmd, False
         self.context.activity.turn(COMPUTING)
         if microbatches is None and (spmd is None or self.world.processes == 1):
-            microbatches = self._fastest_microbatches(readings)
+            microbatches = self._microbatches(readings)
         if spmd is not None and spmd.fits(share.sizes, microbatches):
             outcome = spmd(share, readings, microbatches, prefetch, more)
             if outcome is not None:
                 return outcome
             prefetch, status_taken = _fetched, True
-        while True:
-            if microbatches is None:
-                microbatches = self._fastest_microbatches(readings)
-            step = GeneralStep(self.context, share, readings, microbatches)
-            try:
-                return step.run(prefetch, more=more, search=search, status_taken=status_taken)
-            except jax.errors.JaxRuntimeError as error:
-                make_room(self.context, error, microbatches, sent=step.has_sent)
-                if step.dispatched:
-                    prefetch = _fetched
-                microbatches = None
+        if microbatches is None:
+            microbatches = self._microbatches(readings)
+        step = GeneralStep(self.context, share, readings, microbatches)
+        try:
+            return step.run(prefetch, more=more, search=search, status_taken=status_taken)
+        except jax.errors.JaxRuntimeError as error:
+            check_memory(self.context, error, microbatches)
+            raise
 
-    def _fastest_microbatches(self, readings: Sequence[Reading]) -> list[Microbatches]:
+    def _microbatches(self, readings: Sequence[Reading]) -> list[Microbatches]:
         return [
             self.kernels.microbatches(i, r.batch_size, self.min_microbatches_of(r.batch_size, r.global_batch))
             for i, r in enumerate(readings)

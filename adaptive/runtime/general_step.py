@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +26,8 @@ from .microbatches import Microbatches
 from .out_of_memory import check_update
 from .outcome import Outcome
 from .step_plan import Prefetch, StepContext
-from .stopwatch import Stopwatch
 
 _NO_STATUS = np.zeros(0)
-
-
-class _End(NamedTuple):
-    """The end of a worker's microbatches of one level."""
-
-    at: float
-    undisturbed: float  # seconds since the level began, without the time of other processes
 
 
 class GeneralStep:
@@ -45,37 +37,24 @@ class GeneralStep:
       share: the batches of this process's workers.
       readings: the values of sources, by local index.
       microbatches: the sizes of each worker's microbatches, by local index; none for a worker without examples.
-
-    Attributes:
-      dispatched: whether `prefetch` was called.
     """
 
     def __init__(
         self, ctx: StepContext, share: Share, readings: Sequence[Reading], microbatches: Sequence[Microbatches]
     ):
-        # Timed from here on: the overhead of several microbatches belongs to their price.
-        self._watch, self._began = Stopwatch(ctx.world.devices[0]), time.perf_counter()
         self._ctx, self._steps, self._plan, self._share = ctx, ctx.step_plan, ctx.step_plan.plan, share
         self._readings, self._microbatches = readings, list(microbatches)
         self._all_local = range(len(readings))
-        choices = [ctx.kernels.choice(i) for i in self._all_local]
-        self._chosen = [c.timed and c.microbatches is p for c, p in zip(choices, self._microbatches, strict=True)]
-        self._one_by_one = [t and c.one_by_one for t, c in zip(self._chosen, choices, strict=True)]
         self._vectors = {
             i: self._steps.feed.measure_step(readings[i], len(self._microbatches[i])) for i in ctx.workers.present
         }
         self._messages: dict[int, list[list[jax.Array]]] = {}  # the reduced parts, by message and local index
         self._sent: list[int] = []  # numbers of messages
-        self.dispatched = False
         self._prologue_outputs: dict[int, dict[int, Any]] = {}  # by level and local index
         self._kernel_outputs: dict[int, dict[int, list[Any]]] = {}  # by level and local index; per microbatch
         self._packed: list[list[jax.Array]] = [[] for _ in readings]  # parts of the current level's messages
         self._seconds = [0.0 if p else float("nan") for p in self._microbatches]
         self._started = 0.0
-        self._before = 0.0  # seconds before the first microbatch
-        self._undisturbed = 0.0  # seconds of all microbatches, without the time of other processes
-        # By local index: seconds of microbatches, by their size and level.
-        self._kernel_seconds: list[dict[tuple[int, int], list[float]]] = [{} for _ in readings]
 
     def run(self, prefetch: Prefetch, *, more: str, search: bool, status_taken: bool) -> Outcome:
         """Compute, exchange, and commit.
@@ -90,7 +69,6 @@ class GeneralStep:
             self._run_prologue(level)
             self._run_kernels(level)
             if level == 0:
-                self.dispatched = True
                 prefetch(self._share.sizes)
             if level == self._plan.levels:
                 break
@@ -100,11 +78,6 @@ class GeneralStep:
         hooks, metrics = self.commit()
         self._ctx.activity.turn(OTHER)
         return Outcome(hooks, metrics, self._messages, self._seconds, self._microbatches, *self._n_sent())
-
-    @property
-    def has_sent(self) -> bool:
-        """Whether a message of the step was sent."""
-        return bool(self._sent)
 
     # --- computing ----------------------------------------------------------------------------------------------------
 
@@ -132,7 +105,7 @@ class GeneralStep:
         segment = self._plan.prologues.get(level)
         if segment is None:
             return
-        self._start()
+        self._started = time.perf_counter()
         self._prologue_outputs[level] = {}
         for local_index in self._ctx.workers.present:
             given, began = self._whole(local_index, segment), time.perf_counter()
@@ -148,20 +121,12 @@ class GeneralStep:
             jax.block_until_ready(results)
             self._ctx.timeline.add(local_index, name, began, **details)
 
-    def _start(self) -> None:
-        now = time.perf_counter()
-        if self._started:
-            self._watch = Stopwatch(self._ctx.world.devices[0])
-        else:
-            self._before = now - self._began
-        self._started = now
-
     def _run_kernels(self, level: int) -> None:
         segment = self._plan.microbatches.get(level)
         if segment is None:
             return
         if level not in self._plan.prologues:
-            self._start()
+            self._started = time.perf_counter()
         self._kernel_outputs[level] = {
             i: self._run_microbatches(i, level, segment)
             if self._microbatches[i]
@@ -171,13 +136,12 @@ class GeneralStep:
 
     def _run_microbatches(self, local_index: int, level: int, segment: Segment) -> list[list[jax.Array]]:
         ctx, microbatches, start, kept = self._ctx, self._microbatches[local_index], 0, []
-        alone, timed = len(microbatches) == 1, self._one_by_one[local_index]
+        alone = len(microbatches) == 1
         leaves = jax.tree.leaves(self._share.batches[local_index])
         wanted = [leaves[i] for i in self._steps.inputs["microbatch", level].batch]
         fixed = None if self._kernel_outputs else self._given(local_index, segment)
         parts: list[jax.Array] = []
         for number, size in enumerate(microbatches):
-            watch = Stopwatch(ctx.world.devices[local_index]) if timed else None
             # With `fixed`, only the batch and the vectors are set for each microbatch.
             given = self._given(local_index, segment, number) if fixed is None else fixed
             given["batch"] = wanted if alone else [leaf[start : start + size] for leaf in wanted]
@@ -195,9 +159,6 @@ class GeneralStep:
             if ctx.waiters is None:  # otherwise other threads wait, for several devices
                 self._trace(local_index, f"{size} examples", began, (parts, out), level=level)
             kept.append(out["outputs"])
-            if watch is not None:
-                jax.block_until_ready((parts, kept[-1]))
-                self._kernel_seconds[local_index].setdefault((size, level), []).append(watch.seconds)
             start += size
         self._packed[local_index] = parts
         return kept
@@ -219,33 +180,18 @@ class GeneralStep:
         self._finish(level, list(map_(self._wait_for, self._all_local)))
         return {number: [self._parts_of(number, i) for i in self._all_local] for number in sent}
 
-    def _wait_for(self, local_index: int) -> _End:
+    def _wait_for(self, local_index: int) -> float:
         self._packed[local_index][0].block_until_ready()
-        return _End(time.perf_counter(), self._watch.seconds)
+        return time.perf_counter()
 
-    def _finish(self, level: int, ends: Sequence[_End]) -> None:
+    def _finish(self, level: int, ends: Sequence[float]) -> None:
         """Record the durations of a level, which ended on each worker at one of `ends`."""
-        for local_index, (at, _) in enumerate(ends):
+        for local_index, at in enumerate(ends):
             self._seconds[local_index] += at - self._started
             timeline, microbatches = self._ctx.timeline, self._microbatches[local_index]
             if timeline is not None and self._ctx.waiters is not None and microbatches:
                 name = f"{' + '.join(map(str, microbatches))} examples"
                 timeline.add(local_index, name, self._started, max(self._started, at), level=level)
-        self._undisturbed += max(end.undisturbed for end in ends)
-        if level == self._steps.last_microbatch_level:
-            self._record()
-
-    def _record(self) -> None:
-        kernels = self._ctx.kernels
-        for local_index in self._all_local:
-            if self._one_by_one[local_index]:
-                at_best: dict[int, float] = {}
-                for (size, _level), times in self._kernel_seconds[local_index].items():
-                    at_best[size] = at_best.get(size, 0.0) + min(times)
-                for size, seconds in at_best.items():
-                    kernels.record(local_index, size, seconds)
-            elif self._chosen[local_index]:
-                kernels.record_step(local_index, min(self._before + self._seconds[local_index], self._undisturbed))
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

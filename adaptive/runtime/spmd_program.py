@@ -237,7 +237,7 @@ class _OneWorker:
         is done only in programs whose last bits may depend on the machine's speed.
         """
         size = self._size
-        if size & (size - 1) and not self._ctx.kernels.timed:
+        if size & (size - 1) and self._ctx.kernels.deterministic:
             return frozenset()
         sources = (eqn for eqn in plan.graph.eqns if eqn.primitive is source_p)
         return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)

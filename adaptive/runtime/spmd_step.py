@@ -106,7 +106,7 @@ class SPMDStep:
     @property
     def waits(self) -> bool:
         """Whether steps wait for a program that is still being compiled: in deterministic programs."""
-        return not self._ctx.kernels.timed
+        return self._ctx.kernels.deterministic
 
     @property
     def failed(self) -> bool:

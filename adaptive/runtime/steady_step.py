@@ -34,7 +34,6 @@ from .out_of_memory import check_update
 from .outcome import Outcome
 from .segment_io import bytes_per_execution
 from .step_plan import StepContext
-from .stopwatch import undisturbed
 
 
 def is_flat(plan: Plan, workers: int) -> bool:
@@ -87,7 +86,6 @@ class SteadyStep:
       ctx: the parts that the engine's steps share; its plan must satisfy `is_flat`.
 
     Attributes:
-      has_sent: whether the last step has sent a message.
       copied: the next step's examples on an accelerator.
     """
 
@@ -117,7 +115,6 @@ class SteadyStep:
         self.runs_ahead = not self._on_host and set(call.reads("source")) <= _KNOWN_AHEAD
         self._ahead: _Ahead | None = None
         self.copied = CopiedExamples(ctx.world.devices[0], self._batch)
-        self.has_sent = False
         self._microbatch_bytes = bytes_per_execution(plan, steps.layouts)
         # Sources that change from step to step: (vector, index, function that reads the value).
         self._changing = [
@@ -133,7 +130,7 @@ class SteadyStep:
     def fits(self, choice: Choice) -> bool:
         """Return whether this object can run a step of these microbatches; otherwise run a general one."""
         calls = choice.microbatches
-        if not calls or choice.one_by_one or self._ctx.workers.present != [0]:
+        if not calls or self._ctx.workers.present != [0]:
             return False
         return len(calls) == 1 or not self._final_kept
 
@@ -159,9 +156,8 @@ class SteadyStep:
         """
         ctx, steps, sizes = self._ctx, self._steps, choice.microbatches
         activity = ctx.activity
-        activity.now, self.has_sent = COMPUTING, False
+        activity.now = COMPUTING
         started = dispatched = time.perf_counter()
-        watch = time.process_time() if choice.timed else 0.0
         vectors, final_vectors = self._vectors(reading, sizes)
         known = float("inf")
         ahead = None if self._ahead is None else self._take_ahead(reading.step, sizes, share.batches[0])
@@ -177,8 +173,6 @@ class SteadyStep:
         prefetch(share.sizes)
         packed[0].block_until_ready()
         seconds = min(known, time.perf_counter() - dispatched)
-        if choice.timed:
-            ctx.kernels.record_step(0, undisturbed(seconds, time.process_time() - watch) if self._on_host else seconds)
         for result in ctx.workers.committed:  # the previous step must have finished reading the receive buffers
             result.block_until_ready()
         messages: dict[int, Any] = {}
@@ -187,7 +181,7 @@ class SteadyStep:
         sent = exchanged = time.perf_counter()
         if self._sent >= 0:
             own = ctx.status.encode_one(input_seconds, seconds, activity.busy(sent)).astype(self._dtype)
-            activity.now, self.has_sent = EXCHANGING, True
+            activity.now = EXCHANGING
             results, heard = self._exchange(packed[steps.part_slices[self._sent]], own, reading.step + 1, more)
             exchanged = time.perf_counter()
             activity.now = COMPUTING

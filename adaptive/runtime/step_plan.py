@@ -81,7 +81,6 @@ class StepPlan:
       part_slices: for each message, its parts among those of its level.
       inputs: origins of each segment's inputs, by kind and level.
       results: positions of the final segment's results.
-      last_microbatch_level: the last level with kernels before the final segment; -1 if there is none.
       status_message: the number of the message that carries the status; -1 if there is none.
     """
 
@@ -97,7 +96,6 @@ class StepPlan:
         segments = (*plan.prologues.values(), *plan.microbatches.values(), plan.final)
         self.inputs = {(s.kind, s.level): SegmentInputs(s) for s in segments}
         self.results = FinalResults(plan)
-        self.last_microbatch_level = max((level for level in plan.microbatches if level < plan.levels), default=-1)
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
 
     def about(self, number: int, step: int) -> str:

@@ -301,11 +301,7 @@ class _Run:
         if self._states is None:
             plans = [_plan(*pair) for pair in zip(self._hooks, values, strict=True)]
             self._states = Hooks(plans, len(ran[0]), self._membership)
-        sizes.on_agreed(
-            can_make_pending=sizes.can_make_pending,
-            can_make_any=sizes.can_make_any,
-            call_overhead=self._limits.call_overhead,
-        )
+        sizes.on_agreed(can_make_pending=sizes.can_make_pending, can_make_any=sizes.can_make_any)
         sizes.step_done()
         epoch = self._consumed / self._examples
         decision, _, requests = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)

@@ -115,7 +115,3 @@ class AfterSteps:
     def wait_for(self, sizes: Sequence[int]) -> None:
         """End the wait."""
         self._left = 0
-
-    def call_overhead(self) -> float | None:
-        """Return None: not measured."""
-        return None

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import collectives as comm
-from adaptive.control.readiness import KernelsOf
+from adaptive.program import build
 
 WORLDS = {
     "solo": comm.SoloWorld,
@@ -56,5 +56,5 @@ def double_precision() -> Iterator[None]:
 
 @pytest.fixture
 def free_calls(monkeypatch):
-    """For workers whose seconds are made up: as if calls cost nothing, where real ones cost more than all examples."""
-    monkeypatch.setattr(KernelsOf, "call_overhead", lambda kernels: 0.0)
+    """For workers whose seconds are made up: as if microbatches cost nothing."""
+    monkeypatch.setattr(build, "CALL_OVERHEAD", 0.0)

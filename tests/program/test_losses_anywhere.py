@@ -17,7 +17,6 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 from adaptive.control import hosts
-from adaptive.control.readiness import KernelsOf
 from adaptive.disk.directory import checkpoints
 from adaptive.program.stored import load
 from tests.program.problems import stream
@@ -183,7 +182,6 @@ def test_where_one_process_decides_for_all(monkeypatch):
     """On machines of several kinds the first process's decisions count; in the last step they are not compared."""
     kinds = itertools.count()
     monkeypatch.setattr(hosts, "kind_of_machine", lambda devices: f"kind {next(kinds)}")
-    monkeypatch.setattr(KernelsOf, "call_overhead", lambda kernels: 6.0)
 
     def deciding(state, batch):
         ctrl.hook(lambda control: control.rescale(global_batch=BATCH + control.step))
@@ -197,9 +195,6 @@ def test_where_one_process_decides_for_all(monkeypatch):
             taken = np.bincount(stream(EXAMPLES, SEED, examples), minlength=EXAMPLES)
             np.testing.assert_array_equal(program.state["taken"], taken)
             assert program.global_batch == BATCH + STEPS
-            np.testing.assert_allclose(
-                program._parts.sizes.limits.call_overhead, 6.0, rtol=1e-6
-            )  # the mean of those who are left
 
     runs = dying(script, (0,), first=BUILDING)
     assert sum("decision" in said for said in runs[0]) == STEPS

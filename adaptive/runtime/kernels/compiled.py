@@ -18,7 +18,7 @@ from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
 
 from .choice import NO_CHOICE, Choice
-from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory
+from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory, temporary_bytes
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
 NO_WORKER = -1  # replaces a local index for a program of all workers
@@ -69,6 +69,7 @@ class CompiledKernels:
       buckets: the sizes of which all others are composed.
       complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
       compile_times: the end of each compile, by (size, start); infinite while it runs. Times of `time.perf_counter`.
+      temporaries: examples of the first compiled kernel, and the bytes of its temporary arrays; `None` if unknown.
       compile_step: compiles a whole step of a size for all workers, if there are such programs.
       compile_sums: compiles the programs that add up several microbatches.
     """
@@ -89,6 +90,7 @@ class CompiledKernels:
         self.complete = False
         self.counters, self.constants = Counters(), Constants()
         self.compile_times: dict[tuple[int, float], float] = {}
+        self.temporaries: tuple[int, int] | None = None
         self.compile_step: Callable[[int], None] = lambda size: None
         self.compile_sums: Callable[[], None] = lambda: None
         self._traced: dict[int, Mapping[int, MicrobatchSegment]] = {}
@@ -142,13 +144,6 @@ class CompiledKernels:
         nbytes = bytes_of(programs, max((kernel.batch_bytes for kernel in kernels.values()), default=0))
         return kernels if memory.admit(size, nbytes) and memory.allows(size) else None
 
-    def drop_above(self, largest: int) -> None:
-        """Drop the kernels of all workers for more than `largest` examples."""
-        for local_index, ready in enumerate(self.ready):
-            for size in [size for size in list(ready) if size > largest]:
-                self.drop(local_index, size)
-        self.add_buckets(())
-
     def add_buckets(self, sizes: Iterable[int]) -> None:
         """Add to the buckets, and update `complete`."""
         with self._bucket_lock:
@@ -186,6 +181,8 @@ class CompiledKernels:
             consts = tuple(self.constants.on(device, c) for c in call.consts)
             rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in call.shapes["batch"])
             kernels[level] = Kernel(run, consts, rows)
+        if self.temporaries is None and (nbytes := temporary_bytes([k.run for k in kernels.values()])) is not None:
+            self.temporaries = size, nbytes
         self.compile_times[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
         self.counters.compile_seconds += end - start

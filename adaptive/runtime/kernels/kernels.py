@@ -1,17 +1,17 @@
 """The kernels of one process: compiles kernels in the background, and chooses those for each batch.
 
 XLA compiles per shape, which takes a third of a second or more. The program waits only for the first size. Kernels for
-*buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. Kernels are
-timed in real steps. A kernel for an exact size is compiled only if it saves more time than its compilation takes.
+*buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. A size that
+has stayed for some time gets a kernel of its own. The rule is in `runtime/microbatches.py`.
 
-One class requests, times and evicts kernels, because all three use the same state; it conducts the other modules here.
+One class requests, chooses and evicts kernels, because all three use the same state; it conducts the other modules.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 import jax
 
@@ -19,21 +19,73 @@ from adaptive.base.cores import n_cores
 from adaptive.base.thread_status import thread_status
 from adaptive.runtime.cache import compile_order
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
-from adaptive.runtime.microbatches import Microbatches, cheapest
+from adaptive.runtime.microbatches import (
+    OWN_KERNEL_AFTER,
+    Microbatches,
+    by_size_alone,
+    coarse_buckets,
+    fewest,
+    largest_in_cache,
+    missing_buckets,
+)
 
 from .background_compiler import BackgroundCompiler
-from .buckets import by_size_alone, coarse_buckets, larger_gains_nothing, missing_buckets
-from .choice import NO_CHOICE, Choice, Chooser
+from .choice import NO_CHOICE, Choice
 from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
 from .options import KernelOptions
-from .worker_kernels import WorkerKernels
 
-_PRICE_OF_GOING_ON = 1.5  # maximum ratio of a step's time with the current kernels to that with all buckets
+_MORE = 2  # maximum ratio of the number of microbatches of the compiled kernels to that with all buckets
+_KEPT = 16  # number of sizes, besides buckets and those in use, whose kernels a worker keeps
+_FOR_EVER = 1 << 62
 _FEW_CORES = 4  # with fewer cores, a compiler slows the steps down
-LARGE_MICROBATCH = 32 << 20  # bytes; above it microbatches are chosen to save memory, not time
 _DEFAULTS = KernelOptions()
-_PASSES = 5  # passes over memory: parameters are read, the gradient is written and added to the sum
-_BYTES_PER_SECOND = {"cpu": 10e9}  # memory bandwidth, approximately; 1e12 on other platforms
+
+
+@dataclass
+class _Worker:
+    """The sizes that one worker uses.
+
+    Attributes:
+      asked: the size requested last by `Kernels.ask`.
+      current: the size of the steps until the requested one is in force.
+      own: the last size for which a kernel of its own was requested.
+      size, steps: the size of the last steps, and their number, the next one included.
+      choice: the last choice.
+      granted: `choice.steps` when it was made.
+      used: sizes of microbatches, the most recently used last.
+    """
+
+    asked: int = 0
+    current: int = 0
+    own: int = 0
+    size: int = 0
+    steps: int = 0
+    choice: Choice = NO_CHOICE
+    granted: int = -1
+    used: dict[int, None] = field(default_factory=dict)
+
+    def count_steps(self, size: int) -> None:
+        """Count the steps since the last choice, the next one included."""
+        taken = 1 + self.granted - self.choice.steps
+        self.steps = self.steps + taken if size == self.size else 0
+        self.size = size
+
+    def note_used(self, microbatches: Microbatches) -> None:
+        """Record the microbatches of the next steps."""
+        for size in set(microbatches):
+            self.used.pop(size, None)
+            self.used[size] = None
+
+    def outdated(self, ready: Sequence[int], buckets: Set[int]) -> list[int]:
+        """Return the sizes whose kernels should be dropped, the least recently used first.
+
+        Keeps what the next steps may use: buckets, the microbatches of the last step, the current size, and the
+        requested one, which this process may have announced as ready.
+        """
+        needed = {*buckets, *self.choice.microbatches, self.current, self.asked, self.own}
+        last_use = {size: when for when, size in enumerate(self.used)}
+        spare = sorted((s for s in ready if s not in needed), key=lambda s: last_use.get(s, -1))
+        return spare[: max(0, len(spare) - _KEPT)]
 
 
 class Kernels:
@@ -44,9 +96,7 @@ class Kernels:
       devices: one per worker of this process.
       splittable: whether a local batch may run as several microbatches; if not, every size needs a kernel of its own.
       min_microbatches: how many microbatches every step has at least, from the first one on.
-      microbatch_bytes: bytes of the gradient and all other parts of messages that a microbatch writes. Above
-        `LARGE_MICROBATCH` a step runs as few microbatches as possible, because with several the gradient is in memory
-        twice.
+      microbatch_bytes: bytes of the gradient and all other parts of messages that a microbatch writes.
       name: prefix of the names of programs, in profiles.
 
     Results that steps need are kept in attributes, so that a step without changes makes no Python call.
@@ -57,8 +107,6 @@ class Kernels:
         when `choose` must be called again.
       busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
         called.
-      overhead_examples: the cost of one more microbatch, as the number of examples that take as long: the mean over
-        this process's workers that have timed microbatches; `None` if none has. 0 where batches cannot be split.
       min_microbatches: as given; may be changed between steps.
     """
 
@@ -75,15 +123,14 @@ class Kernels:
     ):
         self.choices: list[Choice] = [NO_CHOICE] * len(devices)
         self.compiled = CompiledKernels(calls, devices, self.choices, name, options.memory)
-        self._largest_microbatch, self.timed, self.memory = options.largest_microbatch, options.timed, options.memory
+        self._largest_microbatch, self.memory = options.largest_microbatch, options.memory
+        self.deterministic, self._microbatch_bytes = options.deterministic, microbatch_bytes
         self.resizable, self.splittable, self.min_microbatches = options.resizable, splittable, min_microbatches
         self.compile_order = options.compile_order
-        large = microbatch_bytes if microbatch_bytes > LARGE_MICROBATCH else 0
-        price = _PASSES * large / _BYTES_PER_SECOND.get(devices[0].platform, 1e12)
-        self._workers = [WorkerKernels(Chooser(fewest=large > 0, overhead_seconds=price)) for _ in devices]
+        self._workers = [_Worker() for _ in devices]
         self.busy = False
-        self.overhead_examples: float | None = None if splittable else 0.0
-        self.few_cores = devices[0].platform == "cpu" and n_cores() < _FEW_CORES
+        self._on_cpu = devices[0].platform == "cpu"
+        self.few_cores = self._on_cpu and n_cores() < _FEW_CORES
         self._compiler = BackgroundCompiler(self.compiled, pauses=self.few_cores)
 
     @property
@@ -97,6 +144,15 @@ class Kernels:
         by_memory = None if self.memory is None else self.memory.largest
         return min((n for n in (self._largest_microbatch, by_memory) if n is not None), default=None)
 
+    @property
+    def _limit(self) -> int | None:
+        """The most examples in a microbatch, by settings, by memory, and on CPUs by the cache; `None` without any."""
+        largest, known = self.largest_microbatch, self.compiled.temporaries
+        if not self._on_cpu or self.deterministic or not self.resizable or known is None:
+            return largest
+        in_cache = largest_in_cache(*known, self._microbatch_bytes)
+        return in_cache if largest is None else min(largest, in_cache)
+
     # --- composition of sizes -----------------------------------------------------------------------------------------
 
     @property
@@ -109,23 +165,28 @@ class Kernels:
         ready = self.compiled.ready[local_index]
         if size == 0:
             return True
-        if self.splittable and not self.timed:  # the choice by size may not use a kernel of this size
+        if self.splittable and self.deterministic:  # the choice by size may not use a kernel of this size
             return ready.keys() >= set(self._by_size_alone(size, self.min_microbatches))
         if not self.splittable or size in ready:
             return size in ready
-        chooser = self._workers[local_index].chooser
-        return self._can_go_on(chooser.cost(size, list(ready)), size, chooser)
+        return self._are_few(fewest(size, list(ready), self.min_microbatches), size, self.min_microbatches)
+
+    def _are_few(self, microbatches: Microbatches | None, size: int, at_least: int) -> bool:
+        """Return whether there are microbatches, and not many more than with all buckets."""
+        limit, buckets = self._limit, self.compiled.buckets
+        whole = fewest(size, buckets if limit is None else [k for k in buckets if k <= limit], at_least)
+        return microbatches is not None and whole is not None and len(microbatches) <= _MORE * len(whole)
 
     def may_split(self, local_index: int, size: int) -> bool:
         """Return whether a worker may run `size` examples as several microbatches, as far as is known now."""
         if not self.splittable or size < 2:
             return False
-        if not self.timed:
+        if self.deterministic:
             return len(self._by_size_alone(size, self.min_microbatches)) > 1
         if not self.is_one_microbatch(size):
             return True
-        ready, chooser = self.compiled.ready[local_index], self._workers[local_index].chooser
-        return self.resizable and (not chooser.fewest or (bool(ready) and size not in ready))
+        ready, limit = self.compiled.ready[local_index], self._limit
+        return self.resizable and ((limit is not None and size > limit) or (bool(ready) and size not in ready))
 
     def can_join(self) -> bool:
         """Return whether a process can run a step as soon as it joins.
@@ -153,29 +214,55 @@ class Kernels:
 
     def choose(self, local_index: int, size: int, at_least: int) -> Choice:
         """Choose the microbatches of a worker for the next step, and the number of steps for which they are valid."""
-        worker, changes = self._workers[local_index], self.compiled.changes[local_index]
-        chooser = worker.chooser
+        worker, changes, steps = self._workers[local_index], self.compiled.changes[local_index], _FOR_EVER
+        worker.count_steps(size)
         if size == 0:
-            choice = chooser.fixed(0, at_least, ())
+            microbatches: Microbatches = ()
         elif not self.splittable:
-            choice = chooser.fixed(size, at_least, (size,))
-        elif not self.timed:
-            choice = chooser.fixed(size, at_least, self._by_size_alone(size, at_least))
+            microbatches = (size,)
+        elif self.deterministic:
+            microbatches = self._by_size_alone(size, at_least)
         else:
-            ready = list(self.compiled.ready[local_index])
-            choice = chooser.choose(size, at_least, ready, quiet=self._compiler.idle)
-            if len(choice.microbatches) > 1 and not choice.trial and self.resizable:
-                self._consider_exact(local_index, size, choice.microbatches)
-            self.overhead_examples = self._overhead_examples()
-        worker.note_used(choice.microbatches)
-        self.choices[local_index] = choice
+            microbatches = self._of_compiled(local_index, size, at_least)
+            if self._may_get_own(local_index, size, at_least):
+                if worker.steps >= OWN_KERNEL_AFTER:
+                    self._ask_for_own(local_index, size)
+                else:
+                    steps = OWN_KERNEL_AFTER - worker.steps - 1
+        if microbatches == worker.choice.microbatches:
+            microbatches = worker.choice.microbatches  # the same object: see `SteadyStep`
+        choice = worker.choice = self.choices[local_index] = Choice(size, at_least, microbatches, steps)
+        worker.granted = steps
+        worker.note_used(microbatches)
         if self.compiled.changes[local_index] != changes:  # a kernel was added meanwhile
             self.choices[local_index] = NO_CHOICE
         return choice
 
-    def choice(self, local_index: int) -> Choice:
-        """Return the choice of the current step."""
-        return self._workers[local_index].chooser.choice
+    def _of_compiled(self, local_index: int, size: int, at_least: int) -> Microbatches:
+        """Return the fewest microbatches of compiled kernels: of those within `_limit`, if these make not many more."""
+        ready, limit = list(self.compiled.ready[local_index]), self._limit
+        if limit is not None:
+            found = fewest(size, [k for k in ready if k <= limit], at_least)
+            if found is not None and self._are_few(found, size, at_least):
+                return found
+        found = fewest(size, ready, at_least) or fewest(size, ready)
+        assert found is not None, "the kernels for a size in force are not dropped"
+        return found
+
+    def _may_get_own(self, local_index: int, size: int, at_least: int) -> bool:
+        limit, ready = self._limit, self.compiled.ready[local_index]
+        return self.resizable and at_least == 1 and size not in ready and (limit is None or size <= limit)
+
+    def _ask_for_own(self, local_index: int, size: int) -> None:
+        """Compile a kernel for this size in the background."""
+        worker = self._workers[local_index]
+        if worker.own == size:
+            return
+        if worker.own not in self.compiled.buckets:
+            self._compiler.drop(local_index, worker.own)
+        worker.own = size
+        self._evict(local_index)
+        self._put(local_index, size)
 
     def _by_size_alone(self, size: int, at_least: int) -> Microbatches:
         return by_size_alone(size, at_least, self.largest_microbatch, resizable=self.resizable)
@@ -184,54 +271,11 @@ class Kernels:
         """Return a compiled kernel."""
         return self.compiled.ready[local_index][size][level]
 
-    # --- timing -------------------------------------------------------------------------------------------------------
-
-    def record_step(self, local_index: int, seconds: float) -> None:
-        """Record the seconds of all microbatches of a step: from its start until its parts are computed.
-
-        Ignored unless the choice is to be `timed`.
-        """
-        self.record(local_index, 0, seconds)
-
-    def record(self, local_index: int, size: int, seconds: float) -> None:
-        """Record the seconds of one microbatch; of a step's only one, those of the step (`record_step`).
-
-        Ignored unless the choice is to be `timed`.
-        """
-        chooser = self._workers[local_index].chooser
-        chooser.record(0 if chooser.choice.microbatches == (size,) else size, seconds)
-        if not self.busy:
-            chooser.step_ended(disturbed=False)
-
-    def tried_at_a_loss(self, local_index: int) -> bool:
-        """Return whether the last step of a worker was a trial that took longer than the best microbatches."""
-        return self._workers[local_index].chooser.tried_at_a_loss(list(self.compiled.ready[local_index]))
-
     def step_ended(self) -> bool:
         """Record the end of a step. Returns whether a compiler disturbed it, so that its seconds must be ignored."""
         beside = self._compiler.step_ended()
-        disturbed = beside and self.few_cores
-        for worker in self._workers:
-            worker.chooser.step_ended(disturbed=disturbed)
         self.busy = beside or not self._compiler.idle or self._compiler.error is not None
-        return disturbed
-
-    def _overhead_examples(self) -> float | None:
-        known = [cost for w in self._workers if (cost := w.chooser.times.overhead_examples()) is not None]
-        return sum(known) / len(known) if known else None
-
-    def _consider_exact(self, local_index: int, size: int, microbatches: Microbatches) -> None:
-        """Compile a kernel for this exact size, if it would have saved its compilation time in the steps so far."""
-        worker, counters = self._workers[local_index], self.counters
-        too_large = self.largest_microbatch is not None and size > self.largest_microbatch
-        if size in self.compiled.ready[local_index] or too_large or not counters.kernels:
-            return
-        if worker.chooser.saved_by_exact(size, microbatches) > counters.compile_seconds / counters.kernels:
-            if worker.exact not in self.compiled.buckets:
-                self._compiler.drop(local_index, worker.exact)
-            worker.exact = size
-            self._evict(local_index)
-            self._put(local_index, size)
+        return beside and self.few_cores
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
@@ -260,26 +304,6 @@ class Kernels:
                 return
             # A kernel was too large for the memory: it takes smaller ones.
 
-    def halve(self, size: int, why: str, sizes: Sequence[int]) -> bool:
-        """Run microbatches of less than `size` examples, which ran out of memory. Compiles smaller kernels, and waits
-        for them. Called by the thread of the steps.
-
-        Args:
-          why: the error.
-          sizes: examples of each worker, by local index.
-
-        Returns:
-          Whether that is possible.
-        """
-        if self.memory is None or not self.splittable or not self.memory.refuse(size, why):
-            return False
-        assert self.memory.largest is not None, "it was lowered"
-        self.compiled.drop_above(self.memory.largest)
-        for local_index in range(len(self._workers)):
-            self._workers[local_index].chooser.forget(size)
-        self.require_first(sizes)
-        return True
-
     def require_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
         """Compile kernels for exactly these microbatches (by local index), and wait for them."""
         for local_index, sizes in enumerate(microbatches):
@@ -301,7 +325,7 @@ class Kernels:
         top = min(largest or size, -(-size // self.min_microbatches))
         if not self.splittable:
             return [size]
-        if not self.timed:
+        if self.deterministic:
             return sorted(set(by_size_alone(size, self.min_microbatches, largest, resizable=self.resizable)))
         if size <= top:
             return [size]
@@ -312,9 +336,8 @@ class Kernels:
         if not (self.splittable and self.resizable):
             return
         buckets = self.compiled.buckets
-        missing = missing_buckets(largest, self.largest_microbatch, buckets)
-        measured = [w.chooser.times.seconds for w in self._workers]
-        if not missing or (self.timed and larger_gains_nothing(buckets, measured)):
+        missing = missing_buckets(largest, self._limit, buckets)
+        if not missing:
             return
         self.compiled.add_buckets(missing)
         wanted = [k for k in missing if not all(k in ready for ready in self.compiled.ready)]
@@ -351,18 +374,14 @@ class Kernels:
 
     def _soonest_kernels(self, local_index: int, size: int) -> Sequence[int]:
         """Return the kernels for a size that needs as few new compilations as acceptable for its cost."""
-        if not (self.splittable and self.timed):
+        if not self.splittable or self.deterministic:
             return self._first_kernels(size)
-        chooser, buckets = self._workers[local_index].chooser, self.compiled.buckets
+        buckets, at_least = self.compiled.buckets, self.min_microbatches
         for kernels in ({*self.compiled.ready[local_index], *coarse_buckets(buckets)}, buckets):
-            found = cheapest(size, kernels, chooser.times.predict)
-            if found is not None and self._can_go_on(chooser.cost(size, kernels), size, chooser):
+            found = fewest(size, kernels, at_least)
+            if found is not None and self._are_few(found, size, at_least):
                 return found
         return self._first_kernels(size)
-
-    def _can_go_on(self, cost: float, size: int, chooser: Chooser) -> bool:
-        """Return whether microbatches of this cost are acceptable for a size until all buckets are compiled."""
-        return cost <= _PRICE_OF_GOING_ON * chooser.cost(size, self.compiled.buckets) < inf
 
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
         if size not in self.compiled.ready[local_index]:
@@ -374,7 +393,9 @@ class Kernels:
         buckets, ready = self.compiled.buckets, self.compiled.ready[local_index]
         if self.splittable and not (1 in buckets and buckets <= ready.keys()):
             return  # sizes may still need these kernels until the buckets are complete
-        for size in self._workers[local_index].forget_outdated(list(ready), buckets):
+        worker = self._workers[local_index]
+        for size in worker.outdated(list(ready), buckets):
+            worker.used.pop(size, None)
             self.compiled.drop(local_index, size)
 
     def ask_for_step(self, size: int) -> None:

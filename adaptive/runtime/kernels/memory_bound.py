@@ -2,7 +2,7 @@
 
 XLA reports the bytes of a compiled program's temporaries and results. A kernel fits if these, with a second set of
 results (several microbatches are summed) and its examples, fit what was left when the first kernel was compiled. XLA
-does not know of fragmentation, so a tenth is left free. Memory may still run out in a step; then the bound is halved.
+does not know of fragmentation, so a tenth is left free.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _GIB = 1 << 30
 _log = logging.getLogger("adaptive")
 
 ADVICE = (
-    'Memory ran out. With  ad.Program(..., max_local_batch="auto")  microbatches are as large as memory permits, and a '
-    "step that runs out of it is taken again with smaller ones; microbatch= sets their size."
+    'Memory ran out. With  ad.Program(..., max_local_batch="auto")  microbatches are as large as memory permits; '
+    "microbatch= sets their size."
 )
 
 
@@ -120,6 +120,12 @@ def bytes_of(programs: Iterable[Any], batch_bytes: int) -> int | None:
         temporaries = max(temporaries, analysis.temp_size_in_bytes)
         results += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return temporaries + 2 * results + batch_bytes
+
+
+def temporary_bytes(programs: Iterable[Any]) -> int | None:
+    """Return the bytes of the largest program's temporary arrays; `None` if XLA does not report them."""
+    found = [getattr(program, "memory_analysis", lambda: None)() for program in programs]
+    return max((analysis.temp_size_in_bytes for analysis in found if analysis is not None), default=None)
 
 
 def bytes_left(devices: Sequence[jax.Device], processes: int) -> float:

@@ -13,8 +13,8 @@ class KernelOptions:
 
     Attributes:
       largest_microbatch: the most examples in one microbatch (`microbatch=`), or `None`.
-      timed: whether microbatches are chosen by measured time, and exact kernels compiled; else by size alone, so that
-        the last bits of results do not depend on the machine's speed.
+      deterministic: whether microbatches are chosen by size alone, so that the last bits of results do not depend on
+        when a kernel is compiled.
       resizable: whether sizes change from step to step; if not, only required kernels are compiled.
       compile_order: (index, count) of this process among those that share a compilation cache: they compile different
         kernels first.
@@ -22,7 +22,7 @@ class KernelOptions:
     """
 
     largest_microbatch: int | None = None
-    timed: bool = True
+    deterministic: bool = False
     resizable: bool = True
     compile_order: tuple[int, int] = (0, 1)
     memory: MemoryBound | None = None

@@ -17,7 +17,6 @@ class Made:
 
     def __init__(self):
         self.able, self.ready, self.prepared, self.waited = False, set(), [], []
-        self.call = None
 
     def ready_for(self, sizes):
         return sizes in self.ready
@@ -30,9 +29,6 @@ class Made:
 
     def wait_for(self, sizes):
         self.waited.append(sizes)
-
-    def call_overhead(self):
-        return self.call
 
 
 def in_force(global_batch=12, upper=(10, 10), shares=(1, 1), quantum=1, examples=100, **how):
@@ -47,29 +43,8 @@ def step(sizes, *, ready=None, able=False):
     sizes.on_agreed(
         can_make_pending=sizes.can_make_pending if ready is None else ready,
         can_make_any=able or sizes.can_make_any,
-        call_overhead=sizes.call_overhead,
     )
     sizes.step_done()
-
-
-def test_the_cost_of_a_microbatch_is_the_agreed_one_and_part_of_the_limits():
-    sizes = in_force(quantum=None)
-    sizes.on_agreed(can_make_pending=False, can_make_any=True, call_overhead=12.5)
-    assert sizes.limits.call_overhead == 12.5
-    sizes.request(Decision(global_batch=16))
-    assert sizes.limits.call_overhead == sizes.bounds().call_overhead == 12.5
-    sizes.on_agreed(can_make_pending=False, can_make_any=True, call_overhead=3.0)
-    assert sizes.limits.call_overhead == 3
-
-
-def test_a_process_without_timings_sends_the_last_agreed_cost():
-    """So that processes whose workers take no examples do not make calls seem cheap to the others."""
-    sizes = in_force()
-    assert sizes.call_overhead == 0
-    sizes.on_agreed(can_make_pending=False, can_make_any=False, call_overhead=12.5)
-    assert sizes.call_overhead == 12.5
-    sizes.made.call = 20.0
-    assert sizes.call_overhead == 20
 
 
 def test_a_request_waits_until_all_can_make_it():
@@ -239,7 +214,7 @@ def test_a_split_that_was_in_force_before_is_taken_up_again():
 def test_readiness_before_a_restore_says_nothing_of_later_sizes():
     sizes = in_force()
     sizes.request(Decision(global_batch=16))
-    sizes.on_agreed(can_make_pending=True, can_make_any=False, call_overhead=0.0)
+    sizes.on_agreed(can_make_pending=True, can_make_any=False)
     sizes.restart((6, 6), (1, 1))
     sizes.request(Decision(global_batch=18))
     sizes.step_done()

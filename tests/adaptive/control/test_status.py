@@ -26,19 +26,18 @@ class Process:
         *,
         can_make_pending: bool = False,
         can_make_any: bool = False,
-        call_overhead: float = 0.0,
         ready_to_join: int = 0,
         leave_request: int = 0,
     ):
         self.workers, self.capacity, self.processes = workers, size, processes
         self.can_make_pending, self.can_make_any = can_make_pending, can_make_any
-        self.call_overhead, self.heard = call_overhead, None
+        self.heard = None
         self.digest = DecisionDigest()
         self.members = Members(ready_to_join, leave_request)
         self.status = Status(self, self.digest, self, self.members)
 
-    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool, call_overhead: float) -> None:
-        self.heard = (can_make_pending, can_make_any, call_overhead)
+    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool) -> None:
+        self.heard = (can_make_pending, can_make_any)
 
 
 class Members:
@@ -72,19 +71,8 @@ saying = st.lists(
 def test_all_are_ready_if_each_is(saying, workers, dtype):
     these = processes([workers] * len(saying), saying)
     exchange(these, dtype)
-    expected = (all(s["can_make_pending"] for s in saying), all(s["can_make_any"] for s in saying), 0.0)
+    expected = (all(s["can_make_pending"] for s in saying), all(s["can_make_any"] for s in saying))
     assert [p.heard for p in these] == [expected] * len(these)
-
-
-@given(
-    st.lists(st.floats(0, 1e4), min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([np.float32, np.float64])
-)
-def test_the_cost_of_a_microbatch_is_the_mean_over_processes(costs, workers, dtype):
-    these = processes([workers] * len(costs), [{"call_overhead": cost} for cost in costs])
-    exchange(these, dtype)
-    heard = {p.heard[2] for p in these}
-    assert len(heard) == 1
-    assert heard.pop() == pytest.approx(np.mean(costs), rel=1e-5)
 
 
 @given(

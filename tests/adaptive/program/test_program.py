@@ -21,13 +21,10 @@ from adaptive.base.cores import n_cores
 from adaptive.base.decision import Decision
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.control.decision_digest import DecisionDigest
-from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
 from adaptive.program import step_checks
-from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels import kernels as _kernels
-from adaptive.runtime.kernels.choice import Choice
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
 from tests.adaptive.drivers import (
@@ -166,40 +163,12 @@ def test_thread_local_settings_of_jax_hold_in_the_background_compiler():
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_tries_a_slower_kernel_is_not_a_measurement(monkeypatch):
-    lossy: list[bool] = []
-    monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: lossy[-1])
-    monkeypatch.setattr(Kernels, "choice", lambda self, local: Choice(0, 1, (), trial=True))
-    monkeypatch.setattr(_kernels, "n_cores", lambda: 64)
-    seconds = Source("seconds", lambda r: r.compute_seconds)
-
-    def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()), {"seconds": comm.all_gather(read(seconds))}
-
-    known = []
-    with build(driver, data=make_data(96)) as program:
-        program.warm_up()
-        for loss in (False, True, False, False):
-            lossy.append(loss)
-            known.append(bool(np.isfinite(program.step().metrics["seconds"]).all()))
-    assert known == [False, True, False, True]  # a step's seconds ride on the next one's message
-
-
-def test_every_worker_gets_the_cost_of_a_microbatch(monkeypatch):
-    monkeypatch.setattr(KernelsOf, "call_overhead", lambda self: 12.0)
-    with build(sgd, W, world=(world := Twin())) as program:
-        program.step()
-        assert program._parts.sizes.limits.call_overhead == 12.0
-    assert world.sent[-1][1][world.capacity + 2] == 6.0  # the part of one process of two
-
-
 @pytest.mark.parametrize(
     ("cores", "known"), [(2, [False, True, False, False, True]), (4, [False, True, True, True, True])]
 )
 def test_on_few_cores_a_step_beside_the_compiler_is_not_a_measurement(monkeypatch, cores, known):
     """Or balancing would follow what compiling costs, and take it back."""
     monkeypatch.setattr(_kernels, "n_cores", lambda: cores)
-    monkeypatch.setattr(Kernels, "tried_at_a_loss", lambda self, local: False)
     seconds = Source("seconds", lambda r: r.compute_seconds)
 
     def driver(state, batch):

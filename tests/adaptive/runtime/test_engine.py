@@ -35,7 +35,7 @@ COVERS = (
 )
 
 W = jnp.array([0.3, -0.2, 0.1])
-KERNELS = KernelOptions(timed=False)
+KERNELS = KernelOptions(deterministic=True)
 grad = jax.grad(mean_loss)
 
 
