@@ -1,11 +1,11 @@
-"""With `max_local_batch="auto"` a GPU trains with batches that do not fit its memory, and goes on when memory runs out.
+"""With `max_local_batch="auto"` a GPU trains with batches that do not fit its memory.
 
     python benchmarks/batches_by_memory.py [--write]
 
 Four cases, each in a process whose part of the GPU is 6 GiB: a batch of 512 of which XLA reports that it does not fit;
-a batch that fits until other arrays take the memory between two steps; the same for the memory of the update of the
-state; and a batch that does not fit, without "auto". The model's activations take 16 MB per example. On CPUs, which
-report no limit, only the first case runs.
+a batch that fits until other arrays take the memory between two steps, which is an error; the same for the memory of
+the update of the state; and a batch that does not fit, without "auto". The model's activations take 16 MB per example.
+On CPUs, which report no limit, only the first case runs.
 """
 
 from __future__ import annotations
