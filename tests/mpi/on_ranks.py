@@ -171,7 +171,6 @@ def test_one_broadcast_makes_states_alike(world):
         ("batch sizes", lambda odd: {"global_batch": N + odd}),
         ("microbatch", lambda odd: {"microbatch": 4 if odd else None}),
         ("nonfinite", lambda odd: {"nonfinite": "skip" if odd else "raise"}),
-        ("quantum", lambda odd: {"quantum": 1 + odd}),
         ("resizable", lambda odd: {"resizable": bool(odd)}),
     ],
 )

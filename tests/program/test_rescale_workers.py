@@ -119,7 +119,7 @@ def test_a_hook_asks_for_workers_and_their_batch():
         ctrl.hook(adapt)
         return descend(state, batch)
 
-    options = {"max_local_batch": 8, "quantum": 1, "deterministic": True}
+    options = {"max_local_batch": 8, "deterministic": True}
     with build(driver, jnp.zeros(()), data_of(96), 8, world=LocalWorld(4, workers=1), **options) as program:
         reports = [program.step() for _ in range(6)]
     assert [r.decision.workers for r in reports] == [1, 2, 4, 12, 1, 1]
