@@ -139,5 +139,5 @@ def test_local_batches_that_cannot_be_split_stay_as_they_are_too():
 
     with build(driver) as program:
         program.step()
-        with pytest.raises(ad.BatchSizeError, match="resizable=False"):
+        with pytest.raises(ad.BatchSizeError, match="sends a row for each example of the whole local batch"):
             program.rescale(global_batch=24)
