@@ -22,7 +22,10 @@ AFFINE = ctrl.timing.BatchTime(1 / SPEED, np.array([0.02, 0.01, 0.1]))
 FLOORED = ctrl.timing.BatchTime(1 / SPEED, np.zeros(3), np.array([0.05, 0.25, 0.02]))  # no less than these seconds
 
 
-@pytest.mark.parametrize("times", [PROPORTIONAL, AFFINE, FLOORED], ids=["proportional", "affine", "floors"])
+LOW_FLOORS = FLOORED._replace(floor=np.array([0.05, 0.06, 0.02]))
+
+
+@pytest.mark.parametrize("times", [PROPORTIONAL, AFFINE, LOW_FLOORS], ids=["proportional", "affine", "floors"])
 def test_the_allocator_is_exact_on_a_piecewise_linear_model_of_time(times):
     splits = [
         np.array([a, b, 60 - a - b]) for a, b in itertools.product(range(2, 41), repeat=2) if 2 <= 60 - a - b <= 40
@@ -80,8 +83,9 @@ def test_speeds_are_predicted_from_free_resources(predictor):
     informed = mean_step(
         ctrl.published.lb_bsp(predictor(), n_inputs=1), lambda step, seconds: (seconds, share[step + 1])
     )
-    by_the_last = mean_step(ctrl.published.lb_bsp(ctrl.published.moving_average()), lambda step, seconds: (seconds,))
-    assert informed < by_the_last
+    past = ctrl.published.moving_average(), ctrl.published.memoryless()
+    blind = [mean_step(ctrl.published.lb_bsp(rule), lambda step, seconds: (seconds,)) for rule in past]
+    assert informed < 0.97 * min(blind)
 
 
 def test_federated_clients_finish_together_links_included():
