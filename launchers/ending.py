@@ -10,20 +10,15 @@
     ends     exit code, sent as soon as it is known, at the latest when Python ends
     error    the traceback or text by which it ends, to be printed in one piece
     left     exit code of a process that leaves for good while the others continue (`leave_job`)
-    asks     number of a request: does the process still belong to the job? (`confirm`)
-    again    sent with `token` after a broken connection: do the others continue without the process? (`if_given_up`)
     exited   exit status, from the supervisor
     killed   signal that ended the process, from the supervisor
 
 The launcher may send
 
     signal   number of a signal for the process, so that signals reach the job's processes on all hosts
-    lost     number of a rank that is cut off, to be declared to MPI (`declare.py`)
-    here     the number of a request, to confirm that the process belongs to the job
-    given up the others continue without the process
 
-A process whose launcher has not answered for the host timeout is cut off. It is killed, because the others continue
-without it.
+A process whose connection breaks, or whose launcher's host has not answered for the host timeout, is killed: the
+launcher has ended the job, and may have started it again on other hosts.
 
 MPI_Finalize can wait forever for processes that were lost or have left. In a job that survives losses, a process whose
 exit code is known skips it, which mpirun accepts: Python's exit handlers run, files are flushed, and the process exits.
@@ -72,9 +67,6 @@ class _Ending:
         self.line: socket.socket | None = None
         self.said = threading.Lock()
         self.prepared = False
-        self.changed = threading.Condition()  # for asked, answered and listening
-        self.asked = self.answered = 0
-        self.listening = False
         self.supervised = False
         self.pid = os.getpid()  # of the process of the job; its forked children report nothing
 
@@ -97,8 +89,7 @@ def prepare() -> None:
         _me.line = connect(os.environ)
         if _me.line is not None:
             _say(**introduction(os.environ, os.getpid()))
-    if _me.line is not None:
-        _me.listening = True
+    if _me.line is not None and not _me.supervised:
         threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
 
 
@@ -190,27 +181,11 @@ def leave_job(code: int = 0) -> NoReturn:
     raise SystemExit(code)
 
 
-def confirm() -> None:
-    """Wait until the launcher confirms that this process still belongs to the job, or the launcher cannot answer.
-
-    Called before this process treats others as lost. If the launcher has given this process up in the meantime, the
-    others are not lost; this process is killed.
-    """
-    with _me.changed:
-        if not _me.listening:
-            return
-        _me.asked += 1
-        wanted = _me.asked
-        _say(asks=wanted)
-        _me.changed.wait_for(lambda: _me.answered >= wanted or not _me.listening, _host_timeout(os.environ))
-
-
-def connect(environ: Mapping[str, str], *, quiet: bool = False) -> socket.socket | None:
+def connect(environ: Mapping[str, str]) -> socket.socket | None:
     """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached.
 
     Args:
       environ: environment variables, which name the launcher.
-      quiet: print nothing if the launcher cannot be reached.
     """
     token, seconds, host, *addresses = environ.get(LAUNCHER, "").split() or ["", "", ""]
     rank = _number(environ, _RANKS)
@@ -224,8 +199,7 @@ def connect(environ: Mapping[str, str], *, quiet: bool = False) -> socket.socket
             line.settimeout(None)
             give_up_after(line, float(seconds))
             return line
-    if not quiet:
-        sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
+    sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
     return None
 
 
@@ -274,67 +248,29 @@ def send(line: socket.socket, **what: Any) -> None:
 
 
 def _listen(line: socket.socket, pid: int) -> None:
-    """Handle the launcher's messages; kill this process if it is cut off from the launcher."""
+    """Handle the launcher's messages, and kill this process when the connection breaks; for one without supervisor."""
+    why: OSError | None = None
     try:
         with line.makefile("r") as lines:
             for words in lines:
                 match words.split():
                     case ["signal", number]:
                         os.kill(pid, int(number))
-                    case ["lost", rank]:
-                        _lost(int(rank))
-                    case ["here", number]:
-                        with _me.changed:
-                            _me.answered = int(number)
-                            _me.changed.notify_all()
     except OSError as error:
-        if_cut_off(error, pid)
-    if not _me.supervised:
-        if_given_up(os.environ, pid)
-    with _me.changed:
-        _me.listening = False
-        _me.changed.notify_all()
+        why = error
+    end_without_launcher(why, pid)
 
 
-def if_cut_off(error: OSError, pid: int) -> None:
-    """Kill a process if its connection failed because the launcher stopped answering."""
-    if not isinstance(error, ConnectionError):
-        sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
-        os.kill(pid, signal.SIGKILL)
+def end_without_launcher(error: OSError | None, pid: int) -> None:
+    """Kill a process of this host whose connection to the launcher has broken: the launcher has ended the job.
 
-
-def if_given_up(environ: Mapping[str, str], pid: int) -> None:
-    """Kill a process whose connection to the launcher broke, if the others continue without it.
-
-    The connection also breaks when the launcher dies. Then nobody answers, and the process continues.
+    Args:
+      error: of the connection; None if the other side has closed it.
+      pid: the process.
     """
-    line = connect(environ, quiet=True)
-    if line is None:
-        return
-    line.settimeout(CONNECT_SECONDS)
-    with line, suppress(OSError):
-        send(line, **introduction(environ, pid), again=True)
-        if line.makefile("r").readline().strip() == "given up":
-            sys.stderr.write(
-                f"pid {pid} on {socket.gethostname()} was given up: its host did not answer the launcher for "
-                f"{_host_timeout(environ):g} s (--host-timeout), and the others continue without it. Was the host "
-                "stopped, or its network down? The process is killed without writing a checkpoint.\n"
-            )
-            os.kill(pid, signal.SIGKILL)
-
-
-def _host_timeout(environ: Mapping[str, str]) -> float:
-    """Return the seconds after which a process that does not answer the launcher counts as lost."""
-    return float(environ[LAUNCHER].split()[1])
-
-
-def _lost(rank: int) -> None:
-    """Declare a rank of this job failed to MPI, if this process uses MPI."""
-    from .declare import declare_lost
-
-    own = _number(os.environ, _RANKS)
-    if "mpi4py.MPI" in sys.modules and own is not None:
-        declare_lost(rank, own)
+    if error is not None and not isinstance(error, ConnectionError):
+        sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
+    os.kill(pid, signal.SIGKILL)
 
 
 def give_up_after(line: socket.socket, seconds: float) -> None:

@@ -35,7 +35,7 @@ class Job:
       command: the whole command line of mpirun.
       environ: the environment of mpirun.
       grace: seconds between a signal that ends the job and the forced end of the remaining ranks.
-      host_timeout: seconds after which a host that does not answer counts as lost.
+      host_timeout: seconds after which the job is ended if a host does not answer.
       addresses: addresses of this host, at which ranks on this and other hosts can reach it.
     """
 
@@ -60,7 +60,7 @@ class Job:
         self._talks: set[asyncio.Task] = set()
         self._errors: dict[str, ProcessState] = {}  # the first process that ended by each error
         self._ended: list[ProcessState] = []  # in the order in which they ended
-        self._lost: list[ProcessState] = []  # cut off; the other processes continue without them
+        self._cut_off: ProcessState | None = None  # of a host that does not answer, for which the job is ended
         self._ended_by: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
@@ -105,6 +105,8 @@ class Job:
         return JobEnd(code, self._ended_by, self._saved)
 
     def _verdict(self, own: int) -> int:
+        if self._cut_off is not None and self._ended_by is None:
+            return 128 + signal.SIGKILL  # by which its ranks end
         own = own if own >= 0 else 128 - own
         self._say_why()
         quiet = [process for process in self._processes if process not in self._ended]
@@ -135,19 +137,12 @@ class Job:
             if not secrets.compare_digest(str(said["token"]), self._token):
                 writer.close()
                 return
-            if "again" in said:
-                writer.write(b"given up\n" if self._is_lost(said) else b"unknown\n")
-                writer.close()
-                return
             process = self._introduced(said, writer)
             try:
                 while words := await reader.readline():
-                    said = json.loads(words)
-                    self._take_down(process, said)
-                    if "asks" in said:
-                        self._send(writer, "here", int(said["asks"]))
+                    self._take_down(process, json.loads(words))
             except TimeoutError:
-                self._lose(process)
+                self._end_without(process)
         writer.close()
         if (known := self._lines.pop(writer, None)) is not None and known not in self._lines.values():
             known.connected = False
@@ -166,7 +161,7 @@ class Job:
         process.pid = said["pid"]
         self._lines[writer] = process
         if self._ended_by is not None:  # the process connected after the signal was passed on
-            self._send(writer, "signal", int(self._ended_by))
+            self._signal(writer, self._ended_by)
         return process
 
     def _print_error(self, process: ProcessState, text: str) -> None:
@@ -230,22 +225,18 @@ class Job:
         if not self._forced and self._ended_by is None and (why := reason_to_end(self._in_order())):
             sys.stderr.write(f"adaptive run: {why}\n")
 
-    def _lose(self, process: ProcessState) -> None:
-        """Tell the other processes that one is lost. The lost process kills itself when its own timeout expires."""
-        sys.stderr.write(f"adaptive run: {process} is cut off; the others continue without it.\n")
-        self._lost.append(process)
-        for writer, other in self._lines.items():
-            if other.connected and other is not process and other.job == process.job:
-                self._send(writer, "lost", process.rank)
+    def _end_without(self, process: ProcessState) -> None:
+        """End the job because a process's host does not answer. The process is killed there, by its supervisor."""
+        if not process.over and not self._forced:
+            sys.stderr.write(
+                f"adaptive run: {process} is cut off: its host has not answered for {self._host_timeout:g} s.\n"
+            )
+            self._cut_off = process
+            self._terminate()
 
-    def _is_lost(self, said: Mapping[str, Any]) -> bool:
-        """Return whether the process of this introduction has been declared lost."""
-        who = said["job"], said["rank"], said["host"], said["spawned"]
-        return any((p.job, p.rank, p.host, p.spawned) == who for p in self._lost)
-
-    def _send(self, writer: asyncio.StreamWriter, word: str, number: int) -> None:
+    def _signal(self, writer: asyncio.StreamWriter, number: signal.Signals) -> None:
         with suppress(OSError):
-            writer.write(f"{word} {number}\n".encode())
+            writer.write(f"signal {int(number)}\n".encode())
 
     # --- signals and the end ------------------------------------------------------------------------------------------
 
@@ -254,7 +245,7 @@ class Job:
         again = self._ended_by is not None
         reached = {process: writer for writer, process in self._lines.items() if process.connected}
         for writer in reached.values():
-            self._send(writer, "signal", int(number))
+            self._signal(writer, number)
         if number in ENDING:
             self._ended_by = self._ended_by or number
             asyncio.get_running_loop().call_later(self._grace if reached and not again else 0.0, self._terminate)

@@ -6,14 +6,18 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from .hosts import Host
 
+ANSWER_SECONDS = 20.0
 RANK = Path(__file__).with_name("rank.py")
 _PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = ("-X", "-W")  # options of Python that take one
@@ -151,11 +155,35 @@ def settings(mpi: Implementation, options: Sequence[str], environ: Mapping[str, 
     wanted = {}
     if mpi.name == "Open MPI" and os.geteuid() == 0:
         wanted = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if mpi.survives:
-        wanted["PRTE_MCA_oob_tcp_keepalive_time"] = "0"  # else mpirun ends the job when a host is cut off
-        if not any(a in ("--mca", "--omca") and b == "coll" for a, b in itertools.pairwise(options)):
-            wanted["OMPI_MCA_coll"] = "^han"  # with han, a failed Allreduce may report success to survivors
+    if mpi.survives and not any(a in ("--mca", "--omca") and b == "coll" for a, b in itertools.pairwise(options)):
+        wanted["OMPI_MCA_coll"] = "^han"  # with han, a failed Allreduce may report success to survivors
     return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def answering(mpi: Implementation, hosts: Sequence[Host], environ: Mapping[str, str]) -> list[Host]:
+    """Return the hosts on which the launcher starts a process within `ANSWER_SECONDS`, in their order.
+
+    Args:
+      mpi: the launcher.
+      hosts: the hosts to try, all at once.
+      environ: the environment of the launcher.
+    """
+    commands = [[mpi.path, *on_hosts(mpi, [Host(host.name, 1)]), "-n", "1", "true"] for host in hosts]
+    silent = subprocess.DEVNULL
+    tries = [
+        subprocess.Popen(command, env=dict(environ), stdin=silent, stdout=silent, stderr=silent, process_group=0)
+        for command in commands
+    ]
+    until = time.monotonic() + ANSWER_SECONDS
+    found = []
+    for host, started in zip(hosts, tries, strict=True):
+        with suppress(subprocess.TimeoutExpired):
+            if started.wait(max(0.0, until - time.monotonic())) == 0:
+                found.append(host)
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)  # also what it has started on this host
+        started.wait()
+    return found
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,20 @@ from . import hosts
 from .cores import cores
 from .ending import LAUNCHER
 from .job import Job, addresses
-from .mpirun import UsageError, ask, clean, find, line, on_hosts, program, script, settings, split
+from .mpirun import (
+    Implementation,
+    UsageError,
+    answering,
+    ask,
+    clean,
+    find,
+    line,
+    on_hosts,
+    program,
+    script,
+    settings,
+    split,
+)
 from .places import THREADS, Places, places
 from .rank import GPUS
 from .restarts import Restarts
@@ -99,11 +113,11 @@ class _RunCommand(click.Command):
 @click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the forced end of the job. A "
     "second signal ends it at once. USR1 and USR2 are passed on and do not end the job.")  # fmt: skip
-@click.option("--host-timeout", type=_Seconds(), default=5.0, show_default=True, metavar="S",
-    help="Seconds after which a host that does not answer is cut off: its ranks end, the others continue.")  # fmt: skip
+@click.option("--host-timeout", type=_Seconds(), default=30.0, show_default=True, metavar="S",
+    help="Seconds after which the job ends if a host does not answer.")  # fmt: skip
 @click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-    help="Start a job that fails again, at most N times in a row without a new checkpoint on disk. The program must "
-    "restore its checkpoint.")  # fmt: skip
+    help="Start a job that fails again, at most N times in a row without a new checkpoint on disk, on the hosts that "
+    "answer then. The program must restore its checkpoint.")  # fmt: skip
 @click.option("--mpirun", "launcher", metavar="PATH", help="The launcher. By default that of the MPI that mpi4py "
     "loads: beside the library that MPI4PY_LIBMPI names, beside this Python, or the first on PATH.")  # fmt: skip
 @click.option("--show", is_flag=True, help="Print the command line without running it.")
@@ -149,7 +163,7 @@ def run(
         chosen = places(
             mpi, ranks, where, cores(), gpus=gpus_per_host or None, oversubscribe=oversubscribe, options=options
         )
-        placed = ["-n", str(chosen.ranks), *on_hosts(mpi, where), *chosen.options]
+        on_hosts(mpi, where)  # raises if the launcher's option is unknown
         command = program(words)
         _check_script(script(command), options, where)
     except (UsageError, ValueError, OSError) as error:
@@ -158,21 +172,42 @@ def run(
         chosen.environ[GPUS] = str(gpus_per_host)
     extra = {**chosen.environ, **settings(mpi, options, os.environ)}
     forwarded = [LAUNCHER, *_forwarded(chosen, elsewhere=bool(where), environ=os.environ)]
-    whole = line(mpi, [*placed, *options], command, forwarded)
-    shown = shlex.join([*(["env", *(f"{name}={value}" for name, value in extra.items())] if extra else []), *whole])
+
+    def on(there: Sequence[hosts.Host]) -> list[str]:
+        ranks_there = chosen.ranks if there == where else min(chosen.ranks, sum(host.slots for host in there))
+        placed = ["-n", str(ranks_there), *on_hosts(mpi, there), *chosen.options]
+        return line(mpi, [*placed, *options], command, forwarded)
+
+    def in_words(whole: Sequence[str]) -> str:
+        return shlex.join([*(["env", *(f"{name}={value}" for name, value in extra.items())] if extra else []), *whole])
+
     for sentence in chosen.said:
         click.echo(f"adaptive run: {sentence}", err=True)
     if show:
-        click.echo(shown)
+        click.echo(in_words(on(where)))
         return
-    starts, again = Restarts(restarts), True
+    environ = {**clean(), **extra}
+    make = partial(Job, environ=environ, grace=grace, host_timeout=host_timeout, addresses=addresses())
+    starts, again, there = Restarts(restarts), True, where
     while again:
-        job = Job(whole, {**clean(), **extra}, grace, host_timeout, addresses())
-        code = asyncio.run(job.run(lambda: click.echo(f"+ {shown}", err=True)))
+        whole = on(there)
+        job = make(whole)
+        code = asyncio.run(job.run(partial(click.echo, f"+ {in_words(whole)}", err=True)))
         again, said = starts.after(job.end(code))
         if said:
             click.echo(f"adaptive run: {said}", err=True)
+        if again:
+            there = _answering(mpi, where, environ)
     raise SystemExit(code)
+
+
+def _answering(mpi: Implementation, where: list[hosts.Host], environ: Mapping[str, str]) -> list[hosts.Host]:
+    """Return the hosts on which the job is started again: those that answer, or all if none does. Names the others."""
+    there = (answering(mpi, where, environ) if len(where) > 1 else where) or where
+    silent = [host.name for host in where if host not in there]
+    if silent:
+        click.echo(f"adaptive run: goes on without {', '.join(silent)}, which did not answer.", err=True)
+    return there
 
 
 def _forwarded(chosen: Places, elsewhere: bool, environ: Mapping[str, str]) -> list[str]:

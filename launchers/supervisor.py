@@ -3,9 +3,9 @@
 A process cannot report that it was killed or that C code ended it, and cannot report at all while C code holds the
 GIL. Its parent can. So a rank forks before it imports anything: the child is the rank, and the parent
 
-* passes lines on between the child and the launcher,
+* passes the child's lines on to the launcher,
 * sends the child the signals that the launcher names, and the signals that the parent itself receives,
-* kills the child if the launcher stops answering, or says that training continues without this rank,
+* kills the child if the launcher stops answering, or closes the connection,
 * reports the child's exit status, or the signal that killed it, and ends in the same way, so that mpirun sees it too.
 
 `rank.py` starts it. It imports only the standard library.
@@ -82,7 +82,6 @@ class _Supervisor:
     ):
         self._whole_group = of_command and os.getpgrp() == os.getpid()
         self._ending, self._launcher, self._rank, self._child = ending, launcher, rank, child
-        self._environ = environ
         self._heard = b""
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -114,16 +113,15 @@ class _Supervisor:
         return bool(said)
 
     def _from_launcher(self) -> bool:
-        """Handle the launcher's messages: send signals, pass the rest on. Returns whether there may be more."""
+        """Send the signals that the launcher names. Returns whether there may be more."""
+        why, said = None, b""
         try:
             said = self._launcher.recv(_AT_ONCE)
         except OSError as error:
-            self._ending.if_cut_off(error, self._child)
-            said = b""
+            why = error
         if not said:
-            self._ending.if_given_up(self._environ, self._child)
-            with suppress(OSError):
-                self._rank.shutdown(socket.SHUT_WR)  # so that the child does not wait for an answer
+            with suppress(ProcessLookupError):
+                self._ending.end_without_launcher(why, self._child)
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             match line.split():
@@ -131,9 +129,6 @@ class _Supervisor:
                     self._send_to_group(int(number))
                 case [b"signal", number]:
                     self._send(int(number))
-                case _:
-                    with suppress(OSError):
-                        self._rank.sendall(line + b"\n")
         return bool(said)
 
     def _from_signals(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -12,23 +11,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from launchers import ending
-from launchers.job import Job
 from launchers.mpirun import RANK
-from launchers.verdict import ProcessState
 from tests.mpirun import ROOT
 from tests.speed import limit
 
 SCRIPT = """
 from launchers import ending
 ending.prepare()
-ending.confirm()
+import time
+time.sleep(60)
 print("goes on", flush=True)
 """
 HELLO = {
@@ -54,35 +51,8 @@ def started(script: Path, port: int, supervised: bool) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.fixture(params=["supervised", "alone"])
-def talk(request, tmp_path) -> Callable[..., tuple[int, str, str]]:
-    """How a process ends whose launcher does `first` with its connection, and answers the next with `then`; `None`:
-    there is no launcher any more.
-    """
-    return partial(_talk, tmp_path / "train.py", request.param == "supervised")
-
-
-def _talk(script: Path, supervised: bool, first: Callable, then: bytes | None) -> tuple[int, str, str]:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        started(script, server.getsockname()[1], supervised) as process,
-    ):
-        server.settimeout(limit(60))
-        line, _ = server.accept()
-        with line, line.makefile("r") as said:
-            assert json.loads(said.readline())["rank"] == 1
-            assert json.loads(said.readline()) == {"asks": 1}
-            if then is None:
-                server.close()
-            first(line)
-            if then:
-                again, _ = server.accept()
-                with again, again.makefile("r") as said_again:
-                    hello = json.loads(said_again.readline())
-                    assert (hello["again"], hello["rank"]) == (True, 1)
-                    again.sendall(then)
-            out, err = process.communicate(timeout=limit(60))
-        return process.returncode, out, err
+def closed(line: socket.socket) -> None:
+    line.close()
 
 
 def reset(line: socket.socket) -> None:
@@ -90,44 +60,20 @@ def reset(line: socket.socket) -> None:
     os.close(line.detach())
 
 
-def test_a_rank_that_asks_gets_an_answer(talk):
-    code, out, err = talk(lambda line: line.sendall(b"here 1\n"), b"")
-    assert (code, out, err) == (0, "goes on\n", "")
-
-
-def test_an_excluded_rank_ends(talk):
-    code, out, err = talk(reset, b"given up\n")
-    assert (code, out) == (-signal.SIGKILL, "")
-    assert "was given up" in err
-    assert "for 30 s (--host-timeout)" in err
-
-
-@pytest.mark.parametrize("then", [b"unknown\n", None])
-def test_a_rank_that_was_not_excluded_continues(talk, then):
-    assert talk(reset, then) == (0, "goes on\n", "")
-
-
-def test_the_launcher_knows_the_excluded_ranks(capsys):
-    async def answers() -> list[bytes]:
-        job = Job([], {}, 1.0, 30.0, [])
-        job._token = "secret"
-        server = await asyncio.start_server(job._hear, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-
-        async def answer(**said: object) -> bytes:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in ({**HELLO, **said}, {"asks": 3})))
-            line = await reader.readline()
-            writer.close()
-            return line
-
-        found = [await answer(), await answer(again=True)]
-        job._lose(ProcessState("a", 1, 2, "h", 7, False))
-        found += [await answer(again=True), await answer(again=True, host="i"), await answer(again=True, token="other")]
-        server.close()
-        return found
-
-    assert asyncio.run(answers()) == [b"here 3\n", b"unknown\n", b"given up\n", b"unknown\n", b""]
+@pytest.mark.parametrize("supervised", [True, False])
+@pytest.mark.parametrize("breaks", [closed, reset])
+def test_a_rank_whose_launcher_has_gone_is_killed(breaks, supervised, tmp_path):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        started(tmp_path / "train.py", server.getsockname()[1], supervised) as process,
+    ):
+        server.settimeout(limit(60))
+        line, _ = server.accept()
+        with line.makefile("r") as said:
+            assert json.loads(said.readline())["rank"] == 1
+        breaks(line)
+        out, err = process.communicate(timeout=limit(60))
+    assert (process.returncode, out, err) == (-signal.SIGKILL, "", "")
 
 
 @pytest.fixture
@@ -189,43 +135,24 @@ def test_reports_are_lost_without_a_launcher(launcher):
     ending.checkpoint_saved(8)
 
 
-@pytest.mark.parametrize(("mpi", "rank", "declared"), [(True, "1", [(2, 1), (0, 1)]), (False, "1", []), (True, "", [])])
-def test_the_launchers_messages_are_handled(mpi, rank, declared, launcher, monkeypatch):
-    killed, found = [], []
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
-    monkeypatch.setattr("launchers.declare.declare_lost", lambda *ranks: found.append(ranks))
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
-    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
-    if mpi:
-        monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace())
+def test_the_launchers_signals_are_delivered_until_the_connection_breaks(launcher, monkeypatch):
+    killed: list[tuple[int, int]] = []
+    over = threading.Event()
+
+    def kill(pid, number):
+        killed.append((pid, number))
+        if number == signal.SIGKILL:
+            over.set()
+
+    monkeypatch.setattr(os, "kill", kill)
+    ending._me.supervised = False
     ending.prepare()
     ending.prepare()
     assert [thread.name for thread in threading.enumerate()].count("adaptive-launcher") == 1
-    launcher.sendall(b"signal 10\nunknown\nlost 2\nlost 0\nsignal 15\nhere 1\n")
-    ending.confirm()
-    assert killed == [(os.getpid(), 10), (os.getpid(), 15)]
-    assert found == declared
-    assert reports(launcher) == [{"asks": 1}]
-
-
-def test_a_request_is_answered_by_its_own_answer_or_by_the_launchers_end(launcher, monkeypatch):
-    class Changed(threading.Condition):
-        """Notes whether these changes end the wait."""
-
-        def wait_for(self, predicate, timeout=None):
-            for ending._me.answered, ending._me.listening in [(0, True), (1, True), (2, True), (1, False), (3, True)]:
-                found.append(predicate())
-            limits.append(timeout)
-            return True
-
-    found, limits = [], []
-    ending._me.changed = Changed()
-    ending.confirm()  # nothing listens to answers
-    assert (found, limits) == ([], [])
-    ending._me.asked, ending._me.listening = 1, True
-    ending.confirm()
-    assert (found, limits) == ([False, False, True, True, True], [30])
-    assert reports(launcher) == [{"asks": 2}]
+    launcher.sendall(b"signal 10\nunknown\nsignal 15\n")
+    launcher.shutdown(socket.SHUT_WR)
+    assert over.wait(limit(10))
+    assert killed == [(os.getpid(), 10), (os.getpid(), 15), (os.getpid(), signal.SIGKILL)]
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------
@@ -242,11 +169,9 @@ def test_a_launcher_that_cannot_be_reached_is_named(host, order, monkeypatch, ca
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(socket, "create_connection", refuse)
     environ = {ending.LAUNCHER: f"secret 30 {host} 10.0.0.2:70 127.0.0.1:70", "PMI_RANK": "4"}
-    assert ending.connect(environ, quiet=True) is None
-    assert capsys.readouterr().err == ""
     assert ending.connect(environ) is None
     assert capsys.readouterr().err == f"rank 4 cannot reach its launcher on {host} at 10.0.0.2:70, 127.0.0.1:70\n"
-    assert asked == 2 * [(name, 70) for name in order]  # the loopback address of another host is another host's
+    assert asked == [(name, 70) for name in order]  # the loopback address of another host is another host's
 
 
 @pytest.mark.parametrize("environ", [{}, {ending.LAUNCHER: "secret 30 h 127.0.0.1:70"}, {"PMI_RANK": "0"}])
@@ -285,14 +210,14 @@ def test_a_process_introduces_itself(environ, rank, size, job, spawned):
 
 
 @pytest.mark.parametrize(
-    ("error", "killed"), [(TimeoutError("timed out"), [(7, signal.SIGKILL)]), (ConnectionResetError(), [])]
+    ("error", "says"), [(TimeoutError("timed out"), True), (ConnectionResetError(), False), (None, False)]
 )
-def test_only_a_launcher_that_does_not_answer_cuts_a_process_off(error, killed, monkeypatch, capsys):
+def test_a_launcher_that_does_not_answer_is_named(error, says, monkeypatch, capsys):
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: found.append((pid, number)))
-    ending.if_cut_off(error, 7)
-    assert found == killed
-    assert ("pid 7" in capsys.readouterr().err) == bool(killed)
+    ending.end_without_launcher(error, 7)
+    assert found == [(7, signal.SIGKILL)]
+    assert ("pid 7" in capsys.readouterr().err) is says
 
 
 # --- the end of Python ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from launchers import job as jobs
 from launchers.ending import LAUNCHER
 from launchers.job import Job, addresses
 from launchers.restarts import JobEnd
+from launchers.verdict import ProcessState
 from tests.mpirun import ROOT
 from tests.speed import limit
 
@@ -293,6 +295,20 @@ class Mpirun:
         self.killed.set()
 
 
+_MARKS = itertools.count()
+
+
+def take_down_and_answer(job: Job, process: ProcessState, said: Mapping[str, int]) -> None:
+    """Take a report down, and send a mark back, so that a rank knows that all reports before it were taken down."""
+    take_down(job, process, said)
+    for writer, known in job._lines.items():
+        if known is process and "mark" in said:
+            writer.write(f"mark {said['mark']}\n".encode())
+
+
+take_down = Job._take_down
+
+
 class Ranks:
     """The ranks' connections to the launcher."""
 
@@ -323,11 +339,11 @@ class Ranks:
         writer.write(json.dumps(first).encode() + b"\n")
 
         async def says(*reports: dict, ends: bool = False) -> list[str]:
-            lines = [*reports, {"asks": 5}]
-            writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            mark = next(_MARKS)
+            writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in (*reports, {"mark": mark})))
             words = []
-            while (word := (await reader.readline()).decode().strip()) not in ("here 5", ""):
-                words.append(word)
+            while (word := (await reader.readline()).decode().strip()) not in (f"mark {mark}", ""):
+                words += [] if word.startswith("mark ") else [word]
             if ends:
                 writer.close()
                 await reader.read()
@@ -360,6 +376,7 @@ def play(monkeypatch, capsys):
 
         begun: list[Ranks] = []
         monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
+        monkeypatch.setattr(Job, "_take_down", take_down_and_answer)
         monkeypatch.setattr(jobs, "AFTER_SECONDS", after)
         monkeypatch.setattr(jobs, "LAST_WORDS_SECONDS", words)
         return asyncio.run(whole())
@@ -660,7 +677,8 @@ def test_a_signal_before_the_start_prevents_it(number, monkeypatch):
     assert asyncio.run(run()) == 128 + number
 
 
-def test_all_others_of_a_job_learn_who_is_cut_off(play, monkeypatch):
+@pytest.mark.parametrize("over", [False, True])
+def test_a_rank_that_is_cut_off_ends_the_job(play, monkeypatch, over):
     real = asyncio.StreamReader.readline
 
     async def readline(reader: asyncio.StreamReader) -> bytes:
@@ -670,20 +688,19 @@ def test_all_others_of_a_job_learn_who_is_cut_off(play, monkeypatch):
         return line
 
     async def scene(ranks: Ranks) -> int:
-        others = [await ranks.connect(0, 3), await ranks.connect(0, 1, job="b", spawned=True)]
-        ended = await ranks.connect(1, 3)
-        lost = await ranks.connect(2, 3)
-        await others[0]({"world": 1})
-        await ended({"world": 1}, {"ends": 0}, {"exited": 0})
-        await lost({"world": 1}, {"cut off": True})
-        assert [await other() for other in (*others, ended)] == [["lost 2"], [], []]
-        await others[0]({"ends": 0})
+        other, lost = await ranks.connect(0, 3), await ranks.connect(2, 3)
+        await other({"world": 1})
+        await lost({"world": 1}, *([{"ends": 0}, {"exited": 0}] if over else []), {"cut off": True})
+        if not over:
+            await ranks.mpirun.terminated.wait()
+        await other({"ends": 0})
         return 0
 
     monkeypatch.setattr(asyncio.StreamReader, "readline", readline)
     ended, printed = play(scene, after=LONG)
-    assert ended == (0, None, None)
-    assert printed == "adaptive run: rank 2 (pid 12 on h) is cut off; the others continue without it.\n"
+    assert ended.code == (0 if over else 128 + signal.SIGKILL)
+    text = "adaptive run: rank 2 (pid 12 on h) is cut off: its host has not answered for "
+    assert (text in printed) is not over
 
 
 def test_reports_that_arrive_after_the_end_of_mpirun_count(play):

@@ -86,7 +86,7 @@ def test_arguments_of_each_launcher(monkeypatch):
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--mca", "coll", "tuned"], {})
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--omca", "coll", "tuned"], {})
     for other in (["--mca", "btl", "coll"], ["-x", "coll"]):
-        assert settings(OPEN_MPI, other, {}) == {"OMPI_MCA_coll": "^han", "PRTE_MCA_oob_tcp_keepalive_time": "0"}
+        assert settings(OPEN_MPI, other, {}) == {"OMPI_MCA_coll": "^han"}
     assert settings(OLD, [], {}) == settings(MPICH, [], {}) == {}
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

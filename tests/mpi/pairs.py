@@ -216,16 +216,6 @@ def a_killed_host(world) -> None:
     going_on(world, (0,), happens)
 
 
-def a_host_that_is_cut_off(world) -> None:
-    """In the middle of a round: readers of its ranks continue without them."""
-
-    def happens(worker):
-        mark(f"{worker} is there").touch()
-        until(mark("it is cut").exists)
-
-    going_on(world, (0,), happens)
-
-
 def stopped(world) -> None:
     """A rank is stopped in the middle of a round, until the others have ended theirs."""
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]

@@ -13,8 +13,6 @@ from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import limit
 
-COVERS = ("launchers/declare.py",)
-
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "on_hosts.py"

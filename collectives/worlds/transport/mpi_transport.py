@@ -15,7 +15,6 @@ from adaptive import CollectiveError, WorkerError
 from adaptive.base.thread_status import thread_status
 from adaptive.base.world_messages import MembersChanged
 from collectives.worlds.lifetime import Lifetime
-from launchers import ending
 
 from .disagreement import disagreement_error
 from .operations import Operation
@@ -87,7 +86,6 @@ class MPITransport(Transport):
         """End this process if the others have declared it lost, for example after it was stopped for long."""
         if self.watchdog is not None:
             self.watchdog.catch_up()
-        ending.confirm()
 
     # --- one operation after another ----------------------------------------------------------------------------------
 
