@@ -261,7 +261,7 @@ def calls_of(work) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "status", "looks", "most"),
+    ("shapes", "status"),
     [
         ([(100,)], 15),  # one Allreduce
         ([(1000,)], 15),
