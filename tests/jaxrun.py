@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpirun import ROOT, Result, plain_environment
+from tests.mpirun import ROOT, Result, count_launch, plain_environment
 from tests.speed import Deadline, at_start
 
 JOB = "TESTS_JAX_JOB"  # COORDINATOR RANK PROCESSES, for `join`
@@ -60,6 +60,7 @@ def run(
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
     start, deadline = time.monotonic(), Deadline(timeout)
+    count_launch()
     with reserved_address() as address, ExitStack() as open_files:
         started = []
         for rank in range(n):

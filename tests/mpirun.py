@@ -20,6 +20,7 @@ from tests.speed import Deadline, last_resort, limit
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTED = "TESTS_STARTED"  # set in what these tests start
+JOBS = "TESTS_JOBS"  # a folder of all processes of pytest: `launches` there has a line for each job that was started
 WITHOUT_MPI = "TESTS_WITHOUT_MPI"  # set to 1, tests that need mpirun are skipped; else they fail where there is none
 
 _DEFAULTS = {
@@ -139,12 +140,26 @@ def plain_environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**_DEFAULTS, **inherited, "PYTHONPATH": os.pathsep.join(paths), **extra}
 
 
+def count_launch() -> None:
+    """Note that a job is started, for the end of the report."""
+    if JOBS in os.environ:
+        with open(Path(os.environ[JOBS]) / "launches", "a") as file:
+            file.write(f"{os.environ.get('PYTEST_CURRENT_TEST', '')}\n")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for a job that the caller starts itself."""
+    count_launch()
+    return _environment({})
+
+
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     # mpirun keeps a time limit of its own, later than ours: should pytest be killed, the job still ends.
     return plain_environment({"MPIEXEC_TIMEOUT": str(int(last_resort())), **extra})
 
 
 def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:
+    count_launch()
     start, deadline = time.monotonic(), Deadline(timeout)
     process = subprocess.Popen(
         command,

@@ -3,26 +3,147 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import threading
+from dataclasses import fields
 
+import jax
+import numpy as np
 import pytest
 
+import collectives as comm
+from adaptive.base.errors import DisagreementError, WorkerError
+from adaptive.control.status import Status
+from adaptive.runtime.spmd_step import SPMDStep
+from tests.adaptive.runtime.test_spmd_step import (
+    LOCAL,
+    STEPS,
+    built,
+    monitored,
+    of_many_kinds,
+    of_their_own,
+    plain,
+    same,
+    spoilt,
+)
 from tests.jaxrun import run
 
 COVERS = ("adaptive/runtime/spmd_step.py", "collectives/worlds/jax_world.py")
 
 pytestmark = pytest.mark.ranks
-
-LIMIT = 200.0  # seconds: many tests in one launch
-SUITE = Path(__file__).parent / "spmd_on_jax_processes.py"
+together = pytest.mark.on_ranks(2, jax=True)
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_the_suite_on_processes(processes):
-    options = ["-x", "-q", "--color=no", "-p", "no:cacheprovider"]
-    results = run(["-m", "pytest", *options, SUITE], n=processes, timeout=LIMIT)
-    assert all(re.search(rf"{5 if processes == 1 else 7} passed", result.stdout) for result in results), results[0]
+@pytest.fixture(scope="module")
+def world():
+    """Four workers."""
+    with comm.JaxWorld(jax.local_devices()[: 4 // jax.process_count()]) as world:
+        yield world
 
+
+@pytest.fixture
+def taken(monkeypatch):
+    """By step: whether it was taken by one program."""
+    seen, take = {}, SPMDStep.__call__
+
+    def noted(self, share, readings, *args):
+        outcome = take(self, share, readings, *args)
+        seen[readings[0].step + 1] = outcome is not None
+        return outcome
+
+    monkeypatch.setattr(SPMDStep, "__call__", noted)
+    return seen
+
+
+def course(world, driver, steps=STEPS, **options):
+    with built(driver, world=world, **options) as program:
+        reports = [program.step() for _ in range(steps)]
+        own = [np.asarray(leaf) for state in program._parts.engine.states for leaf in state]
+        return reports, program.state, own
+
+
+def equal_on_all(world, value):
+    return len(set(world.all_gather_bytes(repr(value).encode()))) == 1
+
+
+# What a driver needs of the messages is tested on one process; here, what is another on several.
+@together
+@pytest.mark.parametrize("driver", [of_many_kinds, monitored, of_their_own, spoilt], ids=lambda driver: driver.__name__)
+def test_both_give_the_same_states_and_reports(world, driver, taken, monkeypatch):
+    heard = []
+    decode = Status.decode
+    monkeypatch.setattr(Status, "decode", lambda status, *elements: (heard.append(0), decode(status, *elements)))
+    mine = course(world, driver)
+    assert sum(taken.values()) >= 5
+    assert equal_on_all(world, taken)
+    assert len(heard) == STEPS  # once in each step, also where the general path takes a step again
+    monkeypatch.setattr(SPMDStep, "fits", lambda *_: False)
+    other = course(world, driver)
+    for a, b in zip(mine[0], other[0], strict=True):
+        for field in fields(a):
+            if field.name not in LOCAL:
+                same(getattr(a, field.name), getattr(b, field.name))
+    same(mine[1:], other[1:])
+    assert driver is not spoilt or sum(report.skipped for report in mine[0]) == 3
+
+
+@together
+def test_without_determinism_all_processes_switch_to_the_program_in_the_same_step(world, taken):
+    """Whichever process has compiled it last."""
+    with built(plain, world=world, deterministic=False, resizable=False) as program:
+        compile_step = program._parts.engine.kernels.compiled.compile_step
+        may_compile = threading.Event()
+        program._parts.engine.kernels.compiled.compile_step = lambda size: (may_compile.wait(), compile_step(size))
+        if world.rank == 0:
+            may_compile.set()
+        for step in range(1, 20):
+            if step == 5:
+                assert not taken
+                may_compile.set()
+                program.warm_up()
+            program.step()
+    assert equal_on_all(world, taken)
+    assert sorted(taken) == [9, 10, 11, 12, 13, 14, 15, 17, 18, 19]
+
+
+@together
+def test_if_one_process_cannot_compile_the_program_all_continue_without_it(world, taken, monkeypatch, caplog):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the program\nand more")
+
+    with built(plain, world=world) as program:
+        if world.rank == world.processes - 1:
+            monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", fails)
+        for _ in range(3):
+            program.step()
+        assert program.steps == 3
+    assert not taken
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    which = f" on rank {world.processes - 1}" * (world.processes > 1)
+    assert f"compiled{which}: JaxRuntimeError: RESOURCE_EXHAUSTED" in warning.message
+    assert "for the program. Steps continue" in warning.message
+
+
+@together
+def test_another_collective_or_a_failure_raises_before_the_state_is_donated(world, taken):
+    def broken(sizes):
+        raise ZeroDivisionError("no rows")
+
+    with built(plain, world=world) as program:
+        for _ in range(4):
+            program.step()
+        before = jax.tree.map(np.asarray, program.state)
+        with pytest.raises(DisagreementError, match=r"rank 0: step 5 of program .* as one program"):
+            world.barrier() if world.rank else program.step()
+        same(program.state, before)
+        if world.rank:
+            program._parts.stream.prefetch = broken
+        with pytest.raises(ZeroDivisionError if world.rank else WorkerError, match="no rows"):
+            program.step()
+        same(program.state, before)
+    assert taken == {1: True, 3: True}
+
+
+# --- one is lost ------------------------------------------------------------------------------------------------------
 
 LOST = """
 import os, signal, sys, time

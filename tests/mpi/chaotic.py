@@ -80,7 +80,7 @@ def run(seed: int, strategy: str = "", *, limit: float = LIMIT) -> Verdict:
     verdict, deadline = Verdict(plan), speed.Deadline(limit)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "launchers.run", "-n", str(plan.processes)]
-        env = mpirun._environment({"CHAOS_STACKS": str(deadline.limit - 10)})
+        env = {**mpirun.environment(), "CHAOS_STACKS": str(deadline.limit - 10)}
         began = time.monotonic()
         with open(Path(folder) / "output", "w+") as output:
             process = subprocess.Popen(

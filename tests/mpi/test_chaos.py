@@ -13,12 +13,11 @@ from .chaotic import run
 
 COVERS = ("collectives/worlds/elastic/elastic_processes.py", "collectives/worlds/elastic/processes_of_job.py")
 
-pytestmark = [pytest.mark.ranks, survives_losses]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, survives_losses]
 
 # Some hundred events in all: with kills in each phase of a change, several at once, and bad ends.
 # 1006 and 1032 lose one while the program is built, 1024 and 1018 rank 0 while it restores.
-LONG = (1008, 1011, 1013, 1018, 1021, 1024, 1031, 1032)
-SEEDS = (1006, *(pytest.param(seed, marks=pytest.mark.long) for seed in LONG))
+SEEDS = (1006, 1008, 1011, 1013, 1018, 1021, 1024, 1031, 1032)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -29,7 +28,6 @@ def test_under_any_faults_the_result_is_that_of_a_plain_loop(seed):
     assert verdict.events
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("seed", "strategy"), [(1012, "diloco"), (1014, "islands"), (1015, "quorum")])
 def test_strategies_of_rounds_beside_it(seed, strategy):
     verdict = run(seed, strategy)

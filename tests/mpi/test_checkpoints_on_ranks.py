@@ -1,55 +1,209 @@
-"""Checkpoints on disk under mpirun: of several ranks, and from one number of ranks to another."""
+"""Checkpoints on disk, of several ranks: one writes, all read the same, and what one cannot do all hear of.
+
+The directory is rank 0's; all see it. See tests/ranks.py.
+"""
 
 from __future__ import annotations
 
-import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from tests.mpirun import run
-
-from .test_programs_on_ranks import run_suite
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive.disk.directory import checkpoints, commit
+from adaptive.program.stored import CheckpointTable
+from adaptive.program.writer import Writer
+from tests.program.problems import build, descend, make_data, same_everywhere
 
 COVERS = ("adaptive/program/checkpoint.py", "adaptive/program/restore.py")
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
-HERE = Path(__file__).parent
-
-
-@pytest.mark.parametrize(("ranks", "kind"), [(2, "mpi"), pytest.param(3, "mpi-two-devices", marks=pytest.mark.long)])
-def test_on_ranks(ranks, kind):
-    run_suite(kind, ranks, HERE / "checkpoints_on_ranks.py")
+N = 16
 
 
-def job(directory: Path, ranks: int, steps: int, script: str = "checkpointing.py") -> dict:
-    printed = run([HERE / script, directory, str(steps)], n=ranks).stdout
-    return json.loads(printed.strip().splitlines()[-1])
+@pytest.fixture(scope="module")
+def world():
+    with comm.MPIWorld() as world:
+        assert world.processes > 1
+        yield world
 
 
-@pytest.mark.long
-def test_from_two_ranks_to_three_to_one(tmp_path):
-    """The same mathematics as without an interruption: the same examples, and the same state up to rounding."""
-    jobs = [job(tmp_path / "run", ranks, steps) for ranks, steps in ((2, 5), (3, 9), (1, 12))]
-    whole = job(tmp_path / "another", 2, 12)
-    assert [(j["workers"], j["began"]) for j in jobs] == [(2, 0), (3, 5), (1, 9)]
-    assert jobs[-1]["examples"] == whole["examples"] == 12 * 12
-    np.testing.assert_allclose(np.concatenate([j["losses"] for j in jobs]), whole["losses"], rtol=1e-5)
-    close = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-6), jobs[-1]["state"], whole["state"])
-    assert jax.tree.all(close)
+@pytest.fixture
+def directory(world, tmp_path):
+    """One that all ranks see."""
+    return Path(world.all_gather_bytes(str(tmp_path).encode())[0].decode()) / "run"
 
 
-def test_per_worker_state_goes_to_another_number_of_ranks(tmp_path):
-    """Those who are there in both jobs go on with their own; one that is new begins anew."""
-    three, two, four = (job(tmp_path, ranks, steps, "other_workers.py") for ranks, steps in ((3, 4), (2, 6), (4, 8)))
-    assert (three["began"], two["began"], four["began"]) == (0, 4, 6)
-    assert not three["refused"]
-    assert "other_workers_ok=True" in two["refused"]
-    assert "other_workers_ok=True" in four["refused"]
-    assert three["after"] == [4.0, 8.0, 12.0]
-    assert (two["before"], two["after"]) == ([4.0, 8.0], [6.0, 12.0])
-    assert (four["before"], four["after"]) == ([6.0, 12.0, 0.0, 0.0], [8.0, 16.0, 6.0, 8.0])
-    assert four["sum"] == sum(range(96))  # each example once: 8 steps of 12
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A fast disk: no due checkpoint is skipped because of the previous one."""
+    write = Writer.write
+    monkeypatch.setattr(Writer, "write", lambda writer, checkpoint: (write(writer, checkpoint), writer.wait()))
+
+
+def odd(world) -> bool:
+    return world.rank == world.processes - 1
+
+
+def names(world, directory) -> list[str]:
+    """Of the checkpoints, when all are here."""
+    world.barrier()
+    found = [path.name for path in reversed(checkpoints(directory))]
+    world.barrier()
+    return found
+
+
+def local(state, batch):
+    """With state of each worker's own, so that a checkpoint communicates."""
+    new, metrics = descend(state["all"], batch)
+    return {"all": new, "own": state["own"] + batch["x"].mean()}, metrics
+
+
+def own(state):
+    return state["own"]
+
+
+def test_one_rank_writes_and_all_resume(world, directory):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        threads = set()
+        for _ in program.run(steps=5, checkpoint=ad.Checkpoints(directory, every=2)):
+            threads |= {t.name for t in threading.enumerate()} & {"adaptive-lock"}
+        assert threads == ({"adaptive-lock"} if world.rank == 0 else set())
+        assert names(world, directory) == ["000001-step-2", "000002-step-4", "000003-step-5"]
+        after = [program.step().metrics["loss"].item() for _ in range(3)]
+    with build(descend, 9.0, make_data(), N, world=world) as other:
+        other.restore(directory)
+        assert other.steps == 5
+        assert [other.step().metrics["loss"].item() for _ in range(3)] == after
+
+
+def test_local_state_of_all_ranks_is_restored(world, directory):
+    start = {"all": 0.0, "own": 0.0}
+    with build(local, start, make_data(), N, world=world, per_worker_state=own) as program:
+        list(program.run(steps=3, checkpoint=ad.Checkpoints(directory, every=2)))
+        kept = program.checkpoint()["state"]
+    assert len(set(kept["own"].tolist())) == world.size
+    with build(local, start, make_data(), N, world=world, per_worker_state=own) as other:
+        other.restore(directory)
+        assert other.steps == 3
+        found = other.checkpoint()["state"]
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, kept))
+
+
+@pytest.mark.parametrize("options", [{}, {"per_worker_state": own}], ids=["replicated", "local"])
+def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
+    """Each rank has its own clock; that of rank 0 counts, and all save a checkpoint of the same step."""
+    now = [0.0]
+    monkeypatch.setattr("adaptive.program.run_checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    driver, start = (local, {"all": 0.0, "own": 0.0}) if options else (descend, 0.0)
+    with build(driver, start, make_data(), N, world=world, **options) as program:
+        for _ in program.run(steps=7, checkpoint=ad.Checkpoints(directory, every="1 minute", keep=9)):
+            now[0] += 25 if world.rank == 0 else 1000
+    steps = [int(name.split("-")[-1]) for name in names(world, directory)]
+    assert steps == [5, 7]  # a minute has passed before step 4, which tells the others with step 5
+
+
+def test_all_ranks_restore_the_selection_of_rank_0(world, directory):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=4, checkpoint=ad.Checkpoints(directory, every=2)))
+        world.barrier()
+        if world.rank == 0:
+            (directory / "000002-step-4" / "program.json").unlink()
+        world.barrier()
+        program.restore(directory)
+        assert program.steps == 2
+        (note,) = program.step().notes
+        assert "the checkpoint 000002-step-4 is skipped: program.json is missing" in note
+        assert same_everywhere(world, [note, program.state])
+
+
+def hears(world, own_error, text, heard):
+    """What rank 0 raises, and what the others hear of it."""
+    return pytest.raises(own_error if world.rank == 0 else ad.WorkerError, match=text if world.rank == 0 else heard)
+
+
+def test_a_directory_that_cannot_be_written_ends_the_run_on_all(world, tmp_path):
+    (tmp_path / "file").touch()
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        with hears(world, ad.CheckpointError, "no checkpoints can be written", "rank 0 failed in opening the check"):
+            list(program.run(steps=3, checkpoint=ad.Checkpoints(tmp_path / "file")))
+        assert program.steps == 0
+        program.step()  # they are together
+
+
+def test_a_directory_of_another_run_is_refused_on_all(world, directory):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        world.barrier()
+    with build(descend, 0.0, make_data(), N, world=world) as other:
+        with hears(world, ad.CheckpointError, "holds checkpoints of another run", "holds checkpoints of another run"):
+            list(other.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        other.step()
+
+
+@pytest.mark.parametrize("missing_ok", [False, True])
+def test_where_there_is_none(world, directory, missing_ok):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        if missing_ok:
+            program.restore(directory, missing_ok=True)
+        else:
+            with hears(world, ad.CheckpointError, "nothing to restore", "rank 0 failed in restoring .*nothing to rest"):
+                program.restore(directory)
+        program.step()
+
+
+def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        world.barrier()
+        path = tmp_path / "elsewhere" if odd(world) else directory
+        with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError) as caught:
+            program.restore(path)
+        assert f"rank {world.processes - 1} cannot read" in str(caught.value)
+        assert ("which rank 0 selected: manifest.json, which" in str(caught.value)) or not odd(world)
+        program.step()
+
+
+def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_path):
+    own_path = tmp_path / "own"
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        if odd(world):
+            own_path.mkdir()
+            commit(own_path, 1, CheckpointTable({**program.checkpoint(), "cursor": 5}).write, lambda: None)
+        world.barrier()
+        with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError, match="cannot read") as caught:
+            program.restore(own_path if odd(world) else directory)
+        assert "this rank sees another checkpoint of that name" in str(caught.value)
+
+
+def counting_hook(state, batch):
+    """A policy that sees every step and decides every fourth, by the limits that it has been shown."""
+    state, metrics = descend(state, batch)
+    operators.hook("sums", Sums(), (metrics["loss"],), every=4)
+    return state, metrics
+
+
+class Sums:
+    every_step = True
+
+    def init(self, n_workers):
+        return 0.0
+
+    def __call__(self, observation, state):
+        state += observation.limits.call_overhead + observation.global_batch
+        return (ad.Decision(global_batch=N + int(state * 1e6) % 7) if observation.due else None), state
+
+
+def test_hooks_decide_equally_after_a_restore(world, directory):
+    """A checkpoint shows hooks the steps before their turn, on all ranks, or they would be shown other limits."""
+    with build(counting_hook, 0.0, make_data(), N, world=world, resizable=True) as program:
+        reports = list(program.run(steps=30, checkpoint=ad.Checkpoints(directory, every=3)))
+    assert same_everywhere(world, [r.batch_sizes for r in reports])

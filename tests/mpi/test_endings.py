@@ -100,7 +100,7 @@ def test_a_spawned_worker():
 )
 def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
     arguments = [*GRACE, "-n", "2", str(SCRIPT), "waits for a signal:0", "waits for a signal:1"]
-    environ = mpirun._environment({})
+    environ = mpirun.environment()
     command = [sys.executable, "-m", "launchers.run", *arguments]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
         try:
@@ -117,7 +117,7 @@ def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
 @pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_host_that_is_cut_off_ends_the_job_which_goes_on_without_it(restarts, tmp_path):
     with hosts(2) as made:
-        environ = {**mpirun._environment({}), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
+        environ = {**mpirun.environment(), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
         environ["ENDS_WELL"] = str(tmp_path / "cut")
         options = ["--host-timeout", "4", "--restarts", str(restarts), "-n", "2", "-H", "h1:1,h2:1"]
         ranks = [f"meets until its host is cut off:{rank}" for rank in range(2)]

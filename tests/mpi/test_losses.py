@@ -49,36 +49,10 @@ def test_between_steps_and_at_any_time():
     lose("between steps:0", "any time:1")
 
 
+@pytest.mark.long
 def test_too_few_are_left():
     result = lose("between steps:0", "an exchange:2", "min_workers=2", n=3, expect_failure=True)
     assert "1 worker is left, and min_workers=2" in result.stderr, result
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("where", ["the end of a run", "a join", "a hand-over"])
-def test_an_operation_that_only_some_completed_blocks_nobody(where):
-    result = run([SCRIPT.with_name("half_completed.py"), where], n=4, ours=True)
-    assert result.stdout.count("has what a plain loop brings") == 3, result
-    assert result.stdout.count("ended well") == 3, result
-
-
-@pytest.mark.parametrize(
-    ("case", "way"),
-    [
-        ("half completed", "short"),
-        pytest.param("half completed", "general", marks=pytest.mark.long),
-        ("in the midst", "short"),
-    ],
-)
-def test_a_message_that_was_lost_for_some_is_not_overwritten_by_the_next(case, way):
-    result = run([SCRIPT.with_name("right_behind.py"), case, way], n=3, ours=True)
-    assert result.stdout.count("has all messages") == 2, result
-    assert result.stdout.count("ended well") == 2, result
-
-
-def test_workers_leave_and_return_after_a_loss():
-    result = run(SCRIPT.with_name("fewer_after_a_loss.py"), n=3, ours=True)
-    assert result.stdout.count("ended well") == 2, result
 
 
 def test_going_on_must_be_possible():

@@ -49,7 +49,7 @@ def test_a_dying_rank_blocks_nobody(death):
 @pytest.mark.parametrize("placement", ["slot", "node"])
 def test_on_hosts_of_their_own(placement):
     with hosts(2, rate="1gbit") as made:
-        environ = {**mpirun._environment({}), **made.environment()}
+        environ = {**mpirun.environment(), **made.environment()}
         environ["PRTE_MCA_rmaps_default_mapping_policy"] = f"{placement}:oversubscribe"
         options = ["-n", "4", "-H", "h1:2,h2:2"]
         command = made.command("h1", [sys.executable, "-m", "launchers.run", *options, str(SCRIPT), "found"])

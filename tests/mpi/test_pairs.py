@@ -64,7 +64,7 @@ def test_spawned_ranks_read_and_are_read(tmp_path):
 
 def job_on(made: Hosts, launcher: Sequence[str], *arguments: object) -> subprocess.Popen:
     """Three ranks, or as many as given: the first on host h1, the others on h2."""
-    environ = {**mpirun._environment({}), **made.environment()}
+    environ = {**mpirun.environment(), **made.environment()}
     environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
     options = [] if "-n" in launcher else ["-n", "3"]
     command = made.command("h1", [*launcher, *options, *map(str, arguments)])

@@ -82,7 +82,7 @@ def test_the_host_behind_a_slow_link_is_named():
         pytest.skip("a link's rate is limited by tc")
     with hosts(3) as made:
         made.limit("h3", "100mbit")
-        environ = {**mpirun._environment({}), **made.environment()}
+        environ = {**mpirun.environment(), **made.environment()}
         environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
         options = ["-n", "3", "-H", "h1:1,h2:1,h3:1"]
         command = [sys.executable, "-m", "launchers.run", *options, "-m", "collectives.doctor", "--json"]

@@ -1,71 +1,16 @@
-"""The suite on processes that jax.distributed joins, and what becomes of them when one is lost."""
+"""Processes that `jax.distributed` joins, when one of them is lost; and beside MPI."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.jaxrun import HEARTBEAT, reserved_address, run
 from tests.mpirun import run as mpirun
 
-COVERS = ("collectives/worlds/transport/jax_channel.py",)
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
-LIMIT = 200.0  # seconds: many tests in one launch
-pytestmark = pytest.mark.ranks
-
-HERE = Path(__file__).parents[1]
-MPI, PROGRAM = HERE.parent / "mpi", HERE.parent / "program"
-SUITE, ALONE, MEETINGS, ON_RANKS = (
-    HERE / "test_worlds.py",
-    HERE / "on_jax_processes.py",
-    MPI / "meetings.py",
-    MPI / "on_ranks.py",
-)
-OF_MPI = "not do_not_share_their_buffers and not with_a_world_each"  # its buffers, and its communicators
-
-
-def run_suite(kind: str, n: int, *files: Path, short: bool = False) -> int:
-    """Run test files on `n` processes; all of them pass, and none is left out, but for long ones where it is to be
-    short. Returns how many tests there were.
-    """
-    options = [*(["-m", "not long"] if short else []), "-x", "-q", "--color=no", "-p", "no:cacheprovider", "-k", OF_MPI]
-    results = run(["-m", "pytest", *options, *files], n=n, env={"TESTS_WORLD": kind}, timeout=LIMIT)
-    passed = [re.search(r"(\d+) passed", result.stdout) for result in results]
-    assert all("skipped" not in result.stdout for result in results), results[0]
-    assert len({match and match[1] for match in passed}) == 1, results[0]
-    return int(passed[0][1])
-
-
-@pytest.mark.parametrize(
-    ("processes", "kind"),
-    [
-        (2, "jax-uneven"),
-        pytest.param(2, "jax", marks=pytest.mark.long),
-        pytest.param(3, "jax jax-uneven", marks=pytest.mark.long),
-    ],
-)
-def test_the_suite_on_processes(processes, kind):
-    assert run_suite(kind, processes, SUITE, ALONE, MEETINGS, short=kind == "jax-uneven") >= 35 * len(kind.split()) + 40
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("processes", "kind", "files"),
-    [
-        (2, "jax", [ON_RANKS, PROGRAM / "test_same_mathematics.py"]),
-        (2, "jax", [PROGRAM / f"test_{name}.py" for name in ("bad_input", "not_finite", "trace", "hyperparameters")]),
-        (2, "jax-two-devices", [MEETINGS, *(PROGRAM / f"test_{name}.py" for name in ("federated", "own_collectives"))]),
-        (3, "jax", [PROGRAM / "test_same_mathematics.py"]),
-    ],
-    ids=["errors and mathematics", "programs", "two devices", "three processes"],
-)
-def test_programs(processes, kind, files):
-    assert run_suite(kind, processes, *files) >= 8
-
-
-# --- one is lost ------------------------------------------------------------------------------------------------------
 
 LOST = """
 import os, signal, sys, time
@@ -102,7 +47,6 @@ def script(tmp_path):
     return path
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "lost", "n", "heard"),
     [
@@ -130,7 +74,6 @@ def test_where_one_is_lost_the_others_hear_of_it_and_end(script, how, lost, n, h
         assert result.returncode != 134, result  # JAX's way to end whom it has waited for
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_stopped_process_is_named_and_ended_after_twice_the_timeout(script, lost):
     results = run([script, "stopped", str(lost)], timeout=60, expect_failure=True)
@@ -138,7 +81,6 @@ def test_a_stopped_process_is_named_and_ended_after_twice_the_timeout(script, lo
     assert re.search(rf"rank {lost} \(.*is stopped", results[1 - lost].stderr), results[1 - lost]
 
 
-@pytest.mark.long
 def test_without_the_coordinator_jax_ends_all(script):
     results = run([script, "killed", "0"], timeout=HEARTBEAT + 50, expect_failure=True)
     assert [result.returncode for result in results] in ([-9, -6], [-9, 1])  # by JAX, or, where it is sooner, by us
@@ -159,7 +101,6 @@ with comm.world() as world:
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("joined", "world"), [(True, "JaxWorld"), (False, "MPIWorld")])
 def test_under_mpirun_an_initialized_jax_distributed_takes_precedence(tmp_path, joined, world):
     path = tmp_path / "under.py"

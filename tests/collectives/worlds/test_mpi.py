@@ -1,34 +1,306 @@
-"""The suite on the ranks of an mpirun, and what only MPI can get wrong."""
+"""What only MPI can get wrong, on two ranks of an mpirun; see tests/ranks.py."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import sys
+import threading
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tests.mpirun import run
+import collectives as comm
+from adaptive.base.channel import PartSpec
+from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
+from collectives.worlds.mailboxes.mailbox import CreateMailbox
+from collectives.worlds.mailboxes.serving import MailboxServer
+from collectives.worlds.transport.mpi_transport import PIECE_BYTES
+from collectives.worlds.transport.process_group import Process
 
-LIMIT = 200.0  # seconds: many tests in one launch
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
-HERE = Path(__file__).parents[1]
 
-SUITE, ALONE = HERE / "test_worlds.py", HERE / "on_ranks.py"
+@pytest.fixture(scope="module")
+def world():
+    """A device for each rank."""
+    with comm.MPIWorld() as world:
+        yield world
+
+
+def send(world, *values, status=0):
+    head = np.zeros(1 + status, np.float32)
+    parts = [[jax.device_put(x, device) for x in (head, *values)] for device in world.devices]
+    return world.exchange(parts, ["sum"] * (1 + len(values)), np.zeros(status, np.float32))
+
+
+def test_it_keeps_to_the_communicator_it_was_given(world):
+    from mpi4py import MPI
+
+    half = MPI.COMM_WORLD.Split(color=world.rank % 2, key=-world.rank)  # in reverse order
+    errors = half.Get_errhandler()
+    with comm.MPIWorld(half) as part:
+        assert part.processes == half.size
+        assert part.rank == half.rank
+        ranks = [int(rank) for rank in part.all_gather_bytes(b"%d" % world.rank)]
+        assert ranks == sorted(ranks, reverse=True)
+        assert {rank % 2 for rank in ranks} == {world.rank % 2}
+        total = float(comm.all_reduce(1.0, op="sum"))
+        assert total == part.size
+    assert half.Get_errhandler() == errors
+    assert half.allreduce(1) == half.size  # only the duplicate was freed
+    half.Free()
+
+
+def test_on_the_first_cpu_results_are_the_buffers_that_mpi_wrote(world):
+    x = np.ones((400, 500), np.float32)  # several pieces
+    assert x.nbytes > PIECE_BYTES
+    addresses = []
+    for _ in range(4):
+        results, _ = send(world, x)
+        addresses.append([part.unsafe_buffer_pointer() for part in results[0]])
+    assert addresses == [addresses[0]] * 4  # one set of them
+    assert all(address % 64 == 0 for address in addresses[0])
+
+
+def test_few_layouts_are_cached(monkeypatch):
+    monkeypatch.setattr("adaptive.base.channel.KEPT_CHANNELS", 3)
+    with comm.MPIWorld() as fresh:
+        for n in range(1, 7):
+            send(fresh, np.zeros(n, np.float32))
+        assert len(fresh._kept) == 3
+
+
+def test_ranks_that_send_different_messages_raise(world):
+    n = 500 + world.rank
+    if world.processes == 1:
+        send(world, np.zeros(n, np.float32))
+        return
+    with pytest.raises(DisagreementError) as e:
+        send(world, np.zeros(n, np.float32))
+    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (test_mpi.py:" in str(e.value)
+    with pytest.raises(DisagreementError, match="are in different collectives"):
+        send(world, np.zeros(499, np.float32), status=world.rank)
+    assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
+
+
+def test_ranks_in_different_eager_collectives_raise(world):
+    if world.processes == 1:
+        return
+    with pytest.raises(
+        DisagreementError, match=r"(?s)different collectives.*rank 0: all_gather of.*float32.*test_mpi.py"
+    ):
+        comm.all_gather(1.0) if world.rank == 0 else comm.all_reduce(1.0, op="max")
+    for n in (2, 3):
+        comm.all_reduce(jnp.zeros(n), op="sum")
+    with pytest.raises(DisagreementError, match="different collectives"):
+        comm.all_reduce(jnp.zeros(2 + world.rank % 2), op="sum")  # all ranks know both, one by one
+    assert float(comm.all_reduce(1.0, op="sum")) == world.size
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool"])
+def test_dtypes_that_mpi_cannot_sum_are_refused_by_name(world, dtype):
+    with pytest.raises(CollectiveError, match=f"part 1 of a message is {dtype}, which MPI cannot reduce"):
+        send(world, jnp.zeros(3, dtype))
+
+
+def test_an_error_of_mpi_names_the_rank(world):
+    class Broken:
+        def __getattr__(self, name):
+            raise world.transport.mpi.Exception(world.transport.mpi.ERR_OTHER)
+
+    whole = world.transport.comm
+    world.transport.comm = Broken()
+    try:
+        for use in (world.barrier, lambda: world.all_gather_bytes(b""), lambda: send(world, np.zeros(3, np.float32))):
+            with pytest.raises(WorkerError, match=f"rank {world.rank} of {world.processes}: MPI failed"):
+                use()
+    finally:
+        world.transport.comm = whole
+
+
+def test_an_error_that_is_not_of_mpi_while_a_world_is_created_stays_what_it_is(world):
+    class Broken:
+        def Dup(self):
+            raise OSError(24, "Too many open files")
+
+    with pytest.raises(OSError, match="Too many open files"):
+        comm.MPIWorld(Broken())
+
+
+def test_a_mailbox_in_a_window_is_freed_for_the_next_one(world):
+    """Where all ranks have the same one; the window of a rank that was on standby would not match."""
+    mpi, everyone = world.transport.mpi, [Process((rank,), "h", 0, 0) for rank in range(world.processes)]
+
+    def create(outdated):
+        made = CreateMailbox("", (8,), lambda: everyone, MailboxServer, outdated, mpi)
+        made.carry_out(world.transport.comm)
+        return made.result
+
+    first = create(None)
+    first.publish(world.rank, 0, [np.array([1.5])])
+    assert first.look(world.rank, world.rank, 0)[0].view(np.float64) == [1.5]
+    second = create(first)
+    with pytest.raises(AttributeError, match="NoneType"):  # there is no window
+        first.look(world.rank, world.rank, 0)
+    second.free_among(everyone)
+
+
+def test_the_world_describes_its_rank_and_host(world):
+    text = repr(world)
+    assert text.startswith(f"MPIWorld({world.size} worker")
+    assert f"rank {world.rank} of {world.processes}: worker" in text
+    assert "on cpu:0" in text
+
+
+def test_picking_a_world_under_mpirun_gives_one_worker_per_rank(world):
+    with comm.world() as picked:
+        assert isinstance(picked, comm.MPIWorld)
+        assert picked.size == picked.processes == world.processes
+    with comm.world(devices=jax.local_devices()[:2]) as picked:
+        assert picked.size == 2 * world.processes
+
+
+# --- the frame --------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A communicator that takes down the bytes of each Allreduce."""
+
+    def __init__(self, comm):
+        self.comm, self.nbytes = comm, []
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def Allreduce(self, sent, received, *op):
+        self.nbytes.append(received.nbytes)
+        self.comm.Allreduce(sent, received, *op)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "kind", "files"),
+    ("floats", "allreduces"),
+    [(20, [1024]), (123, [1024]), (124, [1024]), (125, [1024, 500]), (200_000, [1024, 400_000, 400_000])],
+)
+def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, monkeypatch, floats, allreduces):
+    counting = Counting(world.transport.comm)
+    monkeypatch.setattr(world.transport, "comm", counting)
+    for _ in range(2):  # new layouts cost no more than known ones
+        x = [[jax.device_put(np.ones(floats, np.float32), d)] for d in world.devices]
+        results, _ = world.exchange(x, ["sum"], np.zeros(0, np.float32))
+        np.testing.assert_array_equal(results[0][0], np.full(floats, world.size, np.float32))
+    assert counting.nbytes == 2 * allreduces
+
+
+def test_values_in_the_preamble_overflow_and_keep_nans_as_elsewhere(world):
+    most = np.finfo(np.float32).max
+    for n in (4, 400):
+        x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
+        parts = [[jax.device_put(x, device)] for device in world.devices]
+        with np.errstate(all="raise"):
+            results, _ = world.exchange(parts, ["sum"], np.zeros(0, np.float32))
+        many = world.size > 1
+        expected = [np.inf if many else most, -np.inf if many else -most, np.nan, world.size]
+        np.testing.assert_array_equal(results[0][0][:4], np.array(expected, np.float32))
+
+
+def test_small_sums_in_double_precision_are_not_rounded(world):
+    with jax.enable_x64(True):
+        parts = [[jax.device_put(np.array([1 + 2.0**-50]), device)] for device in world.devices]
+        results, _ = world.exchange(parts, ["sum"], np.zeros(0))
+        assert results[0][0].dtype == np.float64
+        assert float(results[0][0][0]) == world.size * (1 + 2.0**-50)
+
+
+def test_leaving_a_world_in_the_middle_of_a_message_raises(monkeypatch):
+    with comm.MPIWorld() as torn:
+        monkeypatch.setattr(torn.transport.preamble, "heard", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            send(torn, np.zeros(500, np.float32))
+        monkeypatch.undo()
+        for use in (torn.barrier, lambda: send(torn, np.zeros(3, np.float32)), lambda: torn.fail("")):
+            with pytest.raises(WorkerError, match="left a collective by an error"):
+                use()
+        torn.transport.torn = False  # all ranks did alike
+
+
+def test_threads_need_an_mpi_that_allows_them(monkeypatch):
+    refused = []
+
+    def use(world):
+        try:
+            world.barrier()
+        except CollectiveError as error:
+            refused.append(str(error))
+
+    with comm.MPIWorld() as fresh:
+        monkeypatch.setattr(fresh.transport.mpi, "Query_thread", lambda: fresh.transport.mpi.THREAD_SERIALIZED)
+        fresh.barrier()
+        thread = threading.Thread(target=use, args=(fresh,), name="of its own")
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert "MPI was initialized for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]
+
+
+# --- what a message costs in Python -----------------------------------------------------------------------------------
+
+
+def calls_of(work) -> list[str]:
+    """The names of the Python functions that are called by `work`, but for its own."""
+    called: list[str] = []
+
+    def note(frame, event, argument):
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return called[1:]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "status"),
     [
-        (2, "mpi mpi-two-devices mpi-uneven", [SUITE, ALONE]),
-        pytest.param(3, "mpi", [SUITE, ALONE], marks=pytest.mark.long),
-        pytest.param(1, "mpi", [SUITE, ALONE], marks=pytest.mark.long),
+        ([(100,)], 15),  # one Allreduce
+        ([(1000,)], 15),
+        ([(1000,), (400, 300)], 15),  # the common message: small leaves packed, and a large one
+        ([(1000,), *[(500, 200)] * 8], 15),
+        ([(1000,), (1000, 1000)], 0),  # a part of eight pieces
     ],
 )
-def test_the_suite_on_ranks(ranks, kind, files):
-    pytest = ["-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider", *files]
-    result = run(pytest, n=ranks, env={"TESTS_WORLD": kind}, timeout=LIMIT)
-    passed = re.search(r"(\d+) passed in", result.stdout)
-    assert passed, result
-    assert int(passed[1]) >= 35 * len(kind.split()), result
-    assert "skipped" not in result.stdout, result
+def test_python_calls_of_a_message(world, shapes, status):
+    """What grows with parts are calls of MPI, and no Python functions."""
+    parts = [[jax.device_put(np.ones(shape, np.float32), device) for shape in shapes] for device in world.devices]
+    specs = [PartSpec(shape, np.dtype(np.float32), "sum") for shape in shapes]
+    channel, own_status = world.channel(specs, status, "a message"), np.ones(status, np.float32)
+
+    def exchange():
+        channel.exchange(parts, own_status, "a message", "", 1)
+
+    exchange()  # the first one may have to ask the others for their devices
+    called = calls_of(exchange)
+    assert len(called) - 1 <= 8, called  # the last is this function's own call
+
+
+def test_a_short_message_and_the_general_path_give_the_same_bits(world, monkeypatch):
+    """By name, also of extremes; a process may take one way while the others take the other."""
+    rng = np.random.default_rng(world.rank)
+    sent = [rng.normal(size=shape).astype(np.float32) for shape in [(300,), (3, 100, 701), (40,), (7,)]]
+    sent[2][world.rank] = np.nan
+    specs = [PartSpec(x.shape, x.dtype, op) for x, op in zip(sent, ["sum", "sum", "max", "min"], strict=True)]
+    parts = [[jax.device_put(x, device) for x in sent] for device in world.devices]
+    own_status = np.array([1.5, world.rank], np.float32)
+    found = []
+    for number in range(4):
+        channel = world.channel(specs, 2, "a message")
+        monkeypatch.setattr(channel, "_fast", number == 3 or (number == 2 and world.rank == 0))
+        for _ in range(2):
+            results, status = channel.exchange(parts, own_status, f"message {number}")
+        found.append([np.array(x)[: 298 if j == 0 else None].tobytes() for j, x in enumerate(results[0])])
+        assert status.dtype == np.float32
+        np.testing.assert_array_equal(status, [1.5 * world.size, sum(range(world.size))])
+    assert found == [found[0]] * 4

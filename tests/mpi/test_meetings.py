@@ -1,7 +1,6 @@
 """Ranks in different operations at once: all of them raise, and none waits for ever.
 
-test_programs_on_ranks.py runs this under mpirun, and tests/collectives/worlds/test_jax_world.py without MPI. What one
-rank raises all raise, so the next test finds them together.
+What one rank raises all raise, so the next test finds them together. See tests/ranks.py.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from adaptive.runtime.spmd_step import SPMDStep
 from tests.program.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
 
+pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
+
 N = 16
 KIND = os.environ.get("TESTS_WORLD", "mpi")
 DEVICES = 2 if KIND.endswith("-two-devices") else 1
@@ -40,7 +41,7 @@ def world():
 
 @pytest.fixture(autouse=True)
 def _steps_by_messages(monkeypatch):
-    """Without one program for all devices, whose operations spmd_on_jax_processes.py tests."""
+    """Without one program for all devices, whose operations tests/adaptive/test_spmd_on_jax_processes.py tests."""
     monkeypatch.setattr(SPMDStep, "fits", lambda *_: False)
 
 
@@ -68,7 +69,7 @@ def meet(world, mine, others, *texts, match="ranks are in different collectives"
     text = str(caught.value)
     for part in texts:
         assert part in text, text
-    assert "meetings.py:" in text or "problems.py:" in text
+    assert "test_meetings.py:" in text or "problems.py:" in text
     assert float(comm.all_gather(world.rank)[-1]) == world.processes - 1  # the world is as good as before
     return caught.value
 
@@ -194,7 +195,7 @@ def test_a_rank_that_fails_in_evaluate(world, where):
         if not odd(world):
             why = f"rank {world.processes - 1} failed in evaluate of {program._name}: ArithmeticError: no such mean"
             assert str(caught.value).startswith(why)
-            assert "meetings.py:" in str(caught.value)
+            assert "test_meetings.py:" in str(caught.value)
         program.step()  # all are together again
 
 
@@ -248,7 +249,7 @@ def test_a_world_that_is_closed_while_others_step(how):
     with pytest.raises(ad.DisagreementError) as caught:
         train(world)
     assert "message 1 of step 2" in str(caught.value)
-    assert f"rank {world.processes - 1}: the end of its world's block (meetings.py:" in str(caught.value)
+    assert f"rank {world.processes - 1}: the end of its world's block (test_meetings.py:" in str(caught.value)
     world.close()  # twice is harmless, and waits for nobody
     with pytest.raises(ad.CollectiveError, match="after it was closed"):
         world.barrier()

@@ -1,4 +1,4 @@
-"""Tests of JaxWorld alone; test_jax_world.py runs them on processes that jax.distributed joins."""
+"""What only JaxWorld can get wrong, on two processes that `jax.distributed` joins; see tests/ranks.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.base.errors import CollectiveError, DisagreementError, WorkerCountError, WorkerError
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
+
+COVERS = ("collectives/worlds/transport/jax_channel.py",)
+
+pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +113,7 @@ def test_processes_that_send_different_messages_raise(world):
     before = world.waited
     with pytest.raises(DisagreementError) as e:
         send(world, np.zeros(n, np.float32))
-    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (on_jax_processes.py:" in str(e.value)
+    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (test_on_jax_processes.py:" in str(e.value)
     with pytest.raises(DisagreementError, match="are in different collectives"):
         send(world, np.zeros(499, np.float32), status=world.rank)
     assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before

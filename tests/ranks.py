@@ -1,0 +1,157 @@
+"""Tests that several processes run together: a file of them is one job, and each test is reported by its own name.
+
+    pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(3)]             # of mpirun
+    pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]   # that jax.distributed joins
+
+When the first test of such a file is due, all that are selected of it run in one job: each process runs pytest on the
+file, and the tests one after another. A test passes if it passes on all processes. One that fails does not end the job;
+those behind it may fail because of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import jaxrun, mpirun
+from tests.mpirun import JOBS, STARTED
+
+JOB = "TESTS_JOB"  # in a process of a job: the file with the names of the tests that it runs
+LIMIT = 200.0  # seconds: many tests in one job
+PYTEST = ("-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider")
+
+
+def register(config: pytest.Config) -> None:
+    """Have the tests of `on_ranks` run in jobs; or, in a process of a job, those of the job, and no others."""
+    if JOB in os.environ:
+        config.pluginmanager.register(_Process(Path(os.environ[JOB])))
+    elif STARTED not in os.environ:
+        config.pluginmanager.register(_Jobs())
+
+
+def run_suite(files: Sequence[Path | str], n: int, kind: str, *options: str, jax: bool = False) -> int:
+    """Run test files on `n` processes, over worlds of a kind; all of them pass, and none is skipped.
+
+    Returns:
+      How many tests there were.
+    """
+    command = [*PYTEST, "-x", *options, *files]
+    env = {"TESTS_WORLD": kind}
+    if jax:
+        results = jaxrun.run(command, n, env=env, timeout=LIMIT)
+    else:
+        results = [mpirun.run(command, n, env=env, timeout=LIMIT)]
+    passed = [number for result in results for number in re.findall(r"(\d+) passed", result.stdout)]
+    assert len(passed) == n, results[0]
+    assert len(set(passed)) == 1, results[0]
+    assert all("skipped" not in result.stdout for result in results), results[0]
+    return int(passed[0])
+
+
+class _Jobs:
+    """Runs each file's tests on ranks in a job, once for all processes of pytest-xdist."""
+
+    def __init__(self) -> None:
+        self.is_first = JOBS not in os.environ
+        if self.is_first:  # the processes of pytest-xdist inherit it
+            os.environ[JOBS] = tempfile.mkdtemp(prefix="adaptive-jobs-")
+        self.folder = Path(os.environ[JOBS])
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        launches = self.folder / "launches"
+        count = len(launches.read_text().splitlines()) if launches.exists() else 0
+        terminalreporter.write_line(f"{count} jobs of ranks were started")
+
+    def pytest_unconfigure(self) -> None:
+        if self.is_first:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            del os.environ[JOBS]
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        mark = item.get_closest_marker("on_ranks")
+        if mark is None:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        call = pytest.CallInfo.from_call(
+            lambda: self._check(item, *mark.args, **mark.kwargs),
+            "call",
+            reraise=(pytest.exit.Exception, KeyboardInterrupt),
+        )
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _check(self, item: pytest.Item, n: int, jax: bool = False) -> None:
+        """Fail or skip as the processes of the job do."""
+        beside = [other for other in item.session.items if other.path == item.path and _wants(other) == (n, jax)]
+        outcomes, end = self._job(item.path, [other.nodeid for other in beside], n, jax)
+        mine = [(outcome, text) for name, outcome, text in outcomes if name == item.nodeid]
+        failures = [text for outcome, text in mine if outcome == "failed"]
+        if failures:
+            pytest.fail("\n\n".join(failures), pytrace=False)
+        for outcome, text in mine:
+            if outcome == "skipped":
+                pytest.skip(text)
+        if len(mine) != n:
+            pytest.fail(f"{len(mine)} of {n} processes came to the end of it: {end}", pytrace=False)
+
+    def _job(self, file: Path, tests: list[str], n: int, jax: bool) -> tuple[list[list[str]], str]:
+        """The name, the outcome and the error of each test, from each process; and how the job ended."""
+        job = self.folder / hashlib.sha256(repr((n, jax, tests)).encode()).hexdigest()[:16]
+        with open(job.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            ended = job.with_suffix(".ended")
+            if not ended.exists():
+                job.write_text(json.dumps(tests))
+                ended.write_text(_run(file, n, jax, job))
+        lines = [line for path in self.folder.glob(f"{job.name}.of-*") for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in lines], ended.read_text()
+
+
+def _wants(item: pytest.Item) -> tuple[int, bool] | None:
+    mark = item.get_closest_marker("on_ranks")
+    return None if mark is None else (mark.args[0], mark.kwargs.get("jax", False))
+
+
+def _run(file: Path, n: int, jax: bool, job: Path) -> str:
+    """Run a job, and return how it ended."""
+    env = {JOB: str(job)}
+    try:
+        if jax:
+            return "\n".join(map(str, jaxrun.run([*PYTEST, file], n, env=env, timeout=LIMIT)))
+        return str(mpirun.run([*PYTEST, file], n, env=env, timeout=LIMIT, expect_failure=None))
+    except pytest.fail.Exception as error:  # no end in time
+        return str(error)
+
+
+class _Process:
+    """One process of a job. It ends with 0 whatever its tests do, so that it does not end the others."""
+
+    def __init__(self, job: Path):
+        self.tests = json.loads(job.read_text())
+        self.path = job.with_suffix(f".of-{os.getpid()}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        places = {name: place for place, name in enumerate(self.tests)}
+        items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            with open(self.path, "a") as file:
+                file.write(json.dumps([report.nodeid, report.outcome, report.longreprtext]) + "\n")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.OK
