@@ -21,6 +21,8 @@ from adaptive.runtime.spmd_step import SPMDStep
 from tests.program.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
 
+COVERS = ("collectives/worlds/transport/preamble.py",)
+
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
 N = 16
