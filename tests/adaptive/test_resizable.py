@@ -13,7 +13,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import Recorder, make_data, mean_loss, sizes_of
+from tests.adaptive.drivers import Recorder, make_data, mean_loss
 
 COVERS = ("adaptive/runtime/kernels/kernels.py",)
 
@@ -40,16 +40,6 @@ def test_only_the_kernels_of_the_first_step_are_compiled():
             kernels[resizable] = program.step().kernels
     assert kernels[False] == 1  # of 6 examples, for both workers
     assert kernels[True] == 4  # and the buckets
-
-
-def test_it_takes_the_steps_that_a_resizable_program_takes():
-    states = []
-    for resizable in (True, False):
-        with build(resizable=resizable, shares=(8, 4)) as program:
-            reports = list(program.run(steps=4))
-            states.append(program.state)
-        assert sizes_of(reports) == [(8, 4)] * 4
-    np.testing.assert_allclose(*states, rtol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}])
@@ -112,14 +102,6 @@ def test_a_checkpoint_brings_its_own_sizes():
     assert after.metrics["loss"] == pytest.approx(float(expected), rel=1e-6)
     assert after.kernels == before.kernels + 2
     assert after.waited_seconds > before.waited_seconds
-
-
-def test_it_explains_itself():
-    with build() as program:
-        text = program.explain()
-    assert "compiled for each batch size" in text
-    assert "batch sizes are fixed (resizable=False): no other kernels are compiled" in text
-    assert "bucket" not in text
 
 
 def test_literals_of_the_batch_size_are_those_of_the_microbatch():

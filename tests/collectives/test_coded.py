@@ -139,58 +139,6 @@ def test_hosts_send_sums_and_keep_the_residual_in_steps_without_messages():
     np.testing.assert_array_equal(left(program), kept)
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic", FEEDBACK])
-@pytest.mark.parametrize(("wire", "bound"), [("8bit", 1 / 127), ("4bit", 1 / 7)])
-def test_one_message_is_within_the_bound_of_its_format(wire, bound, rounding):
-    """To the nearest, half a step in each of the two roundings; stochastically, a whole one."""
-    program = built(driver_of(wire=wire, rounding=rounding))
-    seen = means_of(program)
-    program.step()
-    exact = np.average(seen[-1], axis=0, weights=SIZES)
-    largest = np.abs(seen[-1]).max()
-    first, second = (0.5, 0.5) if rounding == "nearest" else (0.5, 1) if rounding == FEEDBACK else (1, 1)
-    # The sums that are coded again may be larger than their exact value by the first error.
-    assert np.abs(program.state - exact).max() <= largest * bound * (first + second * (1 + bound))
-
-
-@pytest.mark.parametrize("wire", ["8bit", "4bit"])
-def test_rounding_errors_are_sent_later(wire):
-    """Of a value that stays the same the mean over steps comes near, where single messages do not."""
-
-    def driver(total, batch):
-        own = (1 + ad.worker_index()).astype(np.float32) * jnp.linspace(-1, 1, N) ** 3 + 0 * batch["x"].sum()
-        return total + comm.all_reduce(own, wire=wire, rounding=FEEDBACK), {}
-
-    program = built(driver, shares=None)
-    steps, exact = 300, 2 * np.linspace(-1, 1, N) ** 3
-    program.step()
-    once = np.abs(program.state - exact).max()
-    for _ in range(steps - 1):
-        program.step()
-    assert np.abs(program.state / steps - exact).max() < min(0.05, once)
-
-
-@pytest.mark.parametrize("wire", ["4bit", "2bit"])
-def test_microbatches_count_as_their_batch(wire):
-    whole, cut = (built(driver_of(wire=wire, rounding=FEEDBACK), microbatch=m) for m in (None, 2))
-    for _ in range(3):
-        whole.step(), cut.step()
-    np.testing.assert_allclose(whole.state, cut.state, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("wire", WIRES)
-def test_devices_give_the_results_of_one_device(wire):
-    """The second rounding of slices may differ by its random numbers."""
-    options = {"wire": wire, "rounding": "nearest"}
-    with comm.DeviceWorld(jax.devices()[:3]) as world:
-        programs = [built(driver_of(**options)), built(driver_of(**options), world)]
-        for program in programs:
-            program.step()
-            program.step()
-        np.testing.assert_allclose(*(p.state for p in programs), rtol=1e-6, atol=1e-7)
-        programs[1].close()
-
-
 def test_sums_and_weights_and_replicated_values():
     def driver(total, batch):
         same = jnp.arange(N, dtype=np.float32) - 3

@@ -39,16 +39,6 @@ def test_no_request_is_no_decision():
     assert c.close() is None
 
 
-def test_requests_are_collected_and_later_ones_override():
-    c = control()
-    c.rescale(global_batch=100)
-    c.rescale(shares=[1, 3])
-    c.rescale(global_batch=np.float32(127.6))
-    assert c.global_batch == 128
-    c.stop()
-    assert c.close() == ad.Decision(128, (1.0, 3.0), True)
-
-
 @pytest.mark.parametrize("number", [64, 64.3, np.float32(64), np.int64(64), np.asarray(64), jnp.asarray(64.0)])
 def test_any_scalar_is_a_global_batch(number):
     c = control()

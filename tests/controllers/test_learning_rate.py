@@ -87,20 +87,6 @@ def test_the_batch_is_read_in_the_graph():
     assert [e.primitive for e in graph.eqns].count(source_p) == 1
 
 
-def test_outside_a_program_updates_are_left_as_they_are():
-    for rule in ("fixed", "linear", "sqrt", "adascale"):
-        tx = ctrl.scale_by_batch(rule, base=256)
-        updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(None), noise=10.0)
-        np.testing.assert_array_equal(updates["w"], 1.0)
-
-
-def test_dtypes_of_updates_are_preserved():
-    tx = ctrl.scale_by_batch("sqrt", base=256)
-    updates, _ = tx.update({"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2)}, tx.init(None))
-    assert updates["a"].dtype == jnp.bfloat16
-    assert updates["b"].dtype == jnp.float32
-
-
 def test_without_a_signal_the_last_factor_stays():
     tx = ctrl.scale_by_batch("adascale", base=4)
 

@@ -11,10 +11,7 @@ import optax
 import pytest
 
 import adaptive as ad
-import collectives as comm
 import controllers as ctrl
-import monitors as mon
-from adaptive.runtime.local_world import LocalWorld
 
 SETTINGS = {"b1": 0.9, "b2": 0.99, "eps": 1e-3, "weight_decay": 0.3}
 DATA = {"x": np.zeros((4096, 1), np.float32)}
@@ -79,75 +76,6 @@ def test_weights_outside_the_mask_do_not_decay():
     updates, _ = tx.update(dict.fromkeys("ab", jnp.zeros(())), tx.init(w), w)
     assert float(updates["a"]) == pytest.approx(-0.05)
     assert float(updates["b"]) == 0.0
-
-
-def test_it_follows_batches_that_a_noise_policy_chooses():
-    tx, rng = ctrl.scale_adamw(0.05, base=4, **SETTINGS), np.random.default_rng(0)
-    data, w = {"x": rng.normal(1, 3, (256, 3)).astype(np.float32)}, jnp.zeros(3)
-
-    def trained(hook):
-        def driver(state, batch):
-            grads = state[0] - batch["x"].mean(0)
-            avg_grads = comm.all_reduce(grads)
-            hook(mon.noise_scale(grads, avg_grads))
-            updates, opt_state = tx.update(avg_grads, state[1], state[0])
-            return (state[0] + updates, opt_state), {}
-
-        options = {"global_batch": 4, "world": LocalWorld(2), "deterministic": True}
-        with ad.Program(driver, (w, tx.init(w)), data, **options) as program:
-            return [program.step().global_batch for _ in range(24)], program.state
-
-    batches, (found, state) = trained(
-        lambda noise: ctrl.hook(ctrl.noise_batch(max_batch=32, confident=False, factor=4), noise, every=4)
-    )
-    assert max(batches) >= 16
-    assert float(state.progress) == sum(batches) / 4
-
-    def replay(control):
-        return control.rescale(global_batch=batches[control.step]) if control.step < 24 else None
-
-    again, (expected, _) = trained(lambda noise: ctrl.hook(replay))
-    assert again == batches
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def ensemble(batches, *, examples=6400, optimizer=None, seed=0):
-    """Train 4096 independent weights on noisy gradients. Returns their mean and deviation after so many examples.
-
-    Args:
-      batches: `batches(examples consumed)` is the batch of a step.
-      optimizer: by default `scale_adamw` for a batch of 4.
-    """
-    base, noise = 4, 24.0
-    tx = optimizer or ctrl.scale_adamw(6e-3, base=base, b1=0.9, b2=0.998, eps=0.5, weight_decay=0.1)
-
-    def driver(state, batch):
-        w, opt_state = state
-        draw = jax.random.normal(jax.random.fold_in(jax.random.key(seed), ad.step_number()), w.shape)
-        gradient = w - 1 + noise * draw / jnp.sqrt(ad.global_batch())
-        ctrl.hook(lambda control: control.rescale(global_batch=batches(control.epoch * 4096)))
-        updates, opt_state = tx.update(gradient, opt_state, w)
-        return (w + updates, opt_state), {}
-
-    w = jnp.zeros(4096)
-    with ad.Program(driver, (w, tx.init(w)), DATA, global_batch=batches(0), deterministic=True) as program:
-        while program.step().examples < examples:
-            pass
-        w = np.asarray(program.state[0])
-    return w.mean(), w.std()
-
-
-def test_runs_with_any_batch_follow_one_equation():
-    # 1600 and 400 steps, and a run that changes its batch on the way, where nu has to change with it.
-    mean, deviation = ensemble(lambda seen: 4)
-    assert 0.3 < mean < 0.8  # on the way
-    for batches in (lambda seen: 16, lambda seen: 4 if seen < 3200 else 16):
-        other_mean, other_deviation = ensemble(batches, seed=1)
-        assert other_mean == pytest.approx(mean, rel=0.04)
-        assert other_deviation == pytest.approx(deviation, rel=0.05)
-    with jax.numpy_dtype_promotion("standard"):
-        fixed = optax.adamw(6e-3, 0.9, 0.998, 0.5, weight_decay=0.1)
-        assert ensemble(lambda seen: 16, optimizer=fixed)[0] < 0.8 * mean
 
 
 def test_the_average_of_squares_changes_with_the_batch_at_once():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +152,6 @@ def a_mean_by_hand(state, batch):
     return step(state, total / count.astype(float)), {}
 
 
-@right(plain())
-def a_mean_by_hand_with_an_array_for_a_count(state, batch):
-    total = jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"])
-    total, count = comm.all_reduce((total, jnp.full(FEATURES, len(batch["y"]), jnp.float32)), op="sum")
-    return step(state, total / count.astype(float)), {}
-
-
 @right(plain(share=lambda s, b: jnp.mean(b["y"] > 0)))
 def a_loss_divided_by_the_length(state, batch):
     gradient = jax.grad(lambda w: (errors(w, batch) ** 2).sum() / len(batch["y"]))(state["w"])
@@ -175,16 +167,6 @@ def a_replicated_factor_on_a_batch_mean(state, batch):
     return step(state, comm.all_reduce(gradient)), {}
 
 
-def lagrangian(w, batch, multiplier):
-    return loss(w, batch) + 0.5 * (jnp.mean(batch["x"] @ w) - 1) * multiplier
-
-
-@right(lambda s, b: (step(s, jax.grad(lagrangian)(s["w"], b, b["y"].mean())), {}))
-def a_lagrangian(state, batch):
-    multiplier = comm.all_reduce(batch["y"].mean())
-    return step(state, comm.all_reduce(jax.grad(lagrangian)(state["w"], batch, multiplier))), {}
-
-
 @refused(ad.ReplicationError, "new state", SHAPE, "ad.global_batch()", "(cases.py:")
 def a_sum_divided_by_the_length(state, batch):
     total = comm.all_reduce(jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"]), op="sum")
@@ -196,20 +178,9 @@ def a_sum_divided_by_an_array_of_lengths(state, batch):
     return step(state, mean_gradient(state, batch) / np.full(FEATURES, len(batch["x"]), np.float32)), {}
 
 
-@refused(ad.ReplicationError, "new state", SHAPE)
-def a_sum_divided_by_an_array_of_one_length(state, batch):
-    return step(state, mean_gradient(state, batch) / jnp.array([1.0 * len(batch["x"])])), {}
-
-
 @refused(ad.ReplicationError, "metric ['n']", SHAPE)
 def a_length_for_a_metric(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": len(batch["x"])}
-
-
-@refused(ad.ReplicationError, "metric ['n']", SHAPE)
-def a_length_in_disguise(state, batch):
-    """A sum over zeros that have the batch's shape, one more for each."""
-    return step(state, mean_gradient(state, batch)), {"n": (jnp.zeros(batch["y"].shape) + 1).sum()}
 
 
 @refused(ad.ReplicationError, "new state", SHAPE)
@@ -219,27 +190,11 @@ def a_schedule_in_steps_of_the_length(state, batch):
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
-@refused(ad.ReplicationError, "new state", SHAPE)
-def one_key_of_as_many_as_there_are_examples(state, batch):
-    noise = jax.random.normal(jax.random.split(ad.step_key(), len(batch["y"]))[0], (FEATURES,))
-    return step(state, mean_gradient(state, batch) + 0.1 * noise), {}
-
-
 @refused(ad.DriverError, "hook 'grow' closes over it", "ad.global_batch()")
 def a_length_in_a_hooks_closure(state, batch):
     n = len(batch["y"])
     gradient = mean_gradient(state, batch)
     ctrl.hook(lambda control, value: control.rescale(global_batch=4 * n), gradient[0], name="grow")
-    return step(state, gradient), {}
-
-
-@refused(ad.DriverError, "hook", "closes over it")
-def a_length_in_a_hooks_arguments(state, batch):
-    def grow(control, value, n):
-        control.rescale(global_batch=4 * n)
-
-    gradient = mean_gradient(state, batch)
-    ctrl.hook(functools.partial(grow, n=len(batch["y"])), gradient[0], name="grow")
     return step(state, gradient), {}
 
 
@@ -281,29 +236,10 @@ def weighed_by_the_workers_batch(state, batch):
     return step(state, gradient), {"loss": value}
 
 
-@right(plain(loss=lambda s, b: loss(s["w"], b)))
-def weighed_by_the_calls_examples(state, batch):
-    own = jax.value_and_grad(loss)(state["w"], batch)
-    value, gradient = comm.all_reduce(own, weight=ad.microbatch_size())
-    return step(state, gradient), {"loss": value}
-
-
-@right(plain(), microbatch=None)
-def a_share_of_the_sum_by_the_workers_batch(state, batch):
-    gradient = jax.grad(loss)(state["w"], batch)
-    return step(state, comm.all_reduce(gradient * (ad.batch_size() / ad.global_batch()), op="sum")), {}
-
-
 @right(plain())
 def a_share_of_the_sum_by_the_calls_examples(state, batch):
     gradient = jax.grad(loss)(state["w"], batch)
     return step(state, comm.all_reduce(gradient * (ad.microbatch_size() / ad.global_batch()), op="sum")), {}
-
-
-@refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
-def means_scaled_by_the_local_batch_size_in_several_calls(state, batch):
-    gradient = jax.grad(loss)(state["w"], batch)
-    return step(state, comm.all_reduce(gradient * (ad.batch_size() / ad.global_batch()), op="sum")), {}
 
 
 @refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
@@ -345,23 +281,10 @@ def the_noise_of_an_average(state, batch):
     return step(state, average), {"noise": mon.noise_scale(2 * average, average).scale}
 
 
-@refused(ad.CollectiveError, "gradient_variance (cases.py:", "the same gradient twice")
-def the_variance_of_an_average(state, batch):
-    average = mean_gradient(state, batch)
-    return step(state, average), {"variance": mon.gradient_variance(average, average)}
-
-
 @refused(ad.CollectiveError, "noise_scale (cases.py:", "can differ between them", "comes from this worker's examples")
 def the_noise_of_a_gradient_beside_itself(state, batch):
     own = jax.grad(loss)(state["w"], batch)
     return step(state, comm.all_reduce(own)), {"noise": mon.noise_scale(own, 2 * own).scale}
-
-
-@refused(ad.CollectiveError, "gradient_variance (cases.py:", "can differ between them")
-def the_variance_the_wrong_way_round(state, batch):
-    own = jax.grad(loss)(state["w"], batch)
-    average = comm.all_reduce(own)
-    return step(state, average), {"variance": mon.gradient_variance(average, own)}
 
 
 # --- the host, and other effects --------------------------------------------------------------------------------------
@@ -373,11 +296,6 @@ ONE = jax.ShapeDtypeStruct((), jnp.float32)
 def a_random_number_of_the_host(state, batch):
     rate = jax.pure_callback(lambda _: np.float32(np.random.rand()), ONE, state["w"][0])
     return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@refused(ad.ReplicationError, "new state", HOST, "io_callback")
-def a_file_of_the_host(state, batch):
-    return step(state, io_callback(lambda: np.float32(1), ONE) * mean_gradient(state, batch)), {}
 
 
 @refused(ad.ReplicationError, "new state", HOST, "rng_uniform")
@@ -436,7 +354,6 @@ def effects_in_an_order_that_cannot_be(state, batch):
 # --- time, and what surrounds a trace ---------------------------------------------------------------------------------
 
 TRACES = {"count": 0}
-CONTEXT: ContextVar[float] = ContextVar("CONTEXT", default=1.0)
 CHANGED = "computes something else than when the program was built"
 
 
@@ -444,11 +361,6 @@ CHANGED = "computes something else than when the program was built"
 def a_counter_of_traces_in_the_update(state, batch):
     TRACES["count"] += 1
     return step(state, TRACES["count"] * mean_gradient(state, batch)), {}
-
-
-@refused(ad.DriverError, CHANGED)
-def a_random_number_of_the_trace(state, batch):
-    return step(state, mean_gradient(state, batch) * np.random.default_rng().random()), {}
 
 
 # --- custom derivatives -----------------------------------------------------------------------------------------------
@@ -479,11 +391,6 @@ def a_metric_that_is_no_mean(state, batch):
 
 
 @named("w", shares=None)
-def a_summed_loss(state, batch):
-    return step(state, comm.all_reduce(jax.grad(lambda w: (errors(w, batch) ** 2).sum())(state["w"]))), {}
-
-
-@named("w", shares=None)
 def a_normalized_batch_under_a_rate_that_begins_at_zero(state, batch):
     def normalized(w):
         out = batch["x"] @ w
@@ -491,12 +398,6 @@ def a_normalized_batch_under_a_rate_that_begins_at_zero(state, batch):
 
     rate = jnp.minimum(ad.step_number().astype(jnp.float32) / 10, 1)
     return step(state, rate * comm.all_reduce(jax.grad(normalized)(state["w"]))), {}
-
-
-@named("w", shares=None)
-def a_gradient_that_is_clipped_later_on(state, batch):
-    own = jax.grad(lambda w: 10 * loss(w, batch))(state["w"])
-    return step(state, comm.all_reduce(jnp.where(ad.step_number() < 3, own, jnp.clip(own, -1, 1)))), {}
 
 
 @named("w", shares=None)

@@ -8,7 +8,6 @@ import functools
 import io
 import itertools
 import logging
-import random
 import threading
 import types
 
@@ -16,7 +15,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 
 import adaptive as ad
 import controllers as ctrl
@@ -64,13 +62,6 @@ class Sizes:
     n: int
 
 
-class Slotted:
-    __slots__ = ("n",)
-
-    def __init__(self, n):
-        self.n = n
-
-
 class Growing:
     def __init__(self, n):
         self.n = n
@@ -85,25 +76,13 @@ class Growing:
 Pair = collections.namedtuple("Pair", "n m")
 
 closed_over("an_array", np.array)
-closed_over("zeros", np.zeros)
-closed_over("a_range", range)
 closed_over("a_list_of_nothing", lambda n: [None] * n)
 closed_over("a_set", lambda n: {n})
-closed_over("bytes", bytes)
 closed_over("a_key", lambda n: {n: "size"})
-closed_over("a_key_within_a_key", lambda n: {(n, "x"): "size"})
 closed_over("a_named_tuple", lambda n: Pair(n, 1))
-closed_over("a_slice", slice)
-closed_over("a_complex_number", complex)
-of_another_kind("a_bytearray", bytearray)
 of_another_kind("a_dataclass", Sizes)
-of_another_kind("an_object_with_slots", Slotted)
-of_another_kind("a_namespace", lambda n: types.SimpleNamespace(n=n))
-of_another_kind("a_count", itertools.count)
 of_another_kind("a_generator_of_random_numbers", np.random.default_rng)
-of_another_kind("a_seed", random.Random)
 of_another_kind("a_class", lambda n: type("Sizes", (), {"n": n}))
-of_another_kind("a_decision", lambda n: ad.Decision(global_batch=4 * n))
 closed_over("a_traced_array", jnp.zeros, "hook 'grow' closes over a traced value: made, which <lambda>() closes over")
 
 TRACED = "hook 'grow' closes over a traced value: "
@@ -135,11 +114,6 @@ def a_length_in_a_bound_method(state, batch):
     return trained(state, batch, Growing(np.array(len(batch["y"]))).adapt)
 
 
-@refused(ad.DriverError, READS, "Growing.n")
-def a_length_in_an_object_that_is_called(state, batch):
-    return trained(state, batch, Growing([0] * len(batch["y"])))
-
-
 @refused(ad.DriverError, READS, "sizes, which inner() closes over")
 def a_length_in_a_closure_of_a_closure(state, batch):
     sizes = [None] * len(batch["y"])
@@ -156,13 +130,6 @@ def a_length_in_a_closure_of_a_closure(state, batch):
 @refused(ad.DriverError, READS)
 def a_length_in_a_jitted_function(state, batch):
     size = jax.jit(functools.partial(lambda n: n + 1, len(batch["y"])))
-    return trained(state, batch, lambda control, value: ask(control, size()))
-
-
-@refused(ad.DriverError, READS)
-def a_length_in_a_cached_function(state, batch):
-    sizes = np.zeros(len(batch["y"]))
-    size = functools.cache(lambda: len(sizes))
     return trained(state, batch, lambda control, value: ask(control, size()))
 
 
@@ -207,22 +174,6 @@ def rate_of(factor):
 
 
 @refused(ad.DriverError, READS, "sizes")
-def a_length_in_an_io_callback(state, batch):
-    sizes = range(len(batch["y"]))
-    gradient = mean_gradient(state, batch)
-    rate = io_callback(lambda g: np.float32(len(sizes)), jax.ShapeDtypeStruct((), np.float32), gradient[0])
-    return step(state, ad.replicated(rate) * gradient), {}
-
-
-@refused(ad.DriverError, READS, "sizes")
-def a_length_in_a_callback_for_debugging(state, batch):
-    sizes = {len(batch["y"]): 1}
-    gradient = mean_gradient(state, batch)
-    jax.debug.callback(lambda g: print(sizes), gradient[0])
-    return step(state, gradient), {}
-
-
-@refused(ad.DriverError, READS, "sizes")
 def a_length_in_a_callback_within_a_loop(state, batch):
     sizes, one = bytes(len(batch["y"])), jax.ShapeDtypeStruct((), np.float32)
     gradient = mean_gradient(state, batch)
@@ -235,16 +186,6 @@ def a_length_in_a_callback_within_a_loop(state, batch):
 
 
 # --- what a trace writes to -------------------------------------------------------------------------------------------
-
-
-def grow_by_an_attribute(control, value):
-    ask(control, grow_by_an_attribute.length)
-
-
-@refused(ad.DriverError, READS, "grow_by_an_attribute.length")
-def a_length_as_an_attribute_of_a_known_function(state, batch):
-    grow_by_an_attribute.length = len(batch["y"])
-    return trained(state, batch, grow_by_an_attribute)
 
 
 class Trainer:
@@ -262,22 +203,6 @@ class Trainer:
     def by_attribute(self, control, value):
         ask(control, self.n)
 
-    def by_a_helper(self, control, value):
-        self._helper(control)
-
-    def _helper(self, control):
-        ask(control, self.n)
-
-    def by_a_property(self, control, value):
-        ask(control, self.half)
-
-    @property
-    def half(self):
-        return self.n // 2
-
-    def by_all_attributes(self, control, value):
-        ask(control, vars(self)["n"])
-
     def by_nothing(self, control, value):
         ask(control, 1)
 
@@ -288,7 +213,7 @@ def method(name, register):
     register(driver)
 
 
-for _name in ("by_attribute", "by_a_helper", "by_a_property", "by_all_attributes", "by_nothing"):
+for _name in ("by_attribute", "by_nothing"):
     method(_name, refused(ad.DriverError, READS, "self.n of by_"))  # all attributes are compared, read or not
 
 
@@ -341,34 +266,9 @@ def a_hook_with_what_a_driver_makes(state, batch):
     return trained(state, batch, grow)
 
 
-@refused(ad.DriverError, "cannot be compared", "lock, which grow() closes over", "outside the driver")
-def a_hook_with_a_lock_of_each_trace(state, batch):
-    lock = threading.Lock()
-
-    def grow(control, value):
-        with lock:
-            ask(control, 1)
-
-    return trained(state, batch, grow)
-
-
 @right(plain())
 def a_policy_made_by_the_script(state, batch):
     return trained(state, batch, POLICY)
-
-
-def schedule(steps):
-    return ctrl.Policy(lambda n_workers: np.zeros(1), lambda seen, state: (None, state + steps[0]), "schedule")
-
-
-@right(plain())
-def a_policy_made_by_the_driver(state, batch):
-    return trained(state, batch, schedule(np.full(2, 10)), ad.global_batch())
-
-
-@right(plain())
-def a_hook_given_the_number_that_is_meant(state, batch):
-    return trained(state, batch, ask, ad.global_batch())
 
 
 @right(plain())
@@ -377,12 +277,6 @@ def a_memory_by_length_that_a_hook_reads(state, batch):
     seen = SEEN
     seen[len(batch["y"])] = 1
     return trained(state, batch, lambda control, value: ask(control, len(seen)))
-
-
-@right(plain())
-def a_count_of_traces_that_a_hook_reads(state, batch):
-    TABLE["traces"] = traces = TABLE.get("traces", 0) + 1
-    return trained(state, batch, lambda control, value: ask(control, traces))
 
 
 class Alternating:

@@ -41,39 +41,12 @@ def the_noise_of_single_examples(state, batch):
     return step(state, average["w"]), {"trace": noise.trace}
 
 
-@named("state['w']")
-def norms_of_examples_that_are_normalized_together(state, batch):
-    def together(state, batch):
-        guess = batch["x"] @ state["w"] - batch["y"]
-        return jnp.mean(guess**2) / (1 + guess.std())
-
-    _, grads, norms = mon.example_norms(together)(state, batch)
-    average = comm.all_reduce(grads)
-    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
-
-
 @refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
 def norms_of_half_of_the_examples(state, batch):
     half = jax.tree.map(lambda rows: rows[: len(rows) // 2], batch)
     _, grads, norms = mon.example_norms(loss_fn)(state, half)
     average = comm.all_reduce(grads)
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
-
-
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
-def norms_that_are_sums_over_examples(state, batch):
-    _, grads, norms = mon.example_norms(loss_fn)(state, batch)
-    average = comm.all_reduce(grads)
-    sums = jax.tree.map(jnp.sum, norms)
-    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=sums).trace}
-
-
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "already averaged")
-def norms_beside_an_average(state, batch):
-    _, grads, norms = mon.example_norms(loss_fn)(state, batch)
-    average = comm.all_reduce(grads)
-    twice = jax.tree.map(lambda g: 2 * g, average)
-    return step(state, average["w"]), {"trace": mon.noise_scale(twice, average, per_example=norms).trace}
 
 
 @refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "cannot tell layers apart")
@@ -108,30 +81,12 @@ def the_noise_of_half_a_batch_beside_the_mean_of_all(state, batch):
     return step_and_noise(state, own, average)
 
 
-@named(*NOT_THE_MEAN)
-def the_noise_at_other_parameters(state, batch):
-    own, average = gradient(1 - state["w"], batch), comm.all_reduce(gradient(state["w"], batch))
-    return step_and_noise(state, own, average)
-
-
 @named(*NOT_THE_MEAN, state={"w": W, "last": 1 + W})
 def the_noise_beside_the_mean_of_the_last_batch(state, batch):
     own = gradient(state["w"], batch)
     average = comm.all_reduce(own)
     trace = mon.noise_scale(own, state["last"]).trace
     return step(state, average, last=average), {"trace": trace}
-
-
-@named(*NOT_THE_MEAN)
-def the_noise_of_clipped_gradients_beside_the_mean_of_others(state, batch):
-    own = gradient(state["w"], batch)
-    return step_and_noise(state, clipped(own), comm.all_reduce(own))
-
-
-@named(*NOT_THE_MEAN)
-def the_noise_beside_a_clipped_mean(state, batch):
-    own = gradient(state["w"], batch)
-    return step_and_noise(state, own, clipped(comm.all_reduce(own)))
 
 
 @named(NOT_THE_MEAN[0], "gradient_variance (cases_noise.py:")
@@ -156,43 +111,11 @@ def gradients_that_are_scaled_on_both_sides(state, batch):
     return step(state, average), {"finite": jnp.isfinite(noise.trace) | jnp.isnan(noise.trace)}
 
 
-@named("state['w']")
-def clipped_gradients_on_both_sides(state, batch):
-    """The mean of clipped gradients depends on the split, whatever is measured of it."""
-    own = clipped(gradient(state["w"], batch))
-    return step_and_noise(state, own, comm.all_reduce(own))
-
-
 @named("metric ['trace']", "cases_noise.py:")
 def the_noise_of_a_summed_loss(state, batch):
     own = jax.grad(lambda w: jnp.sum((batch["x"] @ w - batch["y"]) ** 2))(state["w"])
     noise = mon.noise_scale(own, comm.all_reduce(own))
     return step(state, comm.all_reduce(gradient(state["w"], batch))), {"trace": noise.trace}
-
-
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "already averaged")
-def the_noise_of_twice_an_average(state, batch):
-    average = comm.all_reduce(gradient(state["w"], batch))
-    return step_and_noise(state, 2 * average, average)
-
-
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
-def norms_of_a_sample_of_half_of_the_examples(state, batch):
-    _, _, norms = mon.example_norms(loss_fn, sample=2)(state, first_half(batch))
-    _, grads, _ = mon.example_norms(loss_fn)(state, batch)
-    average = comm.all_reduce(grads)
-    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
-
-
-@named("state['w']")
-def norms_of_a_loss_with_normalized_weights(state, batch):
-    def weighted(state, batch):
-        weights = batch["y"] ** 2
-        return jnp.sum(weights * (batch["x"] @ state["w"] - batch["y"]) ** 2) / jnp.sum(weights)
-
-    _, grads, norms = mon.example_norms(weighted, sample=2)(state, batch)
-    average = comm.all_reduce(grads)
-    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
 
 
 # --- the optimizer's state --------------------------------------------------------------------------------------------

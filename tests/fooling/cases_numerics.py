@@ -41,24 +41,9 @@ def normalized_over_examples_and_workers(state, batch):
     return {"w": state["w"] - 0.1 * grad}, {"loss": value}
 
 
-@right(plain_normalized)
-def normalized_over_workers_and_examples(state, batch):
-    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH[::-1]))
-    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
-
-
 @refused(ad.CollectiveError, "jax.lax.psum over 'workers' (cases_numerics.py:", 'comm.all_reduce(x, op="sum")')
 def summed_over_examples_and_workers(state, batch):
     value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH, jax.lax.psum))
-    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
-
-
-@refused(ad.CollectiveError, "jax.lax.psum over 'workers' (cases_numerics.py:")
-def summed_over_both_and_divided_by_the_calls_examples(state, batch):
-    def mean(x, axes):
-        return jax.lax.psum(x, axes) / len(batch["x"])
-
-    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH, mean))
     return {"w": state["w"] - 0.1 * grad}, {"loss": value}
 
 
@@ -83,15 +68,6 @@ def sharded():
 @refused(ad.DriverError, "an array that the driver closes over, float32[3], is sharded over 3 devices")
 def closes_over_a_sharded_array(state, batch):
     return {"w": state["w"] + comm.all_reduce(batch["x"].mean()) * sharded()}, {}
-
-
-@refused(ad.DriverError, "an array that the driver closes over, float32[3], is sharded over 3 devices")
-def closes_over_a_sharded_array_in_a_nested_function(state, batch):
-    @jax.jit
-    def scaled(x):
-        return (x @ sharded()).mean()
-
-    return {"w": state["w"] + comm.all_reduce(scaled(batch["x"]))}, {}
 
 
 @refused(ad.CollectiveError, "operator state 'mine' (cases_numerics.py:", "is sharded over 3 devices")

@@ -51,19 +51,9 @@ def a_normalized_feature_beside_a_large_one_under_adam(state, batch):
     return trained(ADAM, normalized_beside_a_large_feature, state, batch)
 
 
-@named("mu", **of(LION))
-def a_normalized_feature_beside_a_large_one_under_lion(state, batch):
-    return trained(LION, normalized_beside_a_large_feature, state, batch)
-
-
 @named("state['w']", **of(ADAGRAD))
 def a_normalized_feature_beside_a_large_one_under_adagrad(state, batch):
     return trained(ADAGRAD, normalized_beside_a_large_feature, state, batch)
-
-
-@named("state['w']", **of(RMSPROP))
-def a_normalized_feature_beside_a_large_one_under_rmsprop(state, batch):
-    return trained(RMSPROP, normalized_beside_a_large_feature, state, batch)
 
 
 @right(lambda s, b: (step(s, jnp.sign(jax.grad(scaled)(s["w"], b))), {}))
@@ -77,21 +67,6 @@ def signs_of_gradients_beside_a_large_one(state, batch):
 @named("metric ['n']", shares=None)
 def a_length_squared(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(len(batch["y"]) ** 2, op="sum")}
-
-
-@named("metric ['n']", shares=None)
-def a_sum_of_places_in_the_call(state, batch):
-    return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(jnp.arange(len(batch["y"])).sum(), op="sum")}
-
-
-@named("metric ['n']", shares=None)
-def the_longest_call(state, batch):
-    return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(len(batch["y"]), op="max")}
-
-
-@named("metric ['n']", shares=None)
-def a_mean_of_lengths(state, batch):
-    return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(1.0 * len(batch["y"]))}
 
 
 @named("metric ['n']", "operator state", shares=None)
@@ -132,28 +107,10 @@ def a_rate_by_a_comparison(state, batch):
 
 
 @not_known(COMPARES, shares=None)
-def a_rate_by_an_argmax(state, batch):
-    which = jnp.argmax(jnp.stack([mean_of_largest(state, batch), 1e3 + 0 * state["w"][0]]))
-    return step(state, jnp.array([0.5, 1.0])[which] * mean_gradient(state, batch)), {}
-
-
-@not_known(COMPARES, shares=None)
-def a_branch_by_a_comparison(state, batch):
-    spike = mean_of_largest(state, batch) > 1e3
-    rate = jax.lax.cond(spike, lambda w: 0.5 * w.sum() / w.sum(), lambda w: 1 + 0 * w.sum(), state["w"])
-    return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@not_known(COMPARES, shares=None)
 def a_comparison_that_counts_in_a_loop(state, batch):
     spike = (mean_of_largest(state, batch) > 1e3).astype(jnp.float32)
     rate = jax.lax.fori_loop(0, 3, lambda _, rate: rate * (1 - spike / 2), jnp.float32(1))
     return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@not_known(COMPARES, shares=None)
-def a_comparison_for_a_metric(state, batch):
-    return step(state, mean_gradient(state, batch)), {"spike": mean_of_largest(state, batch) > 1e3}
 
 
 @not_known(COMPARES, shares=None)
@@ -179,12 +136,6 @@ def a_rate_by_a_comparison_that_small_calls_change(state, batch):
 def a_rate_by_a_rounded_maximum(state, batch):
     rate = jnp.floor(mean_of_largest(state, batch) / 1e3) + 1
     return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@named("does not show it", "cases_splits.py:", shares=None)
-def a_rate_by_whole_numbers(state, batch):
-    rate = 1 + mean_of_largest(state, batch).astype(jnp.int32) // 1000
-    return step(state, rate.astype(jnp.float32) * mean_gradient(state, batch)), {}
 
 
 @named("does not show it", "cases_splits.py:", shares=None)

@@ -49,10 +49,6 @@ def of_verdict(kind):
     return [pytest.param(case, id=name) for name, case in CASES.items() if isinstance(case.verdict, kind)]
 
 
-def test_there_are_enough_of_them():
-    assert len(CASES) >= 40
-
-
 @pytest.mark.parametrize("case", of_verdict(Refused))
 def test_it_is_refused(world, case):
     with pytest.raises(case.verdict.error) as caught:
@@ -104,8 +100,10 @@ def test_check_answers_not_known(workers, case):
         assert text in str(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", of_verdict(Right))
 def test_check_accepts_correct_drivers(case):
+    """`make test` has those of tests/adaptive/check."""
     with build(case, LocalWorld(2)) as program:
         found = program.check()
     assert found.verdict != "no", found

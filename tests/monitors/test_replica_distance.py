@@ -14,7 +14,7 @@ import collectives.strategies as sync
 import monitors as mon
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
-from monitors._divergence import sketch
+from monitors._replica_distance import sketch
 
 SIZES = (6, 4, 2)
 DATA = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
@@ -120,7 +120,7 @@ def test_of_strategies():
 
 
 def test_values_without_a_divergence_are_refused():
-    with pytest.raises(CollectiveError, match=r"divergence.*equal on all workers(?s:.*)strategy.replica"):
+    with pytest.raises(CollectiveError, match=r"replica_distance.*equal on all workers(?s:.*)strategy.replica"):
         program_of(lambda own, average: {"d": mon.replica_distance(average)})
     with pytest.raises(
         CollectiveError,

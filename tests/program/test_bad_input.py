@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-import monitors as mon
-from adaptive.operators.operator_state import operator_state
 from tests.relaxed import relaxed_tx
 
 from .problems import build
@@ -62,26 +59,6 @@ def test_a_state_that_is_sharded(world):
     refused(ad.DriverError, "state" + texts[0], driver=first_weight, state=state, per_worker_state=lambda s: s["w"])
 
 
-def test_a_constant_that_is_sharded(world):
-    table = over_devices(jnp.arange(4.0), "model")
-
-    def driver(state, batch):
-        mean = comm.all_reduce(batch["x"].mean())
-        return state + mean * table.sum(), {"mean": mean}
-
-    refused(ad.DriverError, "the driver closes over, float32[4], is sharded over 2 devices", driver=driver)
-
-
-def test_an_operators_state_that_is_sharded(world):
-    table = over_devices(jnp.zeros(4), "model")
-
-    def driver(state, batch):
-        mean = comm.all_reduce(batch["x"].mean())
-        return state + mean, {"mean": operator_state("mine", table, lambda old: (old + mean, mean))}
-
-    refused(ad.CollectiveError, "operator state 'mine' (test_bad_input.py:", "is sharded over 2 devices", driver=driver)
-
-
 def test_data_that_are_sharded(world):
     data = {"x": over_devices(jnp.arange(24.0), "model")}
     refused(ad.DataError, "data['x'] is sharded over 2 devices", "np.asarray(x)", data=data)
@@ -122,83 +99,6 @@ def test_fully_replicated_arrays_are_accepted(world):
 # --- drivers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_forgets_to_reduce(world):
-    def driver(params, batch):
-        loss, grads = jax.value_and_grad(lambda p: jnp.mean((batch["x"] - p["w"]) ** 2))(params)
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-        return params, {"loss": comm.all_reduce(loss)}
-
-    refused(
-        ad.ReplicationError,
-        "the new state can differ between workers: state['w'] (test_bad_input.py:",
-        "comes from this worker's examples (test_bad_input.py:",
-        "grads = comm.all_reduce(grads)",
-        driver=driver,
-        state={"w": 0.0},
-    )
-
-
-def test_a_metric_that_is_not_reduced(world):
-    def driver(state, batch):
-        return state, {"loss": batch["x"].mean()}
-
-    def of_one_metric(state, batch):
-        return state, batch["x"].mean()
-
-    says = ("metric ['loss'] (test_bad_input.py:", "can differ between workers", "comm.all_reduce(")
-    refused(ad.ReplicationError, *says, driver=driver)
-    refused(ad.ReplicationError, "the metric (test_bad_input.py:", driver=of_one_metric)
-
-
-def test_a_hook_that_reads_a_local_value(world):
-    def adapt(control, value):
-        raise AssertionError("never called")
-
-    def of_the_batch(state, batch):
-        ctrl.hook(adapt, batch["x"].max())
-        return total(state, batch)
-
-    def of_a_measurement(state, batch):
-        ctrl.hook(adapt, {"seconds": mon.compute_seconds()})
-        return total(state, batch)
-
-    advice = ("One worker could then rescale while another does not", "comm.all_reduce(x)", "comm.all_gather(x)")
-    where = "hook 'adapt' (test_bad_input.py:"
-    refused(
-        ad.ReplicationError,
-        where,
-        "its 1st value, which comes from this worker's examples",
-        *advice,
-        driver=of_the_batch,
-    )
-    refused(
-        ad.ReplicationError,
-        where,
-        "1st value (['seconds'])",
-        "'compute_seconds', which each worker measures",
-        *advice,
-        driver=of_a_measurement,
-    )
-
-
-@pytest.mark.parametrize(
-    ("returned", "says"),
-    [
-        (lambda s, m: s, "must return (state, metrics), a pair; it returned a "),
-        (lambda s, m: (s, m, m), "must return (state, metrics), a pair; it returned a tuple of 3"),
-        (lambda s, m: ({"a": s["a"]}, m), "another structure than its argument: without state['b']"),
-        (lambda s, m: ({**s, "c": m}, m), "another structure than its argument: with state['c']"),
-        (lambda s, m: ({**s, "a": s["a"].astype(jnp.int32)}, m), "state['a'] from float32[] to int32[]"),
-        (lambda s, m: ({**s, "b": s["b"][:1]}, m), "state['b'] from float32[2] to float32[1]"),
-    ],
-)
-def test_a_state_that_changes_in_a_step(world, returned, says):
-    def driver(state, batch):
-        return returned(state, comm.all_reduce(batch["x"].mean()))
-
-    refused(ad.DriverError, "driver 'driver'", says, driver=driver, state={"a": jnp.zeros(()), "b": jnp.zeros(2)})
-
-
 def test_a_state_that_holds_no_array(world):
     refused(ad.DriverError, "the state holds 'adam', which is not an array of numbers", state={"name": "adam"})
 
@@ -236,25 +136,6 @@ def test_integers_sum_and_empty_trees_are_no_leaves(world):
     assert metrics["n"].dtype == jnp.int32
 
 
-def test_a_collective_in_a_loop(world):
-    def driver(state, batch):
-        def body(carry, x):
-            return carry + comm.all_reduce(x), None
-
-        return jax.lax.scan(body, state, batch["x"])[0], {}
-
-    refused(ad.CollectiveError, "all_reduce(op='mean') (test_bad_input.py:", "is inside jax.lax.scan", driver=driver)
-
-
-def test_a_gradient_through_a_collective(world):
-    def driver(state, batch):
-        grads = jax.grad(lambda s: comm.all_reduce((s - batch["x"]).mean()))(state)
-        return state - grads, {}
-
-    says = "reverse-mode differentiation through a collective", "calls all_reduce (test_bad_input.py:", "then reduce"
-    refused(ad.CollectiveError, *says, driver=driver)
-
-
 @pytest.mark.parametrize(
     "line_search", [optax.scale_by_zoom_linesearch(8), optax.scale_by_backtracking_linesearch(8)], ids=["zoom", "back"]
 )
@@ -272,47 +153,6 @@ def test_a_line_search_that_calls_the_loss_in_a_loop(world, line_search):
 
     start = jnp.zeros(())
     refused(ad.CollectiveError, "(test_bad_input.py:", "'Line searches'", driver=driver, state=(start, tx.init(start)))
-
-
-def test_a_driver_that_is_another_program_for_another_size(world):
-    def driver(state, batch):
-        if len(batch["x"]) > 2:
-            return total(state, batch)
-        return state + comm.all_reduce(batch["x"].max(), op="max"), {"mean": 0.0}
-
-    says = ("driver 'driver' (test_bad_input.py:", "is another program for 2 examples than for 4", "ad.batch_size()")
-    refused(ad.DriverError, *says, driver=driver, global_batch=4 * world.size)
-
-
-@pytest.mark.parametrize("what", ["the new state", "a metric", "a hook"])
-def test_a_number_of_the_batchs_shape_for_one_of_the_batch(world, what):
-    """The value belongs to one microbatch of one worker, and would become a constant of the final segment."""
-
-    def driver(state, batch):
-        n, total = len(batch["x"]), comm.all_reduce(batch["x"].sum(), op="sum")
-        hooked, metrics = jnp.float32(n) if what == "a hook" else total, {"mean": total}
-        if what == "a metric":
-            metrics["mean"] = total / n
-        ctrl.hook(lambda control, value: None, hooked, name="watch")
-        return state + (total / n if what == "the new state" else total), metrics
-
-    says = ("comes from a number of the batch's shape", "ad.global_batch()", "(test_bad_input.py:")
-    refused(ad.ReplicationError, *says, driver=driver, global_batch=4 * world.size)
-
-
-def test_a_number_of_the_batchs_shape_where_it_is_meant(world):
-    """In what touches the batch it is the size of this very call."""
-
-    def driver(state, batch):
-        n = len(batch["x"])
-        mean = comm.all_reduce(batch["x"].sum() / n)
-        also = comm.all_reduce(batch["x"].sum() / n, weight=n)
-        total = comm.all_reduce(batch["x"].sum(), op="sum") / ad.global_batch().astype(float)
-        return state + mean, {"means": jnp.stack([mean, also, total])}
-
-    with build(driver, 0.0, X, 24, world=world, microbatch=3) as program:
-        program.warm_up()
-        assert program.step().metrics["means"].tolist() == [11.5] * 3
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -380,15 +220,11 @@ def standing(world):
     ("global_batch", "says"),
     [
         (0, "global_batch must be positive; got 0"),
-        (-4, "global_batch must be positive; got -4"),
         (12.5, "global_batch must be a whole number of examples; got 12.5"),
-        (math.nan, "global_batch must be a whole number of examples; got nan"),
         (math.inf, "global_batch must be a whole number of examples; got inf"),
         (True, "global_batch must be a whole number of examples; got True"),
         ("12", "global_batch must be a whole number of examples; got '12'"),
-        (b"12", "global_batch must be a whole number of examples; got b'12'"),
         (10**400, "global_batch=1e400 or so is larger than the data set"),
-        pytest.param(-(10**5000), "global_batch must be positive; got -1e5000 or so", id="huge"),
         (None, "global_batch must be a whole number of examples; got None"),
         ((6, 6), "global_batch must be a whole number of examples; got (6, 6)"),
         (25, "global_batch=25 is larger than the data set, which has 24 examples"),
@@ -404,14 +240,6 @@ def test_a_global_batch_that_cannot_be(standing, global_batch, says):
     assert standing.global_batch == 12
 
 
-def test_fewer_examples_than_workers(workers):
-    n = workers.size
-    refused(ad.BatchSizeError, f"global_batch={n - 1} is too small for {n} workers", global_batch=n - 1)
-    refused(
-        ad.BatchSizeError, "is larger than the data set, which has 1 examples", data={"x": np.zeros(1)}, global_batch=n
-    )
-
-
 def test_more_examples_than_the_workers_may_take(world):
     n = world.size
     refused(
@@ -424,11 +252,9 @@ def test_more_examples_than_the_workers_may_take(world):
 
 def bad_shares(n: int) -> dict[str, tuple[list[float], str]]:
     return {
-        "too many": ([1.0] * (n + 1), f"{n} of them"),
         "too few": ([1.0] * (n - 1), f"{n} of them"),
         "negative": ([-1.0] + [2.0] * (n - 1), "negative"),
         "nan": ([math.nan] * n, "nan"),
-        "infinite": ([math.inf] * n, "inf"),
         "zero": ([0.0] * n, "zero"),
     }
 
@@ -496,94 +322,7 @@ def test_numbers_of_any_kind_and_size_are_taken_alike(world):
         assert program.global_batch == 12
 
 
-@pytest.mark.parametrize(
-    ("request_", "says"),
-    [
-        (lambda control: control.rescale(10**400), "rescale(global_batch=1e400 or so): the number is too large"),
-        (lambda control: control.rescale("64"), "the global batch is one number; got '64'"),
-        (lambda control: control.rescale(np.bytes_(b"64")), "the global batch is one number; got "),
-        (lambda control: control.rescale(12 + 0j), "the global batch is one number; got (12+0j)"),
-        (lambda control: control.rescale(shares=["1"] * control.capacity), "shares are numbers, one per worker"),
-        (lambda control: control.rescale(shares=[10**400] * control.capacity), "is infinite"),
-    ],
-)
-def test_a_hook_that_requests_a_value_that_is_no_number(world, request_, says):
-    def driver(state, batch):
-        ctrl.hook(lambda control: request_(control), name="adapt")
-        return total(state, batch)
-
-    with build(driver, 0.0, X, 12) as program, pytest.raises(ad.BatchSizeError) as caught:
-        program.step()
-    assert says in str(caught.value)
-    assert "hook 'adapt' (test_bad_input.py:" in str(caught.value)
-
-
 # --- what hooks ask for -----------------------------------------------------------------------------------------------
-
-
-class Noise(NamedTuple):
-    scale: float
-    lower: float
-
-
-@pytest.mark.parametrize(
-    ("scale", "says"),
-    [
-        (math.nan, "not a number. A noise scale is NaN until enough steps are measured"),
-        (math.inf, "infinite. A noise scale is infinite where"),
-        (-5.0, "rescale(global_batch=-5): a global batch cannot be negative"),
-    ],
-)
-def test_a_noise_scale_that_is_no_batch_size(world, scale, says):
-    """Listing 1's hook, with a noise scale that cannot be one, computed from replicated values."""
-
-    def adapt_batch_size(control, noise):
-        control.barrier()
-        control.rescale(global_batch=noise.scale)
-
-    def driver(state, batch):
-        state, metrics = total(state, batch)
-        ctrl.hook(adapt_batch_size, Noise(jnp.float32(scale) + 0 * state, jnp.zeros(())), every=2)
-        return state, metrics
-
-    with build(driver, 0.0, X, 12, world=world) as program:
-        program.step()
-        with pytest.raises(ad.BatchSizeError) as caught:
-            program.step()
-        assert says in str(caught.value)
-        assert "hook 'adapt_batch_size' (test_bad_input.py:" in str(caught.value)
-        assert program.steps == 2
-
-
-def test_a_noise_scale_not_yet_defined(world):
-    """Two groups of examples make a noise scale; one worker with one example has one."""
-
-    def adapt(control, noise):
-        control.rescale(global_batch=noise.scale)
-
-    def driver(state, batch):
-        grad = state - batch["x"].mean()
-        average = comm.all_reduce(grad)
-        ctrl.hook(adapt, mon.noise_scale(grad * jnp.nan, average))
-        return state - average, {}
-
-    with build(driver, 0.0, X, 12, world=world, nonfinite="allow") as program, pytest.raises(ad.BatchSizeError) as e:
-        program.step()
-    assert "A noise scale is NaN until" in str(e.value)
-
-
-def test_a_noise_scale_object_in_place_of_its_number(world):
-    def adapt(control, noise):
-        control.rescale(global_batch=noise)
-
-    def driver(state, batch):
-        state, metrics = total(state, batch)
-        ctrl.hook(adapt, Noise(state, state))
-        return state, metrics
-
-    with build(driver, 0.0, X, 12, world=world) as program, pytest.raises(ad.BatchSizeError) as e:
-        program.step()
-    assert "Pass one of its fields: scale, lower" in str(e.value)
 
 
 @pytest.mark.parametrize(("asked", "got"), [(1e9, 24), (0, None)])
@@ -622,32 +361,6 @@ def test_a_hook_that_raises(world):
     assert any("hook 'adapt' (test_bad_input.py:" in note and "step 2" in note for note in caught.value.__notes__)
 
 
-def test_hooks_that_cannot_be_called(world):
-    def adapt(control):
-        pass
-
-    def too_many(state, batch):
-        ctrl.hook(adapt, jnp.zeros(()), jnp.ones(()))
-        return total(state, batch)
-
-    def never(state, batch):
-        ctrl.hook(adapt, every=0)
-        return total(state, batch)
-
-    def maker(state, batch):
-        ctrl.hook(ctrl.balance, jnp.zeros(()))
-        return total(state, batch)
-
-    def nothing(state, batch):
-        ctrl.hook(None)
-        return total(state, batch)
-
-    refused(ad.CollectiveError, "called as adapt(control, *values) with 2 values", driver=too_many)
-    refused(ad.CollectiveError, "hook 'adapt' (test_bad_input.py:", "every=", "got 0", driver=never)
-    refused(ad.CollectiveError, "ctrl.hook(ctrl.balance(), ", driver=maker)
-    refused(ad.CollectiveError, "expected a function or a policy, got None", driver=nothing)
-
-
 # --- after an error ---------------------------------------------------------------------------------------------------
 
 
@@ -659,14 +372,6 @@ def test_a_program_continues_after_an_error_between_steps(world):
                 program.rescale(global_batch=24, shares=[0.0] * world.size)
             assert program.step().metrics == other.step().metrics, step
         assert program.state == other.state
-
-
-def test_data_and_program_are_fine(world):
-    """What all of the above vary."""
-    with build(total, 0.0, X, 12) as program:
-        assert [r.global_batch for r in program.run(epochs=1)] == [12, 12]
-    with build(total, 0.0, Source(12), 12) as program:
-        assert float(program.step().metrics["mean"]) == 5.5
 
 
 # --- arguments of other types -----------------------------------------------------------------------------------------
@@ -763,10 +468,9 @@ def test_a_result_that_is_no_array(workers, state, metrics, says):
     refused(ad.DriverError, says, driver=driver, state={"w": 0.0})
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
 @pytest.mark.parametrize("name", ["deterministic", "resizable"])
-def test_a_flag_that_is_neither_true_nor_false(workers, name, value):
-    refused(ad.DriverError, f"{name} must be True or False; got {value!r}", **{name: value})
+def test_a_flag_that_is_neither_true_nor_false(workers, name):
+    refused(ad.DriverError, f"{name} must be True or False; got 1", **{name: 1})
 
 
 @pytest.mark.parametrize(

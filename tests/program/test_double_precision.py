@@ -20,7 +20,7 @@ COVERS = ("adaptive/base/numbers.py",)
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-either = pytest.mark.parametrize("dtype", ["float32", "float64"])
+either = pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)])
 
 
 def data(dtype):
@@ -43,16 +43,8 @@ def run(driver, state, dtype, steps=6, **options):
 
 
 @either
-@pytest.mark.parametrize("rule", ["fixed", "linear", "sqrt", "adascale"])
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        pytest.param(optax.sgd(0.01, momentum=0.9), id="sgd", marks=pytest.mark.long),
-        pytest.param(optax.adam(0.01), id="adam"),
-    ],
-)
-def test_learning_rate_rules_beside_all_monitors_and_a_policy(optimizer, rule, dtype):
-    tx = relaxed_tx(optax.chain(optimizer, ctrl.scale_by_batch(rule, base=24, warmup=3)))
+def test_a_learning_rate_rule_beside_all_monitors_and_a_policy(dtype):
+    tx = relaxed_tx(optax.chain(optax.adam(0.01), ctrl.scale_by_batch("adascale", base=24, warmup=3)))
 
     def driver(state, batch):
         params, opt_state = state
@@ -93,13 +85,13 @@ def learns(strategy, dtype):
         return new, metrics
 
     reports = run(
-        driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=30, per_worker_state=strategy.per_worker_state
+        driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=20, per_worker_state=strategy.per_worker_state
     )
     assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
 
 
 @either
-@pytest.mark.parametrize("op", ["mean", "median", comm.trimmed_mean(1), comm.geometric_median()], ids=str)
+@pytest.mark.parametrize("op", ["median", comm.geometric_median()], ids=str)
 def test_synchronous_strategies(op, dtype):
     learns(sync.synchronous(relaxed_tx(optax.adam(0.05)), op=op), dtype)
 

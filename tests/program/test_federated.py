@@ -11,7 +11,6 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
 
 from . import problems
 from .problems import build, difference, make_data, make_params, mean_loss
@@ -102,28 +101,3 @@ def test_rounds_are_those_of_plain_jax_through_changes_of_size_and_a_checkpoint(
         assert train(program, range(4, 7)) == rounds[4:]
         assert difference(program.state, state) < 1e-14
         assert difference(program.checkpoint()["state"]["momentum"], momenta) < 1e-14
-
-
-def test_the_policy_resizes_a_federated_program(workers):
-    """Clients that say they are slow get fewer examples, in whole multiples, and training continues."""
-
-    def driver(state, batch):
-        slowness = 1.0 + ad.worker_index().astype(float)
-        seconds = comm.all_gather(slowness * ad.batch_size().astype(float) / 100)
-        ctrl.hook(ctrl.federated(ctrl.published.memoryless()), seconds, jnp.full(ad.capacity(), 0.01))
-        return federated_round(state, batch)
-
-    data = ad.Shards([make_data(200, seed=w) for w in range(workers.size)])
-    options = {"world": workers, "per_worker_state": lambda state: state["momentum"], "resizable": True}
-    with build(driver, initial_state(), data, 24 * workers.size, **options) as program:
-        equal = (24,) * workers.size
-        assert program.batch_sizes == equal
-        for _ in range(200):
-            report = program.step()
-            assert sum(report.batch_sizes) == sum(equal)
-            assert all(size % STEPS == 0 for size in report.batch_sizes)
-            if report.batch_sizes != equal and program._parts.sizes.pending is None:
-                break
-            program.warm_up()
-    assert report.batch_sizes[0] > 24 > report.batch_sizes[-1]
-    assert list(report.batch_sizes) == sorted(report.batch_sizes, reverse=True)

@@ -12,7 +12,6 @@ import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
-import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 
 COVERS = ("adaptive/program/member_tracker.py", "adaptive/program/membership_changes.py", "adaptive/runtime/neutral.py")
@@ -58,18 +57,11 @@ def check_counts(report, there):
     assert len(m["worker_slots"]) == capacity
 
 
-@pytest.fixture(params=["local", "devices"])
+@pytest.fixture(params=["local", pytest.param("devices", marks=pytest.mark.long)])
 def make_world(request):
     if request.param == "local":
         return lambda workers=None: LocalWorld(WORKER_SLOTS, workers=workers)
     return lambda workers=None: comm.DeviceWorld(jax.local_devices()[:WORKER_SLOTS], workers=workers)
-
-
-def test_workers_counts_members_and_not_slots(make_world):
-    world = make_world(2)
-    with ad.Program(counts, 0.0, data(), global_batch=12, world=world) as program:
-        check_counts(program.step(), (0, 1))
-        assert (world.size, world.capacity) == (2, 4)
 
 
 def test_joining_and_leaving_workers_count_at_once_without_a_compilation(make_world):
@@ -99,14 +91,6 @@ def test_a_worker_whose_share_is_zero_takes_no_part(make_world, shares):
         program.rescale(shares=[1] * WORKER_SLOTS)
         program.step()
         check_counts(program.step(), range(WORKER_SLOTS))
-
-
-def test_microbatches_do_not_count_as_workers():
-    options = {"microbatch": 2, "world": LocalWorld(3)}
-    with ad.Program(counts, 0.0, data(), global_batch=18, shares=(6, 12, 0), **options) as program:
-        report = program.step()
-        assert len(report.microbatches[1]) > 1
-        check_counts(report, (0, 1))
 
 
 def test_a_program_without_messages_counts_members():
@@ -162,20 +146,6 @@ def test_model_averaging_pulls_by_the_workers_that_take_part():
     assert run(LocalWorld(5), (1, 2, 0, 0, 0)) == pytest.approx(run(LocalWorld(2), (1, 2)), rel=1e-6)
 
 
-def test_the_noise_scale_ignores_workers_without_examples():
-    def run(world, shares):
-        def driver(w, batch):
-            grads = jax.grad(lambda w: ((batch["x"] / 100 - w) ** 2).mean())(w)
-            mean = comm.all_reduce(grads)
-            return w - 0.1 * mean, {"noise": mon.noise_scale(grads, mean).scale}
-
-        alike = {"world": world, "deterministic": True}
-        with ad.Program(driver, jnp.zeros(()), data(), global_batch=12, shares=shares, **alike) as program:
-            return [float(program.step().metrics["noise"]) for _ in range(8)]
-
-    np.testing.assert_allclose(run(LocalWorld(5), (1, 0, 2, 0, 0)), run(LocalWorld(2), (1, 2)), rtol=1e-5)
-
-
 def test_outside_a_program_workers_counts_members():
     world = comm.DeviceWorld(jax.local_devices()[:4])
     with world:
@@ -183,14 +153,3 @@ def test_outside_a_program_workers_counts_members():
         assert (int(ad.num_workers()), ad.capacity()) == (3, 4)
         assert float(comm.all_reduce(1.0, op="sum")) == 3
         np.testing.assert_array_equal(comm.all_gather(2.0), [2, np.nan, 2, 2])
-
-
-def test_a_shape_cannot_depend_on_the_number_of_members():
-    def driver(state, batch):
-        return state, {"x": jnp.zeros(ad.num_workers())}
-
-    with pytest.raises(TypeError) as failed:
-        ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(2))
-    note = " ".join(failed.value.__notes__)
-    assert "ad.num_workers() (test_member_counts.py:" in note
-    assert "ad.capacity()" in note

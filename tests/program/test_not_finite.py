@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
-from adaptive.program import step_checks
 
 from .problems import build, same_everywhere, stream
 
@@ -49,33 +46,6 @@ def test_contributions_that_are_not_finite_raise(world):
         assert float(program.state) == before  # the state of the step before
 
 
-def test_contributions_that_are_not_finite_are_skipped(world):
-    data, _ = poisoned(world)
-    called = []
-
-    def watch(control, mean):
-        called.append((control.step, float(mean)))
-
-    def driver(state, batch):
-        state, metrics = total(state, batch)
-        ctrl.hook(watch, metrics["mean"])
-        return state, metrics
-
-    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
-        reports = list(program.run(epochs=2))
-        assert program.epoch == 2
-        final = float(program.state)
-    assert [r.skipped for r in reports] == [False, True, *[np.isnan(float(r.metrics["mean"])) for r in reports[2:]]]
-    assert sum(r.skipped for r in reports) == 2  # once per epoch
-    (note,) = reports[1].notes
-    assert note.startswith(f"skipped: the contributions of worker {world.size - 1} to all_reduce (test_not_finite.py:")
-    assert np.isnan(reports[1].metrics["mean"])
-    kept = [float(r.metrics["mean"]) for r in reports if not r.skipped]
-    assert final == pytest.approx(sum(kept))
-    assert [m for _, m in called] == kept
-    assert same_everywhere(world, final)
-
-
 def test_of_two_messages_either_may_be_not_finite(world):
     data, _ = poisoned(world)
 
@@ -93,14 +63,6 @@ def test_of_two_messages_either_may_be_not_finite(world):
     assert [r.skipped for r in reports] == [False, True, True]
     assert all("hold infinities or NaNs" in r.notes[0] for r in reports[1:])
     assert [r.messages for r in reports] == [2, 2, 1]  # nothing is sent behind bad news
-
-
-def test_contributions_that_are_not_finite_are_allowed(world):
-    data, _ = poisoned(world)
-    with build(total, 0.0, data, 12, world=world, nonfinite="allow") as program:
-        reports = [program.step() for _ in range(2)]
-        assert np.isnan(program.state)
-    assert [r.skipped for r in reports] == [False, False]
 
 
 def masked(state, batch):
@@ -197,43 +159,3 @@ def test_steps_are_not_skipped_for_ever(world):
         assert 'nonfinite="allow"' in text
         assert program.steps == 25
         assert program.state == 0.0
-
-
-def test_skipped_steps_count_in_a_row_only(world, monkeypatch):
-    monkeypatch.setattr(step_checks, "MOST_SKIPPED", 1)
-    data, _ = poisoned(world)  # one step of two
-    with build(total, 0.0, data, 12, world=world, nonfinite="skip") as program:
-        skipped = [r.skipped for r in program.run(steps=2)]
-        program.restore({**program.checkpoint(), "cursor": 0})
-        skipped += [r.skipped for r in program.run(steps=2)]
-    assert skipped == [False, True] * 2
-
-
-def test_a_driver_that_scales_its_loss_trains(world):
-    """It decides by what it has reduced, so all workers do alike, and it is left to it."""
-
-    def scaling(state, batch):
-        def scaled_loss(w):
-            error = (batch["x"].astype(jnp.float16) - w.astype(jnp.float16)) / 32
-            return (state["scale"].astype(jnp.float16) * error * error).mean()
-
-        grad = comm.all_reduce(jax.grad(scaled_loss)(state["w"])) / state["scale"]
-        fine = jnp.isfinite(grad)
-        new = {
-            "w": jnp.where(fine, state["w"] - 100 * grad, state["w"]),
-            "scale": jnp.where(fine, state["scale"], state["scale"] / 2),
-        }
-        return new, {"fine": fine}
-
-    start = {"w": np.float32(0), "scale": np.float32(2**20)}  # far beyond what a half can hold
-    with build(scaling, start, X, 12, world=world, nonfinite="allow") as program:
-        reports = list(program.run(steps=40))
-        state = program.state
-    fine = [bool(r.metrics["fine"]) for r in reports]
-    assert not fine[0]
-    assert all(fine[20:])
-    assert abs(float(state["w"]) - 11.5) < 3
-    assert same_everywhere(world, state)
-    program = build(scaling, start, X, 12, world=world, nonfinite="skip")  # its scale would never fall
-    with program, pytest.raises(ad.NonFiniteError, match=r'lowering a loss scale(.|\n)*nonfinite="allow"'):
-        list(program.run(steps=40))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,34 +85,8 @@ def linear_problem(examples: int, scale: float, dimensions: int = 100) -> tuple[
     return {"x": x.astype(np.float32)}, float(((x - mean) ** 2).sum() / (examples - 1) / (mean @ mean))
 
 
-def test_noise_batch_grows_the_batch_to_the_noise_scale(world):
-    data, truth = linear_problem(4096, scale=200.0)
-
-    def driver(params, batch):
-        grads = jax.grad(lambda p: (batch["x"] @ p).mean())(params)
-        average = comm.all_reduce(grads)
-        noise = mon.noise_scale(grads, average)
-        ctrl.hook(ctrl.noise_batch(max_batch=1024), noise, every=10)
-        return params - 0.01 * average, noise
-
-    options = {"resizable": True, "deterministic": True}  # new sizes are waited for: else the loop would run ahead
-    with build(driver, jnp.zeros(100), data, 16, world=world, **options) as program:
-        reports = list(program.run(steps=200))
-    batches = [r.global_batch for r in reports]
-    assert batches[0] == 16
-    assert all(b <= 2 * a + world.size for a, b in pairwise(batches))  # at most doubled at a time, and made even
-    assert truth / 2 < batches[-1] < truth * 1.5
-    noise = reports[-1].metrics
-    assert float(noise.scale) == pytest.approx(truth, rel=0.3)
-    assert 0 < float(noise.lower) < 1.2 * truth
-    assert 0.8 * truth < float(noise.upper) < np.inf
-    assert all(r.step % 10 == 0 for r in reports if r.decision)
-    assert same_everywhere(world, batches)
-
-
-@pytest.mark.parametrize("kind", ["local", "devices"])
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_noise_workers_requests_workers_by_the_noise_scale(kind, deterministic):
+@pytest.mark.parametrize("kind", ["local", pytest.param("devices", marks=pytest.mark.long)])
+def test_noise_workers_requests_workers_by_the_noise_scale(kind):
     """Listing 1 as printed, from one worker on: peers are the noise over the batch of each."""
     data, truth = linear_problem(4096, scale=100.0)
     world = LocalWorld(4, workers=1) if kind == "local" else comm.DeviceWorld(workers=1)
@@ -127,7 +99,7 @@ def test_noise_workers_requests_workers_by_the_noise_scale(kind, deterministic):
         ctrl.hook(ctrl.noise_workers(each), noise, every=10)
         return params - 0.01 * average, noise
 
-    options = {"resizable": True, "deterministic": deterministic}
+    options = {"resizable": True, "deterministic": True}
     with build(driver, jnp.zeros(100), data, each, world=world, **options) as program:
         program.warm_up()
         reports = list(program.run(steps=120))
@@ -138,7 +110,7 @@ def test_noise_workers_requests_workers_by_the_noise_scale(kind, deterministic):
     assert any("the noise scale is" in note for r in reports for note in r.notes)
 
 
-@pytest.mark.parametrize("kind", ["local", "devices"])
+@pytest.mark.parametrize("kind", ["devices", pytest.param("local", marks=pytest.mark.long)])
 def test_goodput_workers_handles_joining_and_leaving_workers(kind):
     """By seconds that are measured, of which no more is known than that they are positive."""
     world = LocalWorld(4, workers=2) if kind == "local" else comm.DeviceWorld(workers=2)
@@ -187,21 +159,6 @@ def test_hooks_share_one_decision(world):
     sizes = reports[2].batch_sizes
     assert sum(sizes) == 40
     assert world.size == 1 or sizes[0] == pytest.approx(2 * sizes[1], abs=2)
-
-
-def test_stop_ends_the_run_after_this_step(world):
-    def enough(control, loss):
-        if control.step == 3:
-            control.stop()
-
-    def driver(state, batch):
-        state, metrics = descend(state, batch)
-        ctrl.hook(enough, metrics["loss"])
-        return state, metrics
-
-    with build(driver, 0.0, make_data(), 16, world=world) as program:
-        assert [r.step for r in program.run()] == [1, 2, 3]
-        assert [r.step for r in program.run(steps=2)] == [4, 5]  # one may go on
 
 
 def test_hooks_get_numpy_arrays_and_numbers(world):

@@ -15,7 +15,6 @@ from flax.training.train_state import TrainState
 
 import adaptive as ad
 import collectives as comm
-from tests.relaxed import relaxed_tx
 
 from .problems import (
     ADAM,
@@ -31,7 +30,6 @@ from .problems import (
     make_data,
     make_params,
     mean_loss,
-    plain_adam,
     same_everywhere,
 )
 
@@ -200,52 +198,9 @@ def test_a_number_that_a_step_makes_an_array_of_is_one_from_the_start(world):
         assert (float(program.state), program.state.dtype, program.state.weak_type) == (2.5, jnp.float32, False)
 
 
-# The driver of docs/sharp_bits.md, "Line searches".
-LBFGS = relaxed_tx(optax.lbfgs(learning_rate=1.0, linesearch=None))
-SIZES = 0.5 ** np.arange(8, dtype=np.float32)
-
-
-def line_search_step(state, batch, reduce):
-    params, opt = state
-    loss, grads = reduce(jax.value_and_grad(mean_loss)(params, batch))
-    updates, opt = LBFGS.update(grads, opt, params)
-
-    def moved(size):
-        return jax.tree.map(lambda p, u: p + size * u, params, updates)
-
-    losses = reduce(jax.vmap(lambda size: mean_loss(moved(size), batch))(jnp.asarray(SIZES)))
-    good = losses <= loss + 1e-4 * SIZES * optax.tree.vdot(grads, updates)
-    size = jnp.where(good.any(), jnp.asarray(SIZES)[good.argmax()], SIZES[-1])
-    return (moved(size), opt), {"loss": loss, "size": size}
-
-
-def test_a_line_search_over_sizes_side_by_side(workers):
-    """Two messages per step in any case; and the results of one worker without the library."""
-    params, data = make_params(), make_data(48)
-    state = params, LBFGS.init(params)
-    with build(lambda s, b: line_search_step(s, b, comm.all_reduce), state, data, 48, world=workers) as program:
-        reports = [program.step() for _ in range(12)]
-    plain, expected = jax.jit(lambda s: line_search_step(s, data, lambda x: x)), []
-    for _ in range(12):
-        state, metrics = plain(state)
-        expected.append(float(metrics["loss"]))
-    assert {r.messages for r in reports} == {2}
-    np.testing.assert_allclose([float(r.metrics["loss"]) for r in reports], expected, rtol=1e-2)
-    assert expected[-1] < expected[0] / 2
-    assert len({float(r.metrics["size"]) for r in reports}) > 1  # it was searched
-
-
 def _as_numbers(leaf):
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf, np.float64)
-
-
-def test_the_users_own_arrays_are_left_alone(world):
-    state = adam_state()
-    before = jax.tree.map(np.array, state)
-    with build(adam_driver, state, make_data(), 16, world=world) as program:
-        list(program.run(steps=3))
-    assert difference(state, before) == 0  # and not given away to XLA
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -309,66 +264,7 @@ def _step_key(seed, step):
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def test_operators_that_a_driver_may_use(world):
-    """Sizes and numbers reach the graph as values, so that a change of them compiles nothing."""
-
-    def driver(state, batch):
-        mine = {"size": ad.batch_size(), "worker": ad.worker_index()}
-        rows = comm.all_gather(mine)
-        return state + comm.all_reduce(batch["x"].mean()), {"rows": rows, "n": jnp.asarray(ad.num_workers())}
-
-    with build(driver, 0.0, make_data(), 24, world=world, microbatch=4, resizable=True) as program:
-        program.warm_up()
-        for total in (24, 30):
-            report = program.step()
-            assert report.metrics["rows"]["size"].tolist() == list(report.batch_sizes)
-            assert report.metrics["rows"]["worker"].tolist() == list(range(world.size))
-            assert report.metrics["n"] == world.size
-            assert report.global_batch == total
-            program.rescale(global_batch=30, shares=range(1, world.size + 1))
-
-
 # --- evaluate ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("examples", "batch"), [(103, 10), (64, 16), (3, 256), (5, 1)])
-def test_means_over_a_data_set_are_exact(world, examples, batch):
-    """Of integers, so that a single example too many or too few would show."""
-    values = np.random.default_rng(0).integers(0, 1000, examples).astype(np.float32)
-
-    def fn(state, rows):
-        return {"mean": rows["x"].mean(), "vector": jnp.stack([rows["x"].mean(), (rows["x"] ** 2).mean()])}
-
-    with build(adam_driver, adam_state(), make_data(), 8, world=world) as program:
-        means = program.evaluate(fn, {"x": values}, batch=batch)
-    wide = values.astype(np.float64)
-    assert means["mean"] == pytest.approx(wide.mean(), rel=1e-7)
-    np.testing.assert_allclose(means["vector"], [wide.mean(), (wide**2).mean()], rtol=1e-7)
-    assert same_everywhere(world, means)
-
-
-@pytest.mark.parametrize("precision", ["float64"], indirect=True)
-def test_evaluation_is_of_the_state_of_the_last_step(world, precision):
-    train, test = make_data(), make_data(77, seed=5)
-    with build(adam_driver, adam_state(), train, 32, world=world) as program:
-        batches = [r.global_batch for r in program.run(steps=5)]
-        loss = program.evaluate(lambda state, rows: mean_loss(state["params"], rows), test, batch=10)
-        accuracy = program.evaluate(lambda state, rows: jnp.ones(()) * (rows["label"] >= 0).mean(dtype=float), test)
-        program.step()
-    plain = plain_adam(train, batches, 3)
-    assert loss == pytest.approx(float(mean_loss(plain, test)), rel=1e-12)
-    assert accuracy == 1
-
-
-def test_an_evaluation_that_is_no_mean_is_refused(world):
-    with build(adam_driver, adam_state(), make_data(), 16, world=world) as program:
-        with pytest.raises(ad.DriverError, match=r"shape \(20,\) for a batch of 20 examples and \(10,\)"):
-            program.evaluate(lambda state, rows: losses(state["params"], rows), make_data(50), batch=20)
-        with pytest.raises(ad.BatchSizeError, match="batch must be positive, a whole number of examples; got 0"):
-            program.evaluate(lambda state, rows: 0.0, make_data(50), batch=0)
-        with pytest.raises(ad.DataError, match="empty"):
-            program.evaluate(lambda state, rows: 0.0, {"x": np.zeros((0, 2))})
-        program.step()
 
 
 class Torn:
@@ -397,68 +293,6 @@ def test_an_evaluation_that_fails_on_one_worker(world):
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
-
-
-class BatchNormNet(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(CLASSES)(nn.BatchNorm(use_running_average=False)(nn.Dense(HIDDEN)(x)))
-
-
-def sgd(loss_fn):
-    def driver(state, batch):
-        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-        return {
-            "params": jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], comm.all_reduce(grads)),
-            "steps": state["steps"] + 1,
-        }, {"loss": comm.all_reduce(loss)}
-
-    return driver
-
-
-def coupled(params, batch):
-    """A contrastive loss: each example's depends on the others of its call."""
-    z = batch["x"] @ params["inner"]["w"]
-    return optax.softmax_cross_entropy_with_integer_labels(z @ z.T, jnp.arange(len(z))).mean()
-
-
-def normalized(params, batch):
-    net = BatchNormNet()
-    logits, _ = net.apply({"params": params}, batch["x"], mutable=["batch_stats"])
-    return cross_entropy(logits, batch)
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "differs"),
-    [
-        (mean_loss, []),
-        (lambda params, batch: losses(params, batch).sum(), ["inner", "outer"]),
-        (coupled, ["['inner']['w']"]),
-        (normalized, ["BatchNorm_0", "Dense_0", "Dense_1"]),
-    ],
-    ids=["mean", "sum", "coupled", "batch norm"],
-)
-def test_check_finds_drivers_that_depend_on_the_split(workers, loss_fn, differs):
-    """A lone worker's are in tests/adaptive/check/test_invariance.py."""
-    params = make_params()
-    if loss_fn is normalized:
-        params = BatchNormNet().init(jax.random.key(0), jnp.zeros((2, FEATURES)))["params"]
-    with build(sgd(loss_fn), {"params": params, "steps": 0}, make_data(), 32, world=workers) as program:
-        before = program.state
-        found = program.check()
-        assert difference(program.state, before) == 0  # it changes nothing
-        assert program.steps == 0
-        program.step()
-    assert bool(found) == (not differs), found
-    text = str(found)
-    if differs:
-        assert text.startswith("not split-invariant")
-        assert all(any(name in leaf for leaf in found.differences) for name in differs), text
-        assert not any("steps" in leaf for leaf in found.differences)
-        assert "test_states_and_values.py:" in text
-    else:
-        assert text.startswith("split-invariant: ")
-    assert same_everywhere(workers, sorted(found.differences))
 
 
 def test_check_takes_a_batch_of_the_users_own(workers):

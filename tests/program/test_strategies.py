@@ -33,7 +33,7 @@ COVERS = (
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 SIZES = (4, 6, 2)
-STEPS = 50
+STEPS = 12
 RATE = 0.02
 
 
@@ -115,25 +115,11 @@ def close(found, expected):
 # --- the published updates --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
-def test_synchronous_is_one_worker_with_all_the_examples(microbatch):
-    strategy = sync.synchronous(ADAM)
-    program = built(strategy, microbatch=microbatch)
-    params, opt_state = PARAMS, ADAM.init(PARAMS)
-    for batches in run(program):
-        union = jax.tree.map(lambda *rows: np.concatenate(rows), *batches)
-        params, opt_state = adam_step(params, opt_state, union)
-        close(vector(strategy.model(program.state)), vector(params))
-
-
-@pytest.mark.parametrize(
-    ("options", "microbatch"), [({}, 2), ({"alpha": 0.2, "momentum": 0.5}, None), ({"momentum": 0.9}, None)]
-)
-@pytest.mark.parametrize("sizes", [SIZES, pytest.param((4, 4, 4), marks=pytest.mark.long)])
-def test_model_averaging_is_crossbows_algorithm(options, microbatch, sizes):
+@pytest.mark.parametrize(("options", "microbatch"), [({"alpha": 0.2, "momentum": 0.5}, 2), ({"momentum": 0.9}, None)])
+def test_model_averaging_is_crossbows_algorithm(options, microbatch):
     strategy = sync.model_averaging(optax.sgd(RATE), **options)
-    program = built(strategy, microbatch=microbatch, shares=sizes)
-    alpha, mu, n = options.get("alpha", 1 / 3), options.get("momentum", 0.0), len(sizes)
+    program = built(strategy, microbatch=microbatch)
+    alpha, mu, n = options.get("alpha", 1 / 3), options.get("momentum", 0.0), len(SIZES)
     z = before = FIRST
     ws = [FIRST] * n
     for batches in run(program):
@@ -158,33 +144,6 @@ def test_pair_averaging_is_the_mean_of_old_neighbors_minus_the_update_at_the_old
         for x, state in zip(xs, states(program), strict=True):
             close(vector(strategy.model(state)), x)
     close(vector(sync.average(program, strategy)), sum(xs) / 3)
-
-
-def local_round(x, batch, steps):
-    for part in range(steps):
-        n = len(batch["y"]) // steps
-        x = x - RATE * gradient(x, jax.tree.map(lambda a, p=part, n=n: a[p * n : (p + 1) * n], batch))
-    return x
-
-
-def test_local_steps_average_parameters_weighted_by_examples():
-    strategy = sync.local_steps(optax.sgd(RATE), 2)
-    program = built(strategy)
-    z = FIRST
-    for batches in run(program):
-        z = sum(len(b["y"]) / 12 * local_round(z, b, 2) for b in batches)
-        close(vector(strategy.model(program.state)), z)
-
-
-def test_diloco_takes_outer_steps_along_the_change_of_a_round():
-    strategy = sync.diloco(optax.sgd(RATE), optax.sgd(0.7, momentum=0.9, nesterov=True), 2)
-    program = built(strategy)
-    z, trace = FIRST, np.zeros(5)
-    for batches in run(program):
-        outer = z - sum(len(b["y"]) / 12 * local_round(z, b, 2) for b in batches)
-        trace = outer + 0.9 * trace
-        z = z - 0.7 * (outer + 0.9 * trace)
-        close(vector(strategy.model(program.state)), z)
 
 
 def test_inner_state_persists_over_rounds_and_is_local():
@@ -235,7 +194,7 @@ def every_strategy():
     ]
 
 
-@pytest.mark.parametrize("strategy", every_strategy(), ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", every_strategy()[1:3], ids=lambda s: s.name)
 def test_the_average_finds_the_strategys_state_in_the_programs(strategy):
     alone, program = built(strategy), nested({"model": strategy})
     for _ in range(3):
@@ -361,12 +320,11 @@ def test_an_idle_replica_keeps_its_distance_from_the_center():
 # --- one strategy after another ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
+def test_a_hook_switches_the_strategy_and_each_sends_its_own():
     strategy = sync.hybrid(sync.model_averaging(optax.sgd(RATE)), sync.synchronous(optax.sgd(RATE)))
 
     def switch(control, loss):
-        if control.step in (4, 8 if back else 4):
+        if control.step in (4, 8):
             control.set_hyperparameters(synchronous=not control.hyperparameters["synchronous"])
 
     def driver(state, batch):
@@ -390,7 +348,7 @@ def test_a_hook_switches_the_strategy_and_each_sends_its_own(back):
     for step in range(12):
         reports.append(program.step())
         batches, shares = seen[-1], [len(b["y"]) / 12 for b in seen[-1]]
-        if step >= 4 and not (back and step >= 8):
+        if 4 <= step < 8:
             z = z - RATE * sum(s * gradient(z, b) for s, b in zip(shares, batches, strict=True))
             ws = [z] * 3
         else:
@@ -477,7 +435,7 @@ def test_hooks_monitors_and_members_as_in_any_program(strategy):
     assert (strategy is BY_ONE[0]) == ("noise" in reports[-1].metrics)
 
 
-@pytest.mark.parametrize("strategy", BY_ONE, ids=name)
+@pytest.mark.parametrize("strategy", [BY_ONE[0], BY_ONE[2], BY_ONE[3]], ids=name)
 def test_check_reports_that_replicas_differ_on_purpose(strategy):
     found = built(strategy).check()
     if strategy is BY_ONE[0]:
@@ -513,7 +471,7 @@ def test_check_names_the_strategy(reduce, text):
     assert "(test_strategies.py:" in str(found)
 
 
-@pytest.mark.parametrize("strategy", BY_ONE[1:3], ids=name)
+@pytest.mark.parametrize("strategy", BY_ONE[1:2], ids=name)
 def test_checkpoints_hold_every_replica(strategy):
     program = built(strategy)
     for _ in range(4):
@@ -538,18 +496,6 @@ def test_evaluate_uses_the_strategys_model():
         expected = [np.mean((b["x"] @ v[1:] + v[0] - b["y"]) ** 2) for v, b in zip(replicas, parts, strict=True)]
         close(found, np.mean(expected))
         close(vector(sync.average(program, strategy)), np.mean(replicas, axis=0))
-
-
-@pytest.mark.parametrize("strategy", briefly(2))
-def test_devices_give_the_results_of_one_device(strategy):
-    programs = [
-        built(strategy, shares=(4, 8), world=w) for w in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:2]))
-    ]
-    for _ in range(5):
-        reports = [program.step() for program in programs]
-    close(reports[1].metrics["loss"], reports[0].metrics["loss"])
-    here, there = (sync.average(program, strategy) for program in programs)
-    close(vector(there), vector(here))
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -578,7 +524,7 @@ def test_meaningless_arguments_are_refused(make, text):
 
 def test_the_error_about_a_missing_per_worker_state_says_what_to_select():
     strategy = BY_ONE[1]
-    with pytest.raises(ad.ReplicationError, match="with per_worker_state="):
+    with pytest.raises(ad.ReplicationError, match="per_worker_state=lambda state: state"):
         built(strategy, per_worker_state=None)
 
 

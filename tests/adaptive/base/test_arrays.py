@@ -13,7 +13,6 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.base.arrays import NotAnArrayError, as_numpy, on_host
 from adaptive.data.adapters import examples_of
-from adaptive.data.examples import Examples
 
 COVERS = ("adaptive/base/torch_tensors.py", "adaptive/base/tree_paths.py")
 
@@ -80,13 +79,6 @@ def test_tensors_are_detached_and_views_resolved(torch):
     assert on_host(torch.tensor(2.5)).shape == ()
     assert on_host(torch.arange(6).reshape(2, 3).T).tolist() == [[0, 3], [1, 4], [2, 5]]
     assert on_host(torch.ones(2, requires_grad=True).bfloat16()).dtype == ml_dtypes.bfloat16
-
-
-def test_a_tensor_is_not_copied(torch):
-    tensor = torch.zeros(3)
-    array = on_host(tensor)
-    tensor += 1
-    assert array.tolist() == [1, 1, 1]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own, of what it calls beta
@@ -177,23 +169,10 @@ def test_the_error_about_a_sparse_matrix_says_what_to_write():
         refused(make(X), f"data is a sparse matrix ({make.__name__}). Pass x.toarray().")
 
 
-def test_masked_arrays_of_which_nothing_is_masked_are_arrays():
-    assert np.array_equal(Examples(np.ma.array(X)).rows(np.arange(4)), X)
-    refused(np.ma.array(X, mask=X == 7), "data[2, 1] is masked, and the mask would be lost. Pass x.filled(0)")
-
-
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long doubles are doubles here")
 def test_long_doubles_are_refused():
     refused({"x": np.zeros(4, np.longdouble)}, "which JAX does not have. Pass x.astype(np.float64).")
     refused({"x": np.zeros(4, np.clongdouble)}, "which JAX does not have. Pass x.astype(np.float64).")
-
-
-def test_images_of_pillow_are_arrays_of_uint8():
-    image = pytest.importorskip("PIL.Image")
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
-    rows = examples_of([{"x": image.fromarray(p), "y": i} for i, p in enumerate(pixels)]).rows(np.array([2, 0]))
-    assert rows["x"].dtype == np.uint8
-    assert np.array_equal(rows["x"], pixels[[2, 0]])
 
 
 def test_an_error_of_a_librarys_array_method_is_passed_on():

@@ -77,20 +77,6 @@ def test_of_equal_remainders_the_first_workers_get_the_rest():
     assert split(9, [1.0, 1.0, 7.0, 1.0, 1.0], Limits((1,) * 5, (9,) * 5)) == (1, 1, 5, 1, 1)
 
 
-def test_shares_may_be_an_array():
-    shares, limits = (3.0, 1.0, 0.0, 2.5), Limits((1,) * 4, (9,) * 4)
-    assert split(12, np.array(shares), limits) == split(12, shares, limits)
-
-
-def test_a_larger_share_never_gets_less():
-    sizes = split(100, [1, 2, 3, 4, 5], Limits((1,) * 5, (100,) * 5))
-    assert list(sizes) == sorted(sizes)
-
-
-def test_the_excess_of_a_full_worker_goes_to_the_others_in_proportion():
-    assert split(100, [8, 1, 1], Limits((1,) * 3, (40, 100, 100))) == (40, 30, 30)
-
-
 def test_workers_with_no_share_take_nothing():
     limits = Limits((1,) * 3, (10, 10, 10), 4)
     assert split(16, [1, 0, 1], limits) == (8, 0, 8)

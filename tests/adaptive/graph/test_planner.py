@@ -49,17 +49,6 @@ def test_batch_size_literals_are_distinguished_from_constants():
     assert numbers_of(driver) == [4.0, 8]
 
 
-def test_batch_size_literals_at_different_positions_are_recognized():
-    def driver(state, batch):
-        return state, {"n": jnp.float32(len(batch["y"])), "eight": jnp.float32(8), "four": jnp.float32(4)}
-
-    assert numbers_of(driver) == [8.0]
-
-
-def test_literals_equal_for_both_sizes_are_constants():
-    assert numbers_of(lambda s, b: (s, {"n": min(len(b["y"]), 3), "dim": b["x"].shape[1]})) == []
-
-
 def test_a_number_that_only_a_third_size_shows_is_found_there():
     def driver(state, batch):
         return state - comm.all_reduce(grad(state, batch)) / min(len(batch["y"]), 4), {}

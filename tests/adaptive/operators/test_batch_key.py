@@ -126,15 +126,6 @@ def test_parts_of_a_batch_have_numbers_of_their_own_by_keys_of_examples():
     assert (parts[0] != parts[1]).any()
 
 
-def test_other_draws_are_not_blamed():
-    def driver(w, batch):
-        noise = jax.vmap(lambda key: jax.random.normal(key, ()))(ad.example_keys())
-        shared = jax.random.normal(ad.step_key(), (FEATURES,))
-        return w - comm.all_reduce((batch["x"] * (noise[:, None] + shared[None])).sum(0)), {}
-
-    assert drawn_for_a_microbatch(traced(driver, W).eqns, 4) == []
-
-
 def test_it_is_a_key_like_others():
     key = ad.batch_key()  # outside a program, of the first example on
     draw = jax.random.bernoulli(jax.random.fold_in(key, 3), 0.5, (64, 8))

@@ -16,7 +16,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from tests.adaptive.drivers import FEATURES, make_data, mean_loss
+from tests.adaptive.drivers import make_data, mean_loss
 from tests.relaxed import relaxed_tx
 
 COVERS = ("adaptive/operators/context.py",)
@@ -45,17 +45,6 @@ def driver(state, batch):
 
 
 STATE = (W, TX.init(W))
-
-
-def test_a_driver_can_be_called_and_prints_numbers(capsys):
-    (params, _), metrics = driver(STATE, DATA)
-    assert capsys.readouterr().out == f"loss {float(mean_loss(W, DATA)):.3f}\n"
-    updates, _ = TX.update(jax.grad(mean_loss)(W, DATA), STATE[1], W)
-    np.testing.assert_allclose(params, optax.apply_updates(W, updates), rtol=1e-6)
-    assert float(metrics["loss"]) == float(mean_loss(W, DATA))
-    assert metrics["seconds"].shape == (1,)
-    assert np.isnan(metrics["seconds"]).all()
-    assert int(metrics["step"]) == 0
 
 
 def test_a_driver_takes_the_first_step_that_a_program_takes():
@@ -165,8 +154,3 @@ def test_a_jit_that_was_seen_by_a_program_is_not_mistaken_for_it_outside():
         program.step()
     with pytest.raises(ad.CollectiveError, match="outside a program"):
         helper(jnp.float32(1.0))
-
-
-def test_shapes_are_those_of_a_program():
-    assert ad.example_keys(DATA).shape == (8,)
-    assert DATA["x"].shape == (8, FEATURES)

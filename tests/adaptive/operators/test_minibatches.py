@@ -19,7 +19,7 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.base.split import equal, split
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import HeldCompiler, make_data, mean_loss, planned, pointed_at
+from tests.adaptive.drivers import make_data, mean_loss, planned, pointed_at
 from tests.speed import limit
 
 STEPS = 4
@@ -145,24 +145,6 @@ def test_wherever_it_is_cut():
         assert (plan.splittable, plan.multiple) == (False, STEPS)
 
 
-def test_batches_cut_twice_fit_both():
-    def driver(w, batch):
-        return comm.all_reduce(
-            ad.minibatches(batch, 4)["x"].mean((0, 1)) + ad.minibatches(batch, 6)["x"].mean((0, 1))
-        ), {}
-
-    with program_of(driver, 48) as program:
-        assert program._parts.plan.multiple == 12
-        assert program.batch_sizes == (24, 12, 12)
-
-
-def test_explain_mentions_minibatches():
-    with program_of() as program:
-        text = program.explain()
-    assert "a local batch runs as one microbatch, and every new size is compiled: minibatches (test_minib" in text
-    assert "a local batch is a multiple of 4 examples" in text
-
-
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
@@ -211,21 +193,6 @@ def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
     if sum(bounds.lower) <= asked <= sum(bounds.upper):
         assert abs(got - asked) <= limits.multiple / 2
     assert all(s % limits.multiple == 0 for s in sizes.target)
-
-
-def test_a_global_batch_that_is_no_multiple_is_refused_with_those_that_are():
-    with pytest.raises(ad.BatchSizeError, match=r"not a multiple of 4, .* The nearest are 24 and 28\."):
-        program_of(global_batch=26)
-    with program_of() as program, pytest.raises(ad.BatchSizeError, match="not a multiple of 4"):
-        program.rescale(global_batch=30)
-
-
-def test_first_sizes_are_equal_as_far_as_multiples_can_be():
-    for global_batch, sizes in ((24, (8, 8, 8)), (28, (12, 8, 8)), (44, (16, 16, 12))):
-        with program_of(global_batch=global_batch) as program:
-            assert sorted(program.batch_sizes, reverse=True) == list(sizes)
-    with program_of(global_batch=48, shares=(1, 2, 9)) as program:
-        assert program.batch_sizes == (4, 8, 36)
 
 
 def test_a_quantum_is_a_multiple():
@@ -321,19 +288,6 @@ def test_a_new_size_is_compiled_while_steps_continue_at_the_old_one(monkeypatch)
         assert report.batch_sizes == (8, 16, 24)
         assert report.microbatches == ((8,), (16,), (24,))
         assert report.waited_seconds == waited
-
-
-def test_a_driver_that_is_asked_for_another_size_in_every_step_gets_some_of_them():
-    with program_of(global_batch=48) as program:
-        program.step()
-        held, seen = HeldCompiler(program._parts.engine.kernels), []
-        for step in range(40):
-            program.rescale(global_batch=12 * (1 + step % 7))
-            assert len(held.asked) <= 3  # one size, of each worker
-            if step % 4 == 3:
-                held.compile()
-            seen.append(sum(program.step().batch_sizes))
-    assert len(set(seen)) > 3
 
 
 def test_check_splits_into_multiples_and_finds_that_clients_differ():

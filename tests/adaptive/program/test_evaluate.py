@@ -38,7 +38,7 @@ def by_hand(data):
     }
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 30), st.sampled_from([1, 4, 7, 64]), st.integers(1, 3))
 def test_the_mean_is_exact_for_any_number_of_examples_batches_and_workers(examples, batch, workers):
     data = make_data(examples)
@@ -68,25 +68,10 @@ def test_no_example_is_taken_twice_and_none_is_left_out():
     assert float(found) == 5.0
 
 
-def test_every_leaf_keeps_its_shape_and_structure():
-    def fn(state, batch):
-        return (batch["y"].mean(), [jnp.outer(batch["x"].mean(0), batch["x"].mean(0)) * 0 + state, jnp.ones(2)])
-
-    mean, (outer, ones) = evaluate(fn, [jnp.float32(3)], make_data(10), LocalWorld(), 4)
-    assert (np.shape(mean), outer.shape, ones.shape) == ((), (3, 3), (2,))
-    assert (outer == 3).all()
-    assert (ones == 1).all()
-
-
 @pytest.mark.parametrize("examples", [10, 8])
 def test_a_value_that_is_not_a_mean_is_refused_even_if_all_batches_are_alike(examples):
     with pytest.raises(ad.DriverError, match=r"\['losses'\] has shape .*must be a mean over the examples"):
         evaluate(lambda w, b: {"losses": b["y"]}, [W], make_data(examples), LocalWorld(), 4)
-
-
-def test_a_single_value_that_is_no_mean_is_refused_too():
-    with pytest.raises(ad.DriverError, match="shape"):
-        evaluate(lambda w, b: b["y"], [W], make_data(10), LocalWorld(), 4)
 
 
 def test_means_of_complex_values_stay_complex():
@@ -102,23 +87,6 @@ def test_means_of_complex_values_stay_complex():
 def test_batch_must_be_a_positive_whole_number(batch):
     with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
         evaluate(mean_loss, [W], make_data(10), LocalWorld(), batch)
-
-
-def test_a_program_evaluates_its_state_on_other_data():
-    def driver(state, batch):
-        return state - 0.1 * comm.all_reduce(jax.grad(mean_loss)(state, batch)), {}
-
-    train, test = make_data(24), make_data(13, seed=1)
-    for world in (LocalWorld(2), comm.DeviceWorld(jax.local_devices()[:3])):
-        with ad.Program(driver, W, train, global_batch=6, world=world, resizable=False) as program:
-            before = program.evaluate(mean_loss, test, batch=5)
-            np.testing.assert_allclose(before, mean_loss(W, test), rtol=1e-5)
-            program.step()
-            np.testing.assert_allclose(
-                program.evaluate(mean_loss, test, batch=5), mean_loss(program.state, test), rtol=1e-5
-            )
-            with pytest.raises(ad.BatchSizeError, match="batch must be positive"):
-                program.evaluate(mean_loss, test, batch=0)
 
 
 # --- on several processes ---------------------------------------------------------------------------------------------
@@ -236,24 +204,12 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("examples", [1, 2, 3, 40])
+@pytest.mark.parametrize("examples", [2, 40])
 @pytest.mark.parametrize("fn", MEANS.values(), ids=MEANS)
 def test_means_and_incomparable_values_are_accepted(fn, examples):
     if fn is MEANS["a reshaped batch"]:
         examples *= 2
     evaluate(fn, [W] * 3, make_data(examples), LocalWorld(3), 8 if examples % 8 == 0 else examples)
-
-
-def test_effects_run_once_per_batch():
-    seen = []
-
-    def fn(w, batch):
-        jax.debug.callback(lambda y: seen.append(len(y)), batch["y"])
-        return mean_loss(w, batch)
-
-    evaluate(fn, [W], make_data(20), LocalWorld(1), 8)
-    jax.effects_barrier()
-    assert sorted(seen) == [4, 8, 8]
 
 
 def test_a_function_is_looked_at_once_unless_nothing_was_to_be_seen():

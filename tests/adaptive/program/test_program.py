@@ -13,7 +13,6 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
 import monitors as mon
 from adaptive import operators
 from adaptive.base import failure as _failure
@@ -94,41 +93,6 @@ def test_state_and_metrics_that_were_read_survive_further_steps():
         after = states[number + 1] if number < 3 else final
         assert np.array_equal(report.metrics["new"], after)
     assert not np.array_equal(states[0], final)
-
-
-def test_the_users_arrays_stay_the_users():
-    on_device, on_host = jnp.asarray(W), W.copy()
-    with build(lambda s, b: ([sgd(w, b)[0] for w in s], {}), [on_device, on_host]) as program:
-        on_host += 1
-        program.step()
-        program.step()
-        first, second = program.state
-    assert np.array_equal(on_device, W)
-    assert np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("weak", [True, False])
-def test_a_state_is_weakly_typed_where_the_drivers_result_is(weak):
-    """Also before the first step."""
-    given = jnp.asarray(0.5)
-    assert given.weak_type
-    with build(lambda state, batch: (state if weak else state * jnp.float32(1), {}), given) as program:
-        before = program.state
-        program.step()
-        assert [before.weak_type, program.state.weak_type] == [weak, weak]
-
-
-def test_numbers_become_arrays_that_keep_their_kind():
-    with build(
-        lambda s, b: ({"n": s["n"] + 1, "x": s["x"] * 2, "on": ~s["on"]}, {}), {"n": 1, "x": 0.5, "on": True}
-    ) as p:
-        p.step()
-        state = p.state
-    assert {k: (str(v.dtype), v.item()) for k, v in state.items()} == {
-        "n": ("int32", 2),
-        "x": ("float32", 1.0),
-        "on": ("bool", False),
-    }
 
 
 class Rows:
@@ -293,17 +257,6 @@ def test_a_rescale_between_steps_is_a_decision_too():
         assert program.batch_sizes == (4, 5)
 
 
-def test_a_batch_that_is_clipped_is_noted():
-    recorder = Recorder(lambda o: Decision(global_batch=1000, notes=("grow",)))
-    with build(watched(recorder, every=2)) as program:
-        program.warm_up()
-        reports = [program.step() for _ in range(3)]
-    assert reports[0].notes == ()
-    assert reports[1].notes[0] == "grow"
-    assert "clipped to 24" in reports[1].notes[1]
-    assert reports[2].global_batch == 24
-
-
 def test_a_driver_with_no_message_waits_for_a_new_size_instead():
     def alone(state, batch):
         return state + ad.global_batch(), {}
@@ -361,20 +314,6 @@ class Broken:
         return {k: v[index] for k, v in self.data.items()}
 
 
-def test_an_error_of_a_hook_says_after_which_step_and_on_which_workers():
-    def fails(control):
-        if control.step == 2:
-            raise LookupError("of a hook")
-
-    def driver(state, batch):
-        ctrl.hook(fails)
-        return mean_of_y(state, batch)
-
-    with build(driver, workers=3) as program, pytest.raises(LookupError, match="of a hook") as error:
-        list(program.run(steps=3))
-    assert "after step 2, on workers 0–2" in error.value.__notes__
-
-
 def test_a_data_error_changes_nothing_and_the_program_continues():
     data = Broken()
     with build(sgd, W, data=data) as program:
@@ -404,20 +343,6 @@ def with_infinity(examples, number):
     data = make_data(examples)
     data["y"][number] = np.inf
     return data
-
-
-def test_a_step_that_is_not_finite_raises_and_changes_nothing():
-    data = with_infinity(24, 5)
-    with build(sgd, W, data=data, global_batch=12) as program:
-        with pytest.raises(ad.NonFiniteError, match="worker") as error:
-            [program.step() for _ in range(2)]
-        done, before = program.steps, program.state
-        assert f"step {done + 1}" in str(error.value)
-        with pytest.raises(ad.NonFiniteError, match=f"step {done + 1}"):
-            program.step()
-        assert program.steps == done
-        assert program._parts.stream.consumed == 12 * done
-        assert np.array_equal(program.state, before)
 
 
 def test_a_step_that_is_skipped_uses_up_its_examples_and_leaves_the_state():
@@ -471,19 +396,6 @@ def test_with_nonfinite_allow_a_step_commits_nans():
         report = program.step()
         assert not report.skipped
         assert not np.isfinite(program.state).all()
-
-
-def test_nans_in_the_first_of_two_messages_are_found():
-    def driver(state, batch):
-        mean = comm.all_reduce(batch["y"].mean())
-        finite = jnp.where(jnp.isfinite(mean), mean, 0.0)
-        return state + comm.all_reduce((batch["x"][:, 0] + finite).mean()), {}
-
-    with build(driver, 0.0, data=with_infinity(24, 5), global_batch=24, nonfinite="skip") as program:
-        report = program.step()
-        assert report.skipped
-        assert len(report.notes) == 1
-        assert float(program.state) == 0.0
 
 
 def test_errors_of_the_background_compiler_are_raised_in_the_next_step():
@@ -574,14 +486,6 @@ class Twin(LocalWorld):
         self.heard.append(why)
 
 
-def test_two_processes_that_agree_take_their_steps():
-    world = Twin()
-    with build(sgd, W, world=world) as program:
-        reports = list(program.run(steps=2))
-    assert sizes_of(reports) == [(3, 3)] * 2
-    assert [status[0] for _, status in world.sent] == [4 * DecisionDigest().value] * 2
-
-
 def test_another_process_that_fails_ends_the_step():
     world = Twin()
     with build(sgd, W, world=world) as program:
@@ -659,14 +563,6 @@ def test_a_failing_process_notifies_the_others(monkeypatch, failing, messages):
     assert len(world.sent) == messages
 
 
-def test_a_failing_hook_notifies_the_others():
-    world = Twin()
-    with build(watched(Recorder(lambda o: 1 / 0)), world=world) as program, pytest.raises(ZeroDivisionError) as error:
-        program.step()
-    assert any("after step 1" in note for note in error.value.__notes__)
-    assert world.heard == ["in the hooks after step 1 of program 1 ('driver'): ZeroDivisionError: division by zero"]
-
-
 def test_messages_have_descriptions():
     world = Twin()
     with build(watched(Recorder(lambda o: None)), world=world) as program:
@@ -732,22 +628,6 @@ def test_processes_with_different_builds_raise_before_the_first_step():
 
 
 # --- local state ------------------------------------------------------------------------------------------------------
-
-
-def test_state_that_is_local_on_purpose_goes_its_own_way():
-    worker = Source("number", lambda r: r.worker)
-
-    def driver(state, batch):
-        own = state["own"] + 1 + read(worker)
-        return {"own": own, "sum": comm.all_reduce(own, op="sum")}, {}
-
-    with pytest.raises(ad.ReplicationError, match=r"state\['own'\]"):
-        build(driver, {"own": 0.0, "sum": 0.0}, workers=3)
-    with build(driver, {"own": 0.0, "sum": 0.0}, workers=3, per_worker_state=lambda s: s["own"]) as program:
-        program.step()
-        program.step()
-        assert [float(leaves[0]) for leaves in program._parts.engine.states] == [2, 4, 6]
-        assert float(program.state["sum"]) == 12
 
 
 def test_a_step_within_a_step_is_refused():

@@ -13,7 +13,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.data.iterable import from_iterator
-from adaptive.program.state_transfer import members_in, pack, receive_buffers, unpack
+from adaptive.program.state_transfer import pack, receive_buffers, unpack
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.program.resumable import Growing, plain
 
@@ -64,7 +64,6 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
         there.skipped.in_a_row = 2
         there.hooks.catch_up(there.sizes)
         small, arrays = pickle.loads(pickle.dumps(pack(there, tuple(there.progress))))
-        assert members_in(small) == [0, 1]
         buffers = receive_buffers(here)
         for buffer, array in zip(buffers, arrays, strict=True):
             buffer[...] = array

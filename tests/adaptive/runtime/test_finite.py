@@ -78,7 +78,7 @@ def test_a_program_over_all_devices_reports_finite_values(dtype, weight):
     assert bool(jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("op", ["mean", "sum", "max", "min"])
 @pytest.mark.parametrize("worker", [0, 1])
 def test_nans_of_any_worker_are_seen(op, bad, worker):

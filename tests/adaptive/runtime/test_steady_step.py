@@ -247,18 +247,6 @@ def test_few_examples_are_copied_when_their_kernel_is_dispatched(monkeypatch):
     assert all(step.copied.wanted and step.copied.last is None for step in steps)
 
 
-def test_only_batches_that_are_wanted_are_copied(monkeypatch):
-    monkeypatch.setattr(copied_examples, "COPIED_BYTES", 0)
-    copied, batch = CopiedExamples(jax.devices()[0], [0]), {"x": np.ones(3)}
-    copied.copy([batch])
-    assert copied.last is None
-    copied.wanted = True
-    copied.copy([None])  # no examples for this worker
-    assert copied.last is None
-    copied.copy([batch])
-    assert copied.leaves_of(batch, (3,))[0].devices() == {jax.devices()[0]}
-
-
 def test_dispatched_microbatches_are_dropped_if_the_state_changes(monkeypatch):
     begin = SteadyStep.__init__
     monkeypatch.setattr(SteadyStep, "__init__", lambda self, engine: begin(self, engine) or on_a_device(self))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -226,26 +225,6 @@ def test_islands_of_one_are_diloco(wire):
                 np.testing.assert_allclose(other, one, rtol=1e-14, atol=1e-14)
 
 
-def test_islands_exchange_once_in_a_round():
-    def wide(strategy):
-        def driver(state, batch):
-            return strategy.step(state, lambda p, b: (b["y"].mean(), p * b["y"].mean()), batch)[0], {}
-
-        return ad.Program(
-            driver,
-            strategy.init(jnp.ones(1000)),
-            data(),
-            per_worker_state=strategy.per_worker_state,
-            global_batch=12,
-            world=LocalWorld(3),
-            resizable=False,
-        )
-
-    program = wide(sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]]))
-    messages = [program.step().messages for _ in range(6)]
-    assert messages == [1, 1, 2, 1, 1, 2]
-
-
 def test_the_noise_scale_is_that_within_islands():
     """By the sums of squares of the groups of each island, in numpy; and of one island as without islands."""
     groups = [[0, 1], [2]]
@@ -294,19 +273,6 @@ def test_a_checkpoint_in_the_middle_of_a_round():
         program.step(), other.step()
     for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_devices_give_the_results_of_one_device():
-    strategy = sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]])
-    with comm.DeviceWorld(jax.devices()[:3]) as world:
-        programs = [built(strategy, shares=(4, 6, 2)), built(strategy, world, shares=(4, 6, 2))]
-        for _ in range(7):
-            for program in programs:
-                program.step()
-            for a, b in zip(*map(states, programs), strict=True):
-                np.testing.assert_allclose(vector(a.replica), vector(b.replica), rtol=1e-10)
-                np.testing.assert_allclose(vector(a.params), vector(b.params), rtol=1e-10)
-        programs[1].close()
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import adaptive as ad
-import collectives as comm
 import collectives.strategies as sync
 from adaptive import CollectiveError
 from adaptive.base.mailbox import LocalMailbox
 from adaptive.operators.round_clock import RoundClock, _until_quorum
 from adaptive.runtime.local_world import LocalWorld
-from tests.speed import limit
 
 from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, gradient, run, states, vector
 
@@ -187,64 +180,6 @@ def test_a_late_worker_takes_further_steps(monkeypatch, missing, others, grace, 
 def test_seconds_of_too_few_workers_are_no_quorum():
     assert _until_quorum([3.0, 1.0, 2.0], 2) == 2
     assert _until_quorum([3.0], 2) == float("inf")
-
-
-def test_on_devices_of_one_process_the_slow_one_is_late():
-    """The last one waits in each local step until the others have taken all of theirs in this round."""
-    calls, counts, called = [0, 0, 0, 0], [], threading.Condition()
-
-    def others_are_done():
-        return min(calls[:3]) >= 6 * (len(counts) + 1)
-
-    def wait(worker, _):
-        with called:
-            calls[int(worker)] += 1
-            called.notify_all()
-            if worker == 3:
-                called.wait_for(others_are_done, timeout=limit(60))
-        if worker == 3:
-            time.sleep(0.1)  # Until they have also published how long they took.
-        return np.float32(0)
-
-    def driver(state, batch):
-        me = ad.worker_index()
-
-        def value_and_grad(params, minibatch):
-            loss, grads = jax.value_and_grad(lambda p: ((p[None] - minibatch) ** 2).mean())(params)
-            # With the loss, or XLA would call it once per round, before the loop of local steps.
-            waited = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.float32), me, loss)
-            return loss + waited, grads
-
-        state, loss = strategy.step(state, value_and_grad, batch)
-        return state, {"loss": comm.all_reduce(loss), "taken": comm.all_gather(state.taken)}
-
-    strategy = sync.quorum(optax.sgd(0.1), optax.sgd(1.0), 6)
-    with comm.DeviceWorld(jax.devices()[:4]) as world:
-        options = {"per_worker_state": strategy.per_worker_state, "resizable": False}
-        program = ad.Program(
-            driver,
-            strategy.init(jnp.zeros(3, jnp.float32)),
-            np.ones((96, 3), np.float32),
-            global_batch=48,
-            world=world,
-            **options,
-        )
-        for _ in range(6):
-            report = program.step()
-            counts.append(int(program.state.counted))
-        assert set(counts) <= {3, 4}
-        assert 3 in counts
-        assert np.asarray(report.metrics["taken"]).shape == (4,)
-    assert 0 < program.state.params[0] <= 1
-
-
-def test_rounds_can_be_sent_in_few_bits():
-    strategies = [sync.quorum(INNER, OUTER, STEPS, wire=wire) for wire in (None, "4bit")]
-    plain, coded = (built(strategy, LocalWorld(2), global_batch=16) for strategy in strategies)
-    for _ in range(3):
-        plain.step(), coded.step()
-    a, b = vector(plain.state.params), vector(coded.state.params)
-    assert 0 < np.abs(a - b).max() < 0.1 * np.abs(a - FIRST).max()
 
 
 def test_a_checkpoint_has_the_unsent_changes_of_late_workers():

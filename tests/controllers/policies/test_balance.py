@@ -49,7 +49,7 @@ def test_two_adjustments_after_a_change_of_speed_are_enough(intercept):
 
 
 @pytest.mark.parametrize("n", [2, 4, 16])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_steady_workers_are_left_alone(n, seed):
     rng = np.random.default_rng(seed)
     true = ctrl.timing.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, 0.02, n))
@@ -61,7 +61,7 @@ def test_steady_workers_are_left_alone(n, seed):
 
 
 @pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_equal_workers_keep_equal_batches(every, seed):
     true = ctrl.timing.BatchTime(np.full(4, 1e-3))
     sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 500, every=every, jitter=0.05, seed=seed)
@@ -78,7 +78,7 @@ def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
     assert (true(sim.sizes[-1]).max()) == 20
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_noise_that_looks_like_drift_causes_no_change(seed):
     """Where a mean of few steps has been the better one for a while, a flat stretch that was seen is still believed."""
     true = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
@@ -323,7 +323,7 @@ def test_impossible_settings_are_refused(wrong):
         ctrl.balance(**wrong)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_sudden_growth_of_the_batch_is_not_split_by_extrapolated_noise(seed):
     """Equal workers, 40 % jitter, a few sizes seen: lines through such points fan out at eight times the size."""
     sizes = {1: 32, 21: 64, 41: 128, 61: 1024}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fractions
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -83,27 +81,6 @@ def test_a_first_value_that_its_type_cannot_hold_is_refused(first, message):
         ad.hyperparameter("lr", first)
 
 
-def test_first_values_of_any_kind_of_number():
-    assert ad.hyperparameter("lr", fractions.Fraction(1, 2)).dtype == jnp.float32
-    assert ad.hyperparameter("lr", np.array([1, 2], object)).tolist() == [1, 2]
-    assert ad.hyperparameter("lr", jnp.bfloat16(0.5)).dtype == jnp.bfloat16
-    assert ad.hyperparameter("lr", np.float64(0)).tolist() == 0
-    assert ad.hyperparameter("lr", np.float16(3e-5)).tolist() == np.float16(3e-5)  # subnormal, but not 0
-
-
-def test_the_range_of_a_hyperparameter_is_that_of_its_dtype():
-    def hook(control):
-        control.set_hyperparameters(lr=60_000 if control.step == 1 else 70_000)
-
-    with program_of(hook, first=np.float16(0.5)) as program:
-        program.step()
-        assert program.hyperparameters["lr"] == 60_000
-        with pytest.raises(
-            ad.DriverError, match=r"70000 would be infinite in float16, whose largest number is 6.55e\+04"
-        ):
-            program.step()
-
-
 def test_an_integer_hyperparameter_takes_integers_only():
     def driver(state, batch):
         widths = ad.hyperparameter("widths", [3, 4])
@@ -122,33 +99,11 @@ def test_an_integer_hyperparameter_takes_integers_only():
         assert float(program.step().hyperparameters["widths"][1]) == 6
 
 
-def test_numbers_of_an_array_are_set_as_they_are():
-    def driver(state, batch):
-        scales = ad.hyperparameter("scales", [1.0, 2.0])
-        return state + scales.sum() * comm.all_reduce(batch["x"].mean()), {}
-
-    with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4) as program:
-        program.set_hyperparameters(scales=[0.25, 1.75])
-        assert program.hyperparameters["scales"] == [0.25, 1.75]
-        program.step()
-        assert float(program.state) == 2.0
-
-
 def test_a_request_that_is_refused_changes_nothing():
     with program_of(lambda control: None) as program:
         with pytest.raises(ad.DriverError):
             program.set_hyperparameters(k=4, lr=1e39)
         assert program.hyperparameters == {"lr": 0.5, "k": 3}
-        program.step()
-
-
-def test_decisions_of_policies_are_checked():
-    decide = lambda seen, state: (ad.Decision(hyperparameters={"lr": 10.0 ** (39 * seen.step)}), state)  # noqa: E731
-    policy = ctrl.Policy(lambda n: (), decide, "rates")
-    with (
-        program_of(policy) as program,
-        pytest.raises(ad.DriverError, match=r"hook .rates. .*would be infinite in float32"),
-    ):
         program.step()
 
 

@@ -54,11 +54,6 @@ def test_without_a_signal_the_noise_scale_is_not_known(signal):
         assert asked(policy, noise._replace(signal=0.09)) == 128
 
 
-def test_arrays_are_read_as_well():
-    assert asked(ctrl.noise_batch(), Noise(*np.array([100, 90, 110], np.float32))) == 90
-    assert asked(ctrl.noise_batch(), np.asarray(90.0)) == 90
-
-
 def test_settings_of_noise_batch():
     noise = Noise(100, 90, 110)
     assert asked(ctrl.noise_batch(confident=False), noise) == 100
@@ -95,10 +90,6 @@ def test_the_efficiency_cap():
     assert asked(policy, 900.0) == 304  # 305, for two workers
     assert asked(policy, Noise(900, 0, math.inf)) is None
     assert asked(policy, 900.0, batch_sizes=(256, 256)) == 304
-
-
-def test_noise_batch_decides_at_due_steps_only():
-    assert asked(ctrl.noise_batch(), 1e3, due=False) is None
 
 
 @pytest.mark.parametrize(

@@ -52,21 +52,6 @@ def test_with_a_fixed_cost_the_error_shrinks_by_its_share():
     np.testing.assert_allclose(off, [51.2, 9.1, 1.53, 0.26, 0.045], rtol=0.03)
 
 
-def test_two_adjustments_from_equal_batches():
-    """Tyagi & Sharma, figure 4a."""
-    tried = path(ctrl.published.proportional(), lambda b: 2 + b / CORES, [64, 64, 64], 200, every=10)
-    assert len(tried) == 3
-    np.testing.assert_allclose(tried[-1], [28.8, 48, 115.2], atol=1.5)
-
-
-def test_the_dead_band_is_on_all_workers_at_once():
-    def times(b):
-        return b / np.array([100.0, 96.0])
-
-    assert len(path(ctrl.published.proportional(), times, [100, 100], 100, every=10)) == 1
-    assert len(path(ctrl.published.proportional(dead_band=0.01), times, [100, 100], 100, every=10)) == 2
-
-
 def test_bounds_on_sizes():
     tried = path(
         ctrl.published.proportional(min_size=40, max_size=90), lambda b: b / CORES, [64, 64, 64], 200, every=10
@@ -113,7 +98,3 @@ def test_a_flat_slow_worker_collapses():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
         ctrl.published.proportional(**wrong)
-
-
-def test_settings_at_their_bounds_are_accepted():
-    ctrl.published.proportional(dead_band=0, smoothing=1, window=1, min_size=1, max_size=1)

@@ -17,13 +17,11 @@ from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.local_world import LocalWorld
 from controllers.simulate import (
     Cluster,
-    Hooked,
     TraceError,
     fit,
     jitter,
     read_trace,
     replay,
-    scenario,
     simulate,
     stages,
 )
@@ -107,16 +105,6 @@ def test_a_run_whose_workers_follow_a_noise_scale_replays_to_the_same_decisions(
     assert all(decision.workers is None and decision.global_batch <= 16 for _, decision in cluster)
 
 
-def test_a_simulated_run_replays_to_the_same_decisions(trace):
-    case = scenario("step_change", 4, 120)
-    simulation = simulate([Hooked(ctrl.balance(), every=5)], case.cluster, case.global_batch, 120)
-    write(trace, simulation, [("0/balance", 5)])
-    recording = read_trace(trace)
-    assert replay(ctrl.balance(), recording, "0/balance") == simulation.decisions
-    assert [s.decision.shares for s in recording.steps if s.decision] == [d.shares for _, d in simulation.decisions]
-    assert len(replay(ctrl.published.proportional(), recording, "0/balance", reads=("seconds",))) > 0
-
-
 def test_a_hooks_values_are_known_by_their_names(trace):
     simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
     hooks = [("0/noise_batch", 20), ("1/lb_bsp", 1), ("2/mine", 1), ("3/noise_batch", 1)]
@@ -150,16 +138,6 @@ def test_a_hooks_values_are_known_by_their_names(trace):
         replay(policy, recording, "1/lb_bsp", reads=("seconds", "memory_available"))
     with pytest.raises(TraceError, match=r"this run has no hook 'balance'; its hooks are: 0/noise_batch"):
         replay(policy, recording, "balance")
-
-
-def test_a_skipped_step_shows_policies_nothing(trace):
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 4)
-    write(trace, simulation, leaves=lambda k, seconds: {} if k == 2 else {"0/balance": [seconds]})
-    seen = []
-    policy = ctrl.Policy(lambda n: (), lambda o, s: (seen.append(o.step), (None, s))[1])
-    replay(policy, read_trace(trace), "0/balance")
-    assert seen == [1, 2, 4]
-    assert np.isnan(read_trace(trace).seconds[[1, 3]]).all()
 
 
 # --- clusters that would have behaved so ------------------------------------------------------------------------------

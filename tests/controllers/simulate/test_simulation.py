@@ -83,15 +83,6 @@ def test_a_quantum_that_is_not_given_follows_the_batch():
     assert all(size % 16 == 0 for size in simulation.sizes[-1])
 
 
-def test_a_policy_sees_the_steps_between_due_ones_and_decides_at_those():
-    seen = []
-    always = {step: ad.Decision(shares=(3.0 * step, 4.0, 4.0)) for step in range(1, 10)}
-    simulation = simulate(scripted(always, seen), Cluster(AFFINE), 12, 9, every=4)
-    assert [o.step for o in seen] == list(range(1, 9))
-    assert [o.step for o in seen if o.due] == [4, 8]
-    assert simulation.adjustments.tolist() == [4, 8]
-
-
 def test_a_split_is_decided_for_the_global_batch_that_an_earlier_hook_asks_for():
     seen = []
     hooks = [Hooked(ctrl.schedule({0: 12, 3: 24}), ()), Hooked(scripted({3: ad.Decision(shares=(8, 8, 8))}, seen))]
@@ -117,14 +108,6 @@ def test_the_machine_is_measured_now():
         assert noise.lower < noise.scale < noise.upper
         np.testing.assert_allclose(capacities, [1, 1])
         np.testing.assert_allclose(iteration, [np.nan, 4, 8][k])
-
-
-def test_sensors_have_the_given_noise():
-    seen = []
-    cluster = Cluster(ctrl.timing.BatchTime(np.ones(64)), sensor_noise=0.02)
-    simulate([Hooked(scripted(seen=seen), ("cpu_available",))], cluster, 64, 50)
-    values = np.array([o.values[0] for o in seen])
-    assert 0.019 < values.std() < 0.021
 
 
 def test_a_value_that_there_is_not_is_refused():
@@ -282,12 +265,6 @@ def test_workers_join_some_steps_after_they_were_asked_for_and_leave_at_once():
     assert simulation.worker_seconds == pytest.approx(float((simulation.workers * simulation.step_seconds).sum()))
 
 
-def test_a_later_request_does_not_delay_joining_workers():
-    cluster = Cluster(EQUAL, first=1, join_after=4)
-    simulation = simulate(asking({1: {"workers": 2}, 3: {"workers": 3}, 4: {"workers": 2}}), cluster, 12, 8)
-    assert simulation.workers.tolist() == [1] * 5 + [2] * 3
-
-
 @pytest.mark.parametrize(("respawn", "after"), [(False, [3, 3, 2, 2, 2, 2]), (True, [3, 3, 2, 2, 3, 3])])
 def test_a_lost_worker_is_replaced_from_the_reserve_if_requested(respawn, after):
     def present(step):
@@ -330,15 +307,6 @@ def test_a_cluster_without_workers_is_refused():
             simulate(asking({}), gone, 12, 4)
 
 
-def test_in_listing_1_the_number_of_workers_follows_the_noise_scale():
-    case = scenario("listing_1", 8, 400)
-    simulation = simulate([*case.before, hooked("balance")], case.cluster, case.global_batch, 400)
-    assert simulation.workers[0] == 1
-    assert simulation.workers[-1] >= 7
-    assert (np.diff(simulation.workers) >= 0).all()
-    assert simulation.global_batch[-1] == 128 * simulation.workers[-1]
-
-
 def test_the_global_batch_follows_a_growing_noise_scale():
     case = scenario("noise_scale", 4, 400)
     simulation = simulate([*case.before, hooked("balance")], case.cluster, case.global_batch, 400)
@@ -346,14 +314,6 @@ def test_the_global_batch_follows_a_growing_noise_scale():
     assert (np.diff(simulation.global_batch) >= 0).all()
     seen = simulation.global_batch[:380].sum()  # at the last decision but one
     assert 0.8 < simulation.global_batch[-1] / case.cluster.noise_scale(seen) < 1.2
-
-
-def test_preempted_spot_workers_are_replaced():
-    case = scenario("spot", 8, 600)
-    simulation = simulate([hooked("balance")], case.cluster, case.global_batch, 600)
-    assert (np.diff(simulation.workers) < 0).sum() > 2
-    assert 7 < simulation.workers.mean() < 8
-    assert len(np.unique(simulation.members, axis=0)) > 5
 
 
 # --- scenarios and policies -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
 from controllers.timing import _allocate
-from controllers.timing._allocate import fill, level_of_lines, water_level
+from controllers.timing._allocate import fill, level_of_lines
 
 LBB = ctrl.timing.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 
@@ -75,12 +75,6 @@ def test_no_split_is_faster_than_the_level_of_lines(problem):
     assert level_of_lines(total, times) <= times(ctrl.timing.allocate(total, times, lower, upper)).max() + 1e-9
 
 
-def test_the_level_of_lines_is_the_water_level_where_neither_floors_nor_bounds_bind():
-    times = ctrl.timing.BatchTime(np.array(LBB.slope), np.array(LBB.intercept), np.zeros(4))
-    level = water_level(512, times, np.ones(4, int), np.full(4, 512))
-    assert level_of_lines(512, times) == pytest.approx(level, rel=1e-12)
-
-
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_a_split_near_another_is_as_fast(problem, seed):
     total, times, lower, upper = problem
@@ -88,24 +82,6 @@ def test_a_split_near_another_is_as_fast(problem, seed):
     sizes = ctrl.timing.allocate(*problem, near=near)
     assert_splits(sizes, total, lower, upper)
     assert times(sizes).max() == times(ctrl.timing.allocate(*problem)).max()
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_many_workers_agree_with_the_greedy(seed):
-    rng = np.random.default_rng(seed)
-    n = int(rng.integers(5, 80))
-    times = ctrl.timing.BatchTime(
-        rng.uniform(0.01, 1, n), rng.uniform(0, 9, n) * (seed % 3), rng.uniform(0, 30, n) * (seed % 2)
-    )
-    lower = rng.integers(0, 20, n)
-    upper = lower + rng.integers(0, 200, n)
-    total = int(rng.integers(lower.sum(), upper.sum() + 1))
-    sizes = ctrl.timing.allocate(total, times, lower, upper)
-    assert_splits(sizes, total, lower, upper)
-    np.testing.assert_array_equal(np.sort(times(sizes))[-1], np.sort(times(greedy(total, times, lower, upper)))[-1])
-    curves = [lambda b, i=i: float(times(b)[i]) for i in range(n)]
-    by_curves = ctrl.timing.allocate_curves(total, curves, lower, upper)
-    assert times(by_curves).max() == times(sizes).max()
 
 
 def test_the_four_gpus_of_lbb():
@@ -131,12 +107,6 @@ def test_proportional_times_give_proportional_sizes():
         48,
         115,
     ]
-
-
-def test_a_huge_flat_stretch_is_cut_at_once():
-    times = ctrl.timing.BatchTime((1e-9, 1e-9), 0.0, (5.0, 5.0))
-    sizes = ctrl.timing.allocate(10**8, times, 0, 10**8)
-    assert sizes.sum() == 10**8
 
 
 def test_near_keeps_a_worker_of_constant_time():
@@ -191,7 +161,7 @@ def test_tabulated_curves():
 
 
 @pytest.mark.parametrize("quantum", [1, 3, 4])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_curves_are_split_in_multiples_of_the_quantum_as_fast_as_can_be(quantum, seed):
     rng = np.random.default_rng(seed)
     steps = [np.cumsum(rng.choice([0.0, 0.1, 1.0], 25)) for _ in range(3)]  # flat stretches among them
@@ -209,7 +179,7 @@ def test_a_batch_time_is_a_pytree_that_pickles():
     assert pickle.loads(pickle.dumps(LBB)) == LBB
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
     """More than 64 workers are not given units one by one. Ties go to the first worker; some times have floors."""
     rng = np.random.default_rng(seed)
@@ -223,7 +193,7 @@ def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
         assert times(found).max() == times(greedy(total, times, lower, upper)).max()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_units_that_many_workers_are_given_at_once_are_those_of_one_by_one(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     n = 100
