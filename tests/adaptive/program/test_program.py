@@ -42,6 +42,7 @@ COVERS = (
     "adaptive/program/build.py",
     "adaptive/program/first_plan.py",
     "adaptive/program/parts.py",
+    "adaptive/program/reports.py",
     "adaptive/program/run_loop.py",
 )
 
