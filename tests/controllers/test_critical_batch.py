@@ -14,7 +14,6 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from controllers._critical_batch import _fit, _worth
-from tests.mpirun import run
 
 N, LR = 4096, 0.02
 SIZE = 16
@@ -140,8 +139,10 @@ def test_a_learning_rate_without_a_rule_is_refused():
         ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, examples=512)
 
 
-def on_ranks():
-    """What each rank runs: the measurement, whose result and remaining state are the same everywhere."""
+@pytest.mark.ranks
+@pytest.mark.on_ranks(2)
+def test_ranks_measure_the_same():
+    """The result, and the state that remains, are the same everywhere."""
     with comm.world() as world, build(world=world, deterministic=True) as program:
         program.step()
         before = np.asarray(program.state).tobytes()
@@ -149,14 +150,6 @@ def on_ranks():
         found = [measure(factors=(1, 2, 4)), measure(factors=(1, 2, 4))]
         assert found[0] == found[1]
         assert np.asarray(program.state).tobytes() == before
-        found_by_all = world.all_gather_bytes(repr(found).encode())
-        assert len(set(found_by_all)) == 1
+        assert world.size == 2
+        assert len(set(world.all_gather_bytes(repr(found).encode()))) == 1
         assert program.step().step == 2
-        if world.rank == 0:
-            print("measured by", world.size)
-
-
-def test_ranks_measure_the_same():
-    result = run(["-c", "from tests.controllers.test_critical_batch import on_ranks; on_ranks()"], 2)
-    assert result.returncode == 0, result
-    assert "measured by 2" in result.stdout

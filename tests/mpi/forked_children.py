@@ -1,4 +1,4 @@
-"""Forked children of a rank that use its world and its program: `mpirun -n 2 … forked_children.py`.
+"""Forked children of a rank that use its world and its program: `adaptive run -n 2 forked_children.py`.
 
 See test_forked_children.py.
 """
@@ -27,8 +27,8 @@ def driver(w, batch):
 
 
 def in_child(name, action) -> None:
-    """Run an action in a child that catches its error, and under `adaptive run` in one that ends by it."""
-    for catches in (True, False) if "ADAPTIVE_LAUNCHER" in os.environ else (True,):
+    """Run an action in a child that catches its error, and in one that ends by it."""
+    for catches in (True, False):
         pid = os.fork()
         if pid == 0:
             try:

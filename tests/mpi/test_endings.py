@@ -34,8 +34,7 @@ def end(*cases: str, n: int = 3, code: int = 0) -> Result:
     "cases",
     [
         pytest.param([], marks=pytest.mark.long),
-        pytest.param(["killed:1"], marks=pytest.mark.long),
-        ["killed:0", "killed:2"],
+        pytest.param(["killed:0", "killed:2"], marks=pytest.mark.long),
         ["leaves:0", "killed:2"],
     ],
     ids=str,
@@ -50,6 +49,7 @@ def test_an_error_of_one_rank_ends_the_job():
     assert "runpy" not in result.stderr, result  # a traceback begins in the script
 
 
+@pytest.mark.long
 def test_the_code_of_one_rank_is_the_jobs():
     """Ranks that get the error end with 1, and mostly before it."""
     end("sys.exit 3:1", code=3)
@@ -85,6 +85,7 @@ def test_exit_codes_after_the_world_is_closed():
     )
 
 
+@pytest.mark.long
 def test_a_spawned_worker():
     """mpirun alone would end with 137, or hang."""
     end("spawns one that is killed:0", n=1)
@@ -141,6 +142,7 @@ def test_a_host_that_is_cut_off_ends_the_job_which_goes_on_without_it(restarts, 
         assert said.count("the world of rank 0 of 1 ended well") == restarts, said
 
 
+@pytest.mark.long
 def test_plain_mpirun_does_not_wait_for_late_finalizers():
     """Rank 1 finalizes when rank 0 is gone, so rank 0 must not wait for it in MPI_Finalize for more than its time."""
     result = run([SCRIPT, "waits until rank 0 is gone:1"], n=2, options=["--with-ft", "ulfm"])

@@ -13,7 +13,7 @@ from tests.mpirun import run, survives_losses
 
 COVERS = ("adaptive/observe/ledger.py", "adaptive/observe/sinks.py")
 
-pytestmark = [pytest.mark.ranks, survives_losses]
+pytestmark = [pytest.mark.ranks, pytest.mark.long, survives_losses]
 
 SCRIPT = Path(__file__).with_name("ledgered.py")
 

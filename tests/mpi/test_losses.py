@@ -53,10 +53,3 @@ def test_between_steps_and_at_any_time():
 def test_too_few_are_left():
     result = lose("between steps:0", "an exchange:2", "min_workers=2", n=3, expect_failure=True)
     assert "1 worker is left, and min_workers=2" in result.stderr, result
-
-
-def test_going_on_must_be_possible():
-    script = ["-c", "import collectives as comm; comm.world(lost='continue')"]
-    result = run(script, n=2, expect_failure=True)
-    assert 'lost="continue" needs an MPI that survives' in result.stderr, result
-    assert "adaptive run -n 4 train.py" in result.stderr, result

@@ -15,7 +15,7 @@ from tests.speed import limit
 
 COVERS = ("collectives/worlds/mpi.py", "collectives/worlds/reducing/custom_on_processes.py")
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "on_hosts.py"
 
@@ -26,26 +26,19 @@ def ended(result: Result, ranks: int) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    [
-        "0,1,0,1",
-        pytest.param("2,5,5,5", marks=pytest.mark.long),
-        pytest.param("0,0,0", marks=pytest.mark.long),
-        pytest.param("0,1,2", marks=pytest.mark.long),
-    ],
+    ["0,1,0,1", "2,5,5,5", "0,0,0", "0,1,2"],
 )
 def test_sums_are_the_same_on_all_ranks(where):
     ended(run([SCRIPT, where], n=len(where.split(","))), len(where.split(",")))
 
 
-@pytest.mark.long
 @survives_losses
-@pytest.mark.parametrize("death", ["before:1", "after:1", "after:2", "gather:0", "gather:3"])
+@pytest.mark.parametrize("death", ["before:1", "after:2", "gather:0"])
 def test_a_dying_rank_blocks_nobody(death):
     """On hosts of two ranks each; ranks 0 and 2 are the first of theirs."""
     ended(run([SCRIPT, "0,0,1,1", death], n=4, ours=True), 3)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("placement", ["slot", "node"])
 def test_on_hosts_of_their_own(placement):
     with hosts(2, rate="1gbit") as made:

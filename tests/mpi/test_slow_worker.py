@@ -11,7 +11,7 @@ from tests.mpirun import run
 
 COVERS = ("controllers/policies/mitigate_slow_workers.py",)
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 
 def test_a_slow_worker_is_replaced_by_the_reserve():

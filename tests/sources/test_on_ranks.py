@@ -25,10 +25,10 @@ def names(group: Group, *, quick: bool) -> list[str]:
 
 
 def jobs(size: int) -> list[pytest.ParameterSet]:
-    """All sources, so many in each job: first those of `make test`."""
+    """All sources, so many in each job; `make test` runs the first."""
     quick, long = ([n for group in GROUPS for n in names(group, quick=quick)] for quick in (True, False))
     return [
-        pytest.param(found[k : k + size], id=f"{found[k]} …", marks=[] if found is quick else [pytest.mark.long])
+        pytest.param(found[k : k + size], id=f"{found[k]} …", marks=[pytest.mark.long] * bool(found is long or k))
         for found in (quick, long)
         for k in range(0, len(found), size)
     ]
