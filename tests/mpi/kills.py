@@ -1,0 +1,268 @@
+"""Jobs whose ranks are killed, stopped, signaled and spawned: `adaptive run -n N kills.py CASE [ARGUMENT …]`.
+
+What is left in the end is compared with one worker on the same examples. See test_kills.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import adaptive as ad  # noqa: E402
+import collectives as comm  # noqa: E402
+import controllers as ctrl  # noqa: E402
+import monitors as mon  # noqa: E402
+from adaptive.runtime.engine import Engine  # noqa: E402
+from tests.contract.problem import COUNTED, DATA, check_counted, descend_and_count, mean_loss  # noqa: E402
+from tests.speed import limit  # noqa: E402
+
+CASE, *ARGUMENTS = sys.argv[1:]
+SPAWNED = "ADAPTIVE_SPAWNED" in os.environ
+BATCH = 12
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- in each phase ----------------------------------------------------------------------------------------------------
+
+MINE = ""  # the phase in which this rank dies
+_times: Counter[str] = Counter()
+
+
+def phase(name: str, at: int = 1) -> None:
+    """Where a rank may die: at the `at`-th time that it comes here."""
+    _times[name] += 1
+    if name == MINE and _times[name] == at:
+        die()
+
+
+def before(name: str, at: int, kind: object, method: str) -> None:
+    """Make a function a phase."""
+    original = getattr(kind, method)
+
+    def with_a_phase(*args, **kwargs):
+        phase(name, at)
+        return original(*args, **kwargs)
+
+    setattr(kind, method, with_a_phase)
+
+
+def watched(state, batch):
+    phase("tracing", at=2)
+    state, metrics = descend_and_count(state, batch)
+    seconds = comm.all_gather(mon.compute_seconds())
+    ctrl.hook(lambda control: phase("a hook", at=3), every=2)
+    ctrl.hook(ctrl.balance(), seconds, every=5)
+    return state, {**metrics, "seconds": seconds}
+
+
+def evaluated(state, batch):
+    phase("evaluate")
+    return mean_loss(state["w"], batch)
+
+
+def phases() -> None:
+    """PHASE:RANK …: each rank that is named kills itself in its phase."""
+    global MINE
+    dies = dict(reversed(argument.split(":")) for argument in ARGUMENTS if ":" in argument)
+    before("the first compile", 1, Engine, "compile")
+    with comm.world(min_workers=2 if "min_workers=2" in ARGUMENTS else 1) as world:
+        own, lost = world.rank, []
+        MINE = dies.get(str(own), "")
+        phase("before a program is built")
+        program = ad.Program(watched, COUNTED, DATA, global_batch=BATCH)
+        before("the background", 2, type(program._parts.engine.kernels.compiled), "compile")
+        heard = world.transport.preamble.heard
+
+        def heard_in_an_exchange():
+            if world.transport.operation.about.startswith("message "):
+                phase("an exchange", 5)
+            return heard()
+
+        world.transport.preamble.heard = heard_in_an_exchange
+        for report in program.run(steps=30):
+            phase("between steps", at=7)
+            lost += report.lost
+            assert report.global_batch == BATCH, report
+            assert np.isnan(np.asarray(report.metrics["seconds"])[[loss.workers[0] for loss in lost]]).all(), report
+            if report.step == 3 and MINE == "any time":
+                threading.Timer(0.02, die).start()
+            if report.step == 20:
+                found = program.evaluate(evaluated, DATA, batch=16)
+                np.testing.assert_allclose(found, mean_loss(np.asarray(program.state["w"]), DATA), rtol=1e-12)
+            if report.step == 25:
+                phase("before a checkpoint")
+                program.checkpoint()
+        check_counted(program.state, [BATCH] * 30)
+        assert sorted(loss.workers[0] for loss in world.losses) == sorted(map(int, dies)), world.losses
+        if world.rank == 0:
+            print("\n".join(map(str, world.losses)), flush=True)
+
+
+# --- at the end of a run, and all at once -----------------------------------------------------------------------------
+
+
+def last_checkpoint() -> None:
+    """FOLDER EVERY STEPS: rank 0 is killed as soon as the folder changes after the last step."""
+    folder, every, steps = Path(ARGUMENTS[0]), int(ARGUMENTS[1]), int(ARGUMENTS[2])
+
+    def driver(state, batch):
+        w, metrics = descend_and_count(state["w"], batch)
+        return {"w": w, "own": state["own"] + 1, "large": state["large"]}, metrics
+
+    def kill_when_writing(content: set[Path]) -> None:
+        while set(folder.rglob("*")) <= content:
+            pass
+        die()
+
+    with comm.world() as world:
+        state = {"w": COUNTED, "own": jnp.zeros(()), "large": jnp.zeros(1 << 20)}
+        local = (lambda state: state["own"]) if steps % every else None
+        program = ad.Program(driver, state, DATA, global_batch=BATCH, per_worker_state=local)
+        for report in program.run(steps=steps, checkpoint=ad.Checkpoints(folder, every=every, keep=2)):
+            if world.workers[0] == 0 and report.step == steps - 1:
+                time.sleep(1)  # the checkpoint before is on disk
+                threading.Thread(target=kill_when_writing, args=(set(folder.rglob("*")),), daemon=True).start()
+        newest = ad.Checkpoints(folder).read()["step"]
+        print(f"{world.size} left after step {program.steps}, newest {newest}", flush=True)
+
+
+def all_at_once() -> None:
+    """FOLDER RESERVE: all workers are killed after step 12, but for so many processes in reserve."""
+    folder, reserve = Path(ARGUMENTS[0]), int(ARGUMENTS[1])
+    with comm.world(workers=int(os.environ["OMPI_COMM_WORLD_SIZE"]) - reserve) as world:
+        program = ad.Program(descend_and_count, COUNTED, DATA, global_batch=BATCH)
+        program.restore(folder, missing_ok=True)
+        began = program.steps
+        for report in program.run(steps=16 - began, checkpoint=ad.Checkpoints(folder, every=5)):
+            if report.step == 12 and not began:
+                program._parts.run.checkpointer.wait()
+                die()
+        check_counted(program.state, [BATCH] * 16)
+        if world.rank == 0:
+            print(f"from step {began} to {program.steps}", flush=True)
+
+
+# --- processes that are spawned ---------------------------------------------------------------------------------------
+
+
+def grow(control):
+    if control.step == 3 and CASE != "replaced":
+        control.rescale(workers=3 if CASE == "grows" else 2)
+
+
+def growing(state, batch):
+    if CASE == "another_driver" and SPAWNED:
+        state = jax.tree.map(lambda leaf: leaf + 0, state)
+    ctrl.hook(grow, every=3)
+    return descend_and_count(state, batch)
+
+
+def admit_two_at_once(spawner) -> None:
+    ready = spawner.ready
+
+    def when_both_are(digests):
+        found = ready(digests)
+        return found if len(found) == 2 else []
+
+    spawner.ready = when_both_are
+
+
+def spawned() -> None:
+    """In the case "grows" two processes are spawned, and join in the same step. Where some are "replaced", two of three
+    processes are killed after step 5, and of those spawned in their place the first one, which makes the file of the
+    argument, is killed before it has joined. In the case "stopped" the spawned process stops itself; the argument is
+    the hang_timeout.
+    """
+    patience = float(ARGUMENTS[0]) if CASE == "stopped" else None
+    with comm.world(max_workers=3, respawn=CASE == "replaced", hang_timeout=patience) as world:
+        if CASE == "replaced" and SPAWNED:
+            with suppress(FileExistsError), open(ARGUMENTS[0], "x"):
+                die()
+        if CASE == "grows" and not SPAWNED:
+            admit_two_at_once(world.elastic.spawner)
+        program = ad.Program(growing, COUNTED, DATA, global_batch=BATCH)
+        joined, deadline = 0, time.monotonic() + limit(60)
+        for report in program.run():
+            time.sleep(0.005)  # or the joining rank hardly gets time for its imports
+            joined = report.step if report.joined else joined
+            if CASE == "replaced" and report.step == 5 and world.workers[0] and not SPAWNED:
+                die()
+            if CASE == "stopped" and SPAWNED and report.step == joined + 2:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
+            complete = {"replaced": len(report.members) == 3, "stopped": bool(world.losses)}.get(CASE, True)
+            over = (joined and complete and report.step > joined + 20) or late
+            if over or (CASE != "grows" and world.elastic.spawner.failed):
+                break
+        check_counted(program.state, [BATCH] * program.steps)
+        grown = "joined" if joined else "not grown"
+        print(f"worker {world.workers[0]} has {grown}, members {world.members}", flush=True)
+
+
+# --- signals and requests in steady steps -----------------------------------------------------------------------------
+
+
+def requests() -> None:
+    """WORKERS MIN_WORKERS EVENT@STEP …: `set` and `rescale`, by the script on all ranks; `leave=SLOT`, SIGTERM to the
+    process of a worker slot; `stop`, by a hook that is due at no other step.
+    """
+    workers, min_workers, *rest = ARGUMENTS
+    events = {int(step): event for event, step in (argument.split("@") for argument in rest)}
+    stop = next((step for step, event in events.items() if event == "stop"), 0)
+
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 0.01)
+        grads = comm.all_reduce(jax.grad(mean_loss)(state["w"], batch))
+        if stop:
+            ctrl.hook(lambda control: control.stop(), every=stop)
+        count = comm.all_reduce(jnp.asarray(len(batch["y"])), op="sum")
+        return {"w": state["w"] - lr * grads, "taken": state["taken"] + count}, {}
+
+    with comm.world(workers=int(workers), min_workers=int(min_workers)) as world:
+        slot, examples = world.workers[0], 0
+        pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
+        folder = world.all_gather_bytes(tempfile.mkdtemp().encode())[0].decode()
+        program = ad.Program(driver, {"w": COUNTED["w"], "taken": jnp.zeros((), int)}, DATA, global_batch=24)
+        kept = ad.Checkpoints(folder, every="0.001 minutes") if "checkpoints@0" in rest else None
+        try:
+            for report in program.run(steps=400, checkpoint=kept):
+                examples += report.global_batch
+                event, _, argument = events.get(report.step, "").partition("=")
+                if event == "set":
+                    program.set_hyperparameters(lr=0.015625)
+                if event == "rescale":
+                    program.rescale(global_batch=30)
+                if event == "leave" and world.rank == 0:
+                    os.kill(pids[int(argument)], signal.SIGTERM)
+        except ad.Preempted as why:
+            print(f"slot {slot} preempted, alone: {why.alone}; step {program.steps}", flush=True)
+            raise
+        assert int(program.state["taken"]) == examples or world.in_reserve
+        end = f"{program.steps} steps, members {world.members}, batch {program.global_batch}"
+        print(f"slot {slot}: {end}, lr {program.hyperparameters['lr']}", flush=True)
+
+
+if __name__ == "__main__":
+    {
+        "phases": phases,
+        "last_checkpoint": last_checkpoint,
+        "all_at_once": all_at_once,
+        "requests": requests,
+    }.get(CASE, spawned)()
+    print("ended well", flush=True)

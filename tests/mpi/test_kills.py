@@ -1,0 +1,118 @@
+"""Ranks that are killed in any phase, stopped, signaled and spawned: what is left has the results of one worker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import Result, run, survives_losses
+from tests.speed import limit
+
+COVERS = (
+    "adaptive/control/membership.py",
+    "adaptive/program/run_checkpointer.py",
+    "adaptive/program/runs.py",
+    "adaptive/program/state_transfer.py",
+    "adaptive/program/steady_loop.py",
+    "collectives/worlds/elastic/elastic_processes.py",
+    "collectives/worlds/elastic/rendezvous.py",
+    "collectives/worlds/elastic/spawning.py",
+    "collectives/worlds/elastic/standby.py",
+    "collectives/worlds/transport/operations.py",
+    "collectives/worlds/transport/process_group.py",
+    "launchers/restarts.py",
+)
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+long = pytest.mark.long
+
+
+def job(*arguments: object, n: int, ours: bool = True, fails: bool = False, options: tuple[str, ...] = ()) -> Result:
+    script = [Path(__file__).with_name("kills.py"), *map(str, arguments)]
+    return run(script, n=n, ours=ours, expect_failure=fails, options=options)
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        pytest.param(["before a program is built:2", "the first compile:0", "a hook:3"], marks=long),
+        pytest.param(["tracing:0", "the background:3", "evaluate:1"], marks=long),
+        ["an exchange:0", "an exchange:2", "before a checkpoint:1"],
+        pytest.param(["between steps:0", "any time:1"], marks=long),
+    ],
+    ids=str,
+)
+def test_ranks_die_in_any_phase_several_at_once_too(deaths):
+    result = job("phases", *deaths, n=4)
+    assert result.stdout.count("ended well") == 4 - len(deaths), result
+    assert result.stdout.count(" lost: rank ") == len(deaths), result
+
+
+@long
+def test_too_few_are_left():
+    result = job("phases", "between steps:0", "an exchange:2", "min_workers=2", n=3, fails=True)
+    assert "1 worker is left, and min_workers=2" in result.stderr, result
+
+
+@pytest.mark.parametrize("every", [20, pytest.param(17, marks=long)], ids=["after the run", "due at the last step"])
+def test_another_rank_writes_the_last_checkpoint_if_its_writer_is_killed(tmp_path, every):
+    result = job("last_checkpoint", tmp_path / "run", every, 34, n=2)
+    assert "1 left after step 34, newest 34" in result.stdout, result
+
+
+@pytest.mark.parametrize("reserve", [0, pytest.param(1, marks=long)])
+def test_a_job_whose_workers_are_all_killed_is_started_again_and_continues_at_its_checkpoint(tmp_path, reserve):
+    result = job("all_at_once", tmp_path, reserve, n=2, options=("--restarts", "2"))
+    said = re.search(r"its newest checkpoint is that of step (5|10)\. It is started", result.stderr)
+    assert said, result
+    assert f"from step {said[1]} to 16" in result.stdout, result
+
+
+@long
+def test_without_the_option_it_ends_and_a_reserve_without_workers_with_advice(tmp_path):
+    assert job("all_at_once", tmp_path / "none", 0, n=2, fails=True).returncode == 137
+    result = job("all_at_once", tmp_path / "one", 1, n=2, fails=True)
+    assert "this process was on standby, and all workers are lost" in result.stderr, result
+    assert "adaptive run --restarts 3" in result.stderr, result
+
+
+@long
+def test_two_processes_are_spawned_and_join_at_once():
+    result = job("grows", n=1)
+    for worker in range(3):
+        assert f"worker {worker} has joined, members (0, 1, 2)" in result.stdout, result
+
+
+def test_lost_workers_are_replaced_while_others_are_missing_and_if_one_dies_on_its_way(tmp_path):
+    result = job("replaced", tmp_path / "killed", n=3)
+    assert result.stdout.count("has joined, members (0, 1, 2)") == 3, result
+    assert "has died before it joined; another one is spawned in its place" in result.stderr, result
+
+
+@long
+def test_a_spawned_process_that_is_stuck_or_has_built_something_else_is_found():
+    result = job("stopped", limit(1), n=1)
+    assert "rank 1: killed, and lost." in result.stderr, result
+    assert "worker 0 has joined, members (0,)" in result.stdout, result
+    result = job("another_driver", n=1)
+    assert "worker 0 has not grown, members (0,)" in result.stdout, result
+    assert "driver differs: " in result.stderr, result
+
+
+@pytest.mark.parametrize("checkpoints", [[], pytest.param(["checkpoints@0"], marks=long)])
+def test_a_request_in_a_steady_step_is_acted_on_by_all_in_the_same_step(checkpoints):
+    events = "set@30", "rescale@60", "leave=1@90", "leave=0@180", "stop@300"
+    result = job("requests", 3, 1, *events, *checkpoints, n=3)
+    assert result.stdout.count("preempted, alone: True") == 2, result
+    assert "slot 2: 300 steps, members (2,), batch 30, lr 0.015625" in result.stdout, result
+
+
+@long
+@pytest.mark.parametrize(("ours", "leaves"), [(True, ["3", "3", "leave=1@100"]), (False, ["2", "1", "leave=2@100"])])
+def test_a_rank_that_may_not_leave_ends_all(ours, leaves):
+    """Too few would be left; or it is in reserve, under a launcher where no process can leave alone."""
+    result = job("requests", *leaves, n=3, ours=ours, fails=True)
+    assert result.returncode == 143, result
+    assert result.stdout.count("preempted, alone: False") == 3, result
