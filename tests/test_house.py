@@ -54,7 +54,7 @@ MAY_IMPORT = {
 }
 DECLARED = {"jax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich", "loky", "cloudpickle"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
-THE_ORBAX_FILE = "adaptive/disk/arrays.py"
+THE_ORBAX_FILE = "adaptive/disk/folders.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
     "matplotlib": "controllers/simulate/_draw.py",

@@ -11,26 +11,19 @@ from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.numbers import whole
-from adaptive.disk.directory import VerifiedCheckpoint, newest_verified
-from adaptive.disk.manifest import DamagedError
+from adaptive.disk.folders import belongs_to, checkpoints
 
-from .stored import check_step, load
+from .stored import load
 
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
-_TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", "continuous", "auto", or a whole number of steps'
-_BY_MEASUREMENT = ("continuous", "auto")
+_TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'
 
 
 class Every(NamedTuple):
-    """An interval: a number of steps, epochs or minutes; or "continuous" or "auto", without a number."""
+    """An interval: a number of steps, epochs or minutes."""
 
     number: Fraction
     unit: str
-
-    @property
-    def by_clock(self) -> bool:
-        """Whether rank 0 decides by its clock or by its writer, and announces a due checkpoint to the others."""
-        return self.unit == "minute" or self.unit in _BY_MEASUREMENT
 
     def due(self, step: int, before: int, consumed: int, examples: int | None) -> bool:
         """Return whether an interval of steps or epochs ends with a step. Replicated.
@@ -59,11 +52,8 @@ class Checkpoints:
     Args:
       directory: created if missing. To restore on several hosts, it must be visible on all of them. It belongs to one
         run, and to the runs that continue it.
-      every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps.
-        "continuous": the next checkpoint begins when the last one is on the disk. "auto": the interval that loses the
-        least time, sqrt(2 · stall · mean time between losses), from the measured stall of a checkpoint and the losses
-        of the run, with a prior of one loss in a day; a note says it. These two and minutes are measured by rank 0,
-        which announces a due checkpoint in a step's last message.
+      every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps. Minutes
+        are measured by rank 0, which announces a due checkpoint in a step's last message.
       keep: number of checkpoints on disk to keep; older ones are deleted.
 
     Raises:
@@ -95,8 +85,6 @@ class Checkpoints:
         Raises:
           CheckpointError: `every` is not an interval.
         """
-        if isinstance(self.every, str) and self.every.strip() in _BY_MEASUREMENT:
-            return Every(Fraction(0), self.every.strip())
         steps = whole(self.every)
         match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
         every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")
@@ -110,19 +98,15 @@ class Checkpoints:
         return path_of(self.directory)
 
     def read(self) -> dict[str, Any]:
-        """Return the newest complete checkpoint, as `program.checkpoint()` returns it.
+        """Return the newest readable checkpoint, as `program.checkpoint()` returns it.
 
-        Containers become dicts: leaves keep their names, and arrays their dtypes. Only this process reads. Incomplete
+        Containers become dicts: leaves keep their names, and arrays their dtypes. Only this process reads. Unreadable
         checkpoints are skipped without a note.
 
         Raises:
-          CheckpointError: there is no complete checkpoint.
+          CheckpointError: there is no readable checkpoint.
         """
-        while True:
-            try:
-                return load_found(found_at(self.path).path)
-            except DeletedError:
-                continue
+        return newest_readable(self.path).checkpoint
 
 
 def path_of(directory: Any) -> Path:
@@ -140,48 +124,50 @@ def path_of(directory: Any) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def found_at(path: Path) -> VerifiedCheckpoint:
-    """Return the newest complete checkpoint at a path.
+class FoundCheckpoint(NamedTuple):
+    """A checkpoint that was read.
+
+    Attributes:
+      notes: one line for each newer checkpoint that cannot be read.
+    """
+
+    folder: Path
+    checkpoint: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def newest_readable(path: Path) -> FoundCheckpoint:
+    """Return the newest checkpoint of a directory that can be read, or the checkpoint at `path` itself.
+
+    A writer may delete checkpoints meanwhile, since it has finished newer ones: then these are read.
 
     Raises:
-      CheckpointError: there is none (a `NoneThereError`), or all are damaged.
+      CheckpointError: there is none (a `NoneThereError`), or none can be read.
     """
+    there = _all(path)
+    notes: list[str] = []
+    for each in there:
+        try:
+            return FoundCheckpoint(each, load(each), tuple(notes))
+        except CheckpointError as error:
+            if _all(path) != there:
+                return newest_readable(path)
+            notes.append(f"the checkpoint {each.name} is skipped: {error}")
+    if notes:
+        raise CheckpointError(f"no checkpoint in {path} can be read:\n" + "\n".join(notes))
+    what = "holds no checkpoint" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
+    raise NoneThereError(
+        f"there is nothing to restore: {path} {what}. To start without a checkpoint:  "
+        "program.restore(…, missing_ok=True)"
+    )
+
+
+def _all(path: Path) -> list[Path]:
     try:
-        found = newest_verified(path, check_step)
-    except DamagedError as error:
-        raise CheckpointError(f"all checkpoints in {path} are damaged:\n{error}") from None
+        return [path] if belongs_to(path) != path else checkpoints(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if found is None:
-        what = "holds no checkpoint" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
-        raise NoneThereError(
-            f"there is nothing to restore: {path} {what}. To start without a checkpoint:  "
-            "program.restore(…, missing_ok=True)"
-        )
-    return found
-
-
-def load_found(folder: Path) -> dict[str, Any]:
-    """Load a checkpoint that was found complete before.
-
-    Raises:
-      DeletedError: a writer has deleted it in the meantime, after newer ones were finished.
-      CheckpointError: it cannot be read.
-    """
-    try:
-        found = load(folder)
-    except CheckpointError as error:
-        if folder.is_dir():
-            raise
-        raise DeletedError(f"{folder} was deleted while it was read.") from error
-    if not folder.is_dir():  # not every file was open
-        raise DeletedError(f"{folder} was deleted while it was read.")
-    return found
-
-
-class DeletedError(CheckpointError):
-    """A checkpoint was deleted while it was read."""
 
 
 class NoneThereError(CheckpointError):
-    """There is no checkpoint, not even a damaged one."""
+    """There is no checkpoint, not even an unreadable one."""

@@ -1,14 +1,13 @@
 """Checkpoints during a run: decides when one is due, and saves it.
 
 All processes decide alike, at the same step: by the number of the step, by the number of consumed examples, or, for
-intervals that rank 0 measures, by a request of rank 0 in the step's last message. All processes bring their hooks'
-states up to date, and send their local state, if there is any. Rank 0 writes.
+minutes, by a request of rank 0 in the step's last message. All processes bring their hooks' states up to date, and send
+their local state, if there is any. Rank 0 writes.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,6 @@ from adaptive.base.world_members import ReportsCheckpoints
 from adaptive.observe.report import Report
 
 from .checkpoint import save as _save
-from .checkpoint_interval import BestInterval
 from .checkpoints import Checkpoints
 from .parts import ProgramParts
 from .writer import Writer
@@ -50,11 +48,10 @@ class RunCheckpointer:
         self._options, self._every = options, options.interval
         saved = parts.world.checkpoint_saved if isinstance(parts.world, ReportsCheckpoints) else int
         self._writer = Writer(options, parts.run.flush_logs, saved, nans_ok=not parts.skipped.checks)
-        self._saved = self._began = time.monotonic()
-        self._n_losses, self._best = len(parts.world.losses), BestInterval()
+        self._saved = time.monotonic()
         self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint
         self._status = parts.status
-        if self._every.by_clock and self.world.processes > 1 and not parts.engine.has_status:
+        if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 announces a due checkpoint in a step's last message, and this "
                 'program sends no messages. Count steps or epochs:  every="1 epoch"'
@@ -68,7 +65,7 @@ class RunCheckpointer:
 
     def after(self, report: Report) -> None:
         """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
-        if self._every.by_clock:
+        if self._every.unit == "minute":
             due = self._announced()
         else:
             before = report.examples - report.global_batch
@@ -88,17 +85,8 @@ class RunCheckpointer:
         return asked
 
     def _is_due_here(self) -> bool:
-        """Return whether a checkpoint is due, by this process's clock and writer."""
-        now, unit = time.monotonic(), self._every.unit
-        if unit == "minute":
-            return now - self._saved >= 60 * self._every.number
-        if self._writer.busy or unit == "continuous":
-            return not self._writer.busy
-        history = now - self._began, len(self.world.losses) - self._n_losses
-        news = self._best.news(*history)
-        if news:
-            self._writer.note(news, logging.INFO)
-        return now - self._saved >= self._best.seconds(*history)
+        """Return whether a checkpoint is due, by this process's clock."""
+        return time.monotonic() - self._saved >= 60 * self._every.number
 
     @fails_together("in a checkpoint of")
     def save(self) -> bool:
@@ -109,7 +97,7 @@ class RunCheckpointer:
           Whether this process writes it.
         """
         with self._parts.activity.doing(SAVING):
-            self._saved = began = time.monotonic()
+            self._saved = time.monotonic()
 
             def taken() -> tuple[bool, dict[str, Any]]:
                 writes = self.world.rank == 0 and self._is_free()
@@ -118,7 +106,6 @@ class RunCheckpointer:
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
             if writes:
                 self._writer.write(checkpoint)
-                self._best.record_stall(time.monotonic() - began)
             return writes
 
     @with_build_settings

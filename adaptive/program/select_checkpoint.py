@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from adaptive.base.errors import CheckpointError
 from adaptive.base.roster import broadcast_bytes
 from adaptive.base.world import World
-from adaptive.disk.directory import belongs_to, run_of
-from adaptive.disk.manifest import DamagedError, verify
+from adaptive.disk.folders import belongs_to, run_of
 
-from .checkpoints import Checkpoints, NoneThereError, found_at, load_found, path_of
+from .checkpoints import Checkpoints, FoundCheckpoint, NoneThereError, newest_readable, path_of
+from .stored import load
 
 
 class SelectedCheckpoint(NamedTuple):
@@ -40,75 +40,38 @@ def select_checkpoint(world: World, where: Any, missing_ok: bool, about: str) ->
       about: the purpose, for errors.
 
     Raises:
-      CheckpointError: no checkpoint is complete; or this process cannot read the one that rank 0 selected.
+      CheckpointError: no checkpoint can be read; or this process cannot read the one that rank 0 selected.
     """
     path = where.path if isinstance(where, Checkpoints) else path_of(where)
-    before, failed = b"", None
-    while True:
-        own = b""
+    own: FoundCheckpoint | None = None
 
-        def select() -> bytes:
-            nonlocal own
-            own = json.dumps(_selection(path, missing_ok)).encode()
-            return own
-
-        said = broadcast_bytes(world, select, f"choosing the checkpoint for the {about}")
-        selection = json.loads(said)
-        if isinstance(selection, str):
-            return SelectedCheckpoint(None, path, [], selection)
-        if failed is not None and said == before:  # rank 0 selects it again, but this process cannot read it
-            raise failed
-        name, seal, notes = selection
-        found = path / name
-        checkpoint, failed = _read(found, seal, world.rank, selected_here=said == own)
-        everyone = world.all_gather_bytes(
-            b"" if failed is None else b"deleted", f"reading a checkpoint for the {about}"
-        )
-        if not any(everyone):
-            assert checkpoint is not None
-            return SelectedCheckpoint(checkpoint, belongs_to(found), notes)
-        before = said  # a writer has deleted it, so there is a newer one
-
-
-def _read(
-    found: Path, seal: str, rank: int, *, selected_here: bool
-) -> tuple[dict[str, Any] | None, CheckpointError | None]:
-    """Return the checkpoint; or the error to raise if no writer has deleted the checkpoint meanwhile.
-
-    Args:
-      selected_here: whether this process selected it, and so has verified it.
-    """
-    try:
-        if not selected_here:  # the rank that selected it may have been lost, so ranks cannot tell
-            _check_same(found, seal, rank)
-        return load_found(found), None
-    except CheckpointError as error:
-        if found.is_dir():
+    def select() -> bytes:
+        nonlocal own
+        try:
+            own = newest_readable(path)
+        except NoneThereError:
+            if missing_ok:
+                return json.dumps(run_of(path)).encode()
             raise
-        return None, error
+        return json.dumps([own.folder.relative_to(path).as_posix(), own.notes]).encode()
 
-
-def _selection(path: Path, missing_ok: bool) -> tuple[str, str, tuple[str, ...]] | str:
-    """Return rank 0's selection, as (name relative to the path, seal, notes); without a checkpoint, the run's id."""
-    try:
-        found = found_at(path)
-    except NoneThereError:
-        if missing_ok:
-            return run_of(path)
-        raise
-    return found.path.relative_to(path).as_posix(), found.seal, found.notes
-
-
-def _check_same(found: Path, seal: str, rank: int) -> None:
-    """Check that this process sees the same checkpoint as rank 0. Raises a CheckpointError if not."""
-    try:
-        same = verify(found) == seal
-    except DamagedError as error:
-        same, why = False, str(error)
-    else:
-        why = "this rank sees another checkpoint of that name"
-    if not same:
-        raise CheckpointError(
-            f"rank {rank} cannot read {found}, which rank 0 selected: {why}. All ranks read the same checkpoint: "
-            "keep it in a directory that all hosts see."
-        )
+    before, failed = None, None
+    while True:
+        said = json.loads(broadcast_bytes(world, select, f"choosing the checkpoint for the {about}"))
+        if isinstance(said, str):
+            return SelectedCheckpoint(None, path, [], said)
+        if failed is not None and said == before:
+            raise failed
+        folder, before, failed = path / said[0], said, None
+        if own is None or own.folder != folder:
+            try:
+                own = FoundCheckpoint(folder, load(folder), ())
+            except CheckpointError as error:
+                failed = CheckpointError(
+                    f"rank {world.rank} cannot read {folder}, which rank 0 selected: {error} All ranks read the same "
+                    "checkpoint: keep it in a directory that all hosts see."
+                )
+        # A writer may have deleted it, since there is a newer one: then rank 0 selects again.
+        everyone = world.all_gather_bytes(b"failed" if failed else b"", f"reading a checkpoint for the {about}")
+        if own is not None and not any(everyone):
+            return SelectedCheckpoint(own.checkpoint, belongs_to(folder), said[1])

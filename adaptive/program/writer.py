@@ -13,13 +13,13 @@ import numpy as np
 
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import CheckpointError, NonFiniteError
-from adaptive.disk import arrays
-from adaptive.disk.directory import checkpoints, commit, prune, record_owner, sweep
+from adaptive.disk import folders
+from adaptive.disk.folders import CheckpointFolders
 from adaptive.disk.lock import HeldError, Lock
 
 from .checkpoint import refuse_nans
 from .checkpoints import Checkpoints
-from .stored import CheckpointTable
+from .stored import table_of
 
 _log = logging.getLogger("adaptive")
 
@@ -84,6 +84,7 @@ class Writer:
         self._nans_ok = nans_ok
         self._options, self._path, self._flush_logs, self._saved = options, options.path, flush_logs, saved
         self._lock = Lock(self._path)
+        self._folders: CheckpointFolders | None = None
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
         self.newest: int | None = None
@@ -103,7 +104,7 @@ class Writer:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
-            there = checkpoints(self._path)
+            there = folders.checkpoints(self._path)
         except HeldError as error:
             raise CheckpointError(
                 f"{self._path} is being written{error}. Use a separate directory for each run:  "
@@ -118,10 +119,10 @@ class Writer:
                 f"delete. To continue from them:  program.restore({str(self._path)!r}, missing_ok=True)  before "
                 "program.run. To start a new run, use another directory, or delete this one."
             )
-        sweep(self._path)
+        folders.sweep(self._path)
         with suppress(OSError):  # a full disk must not end the run
-            record_owner(self._path, run_id)
-        arrays.load_library()
+            folders.record_owner(self._path, run_id)
+        folders.load_library()
 
     @property
     def busy(self) -> bool:
@@ -138,9 +139,9 @@ class Writer:
           CheckpointError: a leaf cannot be stored.
         """
         self.wait()
-        table, self.newest = CheckpointTable(checkpoint), None
+        table, self.newest = table_of(checkpoint), None
         # Not a daemon thread, so that the process waits for it at its end.
-        self._thread = threading.Thread(target=self._write, args=(checkpoint, table), name="adaptive-checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(checkpoint, *table), name="adaptive-checkpoint")
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -172,26 +173,36 @@ class Writer:
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and release the directory."""
         self.wait()
+        self._forget()
         self._lock.release()
 
-    def _write(self, checkpoint: Mapping[str, Any], table: CheckpointTable) -> None:
+    def _forget(self) -> None:
+        if self._folders is not None:
+            self._folders.close()
+            self._folders = None
+
+    def _write(self, checkpoint: Mapping[str, Any], arrays: dict[str, np.ndarray], table: dict[str, Any]) -> None:
+        step = checkpoint["step"]
         try:
             if not self._nans_ok:
                 refuse_nans(checkpoint)
-            if not self._lock.held:  # the owner may have ended, so try again
-                self._path.mkdir(parents=True, exist_ok=True)
-                self._lock.acquire()
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()  # on a rank that takes over; also anew, if the directory was removed
             self._flush_logs()
-            commit(self._path, table.step, table.write, self._lock.check)
-            self.newest = table.step
-            self._saved(table.step)
-            prune(self._path, self._options.keep)
+            if self._folders is None:
+                self._folders = CheckpointFolders(self._path, self._options.keep)
+            self._folders.write(step, arrays, table)
+            self.newest = step
+            self._saved(step)
         except NonFiniteError as error:
             self.note(str(error))
         except HeldError as error:
-            self.note(f"no checkpoint of step {table.step}: {self._path} is being written{error}")
+            self.note(f"no checkpoint of step {step}: {self._path} is being written{error}")
         except Exception as error:
-            self.note(f"no checkpoint of step {table.step} in {self._path}: {_why(error)}")
+            self.note(f"no checkpoint of step {step} in {self._path}: {_why(error)}")
+            self._forget()
+            with suppress(OSError):
+                folders.sweep(self._path)  # frees space, if the disk is full
 
 
 def _why(error: BaseException) -> str:

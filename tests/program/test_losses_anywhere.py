@@ -17,7 +17,7 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 from adaptive.control import hosts
-from adaptive.disk.directory import checkpoints
+from adaptive.disk.folders import checkpoints
 from adaptive.program.stored import load
 from tests.program.problems import stream
 from tests.threaded_world import Job, ThreadedWorld

@@ -8,7 +8,8 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.program.stored import CheckpointTable, load
+from adaptive.disk.folders import CheckpointFolders
+from adaptive.program.stored import load, table_of
 from adaptive.runtime.local_world import LocalWorld
 
 COVERS = ("adaptive/control/decisions.py", "adaptive/program/checkpoint.py")
@@ -25,8 +26,7 @@ def build(world, global_batch=30):
 
 def stored(kept, tmp_path):
     """The checkpoint after a round trip to disk."""
-    CheckpointTable(kept).write(tmp_path)
-    return load(tmp_path)
+    return load(CheckpointFolders(tmp_path, 1).write(kept["step"], *table_of(kept)))
 
 
 def clipped_by_a_leave():

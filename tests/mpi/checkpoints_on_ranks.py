@@ -1,0 +1,207 @@
+"""Checkpoints on disk, of several ranks: one writes, all read the same, and what one cannot do all hear of.
+
+test_checkpoints_on_ranks.py runs this under mpirun. The directory is rank 0's; all see it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
+from adaptive.disk.folders import CheckpointFolders, checkpoints
+from adaptive.disk.lock import LOCK
+from adaptive.program.stored import table_of
+from adaptive.program.writer import Writer
+from tests.program.problems import build, descend, make_data, same_everywhere
+
+N = 16
+DEVICES = 2 if os.environ.get("TESTS_WORLD") == "mpi-two-devices" else 1
+
+
+@pytest.fixture(scope="module")
+def world():
+    with comm.MPIWorld(devices=jax.local_devices()[:DEVICES]) as world:
+        assert world.processes > 1
+        yield world
+
+
+@pytest.fixture
+def directory(world, tmp_path):
+    """One that all ranks see."""
+    return Path(world.all_gather_bytes(str(tmp_path).encode())[0].decode()) / "run"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A fast disk: no due checkpoint is skipped because of the previous one."""
+    write = Writer.write
+    monkeypatch.setattr(Writer, "write", lambda writer, checkpoint: (write(writer, checkpoint), writer.wait()))
+
+
+def odd(world) -> bool:
+    return world.rank == world.processes - 1
+
+
+def names(world, directory) -> list[str]:
+    """Of the checkpoints, when all are here."""
+    world.barrier()
+    found = [path.name for path in reversed(checkpoints(directory))]
+    world.barrier()
+    return found
+
+
+def local(state, batch):
+    """With state of each worker's own, so that a checkpoint communicates."""
+    new, metrics = descend(state["all"], batch)
+    return {"all": new, "own": state["own"] + batch["x"].mean()}, metrics
+
+
+def own(state):
+    return state["own"]
+
+
+def test_one_rank_writes_and_all_resume(world, directory):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        owners = set()
+        for _ in program.run(steps=5, checkpoint=ad.Checkpoints(directory, every=2)):
+            owners.add((directory / LOCK).read_text().split(" on ")[0])
+        assert (owners == {f"process {os.getpid()}"}) == (world.rank == 0)
+        assert names(world, directory) == ["000001-step-2", "000002-step-4", "000003-step-5"]
+        after = [program.step().metrics["loss"].item() for _ in range(3)]
+    with build(descend, 9.0, make_data(), N, world=world) as other:
+        other.restore(directory)
+        assert other.steps == 5
+        assert [other.step().metrics["loss"].item() for _ in range(3)] == after
+
+
+def test_local_state_of_all_ranks_is_restored(world, directory):
+    start = {"all": 0.0, "own": 0.0}
+    with build(local, start, make_data(), N, world=world, per_worker_state=own) as program:
+        list(program.run(steps=3, checkpoint=ad.Checkpoints(directory, every=2)))
+        kept = program.checkpoint()["state"]
+    assert len(set(kept["own"].tolist())) == world.size
+    with build(local, start, make_data(), N, world=world, per_worker_state=own) as other:
+        other.restore(directory)
+        assert other.steps == 3
+        found = other.checkpoint()["state"]
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, kept))
+
+
+@pytest.mark.parametrize("options", [{}, {"per_worker_state": own}], ids=["replicated", "local"])
+def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
+    """Each rank has its own clock; that of rank 0 counts, and all save a checkpoint of the same step."""
+    now = [0.0]
+    monkeypatch.setattr("adaptive.program.run_checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    driver, start = (local, {"all": 0.0, "own": 0.0}) if options else (descend, 0.0)
+    with build(driver, start, make_data(), N, world=world, **options) as program:
+        for _ in program.run(steps=7, checkpoint=ad.Checkpoints(directory, every="1 minute", keep=9)):
+            now[0] += 25 if world.rank == 0 else 1000
+    steps = [int(name.split("-")[-1]) for name in names(world, directory)]
+    assert steps == [5, 7]  # a minute has passed before step 4, which tells the others with step 5
+
+
+def test_all_ranks_restore_the_selection_of_rank_0(world, directory):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=4, checkpoint=ad.Checkpoints(directory, every=2)))
+        world.barrier()
+        if world.rank == 0:
+            (directory / "000002-step-4" / "run" / "metadata").unlink()
+        world.barrier()
+        program.restore(directory)
+        assert program.steps == 2
+        (note,) = program.step().notes
+        assert "the checkpoint 000002-step-4 is skipped: " in note
+        assert same_everywhere(world, [note, program.state])
+
+
+def hears(world, own_error, text, heard):
+    """What rank 0 raises, and what the others hear of it."""
+    return pytest.raises(own_error if world.rank == 0 else ad.WorkerError, match=text if world.rank == 0 else heard)
+
+
+def test_a_directory_that_cannot_be_written_ends_the_run_on_all(world, tmp_path):
+    (tmp_path / "file").touch()
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        with hears(world, ad.CheckpointError, "no checkpoints can be written", "rank 0 failed in opening the check"):
+            list(program.run(steps=3, checkpoint=ad.Checkpoints(tmp_path / "file")))
+        assert program.steps == 0
+        program.step()  # they are together
+
+
+def test_a_directory_of_another_run_is_refused_on_all(world, directory):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        world.barrier()
+    with build(descend, 0.0, make_data(), N, world=world) as other:
+        with hears(world, ad.CheckpointError, "holds checkpoints of another run", "holds checkpoints of another run"):
+            list(other.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        other.step()
+
+
+@pytest.mark.parametrize("missing_ok", [False, True])
+def test_where_there_is_none(world, directory, missing_ok):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        if missing_ok:
+            program.restore(directory, missing_ok=True)
+        else:
+            with hears(world, ad.CheckpointError, "nothing to restore", "rank 0 failed in restoring .*nothing to rest"):
+                program.restore(directory)
+        program.step()
+
+
+def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        world.barrier()
+        path = tmp_path / "elsewhere" if odd(world) else directory
+        with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError) as caught:
+            program.restore(path)
+        assert f"rank {world.processes - 1} cannot read" in str(caught.value)
+        assert ("elsewhere/000001-step-1, which rank 0 selected: " in str(caught.value)) or not odd(world)
+        program.step()
+
+
+def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_path):
+    own_path = tmp_path / "own"
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
+        if odd(world):
+            own_path.mkdir()
+            CheckpointFolders(own_path, 1).write(1, *table_of({**program.checkpoint(), "cursor": 5}))
+        world.barrier()
+        with pytest.raises(ad.DisagreementError, match="cursor"):
+            program.restore(own_path if odd(world) else directory)
+        program.step()
+
+
+def counting_hook(state, batch):
+    """A policy that sees every step and decides every fourth, by the limits that it has been shown."""
+    state, metrics = descend(state, batch)
+    operators.hook("sums", Sums(), (metrics["loss"],), every=4)
+    return state, metrics
+
+
+class Sums:
+    every_step = True
+
+    def init(self, n_workers):
+        return 0.0
+
+    def __call__(self, observation, state):
+        state += observation.limits.call_overhead + observation.global_batch
+        return (ad.Decision(global_batch=N + int(state * 1e6) % 7) if observation.due else None), state
+
+
+def test_hooks_decide_equally_after_a_restore(world, directory):
+    """A checkpoint shows hooks the steps before their turn, on all ranks, or they would be shown other limits."""
+    with build(counting_hook, 0.0, make_data(), N, world=world, resizable=True) as program:
+        reports = list(program.run(steps=30, checkpoint=ad.Checkpoints(directory, every=3)))
+    assert same_everywhere(world, [r.batch_sizes for r in reports])
