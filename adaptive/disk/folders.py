@@ -17,8 +17,7 @@ import logging
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -227,14 +226,11 @@ class _NotCopied(np.ndarray):
 
 @contextmanager
 def _errors_are_raised_only() -> Iterator[None]:
-    """Raise errors, and keep orbax and tensorstore from printing their tracebacks besides.
-
-    orbax logs an error in each of its threads. It then closes its event loop, and every array that tensorstore is still
-    writing prints that the loop is closed, also when this has returned. So after an error both stay silent.
+    """Raise errors, and keep orbax from logging them besides, in each of its threads. After an error it stays silent,
+    because some of its threads are still at work.
     """
-    absl, hook = logging.getLogger("absl"), _WithoutClosedLoops(sys.unraisablehook)
+    absl = logging.getLogger("absl")
     absl.addFilter(_not_of_orbax)
-    sys.unraisablehook = hook
     try:
         yield
     except Exception as error:
@@ -242,26 +238,8 @@ def _errors_are_raised_only() -> Iterator[None]:
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
-    else:
-        absl.removeFilter(_not_of_orbax)
-        if sys.unraisablehook is hook:
-            sys.unraisablehook = hook.before
+    absl.removeFilter(_not_of_orbax)
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-class _WithoutClosedLoops:
-    """An `unraisablehook` that ignores "Event loop is closed" from calls outside Python code."""
-
-    before: Callable[[Any], Any]
-
-    def __init__(self, before: Callable[[Any], Any]):
-        self.before = before.before if isinstance(before, _WithoutClosedLoops) else before
-
-    def __call__(self, unraisable: Any) -> None:
-        trace = unraisable.exc_traceback
-        of_a_loop = trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
-        if not (of_a_loop and isinstance(unraisable.exc_value, RuntimeError)):
-            self.before(unraisable)

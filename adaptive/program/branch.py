@@ -14,10 +14,10 @@ from adaptive.base.source_lines import at, current_line
 from adaptive.base.split import split
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
+from .checkpoint import snapshot
 from .parse_checkpoint import parse, placed
 from .parts import ProgramParts
 from .restore import adopt
-from .run_checkpointer import snapshot
 from .run_loop import RunLoop
 
 

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +17,7 @@ import numpy as np
 
 from adaptive.base.errors import DriverError, NonFiniteError
 from adaptive.base.tree_paths import by_name, leaf_names
-from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
-from adaptive.control.membership import Membership
-from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.runtime.engine import Engine
 
@@ -35,33 +32,23 @@ from .checkpoint_form import (
     local_indices,
     tree_mismatch,
 )
+from .parts import ProgramParts
 
 NAMED = 5  # leaves that an error lists
 Checkpoint = dict[str, Any]
 
 
-def save(
-    engine: Engine,
-    hooks: Hooks,
-    sizes: BatchSizes,
-    membership: Membership,
-    stream: Stream,
-    *,
-    step: int,
-    run_id: str,
-    like: Any,
-    copy: Callable[[Any], Any] | None = None,
-) -> Checkpoint:
-    """Return a checkpoint. Replicated. Communicates if anything is local, so all processes call it.
+def snapshot(parts: ProgramParts, *, writes: bool = True) -> Checkpoint:
+    """Return a checkpoint. Replicated. Communicates if anything is local, so all processes call it. If members are lost
+    meanwhile, it is invalid; call this function again.
 
     Args:
-      run_id: the id of the run, which logs contain too.
-      like: the program's state, as shapes.
-      copy: copies an array from the device to the host; by default to new memory.
+      writes: whether this process uses the checkpoint; otherwise replicated arrays are not copied to the host.
     """
-    plan, copy = engine.plan, copy or host_copy
-    about = f"a checkpoint of {engine.name} after step {step}"
-    hooks.catch_up(sizes)
+    p, run, engine, like, stream, sizes = parts, parts.run, parts.engine, parts.form.shapes, parts.stream, parts.sizes
+    plan, copy = engine.plan, host_copy if writes else _uncopied
+    about = f"a checkpoint of {engine.name} after step {run.step}"
+    p.hooks.catch_up(sizes)
     wanted_state, wanted_op_states = forms_of_state(engine, like), forms_of_op_states(engine)
     one = engine.workers.some_present
     state = [
@@ -84,20 +71,24 @@ def save(
         "state": jax.tree.unflatten(jax.tree.structure(like), state),
         "slots": op_states,
         "local": {"state": local_indices(wanted_state), "slots": local_indices(wanted_op_states)},
-        "hooks": hooks_to_keep(hooks),
-        "step": step,
+        "hooks": hooks_to_keep(p.hooks),
+        "step": run.step,
         # Some libraries store no text, or only int32.
-        "run_id": [int(run_id[:HALF_OF_RUN_ID], 16), int(run_id[HALF_OF_RUN_ID:], 16)],
+        "run_id": [int(run.run_id[:HALF_OF_RUN_ID], 16), int(run.run_id[HALF_OF_RUN_ID:], 16)],
         "cursor": stream.cursors[0] if len(stream.shard_ranges) == 1 else list(stream.cursors),
         "batch_sizes": list(sizes.target),
         "global_batch": sizes.wanted,
         "shares": list(sizes.shares),
         "members": list(sizes.members),
-        "workers": membership.asked or 0,
+        "workers": p.membership.asked or 0,
         "seed": stream.seed,
         "examples": [shard.length for shard in stream.shard_ranges],
         **({"place": place} if (place := stream.place()) else {}),
     }
+
+
+def _uncopied(leaf: Any) -> Any:
+    return leaf
 
 
 def leaves_with_nans(checkpoint: Mapping[str, Any]) -> list[str]:

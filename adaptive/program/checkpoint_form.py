@@ -21,8 +21,8 @@ from adaptive.runtime.engine import Engine
 
 VERSION = 1
 FIELDS = (
-    *("version", "state", "slots", "local", "hooks", "step", "cursor"),
-    *("batch_sizes", "shares", "members", "workers", "seed", "examples"),
+    *("version", "state", "slots", "local", "hooks", "step", "run_id", "cursor"),
+    *("batch_sizes", "global_batch", "shares", "members", "workers", "seed", "examples"),
 )
 _MOST = 2**63 - 1
 HALF_OF_RUN_ID = 6  # digits of a run's id
@@ -136,14 +136,10 @@ def leaf_mismatch(leaf: Leaf, want: LeafForm) -> str:
 def _check_local(fields: Mapping[str, Any], field: str, wanted: Mapping[Name, LeafForm]) -> None:
     if field not in ("state", "slots"):
         return
-    local = fields["local"]
-    if not isinstance(local, Mapping) or field not in local:
+    if not isinstance(fields["local"], Mapping) or field not in fields["local"]:
         raise CheckpointError(f"the checkpoint does not say which leaves of its {field} are local. It is damaged.")
-    names = sorted(wanted)
-    numbers = {whole_number(n, "local") for n in number_list(local[field], "local")}
-    odd = numbers ^ set(local_indices(wanted))
-    if odd:
-        number = min(odd)
+    names, numbers = sorted(wanted), {whole_number(n, "local") for n in number_list(fields["local"][field], "local")}
+    for number in numbers ^ set(local_indices(wanted)):
         label = wanted[names[number]].label if number < len(names) else field
         there, here = ("local", "not") if number in numbers else ("not local", "it is")
         raise CheckpointError(

@@ -50,7 +50,7 @@ class Parsed:
     """A checkpoint that was checked, and that this program can restore.
 
     Attributes:
-      run_id: the id of the run; "" in a checkpoint of an earlier version.
+      run_id: the id of the run.
       place: the position of an iterator; "" for data with an index.
       batch_sizes, shares: for the workers of this world.
       wanted: the requested global batch, which may have been too large for the workers at the checkpoint.
@@ -77,16 +77,9 @@ class Parsed:
     def digests(self) -> dict[str, str]:
         """Return digests of all that must be equal on all processes, by name for errors."""
         leaves = {**self.state, **self.op_states}
+        numbers = "step", "run_id", "cursors", "place", "batch_sizes", "shares", "wanted", "members", "workers"
         return {
-            "step": str(self.step),
-            "run_id": self.run_id,
-            "cursor": ", ".join(map(str, self.cursors)),
-            "place": self.place,
-            "batch sizes": str(self.batch_sizes),
-            "shares": str(self.shares),
-            "global batch": str(self.wanted),
-            "members": str(self.members),
-            "workers": str(self.workers),
+            **{name.replace("_", " "): str(getattr(self, name)) for name in numbers},
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},
             **{leaf.label: digest_of_tree(leaf.value) for leaf in by_name(self.hooks, "hooks").values()},
         }
@@ -118,8 +111,7 @@ def parse(
     fields = _fields(checkpoint)
     cursors = _check_data(fields, stream)
     batch_sizes = [whole_number(n, "batch_sizes", least=0) for n in number_list(fields["batch_sizes"], "batch_sizes")]
-    # Checkpoints of earlier versions have no requested global batch.
-    wanted = whole_number(fields.get("global_batch", sum(batch_sizes)), "global_batch", least=1)
+    wanted = whole_number(fields["global_batch"], "global_batch", least=1)
     before, here = len(batch_sizes), engine.world.capacity
     wanted_state, wanted_op_states = forms_of_state(engine, like, before), forms_of_op_states(engine, before)
     if before != here and has_local(engine) and not other_workers_ok:
@@ -270,9 +262,6 @@ def _data_of(shards: int) -> str:
 
 
 def _run_id(fields: Mapping[str, Any]) -> str:
-    """Return the run's id; "" in a checkpoint of an earlier version."""
-    if "run_id" not in fields:
-        return ""
     most = 16**HALF_OF_RUN_ID - 1
     halves = [whole_number(half, "run_id", most=most) for half in number_list(fields["run_id"], "run_id")]
     return "".join(f"{half:0{HALF_OF_RUN_ID}x}" for half in halves)

@@ -399,8 +399,7 @@ class Program(Generic[State, Metrics]):
           CheckpointError: two leaves of the state have the same name.
           DriverError: the structure of a policy's state has changed.
         """
-        from .checkpoint import refuse_nans
-        from .run_checkpointer import snapshot
+        from .checkpoint import refuse_nans, snapshot
 
         self._loop.check_process()
         parts = self._parts

@@ -48,7 +48,7 @@ def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: 
     compare_across_processes(p.world, f"restore of {p.name}", prepare, _SAME_CHECKPOINT)
     ((parsed, digests, arrays),) = prepared
     adopt(p, loop, parsed, arrays, roster)
-    run.run_id, run.restored = parsed.run_id or run.run_id, True
+    run.run_id, run.restored = parsed.run_id, True
     p.digest.restart(parsed.step, digests)
     if selected is not None:
         run.directories.add(selected.directory)

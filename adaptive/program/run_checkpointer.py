@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable
 from typing import Any
 
 from adaptive.base.activity import SAVING
@@ -20,7 +19,7 @@ from adaptive.base.roster import broadcast_bytes, with_same_members
 from adaptive.base.world_members import ReportsCheckpoints
 from adaptive.observe.report import Report
 
-from .checkpoint import save as _save
+from .checkpoint import snapshot
 from .checkpoints import Checkpoints
 from .parts import ProgramParts
 from .writer import Writer
@@ -100,8 +99,7 @@ class RunCheckpointer:
             self._saved = time.monotonic()
 
             def taken() -> tuple[bool, dict[str, Any]]:
-                writes = self.world.rank == 0 and self._is_free()
-                return writes, self._snapshot(self._writer.copies.restart() if writes else _uncopied)
+                return self.world.rank == 0 and self._is_free(), self._snapshot()
 
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
             if writes:
@@ -109,8 +107,8 @@ class RunCheckpointer:
             return writes
 
     @with_build_settings
-    def _snapshot(self, copy: Callable[[Any], Any]) -> dict[str, Any]:
-        return snapshot(self._parts, copy)
+    def _snapshot(self) -> dict[str, Any]:
+        return snapshot(self._parts, writes=self.world.rank == 0)
 
     def _is_free(self) -> bool:
         """Return whether this process can write a checkpoint now; if not, note that it is skipped."""
@@ -163,19 +161,3 @@ class RunCheckpointer:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
-
-
-def _uncopied(leaf: Any) -> Any:
-    """Return the leaf: a process that does not write copies nothing."""
-    return leaf
-
-
-def snapshot(parts: ProgramParts, copy: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-    """Return a checkpoint. Communicates. If members are lost meanwhile, it is invalid; call this function again.
-
-    Args:
-      copy: copies an array from the device to the host; by default to new memory.
-    """
-    p = parts
-    changing = p.engine, p.hooks, p.sizes, p.membership, p.stream
-    return _save(*changing, step=p.run.step, run_id=p.run.run_id, like=p.form.shapes, copy=copy)

@@ -1,4 +1,4 @@
-"""The writer of checkpoints: copies a checkpoint, and writes the copy in a background thread."""
+"""The writer of checkpoints: writes a checkpoint in host memory to the disk, in a background thread."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import jax
 import numpy as np
 
-from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import CheckpointError, NonFiniteError
 from adaptive.disk import folders
 from adaptive.disk.folders import CheckpointFolders
@@ -22,41 +20,6 @@ from .checkpoints import Checkpoints
 from .stored import table_of
 
 _log = logging.getLogger("adaptive")
-
-
-class HostCopies:
-    """Copies of arrays on the host, in the memory of earlier copies, because new memory is several times slower.
-
-    Copies are valid until the next `restart`.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[np.ndarray] = []
-        self._next = 0
-
-    def restart(self) -> HostCopies:
-        """Start a new checkpoint: the memory of the last one may be reused."""
-        self._next = 0
-        return self
-
-    def __call__(self, leaf: Any) -> np.ndarray:
-        """Return a copy of an array."""
-        array = numbers_of(_another(leaf))
-        if self._next == len(self._kept):
-            self._kept.append(np.empty_like(array))
-        kept = self._kept[self._next]
-        if (kept.shape, kept.dtype) != (array.shape, array.dtype):
-            kept = self._kept[self._next] = np.empty_like(array)
-        self._next += 1
-        np.copyto(kept, array)
-        return kept
-
-
-def _another(leaf: Any) -> Any:
-    """Return the same array as another object, whose numpy view does not prevent the next step from reusing the memory
-    of the original.
-    """
-    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
 
 
 class Writer:
@@ -70,7 +33,6 @@ class Writer:
 
     Attributes:
       newest: the step of the newest checkpoint on disk; `None` if there is none.
-      copies: memory for the next checkpoint; must not be used while `busy`.
     """
 
     def __init__(
@@ -88,7 +50,6 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
         self.newest: int | None = None
-        self.copies = HostCopies()
 
     def open(self, known: bool, run_id: str) -> None:
         """Lock the directory, before the first step.

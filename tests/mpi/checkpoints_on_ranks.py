@@ -177,7 +177,7 @@ def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_
             own_path.mkdir()
             CheckpointFolders(own_path, 1).write(1, *table_of({**program.checkpoint(), "cursor": 5}))
         world.barrier()
-        with pytest.raises(ad.DisagreementError, match="cursor"):
+        with pytest.raises(ad.DisagreementError, match="cursors"):
             program.restore(own_path if odd(world) else directory)
         program.step()
 

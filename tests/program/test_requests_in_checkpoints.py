@@ -101,14 +101,6 @@ def test_a_batch_clipped_by_a_shard():
         assert sum(program.step().batch_sizes) == 24
 
 
-def test_an_older_checkpoint_requests_the_sum_of_its_sizes():
-    kept = clipped_by_a_leave()
-    del kept["global_batch"]
-    with build(LocalWorld(3), global_batch=9) as program:
-        program.restore(kept)
-        assert sum(program.step().batch_sizes) == 20
-
-
 @pytest.mark.parametrize("wrong", [0, -3, 2.5, "thirty", [30]])
 def test_an_invalid_global_batch_is_refused(wrong):
     kept = {**clipped_by_a_leave(), "global_batch": wrong}
