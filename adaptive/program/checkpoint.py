@@ -46,7 +46,7 @@ def snapshot(parts: ProgramParts, *, writes: bool = True) -> Checkpoint:
       writes: whether this process uses the checkpoint; otherwise replicated arrays are not copied to the host.
     """
     p, run, engine, like, stream, sizes = parts, parts.run, parts.engine, parts.form.shapes, parts.stream, parts.sizes
-    plan, copy = engine.plan, host_copy if writes else _uncopied
+    plan, copy = engine.plan, _copied if writes else _uncopied
     about = f"a checkpoint of {engine.name} after step {run.step}"
     p.hooks.catch_up(sizes)
     wanted_state, wanted_op_states = forms_of_state(engine, like), forms_of_op_states(engine)
@@ -87,7 +87,14 @@ def snapshot(parts: ProgramParts, *, writes: bool = True) -> Checkpoint:
     }
 
 
-def _uncopied(leaf: Any) -> Any:
+def _copied(leaf: jax.Array) -> np.ndarray:
+    """Return a copy on the host, by way of another object with the same memory: a numpy view of `leaf` itself would
+    prevent the next step from reusing its memory.
+    """
+    return host_copy(leaf.addressable_data(0))
+
+
+def _uncopied(leaf: jax.Array) -> jax.Array:
     return leaf
 
 

@@ -99,7 +99,8 @@ class RunCheckpointer:
             self._saved = time.monotonic()
 
             def taken() -> tuple[bool, dict[str, Any]]:
-                return self.world.rank == 0 and self._is_free(), self._snapshot()
+                writes = self.world.rank == 0 and self._is_free()
+                return writes, self._snapshot(writes)
 
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
             if writes:
@@ -107,8 +108,8 @@ class RunCheckpointer:
             return writes
 
     @with_build_settings
-    def _snapshot(self) -> dict[str, Any]:
-        return snapshot(self._parts, writes=self.world.rank == 0)
+    def _snapshot(self, writes: bool) -> dict[str, Any]:
+        return snapshot(self._parts, writes=writes)
 
     def _is_free(self) -> bool:
         """Return whether this process can write a checkpoint now; if not, note that it is skipped."""

@@ -18,12 +18,12 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.errors import RecordError
+from adaptive.disk.folders import CheckpointFolders
 from adaptive.html_report.columns import read_columns
 from adaptive.html_report.events import run_events
 from adaptive.observe import sinks as _sinks
 from adaptive.observe.recorded import read_parts, read_run
 from adaptive.observe.sinks import Resumption, SinkThread
-from adaptive.program import writer as _writer
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.adaptive.event_files import events, scalars
@@ -257,13 +257,13 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_in_its_logs(b
 
 def test_a_checkpoint_is_on_the_disk_only_after_the_logs_hold_its_step(build, tmp_path, monkeypatch):
     monkeypatch.setattr(_sinks, "INTERVAL", 1000.0)
-    table, found, commit = tmp_path / "run.csv", [], _writer.commit
+    table, found, write = tmp_path / "run.csv", [], CheckpointFolders.write
 
     def looked_at(directory, step, *rest):
         found.append((step, steps_of(table)[-1]))
-        return commit(directory, step, *rest)
+        return write(directory, step, *rest)
 
-    monkeypatch.setattr(_writer, "commit", looked_at)
+    monkeypatch.setattr(CheckpointFolders, "write", looked_at)
     program = build()
     for _ in program.run(steps=6, log=[ad.log.CSV(table)], checkpoint=ad.Checkpoints(tmp_path / "kept", every=2)):
         program._parts.run.checkpointer.wait()
