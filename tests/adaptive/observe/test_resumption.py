@@ -226,14 +226,6 @@ def test_each_log_has_the_last_version_of_each_step_once(build, tmp_path, same):
     assert rows_of(table)[-1]["examples"] == str(8 * 4)
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_run_id_and_a_program_keeps_its_own(build):
-    program = build()
-    kept, run_id = program.checkpoint(), program.run_id
-    del kept["run_id"]
-    program.restore(kept)
-    assert program.run_id == run_id
-
-
 def test_programs_have_ids_of_their_own(build):
     one, two = build(), build()
     assert one.run_id != two.run_id
