@@ -5,7 +5,7 @@ The directory is rank 0's; all see it. See tests/ranks.py.
 
 from __future__ import annotations
 
-import threading
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +16,9 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.disk.directory import checkpoints, commit
-from adaptive.program.stored import CheckpointTable
+from adaptive.disk.folders import CheckpointFolders, checkpoints
+from adaptive.disk.lock import LOCK
+from adaptive.program.stored import table_of
 from adaptive.program.writer import Writer
 from tests.program.problems import build, descend, make_data, same_everywhere
 
@@ -72,10 +73,10 @@ def own(state):
 
 def test_one_rank_writes_and_all_resume(world, directory):
     with build(descend, 0.0, make_data(), N, world=world) as program:
-        threads = set()
+        owners = set()
         for _ in program.run(steps=5, checkpoint=ad.Checkpoints(directory, every=2)):
-            threads |= {t.name for t in threading.enumerate()} & {"adaptive-lock"}
-        assert threads == ({"adaptive-lock"} if world.rank == 0 else set())
+            owners.add((directory / LOCK).read_text().split(" on ")[0])
+        assert (owners == {f"process {os.getpid()}"}) == (world.rank == 0)
         assert names(world, directory) == ["000001-step-2", "000002-step-4", "000003-step-5"]
         after = [program.step().metrics["loss"].item() for _ in range(3)]
     with build(descend, 9.0, make_data(), N, world=world) as other:
@@ -115,12 +116,12 @@ def test_all_ranks_restore_the_selection_of_rank_0(world, directory):
         list(program.run(steps=4, checkpoint=ad.Checkpoints(directory, every=2)))
         world.barrier()
         if world.rank == 0:
-            (directory / "000002-step-4" / "program.json").unlink()
+            (directory / "000002-step-4" / "run" / "metadata").unlink()
         world.barrier()
         program.restore(directory)
         assert program.steps == 2
         (note,) = program.step().notes
-        assert "the checkpoint 000002-step-4 is skipped: program.json is missing" in note
+        assert "the checkpoint 000002-step-4 is skipped: " in note
         assert same_everywhere(world, [note, program.state])
 
 
@@ -167,7 +168,7 @@ def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
         with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError) as caught:
             program.restore(path)
         assert f"rank {world.processes - 1} cannot read" in str(caught.value)
-        assert ("which rank 0 selected: manifest.json, which" in str(caught.value)) or not odd(world)
+        assert ("elsewhere/000001-step-1, which rank 0 selected: " in str(caught.value)) or not odd(world)
         program.step()
 
 
@@ -177,11 +178,11 @@ def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_
         list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
         if odd(world):
             own_path.mkdir()
-            commit(own_path, 1, CheckpointTable({**program.checkpoint(), "cursor": 5}).write, lambda: None)
+            CheckpointFolders(own_path, 1).write(1, *table_of({**program.checkpoint(), "cursor": 5}))
         world.barrier()
-        with pytest.raises(ad.CheckpointError if odd(world) else ad.WorkerError, match="cannot read") as caught:
+        with pytest.raises(ad.DisagreementError, match="cursors"):
             program.restore(own_path if odd(world) else directory)
-        assert "this rank sees another checkpoint of that name" in str(caught.value)
+        program.step()
 
 
 def counting_hook(state, batch):
