@@ -13,7 +13,7 @@ import pytest
 from adaptive.disk.folders import checkpoints
 from adaptive.program.stored import load
 
-COVERS = ("adaptive/disk/folders.py", "adaptive/program/writer.py")
+COVERS = ("adaptive/disk/folders.py",)
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.long)])
