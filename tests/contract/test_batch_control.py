@@ -15,6 +15,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from tests.speed import limit
 
 from .problem import (
     DATA,
@@ -216,7 +217,7 @@ def test_a_size_is_in_force_only_when_its_kernel_is_ready_and_no_step_waits(devi
 
     def driver(w, batch):
         threads.add(threading.current_thread())
-        held.wait(60)
+        held.wait(limit(30))
         parts = ad.minibatches(batch, 2)
         w, _ = jax.lax.scan(lambda w, part: (w - RATE * jax.grad(mean_loss)(w, part), None), w, parts)
         return comm.all_reduce(w), {"taken": taken(batch)}

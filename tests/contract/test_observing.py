@@ -19,6 +19,7 @@ import collectives as comm
 import controllers as ctrl
 from controllers.simulate import read_trace, replay
 from tests.mpirun import plain_environment
+from tests.speed import limit
 
 from .problem import DATA, START, descend
 
@@ -28,7 +29,7 @@ def adaptive(*arguments: object, expect: int | None = 0, **environment: str) -> 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI"))}
     command = [sys.executable, "-m", "adaptive", *map(str, arguments)]
     done = subprocess.run(
-        command, capture_output=True, text=True, env={**inherited, **plain_environment(environment)}, timeout=600
+        command, capture_output=True, text=True, env={**inherited, **plain_environment(environment)}, timeout=limit(300)
     )
     assert expect in (None, done.returncode), done.stdout + done.stderr
     return done.stdout
