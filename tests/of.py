@@ -1,12 +1,12 @@
 """Which test files are of a module: the one at its mirrored place, and those that declare in `COVERS` to test it.
 
-    python -m tests.of adaptive/data/pool.py
-    make test TESTS="$(python -m tests.of adaptive/data/pool.py)"
+    python -m tests.of adaptive/data/rows.py
+    make test TESTS="$(python -m tests.of adaptive/data/rows.py)"
 
-The mirrored place of `adaptive/data/pool.py` is `tests/adaptive/data/test_pool.py`; a leading underscore of a module is
+The mirrored place of `adaptive/data/rows.py` is `tests/adaptive/data/test_rows.py`; a leading underscore of a module is
 left out. A test file of behavior over several modules has a constant of their paths below its imports:
 
-    COVERS = ("adaptive/data/pool.py", "adaptive/data/reading.py")
+    COVERS = ("adaptive/data/rows.py", "adaptive/data/replay.py")
 """
 
 from __future__ import annotations

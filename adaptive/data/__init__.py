@@ -1,4 +1,4 @@
-"""Training data: data sets with an index, and iterators; see docs/input.md."""
+"""Training data: arrays, sources with an index, and iterators; see docs/input.md."""
 
-from .adapters import from_source as from_source
-from .iterable import from_iterator as from_iterator
+from .iterators import from_iterator as from_iterator
+from .rows import from_source as from_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import math
@@ -10,15 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
-
 from adaptive.base.errors import DataError
-from adaptive.base.tree_paths import leaf_names
 
-from .forks import warns_of_forks
-from .iterator_states import set_state, state_of
-from .one_example import arrays_of_batch
-from .read_watch import CurrentReads
+from .fetch_thread import begin_read
 
 _log = logging.getLogger("adaptive")
 
@@ -30,7 +25,7 @@ class ResumePoint(NamedTuple):
       at: the position of the next example.
       epoch: number of epochs that ended before.
       began: the position at which this epoch began.
-      state: the iterator's own state, as JSON; `None` if it has none.
+      state: what the iterator's `get_state` returned, as JSON; `None` if it has none.
     """
 
     at: int
@@ -44,48 +39,35 @@ class ReplayableIterator:
 
     Args:
       begin: returns an epoch's iterator, or an iterable.
-      batched: whether the iterator yields batches.
       length: number of examples of an epoch; `None` if unknown, `math.inf` if there are no epochs.
-      reads: records each read.
 
     Attributes:
       next: the position of the next example to read.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[int], Iterable[Any]],
-        batched: bool,
-        length: float | None,
-        reads: CurrentReads | None = None,
-    ):
-        self._begin, self._batched, self._length = begin, batched, length
-        self._reads = reads or CurrentReads("of the iterator")
+    def __init__(self, begin: Callable[[int], Iterable[Any]], length: float | None):
+        self._begin, self._length = begin, length
         self._restart(ResumePoint(0, 0, 0, None))
 
-    def _restart(self, mark: ResumePoint) -> None:
-        self.next = self._first = mark.at
-        self._epoch, self._began = mark.epoch, mark.began
-        self._base, self._ends = mark, list[int]()
+    def _restart(self, point: ResumePoint) -> None:
+        self.next = self._first = point.at
+        self._epoch, self._began = point.epoch, point.began
+        self._base, self._ends = point, list[int]()
         self._kept: deque[Any] = deque()  # from position `_first` on
         self._iterator: Iterator[Any] | None = None
-        self._marks: deque[ResumePoint] = deque()
-        self._mark_is_due = True
+        self._points: deque[ResumePoint] = deque()
+        self._point_is_due = True
         self._error: Exception | None = None
 
     def reach(self, position: int) -> None:
         """Read until the example at a position is available."""
-        self._mark_is_due = True
+        self._point_is_due = True
         while self.next <= position:
-            if self._error is not None:
-                raise self._error
             self._pull()
 
     def look_behind(self, position: int) -> None:
         """Read until it is known whether an epoch ends before this position. A later `reach` raises any error."""
         while self.next <= position and not (self.next == position and self._iterator is None and self._ends):
-            if self._error is not None:
-                return
             try:
                 self._pull()
             except Exception:
@@ -100,31 +82,30 @@ class ReplayableIterator:
         while self._first < position and self._kept:
             self._kept.popleft()
             self._first += 1
-        while len(self._marks) > 1 and self._marks[1].at <= position:
-            self._marks.popleft()
+        while len(self._points) > 1 and self._points[1].at <= position:
+            self._points.popleft()
 
-    @warns_of_forks
     def _pull(self) -> None:
+        """Read one example, or the end of an epoch."""
+        if self._error is not None:  # a generator that has raised only stops, which must not end the epoch
+            raise self._error
         try:
             if self._iterator is None:
-                self._reads.begin(f"the start of epoch {self._epoch}")
+                begin_read(f"the start of epoch {self._epoch} of the iterator")
                 self._iterator = iter(self._begin(self._epoch))
-            if self._mark_is_due or self.next == self._began:
-                state = None if self.next == self._began else state_of(self._iterator)  # `begin` starts an epoch
-                self._marks.append(ResumePoint(self.next, self._epoch, self._began, state))
-                self._mark_is_due = False
-            self._reads.begin(self.next)
-            item = next(self._iterator)
+            if self._point_is_due or self.next == self._began:
+                state = None if self.next == self._began else _state_of(self._iterator)  # `begin` starts an epoch
+                self._points.append(ResumePoint(self.next, self._epoch, self._began, state))
+                self._point_is_due = False
+            begin_read(f"example {self.next} of the iterator")
+            self._kept.append(next(self._iterator))
+            self.next += 1
         except StopIteration:
             self._end_epoch()
-        except Exception as error:  # kept: a generator that has raised only stops, which must not end the epoch
+        except Exception as error:
             error.add_note(f"raised by the iterator at example {self.next}")
             self._error = error
             raise
-        else:
-            examples = _apart(item) if self._batched else [item]
-            self._kept.extend(examples)
-            self.next += len(examples)
 
     def _end_epoch(self) -> None:
         given = self.next - self._began
@@ -149,7 +130,7 @@ class ReplayableIterator:
         return self._base.epoch + ended + min(done, math.nextafter(1, 0))
 
     def epoch_length(self, position: int) -> int | None:
-        """Return the number of examples of the last epoch that ended before a position; None if none has."""
+        """Return the number of examples of the last epoch that ended before a position; `None` if none has."""
         ended = bisect_right(self._ends, position)
         if not ended:
             return None
@@ -158,36 +139,34 @@ class ReplayableIterator:
     # --- resuming -----------------------------------------------------------------------------------------------------
 
     def place(self, position: int) -> str:
-        """Return the last mark at or before a position as JSON, for `go_on`."""
-        marks = [mark for mark in list(self._marks) if mark.at <= position]
-        return json.dumps(marks[-1] if marks else self._base)
+        """Return the last resume point at or before a position as JSON, for `go_on`."""
+        points = [point for point in list(self._points) if point.at <= position]
+        return json.dumps(points[-1] if points else self._base)
 
     def go_on(self, position: int, place: str) -> None:
-        """Restart the iterator from a mark, and skip the examples before a position.
+        """Restart the iterator from a resume point, and skip the examples before a position.
 
         Args:
           position: the position of the next example.
           place: the result of `place(position)`; "" to start at the beginning.
         """
         self.close()
-        mark = ResumePoint(*json.loads(place)) if place else ResumePoint(0, 0, 0, None)
-        self._restart(mark if mark.state is not None else mark._replace(at=mark.began))
-        if mark.state is not None:
+        point = ResumePoint(*json.loads(place)) if place else ResumePoint(0, 0, 0, None)
+        epoch = point._replace(at=point.began)
+        self._restart(point if point.state is not None else epoch)
+        if point.state is not None:
             try:
-                self._set_state(mark)
+                begin_read(f"the state of the iterator at position {point.at}")
+                iterator: Any = iter(self._begin(point.epoch))
+                iterator.set_state(_decoded(point.state))
+                self._iterator = iterator
             except Exception as error:
                 _log.info("%s: %s. Its examples are read again, and skipped.", type(error).__name__, error)
-                self._restart(mark._replace(at=mark.began))
+                self._restart(epoch)
         while self.next < position:
             self.reach(self.next)
             self.release(min(self.next, position))
         self.look_behind(position)
-
-    def _set_state(self, mark: ResumePoint) -> None:
-        self._reads.begin(f"the state, at position {mark.at},")
-        iterator: Any = iter(self._begin(mark.epoch))
-        set_state(iterator, mark.state)
-        self._iterator = iterator
 
     def close(self) -> None:
         """Close the iterator."""
@@ -197,19 +176,23 @@ class ReplayableIterator:
             end()
 
 
-def _apart(batch: Any) -> list[Any]:
-    """Split a batch into its examples.
+def _state_of(iterator: Any) -> Any:
+    """Return the state of an iterator for `set_state`, as JSON; `None` if it has none that is JSON or bytes.
 
-    Raises:
-      DataError: the leaves have no common leading axis, or are not arrays of numbers.
+    Only `get_state`, grain's method, promises the same examples afterwards. The `state_dict` of Hugging Face's data
+    sets loses the examples in a shuffle buffer. A state with an object's address, such as a `repr` in states of grain's
+    `DataLoader`, differs between processes, and is not used.
     """
-    batch = arrays_of_batch(batch, "batch")
-    leaves = jax.tree.leaves(batch)
-    if len({leaf.shape[:1] for leaf in leaves}) == 1 and leaves[0].ndim:
-        return [jax.tree.map(lambda leaf, i=i: leaf[i, ...], batch) for i in range(len(leaves[0]))]
-    named = zip(leaf_names(batch, "batch"), leaves, strict=True)
-    shapes = ", ".join(f"{name} {list(leaf.shape)}" for name, leaf in named)
-    raise DataError(
-        "batched=True, but the iterator yielded no batch. Its leaves have no common leading axis, with a row for "
-        f"each example: {shapes or 'there are none'}. If these are examples, leave out batched=True."
-    )
+    get_state = getattr(iterator, "get_state", None)
+    state = None if get_state is None else get_state()
+    if isinstance(state, bytes):
+        return None if b" at 0x" in state else {"bytes": base64.b64encode(state).decode()}
+    try:
+        text = json.dumps(state)
+    except TypeError:
+        return None
+    return None if state is None or " at 0x" in text else {"json": json.loads(text)}
+
+
+def _decoded(state: dict[str, Any]) -> Any:
+    return state["json"] if "json" in state else base64.b64decode(state["bytes"])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 
 import jax
 import numpy as np
 
 from adaptive.base.tree_paths import leaf_names
-from adaptive.base.world import World
 
-from .background_rows import in_background
-from .examples import Rows
-from .iterable import IterableData
-from .one_example import stacked
+from .example import stacked
+from .iterators import IterableData
+from .rows import Rows
 
 # Data in memory are compared as a whole (0.8 s per GB) up to `_ALL_BYTES`. Of larger data, and of sources, whose rows
 # run user code, a sample is compared: if one row in a hundred differs, 512 rows miss that in one of 170 cases.
@@ -34,25 +33,19 @@ _SECONDS_OF_READING_TWICE = 0.2
 _log = logging.getLogger("adaptive")
 
 
-def digests_of_data(
-    data: Rows | IterableData, all_bytes: int = _ALL_BYTES, world: World | None = None
-) -> dict[str, str]:
+def digests_of_data(data: Rows | IterableData, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
     """Return the number of examples (of each shard) and a digest of each leaf, as text by name. Local.
 
     Args:
       data: the data set.
       all_bytes: largest size of a data set in memory that is read as a whole.
-      world: the world whose other processes wait meanwhile; `None` if there are none.
     """
     if isinstance(data, IterableData):
         return _digests_of_first(data)
-    data = in_background(data, world)
-    if data.mapped:
-        all_bytes = min(all_bytes, _ALL_BYTES_EACH_TIME)
     row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
-    if not data.in_memory:
+    if not data.by_row:
         numbers = _sample(len(data), _ROWS_OF_SOURCES)
-    elif len(data) * row_bytes > all_bytes:
+    elif len(data) * row_bytes > (all_bytes if data.in_memory else min(all_bytes, _ALL_BYTES_EACH_TIME)):
         numbers = _sample(len(data), _ROWS_OF_LARGE)
     else:
         numbers = np.arange(len(data))
@@ -85,49 +78,53 @@ def _digests_of_first(data: IterableData) -> dict[str, str]:
     return {"data": "an iterator", **{name: f"{kind} {digest.hexdigest()}" for (name, kind), digest in said}}
 
 
-def steadiness(data: Rows | IterableData, rank: int, world: World | None = None) -> dict[str, str]:
+def steadiness(data: Rows | IterableData, rank: int) -> dict[str, str]:
     """Return {} if sampled rows of a source are the same when read twice; otherwise a text that names a row and rank.
 
     Processes compare the results, so that one process's finding becomes an error on all.
     """
-    if isinstance(data, IterableData) or data.in_memory:
-        return {}
-    rows = in_background(data, world)
-    for row in _sample(len(data), _ROWS_READ_TWICE):
-        try:
-            first, again = (_digests(rows, np.array([row])) for _ in range(2))
-        except Exception:  # raised by user code; a step will raise it again, and the others wait for this result
-            return {}
-        if first != again:
-            return {"data, read twice,": f"data[{row}] is another example the second time (seen by rank {rank})"}
-    return {}
+    row = _unsteady_row(data, _ROWS_READ_TWICE)
+    return (
+        {}
+        if row is None
+        else {"data, read twice,": f"data[{row}] is another example the second time (seen by rank {rank})"}
+    )
 
 
 def warn_unless_steady(data: Rows | IterableData) -> None:
-    """Read a few examples of a source twice, and log a warning if one differs the second time.
+    """Log a warning if one of a few examples of a source differs when it is read twice.
 
     For a single process, which cannot compare its data with others. Skips sources with reader processes, whose start
     would take long.
     """
-    if isinstance(data, IterableData) or data.in_memory or data.num_readers:
+    if isinstance(data, IterableData) or data.processes:
         return
-    end = time.monotonic() + _SECONDS_OF_READING_TWICE
-    for row in _sample(len(data), _ROWS_READ_TWICE_ALONE):
+    row = _unsteady_row(data, _ROWS_READ_TWICE_ALONE, _SECONDS_OF_READING_TWICE)
+    if row is not None:
+        _log.warning(
+            "data[%d] differs when it is read again: the source draws its own random numbers (of np.random, random or "
+            "torch). So a repeated step, in this run or in a restored one, gives another result, and several processes "
+            "would refuse the data. Draw the numbers from the rng that random_map= receives:  "
+            "ad.data.from_source(data, random_map=fn), with fn(example, rng)",
+            row,
+        )
+
+
+def _unsteady_row(data: Rows | IterableData, rows: int, seconds: float = math.inf) -> int | None:
+    """Return the first of some rows of a source that differs when it is read twice, or `None`."""
+    if isinstance(data, IterableData) or data.by_row:
+        return None
+    end = time.monotonic() + seconds
+    for row in _sample(len(data), rows).tolist():
         try:
             first, again = (_digests(data, np.array([row])) for _ in range(2))
-        except Exception:  # raised by user code; a step will raise it again
-            return
+        except Exception:  # raised by user code; a step will raise it again, and the others wait for this result
+            return None
         if first != again:
-            _log.warning(
-                "data[%d] differs when it is read again: the source draws its own random numbers (of np.random, "
-                "random or torch). So a repeated step, in this run or in a restored one, gives another result, and "
-                "several processes would refuse the data. Draw the numbers from the rng that random_map= "
-                "receives:  ad.data.from_source(data, random_map=fn), with fn(example, rng)",
-                row,
-            )
-            return
+            return row
         if time.monotonic() > end:
-            return
+            return None
+    return None
 
 
 def _digests(data: Rows, numbers: np.ndarray) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,15 +15,11 @@ from adaptive.base.source_lines import name_workers
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
-from .adapters import examples_of
-from .examples import Examples, Rows, ShardRange, shapes_of
-from .fetch_thread import FetchThread
-from .iterable import FromIterator, IterableData
-from .read_watch import CurrentRead
-from .reading import FIRST_PASS, Passes
+from .iterators import FromIterator, IterableData
+from .rows import Passes, Rows, ShardRange, rows_of
 
 
-class Shards:
+class Shards(Rows):
     """One data set per worker, for `Program`'s `data`.
 
         program = ad.Program(driver, state, ad.Shards([data_0, data_1, data_2]), global_batch=96)
@@ -48,8 +43,7 @@ class Shards:
     def __init__(self, data_sets: Iterable[Any]):
         if isinstance(data_sets, str | Mapping) or hasattr(data_sets, "shape"):
             raise DataError(f"Shards takes a list of data sets, one per worker; got a {type(data_sets).__name__}.")
-        self.thread = FetchThread("adaptive-input")
-        self._shards = [_examples(number, data) for number, data in enumerate(data_sets)]
+        self._shards = [_rows(number, data) for number, data in enumerate(data_sets)]
         if not self._shards:
             raise DataError("Shards takes one data set per worker; got none.")
         self.example = self._shards[0].example
@@ -59,82 +53,36 @@ class Shards:
         self.length = ends[-1]
         self.shard_ranges = tuple(ShardRange(end - len(s), len(s)) for end, s in zip(ends, self._shards, strict=True))
         self._ends = np.array(ends)
-
-    def __len__(self) -> int:
-        return self.length
+        self.by_row = all(shard.by_row for shard in self._shards)
+        self.in_memory = all(shard.in_memory for shard in self._shards)
+        self.readers = max(shard.readers for shard in self._shards)
+        self.processes = any(shard.processes for shard in self._shards)
+        self.notes = tuple(dict.fromkeys(note for shard in self._shards for note in shard.notes))
+        given = [shard.read_timeout for shard in self._shards if shard.read_timeout is not None]
+        self.read_timeout = None if not given else 0.0 if 0.0 in given else max(given)
 
     def __repr__(self) -> str:
         return f"Shards of {' + '.join(str(shard.length) for shard in self.shard_ranges)} examples"
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether all shards are arrays."""
-        return all(shard.in_memory for shard in self._shards)
-
-    @property
-    def mapped(self) -> bool:
-        """Whether some shards have arrays on disk."""
-        return any(shard.mapped for shard in self._shards)
-
-    @property
-    def num_readers(self) -> int:
-        """The largest number of reader processes of a shard; each shard has its own processes."""
-        return max(shard.num_readers for shard in self._shards)
-
-    @property
-    def readers(self) -> str:
-        """Who reads, in words: "a thread", "4 threads", "2 processes"."""
-        return ", ".join(dict.fromkeys(shard.readers for shard in self._shards))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user on how the data were interpreted."""
-        return tuple(dict.fromkeys(note for shard in self._shards for note in shard.notes))
-
-    def submit(self, indices: np.ndarray, passes: Passes) -> Future[Any]:
-        """Start to read the examples at these indices, all of one shard; the future returns them as a batch."""
+    def submit(self, indices: np.ndarray, passes: Passes) -> Future[list[Any]]:
+        """Start to read the examples at these indices, all of one shard. Called in a fetch thread."""
         shard = int(np.searchsorted(self._ends, indices[0], side="right"))
         return self._shards[shard].submit(indices - self.shard_ranges[shard].start, passes)
 
-    @property
-    def read_timeout(self) -> float | None:
-        """The longest `read_timeout` of the shards, in seconds; 0 (no limit) is the longest; `None` for the default."""
-        given = [shard.read_timeout for shard in self._shards if shard.read_timeout is not None]
-        return None if not given else 0.0 if 0.0 in given else max(given)
-
-    def current_reads(self) -> list[CurrentRead]:
-        """Return the reads in progress, by threads of this process or by reader processes."""
-        return [
-            replace(read, what=f"{read.what} of shard {number}")
-            for number, shard in enumerate(self._shards)
-            for read in shard.current_reads()
-        ]
-
-    def abandon(self) -> None:
-        """End the reader processes, one of which hangs; they start again on demand."""
-        self.close()
-
     def close(self) -> None:
-        """End the reader processes; they start again on demand."""
+        """End the readers."""
         for shard in self._shards:
             shard.close()
 
-    def rows(self, indices: np.ndarray, passes: Passes = FIRST_PASS) -> Any:
+    def rows(self, indices: np.ndarray) -> Any:
         """Return the examples at these indices of the concatenated shards as a batch; shape=(len(indices), …)."""
         shard_of = np.searchsorted(self._ends, indices, side="right")
         numbers = np.unique(shard_of)
-        parts = [
-            self._shards[k].rows(indices[shard_of == k] - self.shard_ranges[k].start, passes.of(k, shard_of == k))
-            for k in numbers
-        ]
+        parts = [self._shards[k].rows(indices[shard_of == k] - self.shard_ranges[k].start) for k in numbers]
         if len(parts) == 1:
             return parts[0]
         back = np.argsort(np.argsort(shard_of, kind="stable"))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
-
-    def shapes(self, examples: int) -> Any:
-        """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
-        return shapes_of(self.example, examples)
 
 
 def stream_of(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Rows | IterableData:
@@ -149,46 +97,39 @@ def stream_of(data: Any, workers: int, mine: Sequence[int], world: World | None 
     Raises:
       DataError: the data cannot be used.
     """
-    found = data if isinstance(data, Shards) else examples_of(data)
-    return IterableData(found, workers, mine, world) if isinstance(found, FromIterator) else rows_of(found, workers)
+    if isinstance(data, FromIterator):
+        return IterableData(data, workers, mine, world)
+    if isinstance(data, Shards) and len(data.shard_ranges) != workers:
+        raise DataError(
+            f"Shards of {len(data.shard_ranges)} data sets for {workers} workers. Pass one for each worker."
+        )
+    return rows_of(data)
 
 
-def rows_of(data: Any, workers: int | None = None) -> Rows:
-    """Return a user's data with an index as rows.
-
-    Args:
-      data: the data.
-      workers: number of workers; `Shards` must have as many data sets. `None` for no check.
+def evaluated_rows(data: Any) -> Rows:
+    """Return the data of `evaluate` as rows.
 
     Raises:
       DataError: the data cannot be used, or have no index.
     """
-    if not isinstance(data, Shards):
-        found = examples_of(data)
-        if isinstance(found, FromIterator):
-            raise DataError(
-                "these data have no index and no known length, so they cannot be divided here. If they fit in memory, "
-                "pass a list:  list(data)"
-            )
-        return found
-    if workers is not None and len(data.shard_ranges) != workers:
+    if isinstance(data, FromIterator):
         raise DataError(
-            f"Shards of {len(data.shard_ranges)} data sets for {workers} workers. Pass one for each worker."
+            "these data have no index and no known length, so they cannot be divided here. If they fit in memory, "
+            "stack them:  jax.tree.map(lambda *xs: np.stack(xs), *rows(0))"
         )
-    return data
+    return rows_of(data)
 
 
-def _examples(number: int, data: Any) -> Examples:
-    try:
-        found = examples_of(data)
-    except DataError as error:
-        raise DataError(f"shard {number}: {error}") from None
-    if isinstance(found, FromIterator):
+def _rows(number: int, data: Any) -> Rows:
+    if isinstance(data, FromIterator):
         raise DataError(
             f"shard {number} has no index. For an iterator per worker, pass a function with the parameter "
             "worker:  ad.data.from_iterator(lambda worker: …)"
         )
-    return found
+    try:
+        return rows_of(data)
+    except DataError as error:
+        raise DataError(f"shard {number}: {error}") from None
 
 
 def _check_like(first: Any, example: Any, number: int) -> None:

@@ -6,35 +6,30 @@ global batches, not on the split or the number of workers. The cursor is one int
 epoch takes examples of both epochs, and so can hold one example twice.
 
 With a data set per worker (`Shards`), each worker has such a stream, with its own cursor. The example at a position is
-read by `RandomAccessReader` for data with an index, and by `SequentialReader` for iterators.
+read by `Lookahead` for data with an index, and by `IterableData` for iterators.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import accumulate, repeat
 from operator import getitem
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from adaptive.base.ambient import AmbientContext
 from adaptive.base.errors import DataError
 from adaptive.base.world import World
 
-from .examples import Rows
-from .iterable import IterableData
-from .random_access import PositionSpan, RandomAccessReader, Wanted
-from .read_watch import ReadWatch
-from .reading import joined
-from .sequential import SequentialReader
+from .example import joined
+from .fetch_thread import FetchThread
+from .iterators import IterableData
+from .lookahead import Lookahead, PositionSpan
+from .rows import Rows, SourceRows
 
-T = TypeVar("T")
-QUICK_SECONDS = 300e-6  # a share that takes less is fetched without a thread; somewhat more than a thread's wake-up
-AT_ONCE_SECONDS = 2e-3  # the same limit if kernels run on the same cores
+_SMALL = 1 << 20  # bytes of a share of arrays in memory that are read in the calling thread, sooner than one wakes up
 
 
 class Share(NamedTuple):
@@ -73,25 +68,27 @@ class Stream:
         self.data, self.seed, self.workers = data, seed, workers
         self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
-        self._reader = (
-            SequentialReader(data, seed) if isinstance(data, IterableData) else RandomAccessReader(data, seed)
-        )
-        self._watch = ReadWatch(data, world)
-        self._ambient = AmbientContext()  # of the thread that builds the stream
+        self._iterators = data if isinstance(data, IterableData) else None
+        self._lookahead = None if isinstance(data, IterableData) else Lookahead(data, seed)
+        self._thread = self._thread_of(data, world)
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # the cursors when `_ahead` was requested
         self._closed = False
         self.fetched: Callable[[tuple[Any, ...]], None] | None = None
-        self._beside = beside
-        self._quick_seconds = QUICK_SECONDS if beside else AT_ONCE_SECONDS
-        self._quick = False  # whether the last share was fetched faster than a thread would start
-        self._timed = -1  # the number of rows whose time was measured last
-        self.in_memory = data.in_memory and not data.mapped if not isinstance(data, IterableData) else False
-        # Rows of arrays in memory, of one shard: the reader neither prefetches nor keeps anything.
+        self._beside, self.in_memory = beside, data.in_memory
+        # Rows of arrays in memory, of one shard: nothing is read ahead or kept.
         self._simple = self.in_memory and len(self.shard_ranges) == 1
+        self._row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
         self.length = 0 if isinstance(data, IterableData) else len(data)
-        if isinstance(self._reader, RandomAccessReader):
-            self._order, self._rows = self._reader.order.examples, self._reader.data.rows
+        if self._lookahead is not None and isinstance(data, Rows):
+            self._order, self._rows = self._lookahead.order.examples, data.rows
+
+    @staticmethod
+    def _thread_of(data: Rows | IterableData, world: World | None) -> FetchThread:
+        """Return the thread that reads, or waits for the readers."""
+        if isinstance(data, IterableData | SourceRows):
+            return data.thread
+        return FetchThread(data.read_timeout, world, data.close)
 
     @property
     def consumed(self) -> int:
@@ -101,19 +98,17 @@ class Stream:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return int(self.epochs) if isinstance(self._reader, SequentialReader) else sum(self.cursors) // self.length
+        return int(self.epochs) if self._iterators is not None else sum(self.cursors) // self.length
 
     @property
     def epochs(self) -> float:
         """Epochs of data consumed, as a fraction. Replicated."""
-        if isinstance(self._reader, SequentialReader):
-            return self._reader.epochs(self.cursors)
-        return sum(self.cursors) / self.length
+        return self._iterators.epochs(self.cursors) if self._iterators is not None else sum(self.cursors) / self.length
 
     @property
     def epoch_length(self) -> int | None:
         """Number of examples in an epoch; `None` if it is unknown, or there are no epochs. Replicated."""
-        return self._reader.epoch_length(self.cursors) if isinstance(self._reader, SequentialReader) else len(self.data)
+        return self._iterators.epoch_length(self.cursors) if self._iterators is not None else self.length
 
     def check_epochs(self, instead: str) -> None:
         """Raise if the epochs of the data are unknown.
@@ -124,52 +119,49 @@ class Stream:
         Raises:
           DataError: the epochs are unknown.
         """
-        why = self.data.epochs_are_unknown() if isinstance(self.data, IterableData) else ""
+        why = self._iterators.epochs_are_unknown() if self._iterators is not None else ""
         if why:
             raise DataError(f"{why}. Write {instead}, or pass the length= of an epoch to from_iterator.")
 
     def in_words(self) -> list[str]:
         """Return notes for the user on how the data are read."""
-        if isinstance(self.data, IterableData) or self.data.in_memory:
+        if isinstance(self.data, IterableData) or self.data.by_row:
             return list(self.data.notes)
-        return [f"data with an index, read by {self.data.readers}: each example once per epoch", *self.data.notes]
+        return [f"data with an index: {self.data!r}, each once per epoch", *self.data.notes]
 
     def take(self, sizes: Sequence[int]) -> Share:
         """Return the share of the step at the cursors, without moving them: call `advance` after the step."""
         ahead = self._ahead
         if ahead is not None and ahead[0] == self.cursors and ahead[1] == tuple(sizes):
             found, self._ahead = ahead[2], None
-            return found if isinstance(found, Share) else self._watch.result(found)
+            return found if isinstance(found, Share) else self._thread.result(found)
         if ahead is not None:
             self._drop_ahead()
-        if self._quick and self._simple and not self._beside:
+        if self._is_small(sizes):
             return self._take_rows(self.cursors[0], tuple(sizes))
-        fetched = self._in_thread(self._fetch, self.cursors, tuple(sizes), self.cursors)
-        return self._result(fetched)  # all reads run in one thread, so that sources need no locks
+        return self._thread.call(self._fetch, self.cursors, tuple(sizes), self.cursors)
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch the share of the step after this one, assuming unchanged batch sizes."""
         self._before = before = self.cursors
-        if self._quick and self._simple:
+        if self._is_small(sizes):
             if self._beside:
                 end = before[0] + sum(sizes)
                 self._ahead = (end,), tuple(sizes), self._take_rows(end, tuple(sizes))
             return
-        key = (self._deal(before, sizes)[1], tuple(sizes))
-        # A few rows of arrays are read faster than a thread wakes up.
-        here = self._quick
-        ahead = self._fetch(*key, before) if here else self._in_thread(self._fetch, *key, before)
-        self._ahead = (*key, ahead)
+        after, sizes = self._deal(before, sizes)[1], tuple(sizes)
+        self._ahead = after, sizes, self._thread.submit(self._fetch, after, sizes, before)
+
+    def _is_small(self, sizes: Sequence[int]) -> bool:
+        """Return whether a share is taken from arrays in memory in less time than a thread needs to wake up."""
+        return self._simple and self._row_bytes * sum(sizes) <= _SMALL * len(sizes)
 
     def _take_rows(self, cursor: int, sizes: tuple[int, ...]) -> Share:
         """Return a share of arrays in memory. Makes as few calls as possible, since this runs in every step."""
         workers, ends = self.workers, list(accumulate(sizes, initial=0))
         first, last = ends[workers.start], ends[workers.stop]
-        began = time.thread_time() if last - first != self._timed else 0.0
         whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
         batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
-        if began:
-            self._timed, self._quick = last - first, time.thread_time() - began < self._quick_seconds
         if self.fetched is not None:
             self.fetched(batches)
         # tuple.__new__ runs in C; the named tuple's constructor does not.
@@ -201,10 +193,9 @@ class Stream:
         Raises:
           DataError: workers of other processes have their own iterators.
         """
-        if isinstance(self.data, IterableData) and self.data.how.per_worker and len(sizes) > len(self.workers):
+        if self._iterators is not None and self._iterators.how.per_worker and len(sizes) > len(self.workers):
             raise DataError("each worker has an iterator of its own, which others cannot read. Pass a batch to check.")
-        wanted = self._wanted(self.cursors, sizes, range(len(sizes)), self.cursors)
-        batches = self._watch.result(self._in_thread(self._reader.read, wanted))
+        batches = self._thread.call(self._read, self.cursors, tuple(sizes), range(len(sizes)), self.cursors)
         return joined([batch for batch in batches if batch is not None])
 
     def _drop_ahead(self) -> None:
@@ -213,29 +204,25 @@ class Stream:
         if ahead is not None and not isinstance(ahead[2], Share):
             ahead[2].cancel()
 
-    def _result(self, share: Future[Share] | Share) -> Share:
-        return share if isinstance(share, Share) else self._watch.result(share)
-
-    def _in_thread(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        return self.data.thread.submit(self._ambient.run, function, *args)
-
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
-        began = time.thread_time()  # processor time, since kernels may run on this core meanwhile
         offsets = list(accumulate(sizes, initial=0))
-        batches = tuple(self._reader.read(self._wanted(cursors, sizes, self.workers, committed)))
-        self._quick = self.in_memory and time.thread_time() - began < self._quick_seconds
+        batches = tuple(self._read(cursors, sizes, self.workers, committed))
         if self.fetched is not None:
             self.fetched(batches)
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
-    def _wanted(self, cursors: Cursors, sizes: Sequence[int], workers: range, committed: Cursors) -> Wanted:
-        """Return the positions that these workers need in the step at the cursors, and in the steps to prefetch."""
+    def _read(self, cursors: Cursors, sizes: tuple[int, ...], workers: range, committed: Cursors) -> list[Any]:
+        """Return the batches of these workers in the step at the cursors. Called in the thread that reads."""
         starts, end = self._deal(cursors, sizes)
-        spans, following, cursors = [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers], [], end
-        for _ in range(self._reader.steps_ahead(sum(sizes[w] for w in workers))):
-            starts, cursors = self._deal(cursors, sizes)
-            following += [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers]
-        return Wanted(spans, following, committed, end)
+        spans = [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers]
+        if self._iterators is not None:
+            return self._iterators.read(spans, committed, end, self.seed)
+        assert self._lookahead is not None
+        ahead = []
+        for _ in range(self._lookahead.steps_ahead(sum(sizes[w] for w in workers))):
+            starts, end = self._deal(end, sizes)
+            ahead += [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers]
+        return self._lookahead.read(spans, ahead, committed)
 
     def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
         """Return each worker's first position in its shard, and the cursors after the step."""
@@ -254,12 +241,12 @@ class Stream:
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Return the indices of the examples at `count` positions of a shard, for data with an index."""
-        assert isinstance(self._reader, RandomAccessReader)
-        return self._reader.indices(PositionSpan(shard, position, count))
+        assert self._lookahead is not None
+        return self._lookahead.indices(PositionSpan(shard, position, count))
 
     def place(self) -> str:
         """Return the text that, with the cursors, is needed to resume here; "" for data with an index."""
-        return self._reader.place(self.cursors) if isinstance(self._reader, SequentialReader) else ""
+        return self._iterators.place(self.cursors) if self._iterators is not None else ""
 
     def go_on(self, cursors: Cursors, place: str) -> None:
         """Resume at the point of another stream of these data.
@@ -270,8 +257,8 @@ class Stream:
         """
         self._drop_ahead()
         self.cursors = cursors
-        if isinstance(self._reader, SequentialReader):
-            self._watch.result(self._in_thread(self._reader.go_on, cursors, place))
+        if self._iterators is not None:
+            self._thread.call(self._iterators.go_on, cursors, place)
 
     def close(self) -> None:
         """Close the data, reader processes and iterators included, without waiting for reads: one may hang."""
@@ -279,7 +266,7 @@ class Stream:
             return
         self._closed = True
         self._drop_ahead()
-        if isinstance(self.data, IterableData):
-            self.data.thread.submit(self.data.close)  # iterators are closed in the thread that reads them
+        if self._iterators is not None:
+            self._thread.submit(self._iterators.close)  # iterators are closed in the thread that reads them
         else:
             self.data.close()  # ends processes that the thread may be waiting for

@@ -17,8 +17,8 @@ from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import check_same_build, digest_of_plan, digest_of_tree
-from adaptive.data.examples import Rows
-from adaptive.data.iterable import IterableData
+from adaptive.data.iterators import IterableData
+from adaptive.data.rows import Rows
 from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -123,9 +123,9 @@ def check_alike(
     if world.processes == 1 and not world.spawns:
         return {}
     built = {setting: repr(value) for setting, value in settings.items()}
-    built.update(digests_of_data(data, world=world))
+    built.update(digests_of_data(data))
     labelled = enumerate(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
-    check_same_build(world, built, plan, f"building {name}", partial(steadiness, data, world.rank, world))
+    check_same_build(world, built, plan, f"building {name}", partial(steadiness, data, world.rank))
     lasting = {what: digest for what, digest in built.items() if what != "batch sizes"}
     return {**describe_settings(), **lasting, "driver": digest_of_plan(whole())} if world.spawns else {}

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from adaptive.data.examples import Rows
-from adaptive.data.iterable import IterableData
+from adaptive.data.iterators import IterableData
+from adaptive.data.rows import Rows
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.message import Layout
 from adaptive.runtime.segment_io import bytes_per_execution
@@ -66,7 +66,7 @@ def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequen
         ),
         Needed("batches", _BATCHES * largest * row, f"{_BATCHES} of {largest} examples: one is fetched ahead"),
     ]
-    if _is_in_memory(data):
+    if data.in_memory:
         found.append(Needed("data set", len(data) * row, "in memory, for all workers of the process"))
     return [needed for needed in found if needed.nbytes or needed.what in ("state", "temporaries")]
 
@@ -98,7 +98,3 @@ def _temporaries(engine: Engine) -> Iterator[int]:
         analysis = getattr(program, "memory_analysis", lambda: None)()
         if analysis is not None:
             yield analysis.temp_size_in_bytes
-
-
-def _is_in_memory(data: Rows | IterableData) -> bool:
-    return not isinstance(data, IterableData) and data.in_memory and not data.mapped

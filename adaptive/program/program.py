@@ -19,8 +19,7 @@ from adaptive.base.errors import DataError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
 from adaptive.base.world import World
-from adaptive.data.one_example import taken
-from adaptive.data.tables import by_column
+from adaptive.data.example import taken
 from adaptive.observe.events import Listener, Subscription
 from adaptive.observe.report import Metrics, Report
 from adaptive.observe.sinks import Sink
@@ -60,11 +59,8 @@ class Program(Generic[State, Metrics]):
       data: the data set: equal on all processes, and unchanged while the program runs. One of
 
         * a pytree of arrays with one leading axis;
-        * a data frame or table, read by column, without its index;
-        * an object with `__len__` and `__getitem__` whose items are pytrees, equal whenever they are read. Lists of
-          numbers in them become arrays;
-        * a list of examples;
-        * a data loader of one of these;
+        * an object with `__len__` and `__getitem__` whose items are pytrees of arrays and numbers, equal whenever they
+          are read;
         * the result of a function of `ad.data`, where examples are transformed, read by other processes, or read from
           an iterator;
         * `Shards`: separate data for each worker.
@@ -547,7 +543,7 @@ class Program(Generic[State, Metrics]):
         if batch is None:
             batch = p.stream.peek(p.sizes.current)
         else:
-            batch = taken(by_column(batch, "batch"), "batch")
+            batch = taken(batch, "batch")
         if jax.tree.structure(batch) != jax.tree.structure(p.data.example):
             raise DataError(
                 f"check: the structure of batch is {jax.tree.structure(batch)}, "

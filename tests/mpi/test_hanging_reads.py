@@ -11,7 +11,7 @@ import pytest
 from tests.mpirun import run
 from tests.speed import at_start, slowness
 
-COVERS = ("adaptive/data/read_watch.py",)
+COVERS = ("adaptive/data/fetch_thread.py",)
 
 pytestmark = pytest.mark.ranks
 
@@ -29,8 +29,9 @@ def start(*arguments):
 @pytest.mark.parametrize("when", ["step", pytest.param("build", marks=pytest.mark.long)])
 def test_the_reader_is_named_and_the_job_ends_with_that_message(when):
     said = start(when)
-    assert re.search(rf"WARNING of pid \d+: rank 1 \(pid .*\) has waited \d+ s for {READ}", said), said
-    assert re.search(r"DataError: rank 1 \(pid .*\) has waited \d+ s, the deadline of a read, for " + READ, said), said
+    assert re.search(
+        r"DataError: rank 1 \(pid .*\) has waited \d+ s, the limit of a read: waiting for " + READ, said
+    ), said
     assert "in waits_for_the_disk" in said, said
     where = "in building" if when == "build" else r"in step \d of program 1"
     assert re.search(rf"WorkerError: .*{where}.*DataError: rank 1 .* has waited", said), said  # on rank 0

@@ -12,7 +12,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 
-COVERS = ("adaptive/data/pool.py",)
+COVERS = ("adaptive/data/reader_processes.py",)
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 

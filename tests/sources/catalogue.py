@@ -1,137 +1,226 @@
-"""The table of sources in docs/input.md: every kind of source, what a program takes of it, and what it refuses.
-
-`python -m tests.sources.catalogue` writes the table anew, from what the library does with each source.
-"""
+"""The kinds of data that a program takes, and types of other libraries with the line that the advice says."""
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import adaptive as ad
-import collectives as comm
-from adaptive.data.examples import Examples
-from adaptive.data.iterable import IterableData
-from adaptive.data.reading import RowsOfArrays
-from tests.docs.pages import ROOT
-from tests.sources.checks import program_of, refusal
-from tests.sources.grain_data import GRAIN
-from tests.sources.hugging_face import HUGGING_FACE
-from tests.sources.plain import ARRAYS, OWN
-from tests.sources.pytorch import TORCH
 from tests.sources.rows import Group, Row, name
-from tests.sources.stored import HDF5, ZARR
-from tests.sources.tables import ARROW, PANDAS, POLARS
+from tests.sources.values import DICT, IDS, IMAGES, LENGTH, PAIR, X
 
-GROUPS = (ARRAYS, PANDAS, POLARS, ARROW, HDF5, ZARR, OWN, TORCH, GRAIN, HUGGING_FACE)
-PAGE = ROOT / "docs" / "input.md"
+HALF = X.astype(jnp.bfloat16)
+NOISY = {**DICT, "noise": jax.ShapeDtypeStruct((LENGTH, 2), np.float32)}
+
+
+class Files:
+    """A source of one's own."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"i": IDS[i], "x": X[i]}
+
+
+class Lines:
+    """An iterable of one's own."""
+
+    def __iter__(self) -> Any:
+        return rows(0)
+
+
+def rows(epoch: int) -> Any:
+    for i in range(LENGTH):
+        yield {"i": IDS[i], "x": X[i]}
+
+
+def rows_of_worker(worker: int) -> Any:
+    return rows(0)
+
+
+def batches() -> Any:
+    for start in range(0, LENGTH, 8):
+        yield {"i": IDS[start : start + 8], "x": X[start : start + 8]}
+
+
+def noise(example: Any, rng: np.random.Generator) -> Any:
+    return {**example, "noise": rng.random(2).astype(np.float32)}
+
+
+def double(example: Any) -> Any:
+    return {**example, "x": 2 * example["x"]}
+
+
+OWN_NAMES = {f.__name__: f for f in (Files, Lines, rows, rows_of_worker, batches, noise, double)}
+COMMON = {"ad": ad, "jax": jax, "jnp": jnp, "np": np, "ids": IDS, "x": X, "images": IMAGES, **OWN_NAMES}
+
+
+@cache
+def plain(folder: Path) -> dict[str, Any]:
+    np.save(folder / "images.npy", IMAGES)
+    np.savez(folder / "both.npz", i=IDS, x=X)
+    return {**COMMON, "folder": folder, "npz": np.load(folder / "both.npz")}
+
+
+PLAIN = Group(
+    "arrays and one's own",
+    (),
+    plain,
+    (
+        Row('{"i": ids, "x": x}', DICT, quick=True),
+        Row("(ids, x)", PAIR),
+        Row('{"i": ids.astype("int64"), "x": x.astype(">f8")}', DICT),
+        Row('{"i": jnp.asarray(ids), "x": jnp.asarray(x, "bfloat16")}', {"i": IDS, "x": HALF}),
+        Row('np.load(folder / "images.npy", mmap_mode="r")', IMAGES),
+        Row('ad.data.from_source({"i": ids, "x": x}, random_map=noise)', NOISY),
+        Row("Files()", DICT),
+        Row("ad.data.from_source(Files(), map=double)", {"i": IDS, "x": 2 * X}),
+        Row("ad.data.from_source(Files(), random_map=noise)", NOISY),
+        Row("ad.data.from_source(Files(), num_threads=4)", DICT, quick=True),
+        Row("ad.data.from_source(Files(), num_readers=2)", DICT, quick=True),
+        Row("ad.data.from_iterator(rows)", DICT, quick=True),
+        Row("ad.data.from_iterator(rows, map=double, length=24)", {"i": IDS, "x": 2 * X}),
+        Row("ad.data.from_iterator(rows_of_worker)", DICT, per_worker=True),
+        Row("npz", DICT, refused=True),
+        Row('[{"i": i, "x": row} for i, row in zip(ids, x)]', DICT, refused=True),
+        Row("Lines()", DICT, refused=True),
+        Row("rows", DICT, refused=True),
+    ),
+)
+
+
+def torch_names(folder: Path) -> dict[str, Any]:
+    import torch
+    from torch.utils.data import DataLoader, Subset, TensorDataset
+
+    from .torch_sets import Dataset, Pairs, Stream
+
+    kinds = (DataLoader, Subset, TensorDataset, Dataset, Pairs, Stream)
+    return {**COMMON, "torch": torch, **{kind.__name__: kind for kind in kinds}, "t": torch.from_numpy(X)}
+
+
+TORCH = Group(
+    "torch",
+    ("torch",),
+    torch_names,
+    (
+        Row('{"i": torch.arange(24), "x": t}', DICT),
+        Row('{"i": torch.arange(24), "x": t.to(torch.bfloat16)}', {"i": IDS, "x": HALF}),
+        Row("Dataset()", DICT, quick=True),
+        Row("Pairs()", (X, IDS)),
+        Row("Subset(TensorDataset(torch.arange(24).repeat(2), t.repeat(2, 1)), range(24))", PAIR),
+        Row("ad.data.from_iterator(lambda: iter(DataLoader(Dataset(), batch_size=None)))", DICT),
+        Row("DataLoader(Dataset(), batch_size=8, shuffle=True)", DICT, refused=True),
+        Row("DataLoader(Stream(), batch_size=8)", DICT, refused=True),
+        Row("Stream()", DICT, refused=True),
+    ),
+)
+
+
+def grain_names(folder: Path) -> dict[str, Any]:
+    import grain
+
+    source = grain.MapDataset.source(Files())
+    sampler = grain.samplers.IndexSampler(LENGTH, grain.sharding.NoSharding(), num_epochs=1, seed=0)
+    loader = grain.DataLoader(data_source=Files(), sampler=sampler)
+    return {**COMMON, "data": source, "loader": loader, "even": lambda e: True}
+
+
+GRAIN = Group(
+    "grain",
+    ("grain",),
+    grain_names,
+    (
+        Row("data", DICT, quick=True),
+        Row("data.shuffle(seed=1).map(double)", {"i": IDS, "x": 2 * X}),
+        Row("data.filter(even)", DICT, refused=True),
+        Row("data.to_iter_dataset()", DICT, refused=True, quick=True),
+        Row("loader", DICT, refused=True),
+    ),
+)
+
+
+def hugging_face_names(folder: Path) -> dict[str, Any]:
+    import datasets
+
+    features = datasets.Features({"i": datasets.Value("int32"), "x": datasets.Sequence(datasets.Value("float32"), 3)})
+    data = datasets.Dataset.from_dict({"i": IDS.tolist(), "x": X.tolist()}, features=features)
+    return {**COMMON, "data": data, "splits": datasets.DatasetDict(train=data.with_format("numpy"))}
+
+
+HUGGING_FACE = Group(
+    "Hugging Face",
+    ("datasets",),
+    hugging_face_names,
+    (
+        Row('data.with_format("numpy")', DICT, quick=True),
+        Row('data.with_format("torch")', DICT),
+        Row("data", DICT, refused=True),
+        Row("data.to_iterable_dataset()", DICT, refused=True),
+        Row("splits", DICT, refused=True),
+    ),
+)
+
+
+def table_names(folder: Path) -> dict[str, Any]:
+    import h5py
+    import pandas
+    import polars
+    import pyarrow
+    import zarr
+
+    columns = {"i": IDS, "x": X[:, 0]}
+    file = h5py.File(folder / "data.h5", "a")
+    group = zarr.open_group(folder / "data.zarr", mode="a")
+    for key, column in columns.items():
+        if key not in file:
+            file[key] = column
+        if key not in group:
+            group.create_array(key, data=column)
+    return {
+        **COMMON,
+        "pandas": pandas.DataFrame(columns),
+        "polars": polars.DataFrame(columns),
+        "arrow": pyarrow.table(columns),
+        "hdf5": file,
+        "zarr": group,
+    }
+
+
+COLUMNS = {"i": IDS, "x": X[:, 0]}
+TABLES = Group(
+    "tables and files",
+    ("pandas", "polars", "pyarrow", "h5py", "zarr"),
+    table_names,
+    (
+        Row("pandas", COLUMNS, refused=True),
+        Row("polars", COLUMNS, refused=True),
+        Row("arrow", COLUMNS, refused=True),
+        Row("arrow.to_batches()[0]", COLUMNS, refused=True),
+        Row("hdf5", COLUMNS, refused=True),
+        Row('hdf5["i"]', IDS, refused=True),
+        Row("zarr", COLUMNS, refused=True),
+        Row('zarr["i"]', IDS, refused=True),
+    ),
+)
+
+GROUPS = (PLAIN, TORCH, GRAIN, HUGGING_FACE, TABLES)
 
 
 def cases(wanted: Callable[[Row], bool]) -> list[Any]:
     """A test's parameters (group, row), skipped where a library is missing."""
     return [
-        pytest.param(group, row, id=name(group, row), marks=marks(group, row))
+        pytest.param(group, row, id=name(group, row), marks=[pytest.mark.skip(reason=why)] * bool(why))
         for group in GROUPS
+        for why in [group.missing()]
         for row in group.rows
         if wanted(row)
     ]
-
-
-def marks(group: Group, row: Row) -> list[Any]:
-    """When a row is tested, and why not."""
-    if why := group.missing(row):
-        return [pytest.mark.skip(reason=why)]
-    return [pytest.mark.long] * row.long
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-def begin(group: Group) -> str:
-    """The line before a group's part of the table."""
-    return f"<!-- sources: {group.title}, written by python -m tests.sources.catalogue -->"
-
-
-END = "<!-- end of sources -->"
-
-
-def part(group: Group) -> str:
-    """A group's part of the table, by what the library does now."""
-    lines = [begin(group), f"**{group.title}**. {group.about}", "", "| data | one example | how it is read |"]
-    lines += ["| --- | --- | --- |", *(line(group, row) for row in group.rows), END]
-    return "\n".join(lines)
-
-
-def line(group: Group, row: Row) -> str:
-    """A row of the table."""
-    if row.refused:
-        return f"| {code(row.data)} | refused | {code(' '.join(refusal(group, row).split()))} |"
-    with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
-        example, how = in_words(program._parts.data.example), how_read(program)
-        notes = [code(note) for note in program._parts.data.notes if row.noted]
-    return f"| {code(row.data)} | {code(example)} | {'; '.join(filter(None, [how, row.note, *notes]))} |"
-
-
-def code(text: str) -> str:
-    """Text as code in a cell."""
-    return f"`{text.replace('|', chr(92) + '|')}`"
-
-
-def in_words(example: Any) -> str:
-    """The structure of an example, with the dtype and shape of each leaf."""
-
-    def word(leaf: Any) -> str:
-        shape = ", ".join(map(str, leaf.shape))
-        return f"{leaf.dtype}[{shape}]" if shape else str(leaf.dtype)
-
-    return str(jax.tree.map(lambda leaf: _Word(word(leaf)), example)).replace("'", '"')
-
-
-class _Word(str):
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def how_read(program: ad.Program) -> str:
-    """From where, and by whom."""
-    data: Any = program._parts.data
-    if isinstance(data, IterableData):
-        if data.how.per_worker:
-            return "in turn, an iterator for each worker"
-        program.step()
-        state = json.loads(program._parts.stream.place())[3]
-        return "in turn, by every process; restored " + ("by skipping" if state is None else "from its state")
-    assert isinstance(data, Examples)
-    if data.in_memory:
-        return "by row, from the file" if data.mapped else "by row, from memory"
-    by = "by row" if isinstance(data._reading.source, RowsOfArrays) else "by index"
-    if data.num_readers:
-        return f"{by}, in {data.num_readers} reader process{'es' * (data.num_readers > 1)}"
-    return f"{by}, {'from the file' if by == 'by row' else f'in {data.readers}'}"
-
-
-def written(page: str, group: Group) -> str:
-    """Return the page with a new part for this group."""
-    before, found, rest = page.partition(begin(group) + "\n")
-    assert found, f"{PAGE.name} has no line {begin(group)}"
-    return before + part(group) + rest[rest.index(END) + len(END) :]
-
-
-def main() -> None:
-    logging.disable()
-    page = PAGE.read_text()
-    for group in GROUPS:
-        if why := group.missing(*group.rows):
-            print(f"{group.title} stays as it is: {why}")
-        else:
-            page = written(page, group)
-    PAGE.write_text(page)
-
-
-if __name__ == "__main__":
-    main()

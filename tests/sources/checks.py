@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import adaptive as ad
 import collectives as comm
-from tests.sources.rows import Group, Row, like
+from tests.sources.rows import Row, like
 
 GLOBAL_BATCH = 5  # of 24 examples: steps span the ends of epochs
 
@@ -62,18 +61,6 @@ def program_of(row: Row, data: Any, **options: Any) -> ad.Program:
     """A program that takes this row's data."""
     state = {"taken": jnp.zeros(row.length, jnp.int32)}
     return ad.Program(driver_of(row), state, data, **{"global_batch": GLOBAL_BATCH, "seed": 3, **options})
-
-
-def refusal(group: Group, row: Row) -> str:
-    """The error that is raised when these data are given, or when a program is built with them."""
-
-    def built() -> ad.Program:
-        data = group.build(row)
-        return ad.Program(lambda state, batch: (state, {}), {}, data, global_batch=GLOBAL_BATCH, world=comm.SoloWorld())
-
-    with pytest.raises(ad.DataError) as error:
-        built()
-    return str(error.value)
 
 
 def check(row: Row, program: ad.Program, report: ad.Report, *, once: bool = True) -> list[int]:

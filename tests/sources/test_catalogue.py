@@ -1,19 +1,25 @@
-"""Every kind of source on one worker, with the library that it is of: taken as it should be, or refused by name."""
+"""Every kind of data on one worker, with the real libraries; what is refused, by the line that the error says."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
+import adaptive as ad
 import collectives as comm
-from tests.sources.catalogue import GROUPS, PAGE, cases, part
-from tests.sources.checks import check, program_of, refusal
+from adaptive.data.advice import SPLIT, TABLE
+from adaptive.data.rows import rows_of
+from tests.sources.catalogue import COMMON, TORCH, cases, rows
+from tests.sources.checks import check, program_of
 
-COVERS = ("adaptive/data/pool.py", "adaptive/data/reading.py")
+COVERS = ("adaptive/data/advice.py", "adaptive/data/rows.py")
 
 STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in mid-epoch
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.taken))
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: True))
 def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_steps(group, row):
     with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
         seen = [check(row, program, program.step()) for _ in range(KEPT)]
@@ -25,13 +31,75 @@ def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_s
         assert [check(row, restored, restored.step()) for _ in range(STEPS - KEPT)] == seen[KEPT:]
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: not row.taken))
-def test_unsupported_data_is_refused_when_the_program_is_built(group, row):
-    assert row.refused in refusal(group, row)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: {0, 1}, r"A set has no order. Write  np.asarray\(sorted\(data\)\)"),
+        (lambda: "data.csv", "Text is no data set"),
+        (lambda: rows(0), "a generator can be iterated over only once"),
+        (lambda: dict, "data is the class dict. Create an object"),
+        (lambda: 42, "is a single number"),
+        (lambda: None, "the data set has no arrays"),
+        (lambda: {"x": [1.0, 2.0]}, "write np.asarray"),
+        (lambda: {"x": np.array(["a"])}, "holds text"),
+        (lambda: {"x": np.full(3, 1e40)}, r"holds 1e\+40, which float32 cannot"),
+    ],
+)
+def test_data_that_no_line_mends_are_refused_by_name(make, says):
+    with pytest.raises(ad.DataError, match=says):
+        rows_of(make())
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
-def test_the_documentation_has_the_table(group):
-    if why := group.missing(*group.rows):
-        pytest.skip(why)
-    assert part(group) in PAGE.read_text(), "the table has changed: python -m tests.sources.catalogue"
+@pytest.mark.parametrize("kind", ["Lists", "Text"])
+def test_items_that_hold_no_arrays_are_refused_by_their_leaf(kind):
+    class Source:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return {"x": [1.0, 2.0] if kind == "Lists" else "words"}
+
+    says = r"data\[0\]\['x'\] is a list of numbers.*np.asarray" if kind == "Lists" else r"data\[0\]\['x'\] holds text"
+    with pytest.raises(ad.DataError, match=says):
+        rows_of(Source())
+
+
+def test_batches_are_refused_and_the_line_splits_them():
+    pytest.importorskip("torch")
+    grain = pytest.importorskip("grain")
+    names = TORCH.names(None)
+    loader = names["DataLoader"](names["Dataset"](), batch_size=8)
+    for data in (loader, grain.MapDataset.range(24).to_iter_dataset().batch(8)):
+        with pytest.raises(ad.DataError) as error, program_on(ad.data.from_iterator(lambda data=data: iter_of(data))):
+            pass
+        assert str(error.value).endswith(SPLIT)
+        split = eval(SPLIT, {**COMMON, "data": data})
+        with program_on(split) as program:
+            assert sum(report.global_batch for report in program.run(epochs=1)) == 24
+    with pytest.raises(ad.DataError, match=r"data without \.batch"):
+        rows_of(grain.MapDataset.range(24).batch(8))
+    with pytest.raises(ad.DataError, match=r"Leave out \.repeat"):
+        rows_of(grain.MapDataset.range(24).repeat())
+
+
+def iter_of(data):
+    return data
+
+
+def program_on(data):
+    return ad.Program(lambda state, batch: (state, {}), {}, data, global_batch=6, world=comm.SoloWorld())
+
+
+def test_a_number_of_readers_that_cannot_be_is_refused():
+    for options in (
+        {"num_readers": -1},
+        {"num_threads": 0},
+        {"num_threads": math.inf},
+        {"num_readers": 1, "num_threads": 2},
+    ):
+        with pytest.raises(ad.DataError, match="num_"):
+            ad.data.from_source(range(3), **options)
+
+
+def test_every_row_of_the_table_is_of_the_form_package_and_class():
+    assert all(row.kind.count(".") == 1 and row.write for row in TABLE)

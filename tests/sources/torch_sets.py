@@ -32,8 +32,3 @@ class Stream(data.IterableDataset):
         worker = data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         yield from (Dataset()[i] for i in range(first, LENGTH, step))
-
-
-def doubled(examples):
-    batch = data.default_collate(examples)
-    return {**batch, "x": 2 * batch["x"]}

@@ -7,7 +7,7 @@ import pytest
 
 import adaptive as ad
 from adaptive.data import same_data as _same_data
-from adaptive.data.examples import Examples
+from adaptive.data.rows import rows_of
 from adaptive.data.same_data import digest_of_data, digests_of_data, steadiness
 from tests.adaptive.drivers import make_data
 
@@ -28,13 +28,13 @@ class Source:
 
 
 def differ(a, b):
-    one, other = digests_of_data(Examples(a)), digests_of_data(Examples(b))
+    one, other = digests_of_data(rows_of(a)), digests_of_data(rows_of(b))
     return [name for name in one if one[name] != other.get(name)]
 
 
 def test_each_leaf_is_compared_and_named():
     data = make_data(50)
-    assert digests_of_data(Examples(data))["data"] == "50 examples"
+    assert digests_of_data(rows_of(data))["data"] == "50 examples"
     assert differ(data, make_data(50)) == []
     assert differ(data, make_data(51)) == ["data", "data['x']", "data['y']"]
     assert differ(data, {**data, "y": data["y"][::-1]}) == ["data['y']"]
@@ -67,21 +67,21 @@ def test_rows_that_differ_at_regular_distances_are_found():
 
 def test_of_a_source_no_more_rows_are_read_than_need_be():
     source = Source(np.zeros((10**6, 1), np.float32))
-    digests_of_data(Examples(source))
+    digests_of_data(rows_of(source))
     assert len(source.read) == 1 + _same_data._ROWS_OF_SOURCES
     small = Source(np.zeros((20, 1), np.float32))
-    digests_of_data(Examples(small))
+    digests_of_data(rows_of(small))
     assert sorted(set(small.read)) == list(range(20))
 
 
 def test_for_data_larger_than_memory_some_rows_are_compared(monkeypatch, tmp_path):
     monkeypatch.setattr(_same_data, "_ROWS_OF_LARGE", 8)
     data = np.memmap(tmp_path / "x", np.float32, "w+", shape=(1000, 2))
-    whole = digests_of_data(Examples(data), 8000)
+    whole = digests_of_data(rows_of(data), 8000)
     data[:, 1] = 1
-    assert digests_of_data(Examples(data), 8000) != whole
-    assert digests_of_data(Examples(data), 7999) != digests_of_data(Examples(data), 8000)
-    assert digest_of_data(Examples(data)) == digest_of_data(Examples(np.array(data)))
+    assert digests_of_data(rows_of(data), 8000) != whole
+    assert digests_of_data(rows_of(data), 7999) != digests_of_data(rows_of(data), 8000)
+    assert digest_of_data(rows_of(data)) == digest_of_data(rows_of(np.array(data)))
 
 
 def test_shards_are_compared_as_one_data_set():
@@ -93,6 +93,6 @@ def test_shards_are_compared_as_one_data_set():
 
 def test_a_source_that_augments_at_random_is_found_out():
     rows = np.zeros((100, 2), np.float32)
-    (text,) = steadiness(Examples(Source(rows, noise=1)), rank=1).values()
+    (text,) = steadiness(rows_of(Source(rows, noise=1)), rank=1).values()
     assert text.endswith("is another example the second time (seen by rank 1)")
-    assert steadiness(Examples(Source(rows)), rank=1) == steadiness(Examples(rows), rank=1) == {}
+    assert steadiness(rows_of(Source(rows)), rank=1) == steadiness(rows_of(rows), rank=1) == {}

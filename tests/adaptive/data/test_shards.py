@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive.data.examples import Examples
+from adaptive.data.rows import rows_of
 from adaptive.data.same_data import digests_of_data
 from adaptive.data.shards import unused_shards
 from adaptive.data.stream import Stream
@@ -59,7 +59,6 @@ def test_shards_are_in_memory_if_all_of_them_are():
     arrays, source = numbered(0, 4), ad.data.from_source(Source(4, 4))
     assert ad.Shards([arrays, arrays]).in_memory is True
     assert ad.Shards([arrays, source]).in_memory is False
-    assert ad.Shards([arrays, arrays]).mapped is False
 
 
 # --- the streams ------------------------------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ def test_each_shard_each_epoch_and_each_seed_has_an_order_of_its_own():
 
 
 def test_one_shard_for_one_worker_is_plain_data():
-    alone, shared = (Stream(d, seed=3, workers=range(1)) for d in (shards_of((9,)), Examples(numbered(0, 9))))
+    alone, shared = (Stream(d, seed=3, workers=range(1)) for d in (shards_of((9,)), rows_of(numbered(0, 9))))
     plan = [(4,), (9,), (2,), (7,)]
     assert taken(alone, plan)[0].tolist() == taken(shared, plan)[0].tolist()
     alone.close()
@@ -163,7 +162,7 @@ def test_peek_returns_the_batch_of_the_next_step():
 def test_a_note_names_the_workers_whose_data_are_not_used_from_now_on(sizes, previous, first, who):
     notes = [f"no examples for {who}, whose data are not used."] * (who is not None)
     assert unused_shards(shards_of(), sizes, previous, first=first) == notes
-    assert unused_shards(Examples(numbered(0, 9)), sizes, previous, first=first) == []
+    assert unused_shards(rows_of(numbered(0, 9)), sizes, previous, first=first) == []
 
 
 # --- as one data set --------------------------------------------------------------------------------------------------
@@ -186,7 +185,7 @@ def test_arrays_and_sources_may_stand_side_by_side():
 def test_a_digest_depends_on_shard_boundaries():
     assert digests_of_data(shards_of((5, 7))) == digests_of_data(shards_of((5, 7)))
     assert digests_of_data(shards_of((5, 7))) != digests_of_data(shards_of((7, 5)))
-    assert digests_of_data(shards_of((5, 7))) != digests_of_data(Examples(numbered(0, 12)))
+    assert digests_of_data(shards_of((5, 7))) != digests_of_data(rows_of(numbered(0, 12)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.data.iterable import from_iterator
+from adaptive.data.iterators import from_iterator
 from adaptive.program.state_transfer import pack, receive_buffers, unpack
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.program.resumable import Growing, plain

@@ -226,7 +226,7 @@ def test_examples_are_copied_to_the_device_before_their_step(driver, slow, monke
         return compute(self, sizes, reading, vectors, leaves)
 
     monkeypatch.setattr(copied_examples, "COPIED_BYTES", 0)
-    monkeypatch.setattr(stream, "AT_ONCE_SECONDS", 0.0 if slow else 1.0)
+    monkeypatch.setattr(stream, "_SMALL", -1 if slow else 1 << 20)
     monkeypatch.setattr(CopiedExamples, "copy", copies)
     monkeypatch.setattr(SteadyStep, "__init__", lambda self, ctx: begin(self, ctx) or on_a_device(self))
     monkeypatch.setattr(SteadyStep, "compute", computes)

@@ -99,8 +99,8 @@ def test_states_of_processes(other, monkeypatch, status, seen):
     (["idle.py", "adaptive/data/reading.py", "adaptive/program/program.py", "main.py"],
      ["adaptive/data/reading.py", "main.py", "adaptive/program/program.py"]),
     (["adaptive/data/fetch_thread.py", "main.py"], ["main.py"]),
-    (["adaptive/data/fetch_thread.py\nadaptive/data/pool.py", "main.py"],
-     ["adaptive/data/fetch_thread.py\nadaptive/data/pool.py", "main.py"]),
+    (["adaptive/data/fetch_thread.py\nadaptive/data/rows.py", "main.py"],
+     ["adaptive/data/fetch_thread.py\nadaptive/data/rows.py", "main.py"]),
     ([], []),
 ])  # fmt: skip
 def test_threads_that_read_or_are_in_a_program_are_shown_besides_the_main_one(other, monkeypatch, dump, shown):

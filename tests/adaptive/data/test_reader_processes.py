@@ -91,7 +91,7 @@ def test_reader_processes_return_what_a_thread_returns_under_any_resizes(read):
 
 
 def pids_of(data):
-    return set(data._pool._executor._processes) if data._pool._executor else set()
+    return set(data._processes._executor._processes) if data._processes._executor else set()
 
 
 def gone(processes):
@@ -165,7 +165,7 @@ data = ad.data.from_source(Numbers(), num_readers=1)
 program = ad.Program(driver, jnp.zeros(()), data, global_batch=8, resizable=False)
 for report in program.run():
     if report.step == 3:
-        print(*program._parts.data._pool._executor._processes, flush=True)
+        print(*program._parts.data._processes._executor._processes, flush=True)
     END
 """
 ENDS = {

@@ -1,0 +1,119 @@
+"""One example, a pytree of arrays and numbers: convert it to host arrays, compare it with the first one, stack it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from adaptive.base.arrays import GIVE_A_MASK, PAD_THEM, NotAnArrayError, is_narrowed, on_host
+from adaptive.base.errors import DataError
+from adaptive.base.tree_paths import leaf_names
+
+_NAMED = 3  # largest number of leaves that a note lists
+
+
+def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:
+    """Return all leaves on the host, in the width that JAX computes with.
+
+    Args:
+      tree: a pytree of arrays (numpy, JAX, torch tensors on the CPU) and numbers.
+      root: what to call the tree in errors.
+      rows: the numbers in the data set of the arrays' rows; by default they are numbered from 0.
+
+    Raises:
+      DataError: a leaf is not an array of numbers; names the first such leaf.
+    """
+    try:
+        return jax.tree.map(on_host, tree)
+    except NotAnArrayError:  # names are computed only now, since they take longer than the conversion
+        for name, leaf in zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True):
+            try:
+                on_host(leaf)
+            except NotAnArrayError as error:
+                raise DataError(error.about(name, rows)) from error
+        raise
+
+
+def first_taken(item: Any, root: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the first example of a source or an iterator on the host, and notes for the user.
+
+    Raises:
+      DataError: the example has no arrays, or holds text or lists of numbers, which JAX takes for pytrees.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(item, is_leaf=_is_list_of_numbers):
+        if _is_list_of_numbers(leaf):
+            name = root + jax.tree_util.keystr(path)
+            raise DataError(f"{name} is a list of numbers, which JAX takes for a pytree. Write  np.asarray(x)")
+    row = taken(item, root)
+    if not jax.tree.leaves(row):
+        raise DataError(f"{root} has no arrays: {item!r}.")
+    return row, narrowing_notes(item, root)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(x, int | float | complex | list) for x in value)
+
+
+def narrowing_notes(tree: Any, root: str) -> tuple[str, ...]:
+    """Return a note that names the leaves whose floats JAX narrows; () if there are none."""
+    leaves = zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True)
+    narrowed = [name for name, leaf in leaves if is_narrowed(leaf)]
+    if not narrowed:
+        return ()
+    names = ", ".join(narrowed[:_NAMED]) + f" and {len(narrowed) - _NAMED} more" * (len(narrowed) > _NAMED)
+    return (
+        f"{names}: float64, computed with as float32, because JAX's x64 mode is off "
+        "(jax.config.update('jax_enable_x64', True) turns it on).",
+    )
+
+
+def checked(row: Any, first: Any, name: str) -> Any:
+    """Return an example after checking that it has the leaves, shapes and dtypes of the first one.
+
+    Args:
+      row: the example.
+      first: the first example.
+      name: name of the example, for the error.
+
+    Raises:
+      DataError: the example has other leaves, or a leaf has another shape or dtype.
+    """
+    if jax.tree.structure(row) != jax.tree.structure(first):
+        raise DataError(
+            f"{name} has the structure {jax.tree.structure(row)}, example 0 has {jax.tree.structure(first)}. "
+            f"If a value is missing: {GIVE_A_MASK}"
+        )
+    for number, (leaf, like) in enumerate(zip(jax.tree.leaves(row), jax.tree.leaves(first), strict=True)):
+        if leaf.shape != like.shape:
+            part = leaf_names(row, "example")[number]
+            raise DataError(f"{part} of {name} has shape {leaf.shape}, of example 0 {like.shape}. {PAD_THEM}")
+        if leaf.dtype != like.dtype:
+            part = leaf_names(row, "example")[number]
+            raise DataError(f"{part} of {name} is {leaf.dtype}, of example 0 {like.dtype}.")
+    return row
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Stack examples into one batch."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Concatenate batches."""
+    return batches[0] if len(batches) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+
+
+def shapes_of(example: Any, examples: int) -> Any:
+    """Return a batch of this many examples that look like `example`, as `jax.ShapeDtypeStruct`s."""
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), example
+    )
+
+
+def random_numbers(index: int, epoch: int, seed: int, shard: int) -> np.random.Generator:
+    """Return the random generator of one example in one epoch, independent of the process and the batch."""
+    philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])
+    return np.random.Generator(philox)
