@@ -44,7 +44,7 @@ class ReaderProcesses:
     def __init__(self, reader: Any, number: int):
         self._reader, self._number = reader, number
         self._executor: Any = None
-        self._lock = threading.Lock()
+        self._lock, self._start_lock = threading.Lock(), threading.Lock()
 
     def submit(self, indices: np.ndarray, passes: Any) -> Future[Any]:
         """Start to read the examples at these indices in one process; the future returns a list of them.
@@ -53,12 +53,13 @@ class ReaderProcesses:
           DataError: the source cannot be sent to other processes.
           ReadersLostError: the processes could not be started.
         """
-        with self._lock:
-            executor = self._executor
-        try:
-            return (executor or self._start()).submit(_read, indices, passes)
-        except BrokenExecutor:  # a process was lost; earlier reads have raised the error
-            return self._start().submit(_read, indices, passes)
+        with self._start_lock:
+            with self._lock:
+                executor = self._executor
+            try:
+                return (executor or self._start()).submit(_read, indices, passes)
+            except BrokenExecutor:  # a process was lost; earlier reads have raised the error
+                return self._start().submit(_read, indices, passes)
 
     def _start(self) -> Any:
         begin_read("the start of reader processes", _TO_START)

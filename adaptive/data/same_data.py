@@ -6,6 +6,8 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,66 +18,32 @@ from .example import stacked
 from .iterators import IterableData
 from .rows import Rows
 
-# Data in memory are compared as a whole (0.8 s per GB) up to `_ALL_BYTES`. Of larger data, and of sources, whose rows
-# run user code, a sample is compared: if one row in a hundred differs, 512 rows miss that in one of 170 cases.
-_ALL_BYTES = 4 << 30
-_ALL_BYTES_EACH_TIME = 256 << 20
+# Arrays are compared as a whole (0.8 s per GB) up to `_ALL_BYTES`. Of larger ones, and of sources, whose rows run user
+# code, a sample is compared: if one row in a hundred differs, 512 rows miss that in one of 170 cases.
+_ALL_BYTES = 256 << 20
 _BLOCK_BYTES = 16 << 20
-_ROWS_OF_LARGE = 4096
-_ROWS_OF_SOURCES = 512
-_ROWS_READ_TWICE = 16
-_FIRST_OF_ITERATORS = 16
+_ROWS_OF_LARGE, _ROWS_OF_SOURCES, _ROWS_READ_TWICE, _FIRST_OF_ITERATORS = 4096, 512, 16, 16
 # For a source that a single process reads: an augmentation of every second example is missed in one of 32 cases. After
 # `_SECONDS_OF_READING_TWICE` no further row is started, so a slow source costs two reads.
-_ROWS_READ_TWICE_ALONE = 5
-_SECONDS_OF_READING_TWICE = 0.2
+_ROWS_READ_TWICE_ALONE, _SECONDS_OF_READING_TWICE = 5, 0.2
 
 _log = logging.getLogger("adaptive")
 
 
-def digests_of_data(data: Rows | IterableData, all_bytes: int = _ALL_BYTES) -> dict[str, str]:
+def digests_of_data(data: Rows | IterableData) -> dict[str, str]:
     """Return the number of examples (of each shard) and a digest of each leaf, as text by name. Local.
 
-    Args:
-      data: the data set.
-      all_bytes: largest size of a data set in memory that is read as a whole.
+    Of an iterator, the first examples, which stay available to the stream; of iterators per worker, only the examples'
+    shapes and dtypes.
     """
-    if isinstance(data, IterableData):
-        return _digests_of_first(data)
-    row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
-    if not data.by_row:
-        numbers = _sample(len(data), _ROWS_OF_SOURCES)
-    elif len(data) * row_bytes > (all_bytes if data.in_memory else min(all_bytes, _ALL_BYTES_EACH_TIME)):
-        numbers = _sample(len(data), _ROWS_OF_LARGE)
-    else:
-        numbers = np.arange(len(data))
-    leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), _digests(data, numbers), strict=True)
-    counts = " + ".join(str(shard.length) for shard in data.shard_ranges)
-    return {
-        "data": f"{counts} examples",
-        **{name: f"{leaf.dtype}{[len(data), *leaf.shape]} {digest}" for name, leaf, digest in leaves},
-    }
-
-
-def digest_of_data(data: Rows) -> str:
-    """Return the digests of a data set as one text; reads less of large data than `digests_of_data`. Local."""
-    return ", ".join(digests_of_data(data, _ALL_BYTES_EACH_TIME).values())
-
-
-def _digests_of_first(data: IterableData) -> dict[str, str]:
-    """Return digests of the first examples, which stay available to the stream; for iterators per worker, only the
-    examples' shapes and dtypes.
-    """
-    leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), strict=True)
-    built = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves}
-    if data.how.per_worker:
-        return {"data": "iterators of each worker's own", **built}
-    first = data.first_examples(_FIRST_OF_ITERATORS)
-    digests = [
-        hashlib.blake2b(np.ascontiguousarray(leaf).tobytes(), digest_size=8) for leaf in jax.tree.leaves(stacked(first))
-    ]
-    said = zip(built.items(), digests, strict=True)
-    return {"data": "an iterator", **{name: f"{kind} {digest.hexdigest()}" for (name, kind), digest in said}}
+    count, digests = "iterators of each worker's own", [""] * len(jax.tree.leaves(data.example))
+    if not isinstance(data, IterableData):
+        count = " + ".join(str(shard.length) for shard in data.shard_ranges) + " examples"
+        digests = _digests(data, _compared(data))
+    elif not data.how.per_worker:
+        count, digests = "an iterator", _hashes([stacked(data.first_examples(_FIRST_OF_ITERATORS))])
+    leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), digests, strict=True)
+    return {"data": count, **{name: f"{leaf.dtype}{list(leaf.shape)} {digest}" for name, leaf, digest in leaves}}
 
 
 def steadiness(data: Rows | IterableData, rank: int) -> dict[str, str]:
@@ -84,11 +52,8 @@ def steadiness(data: Rows | IterableData, rank: int) -> dict[str, str]:
     Processes compare the results, so that one process's finding becomes an error on all.
     """
     row = _unsteady_row(data, _ROWS_READ_TWICE)
-    return (
-        {}
-        if row is None
-        else {"data, read twice,": f"data[{row}] is another example the second time (seen by rank {rank})"}
-    )
+    text = f"data[{row}] is another example the second time (seen by rank {rank})"
+    return {} if row is None else {"data, read twice,": text}
 
 
 def warn_unless_steady(data: Rows | IterableData) -> None:
@@ -127,15 +92,29 @@ def _unsteady_row(data: Rows | IterableData, rows: int, seconds: float = math.in
     return None
 
 
+def _compared(data: Rows) -> np.ndarray:
+    """Return the indices of the rows that processes compare."""
+    if not data.by_row:
+        return _sample(len(data), _ROWS_OF_SOURCES)
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
+    return np.arange(len(data)) if len(data) * row_bytes <= _ALL_BYTES else _sample(len(data), _ROWS_OF_LARGE)
+
+
 def _digests(data: Rows, numbers: np.ndarray) -> list[str]:
     """Return a digest of each leaf over these rows; reads blocks, so that the data may be larger than memory."""
-    leaves = jax.tree.leaves(data.example)
-    digests = [hashlib.blake2b(digest_size=8) for _ in leaves]
-    block = max(1, _BLOCK_BYTES // max(1, sum(leaf.nbytes for leaf in leaves)))
-    for start in range(0, len(numbers), block):
-        for digest, leaf in zip(digests, jax.tree.leaves(data.rows(numbers[start : start + block])), strict=True):
+    block = max(1, _BLOCK_BYTES // max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))))
+    return _hashes(data.rows(numbers[start : start + block]) for start in range(0, len(numbers), block))
+
+
+def _hashes(batches: Iterable[Any]) -> list[str]:
+    """Return a digest of each leaf over all batches."""
+    found: list[Any] = []
+    for batch in batches:
+        leaves = jax.tree.leaves(batch)
+        found = found or [hashlib.blake2b(digest_size=8) for _ in leaves]
+        for digest, leaf in zip(found, leaves, strict=True):
             digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
-    return [digest.hexdigest() for digest in digests]
+    return [digest.hexdigest() for digest in found]
 
 
 def _sample(length: int, rows: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from adaptive.base.world import World
 from adaptive.check.means import MeanCheck
 from adaptive.control.build_agreement import compare_across_processes, digest_of_text, digest_of_tree
 from adaptive.data.rows import Rows
-from adaptive.data.same_data import digest_of_data
+from adaptive.data.same_data import digests_of_data
 from adaptive.data.shards import evaluated_rows
 from adaptive.graph.text import as_text
 
@@ -175,7 +175,7 @@ def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) 
     return {
         "batch": str(batch),
         "op": op,
-        "the data set": digest_of_data(rows),
+        "the data set": ", ".join(digests_of_data(rows).values()),
         "what fn returns": ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}".strip() for name, leaf in leaves),
         "fn": f"{len(jaxpr.eqns)} equations, {digest_of_text(repr((lines, digest_of_tree(closed.consts))))}",
     }

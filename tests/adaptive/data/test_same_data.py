@@ -8,7 +8,7 @@ import pytest
 import adaptive as ad
 from adaptive.data import same_data as _same_data
 from adaptive.data.rows import rows_of
-from adaptive.data.same_data import digest_of_data, digests_of_data, steadiness
+from adaptive.data.same_data import digests_of_data, steadiness
 from tests.adaptive.drivers import make_data
 
 
@@ -74,14 +74,17 @@ def test_of_a_source_no_more_rows_are_read_than_need_be():
     assert sorted(set(small.read)) == list(range(20))
 
 
-def test_for_data_larger_than_memory_some_rows_are_compared(monkeypatch, tmp_path):
+def test_of_data_larger_than_memory_some_rows_are_compared(monkeypatch, tmp_path):
     monkeypatch.setattr(_same_data, "_ROWS_OF_LARGE", 8)
     data = np.memmap(tmp_path / "x", np.float32, "w+", shape=(1000, 2))
-    whole = digests_of_data(rows_of(data), 8000)
-    data[:, 1] = 1
-    assert digests_of_data(rows_of(data), 8000) != whole
-    assert digests_of_data(rows_of(data), 7999) != digests_of_data(rows_of(data), 8000)
-    assert digest_of_data(rows_of(data)) == digest_of_data(rows_of(np.array(data)))
+    in_memory = np.array(data)
+    assert digests_of_data(rows_of(data)) == digests_of_data(rows_of(in_memory))
+    few = in_memory.copy()
+    few[_same_data._sample(1000, 8)[0] + 1] = 1
+    assert differ({"x": few}, {"x": in_memory}) == ["data['x']"]
+    monkeypatch.setattr(_same_data, "_ALL_BYTES", 7999)
+    assert differ({"x": few}, {"x": in_memory}) == []
+    assert differ({"x": np.ones_like(few)}, {"x": in_memory}) == ["data['x']"]
 
 
 def test_shards_are_compared_as_one_data_set():
