@@ -61,5 +61,5 @@ def test_examples(file):
 
 
 def test_a_name_and_an_argument_that_do_not_exist_are_found():
-    assert unknown("mon.nois(grads)\nx = ad.step + ad.steps") == ["mon.nois", "mon.nois", "ad.steps"]
+    assert unknown("mon.nois(grads)\nx = ad.step_number + ad.steps") == ["mon.nois", "mon.nois", "ad.steps"]
     assert unknown("ctrl.hook(fn, value, evry=2, **more)") == ["ctrl.hook(evry=)"]
