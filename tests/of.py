@@ -34,7 +34,7 @@ CROSS_CUTTING = {
     "tests/test_of.py": "tests/of.py, and the places of all tests",
     "tests/test_ranks.py": "tests/ranks.py",
     "tests/test_slurm_requeue.py": "the batch file for Slurm",
-    "tests/test_speed.py": "tests/speed.py",
+    "tests/test_speed.py": "tests/speed.py and tests/cost.py",
     "tests/test_wheel.py": "what a wheel contains",
     "tests/tools/": "the scripts in tools/",
 }

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 
 SLOWNESS = "TESTS_SLOWNESS"  # measured when the suite starts, for all of its processes; may be set by hand
 _LOOP, _REFERENCE = 400_000, 0.022  # a loop of so many rounds takes so many seconds on an idle core
 _HEADROOM = 2.0  # the load may come after the measurement
+_PROCESSOR_HEADROOM = 3.0  # caches that others use, too, and what the first test of a process imports
 _MOST = 100.0
 _VALID = 2.0  # seconds: some tests set a limit for each of hundreds of messages, and a measurement takes 22 ms
 
@@ -25,6 +27,27 @@ def slowness() -> float:
     for i in range(_LOOP):
         total += i * i % 7
     return min(max(1.0, (time.perf_counter() - begin) / _REFERENCE), _MOST)
+
+
+@cache
+def processor_slowness() -> float:
+    """Return how many times more of the processor's time a fixed loop takes than on an idle core: at least 1.
+
+    Without the time for which other processes have the core, unlike `slowness`.
+    """
+    return max(1.0, min(_processor_seconds() for _ in range(3)) / _REFERENCE)
+
+
+def _processor_seconds() -> float:
+    begin, total = time.process_time(), 0
+    for i in range(_LOOP):
+        total += i * i % 7
+    return time.process_time() - begin
+
+
+def processor_limit(seconds: float) -> float:
+    """Return a limit for what takes less than `seconds` of the processor on an idle machine, in such seconds."""
+    return seconds * _PROCESSOR_HEADROOM * processor_slowness()
 
 
 def at_start() -> float:

@@ -19,6 +19,8 @@ import pytest
 
 from tests.speed import limit
 
+pytestmark = pytest.mark.seconds(10)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # What other packages come in by.
@@ -354,63 +356,3 @@ def test_a_wrong_import_is_seen(file, source, complaint):
 )
 def test_an_import_from_above_is_seen(file, source, complaint):
     assert complaint in "\n".join(from_above(source, file))
-
-
-def test_imports_from_below_are_let_through():
-    source = "from .plan import Plan\nfrom adaptive.base.errors import DriverError\nimport jax"
-    assert from_above(source, "adaptive/graph/partition.py") == []
-
-
-def test_right_imports_are_let_through():
-    source = (
-        "import jax, numpy.linalg\nfrom jax.extend import core\nfrom adaptive import Program\nfrom . import _mpi\n"
-        "from adaptive.extend import operator_state\nfrom adaptive.base.errors import DriverError\n"
-    )
-    assert wrong_imports(source, "collectives/_world.py") == []
-    assert wrong_imports("import mpi4py", THE_MPI_FILE) == []
-
-
-def test_a_corner_of_jax_is_seen():
-    assert jax_corners("def f(eqn):\n    return eqn.effects", "f.py") == [f"f.py:2: effects belongs in {THE_JAX_FILE}"]
-    assert jax_corners("from jax.extend import source_info_util", "f.py")
-
-
-def test_private_jax_is_seen_without_an_import():
-    assert private_jax("import jax\njax._src.core.trace_ctx", "f.py") == ["f.py:2: jax._src"]
-
-
-def test_names_that_are_typed_otherwise_than_imported_are_seen():
-    source = '"""D."""\nif TYPE_CHECKING:\n    from .{} import y as y\n'
-    source += '__getattr__, __dir__ = on_use(__name__, {{"y": ".x"}})'
-    assert not_a_door(source.format("x"), "x/__init__.py") == []
-    assert not_a_door(source.format("z"), "x/__init__.py")
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["from ._x import y as y", '"""Door."""\nfrom ._x import y', '"""D."""\ndef f(): ...', '"""D."""\nimport jax', ""],
-)
-def test_an_init_file_with_code_is_found(source):
-    assert not_a_door(source, "x/__init__.py")
-
-
-def test_undocumented_names_are_found():
-    def bare(x, *, y: int):
-        return x
-
-    class Bare:
-        def method(self) -> None: ...
-
-    class Full:
-        """Documented."""
-
-        @property
-        def size(self) -> int:
-            """Documented."""
-            return 1
-
-        def _private(self, x): ...
-
-    assert undocumented("bare", bare) == ["bare has no docstring", "bare: x has no type", "bare: return has no type"]
-    assert undocumented("Bare", Bare) == ["Bare has no docstring", "Bare.method has no docstring"]
-    assert undocumented("Full", Full) == []

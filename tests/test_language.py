@@ -12,11 +12,12 @@ from tests.language import (
     needed,
     not_imperative,
     phrases_of,
-    phrases_of_lines,
     reaches,
     too_many,
     unnamed_errors,
 )
+
+pytestmark = pytest.mark.seconds(10)
 
 
 @pytest.mark.parametrize("name", CHECKERS)
@@ -45,27 +46,10 @@ def test_an_error_that_a_docstring_does_not_name_is_seen():
     assert errors("def f():\n    raise errors.MyError from None\n") == [says.replace("ValueError", "MyError")]
 
 
-def test_an_error_of_a_constructor_may_be_named_by_its_class():
-    body = "    def __init__(self):\n        raise KeyError\n"
-    assert errors(f"class C:\n{body}") == ["C.__init__ raises KeyError: not in its docstring"]
-    assert errors(f"class C:\n    '''A thing.\n\n    Raises:\n      KeyError: always.\n    '''\n{body}") == []
-    assert errors(f"class _C:\n{body}") == []
-
-
 def test_a_banned_phrase_is_seen_across_lines():
     found = phrases_of(ast.parse("'''It has nothing to go\nby.'''\nx = f'{y} was told of neighbours'\n"), "f.py")
     assert [text.partition(": ")[2] for text in found] == ["to go by", "told", "neighbours"]
     assert list(phrases_of(ast.parse("'''Return the measurements.'''"), "f.py")) == []
-
-
-def test_a_banned_phrase_is_seen_in_names_and_comments_of_tests():
-    def found(line):
-        return [text.partition(": ")[2] for text in phrases_of_lines(line, "test_f.py")]
-
-    assert found("def test_hooks_are_told():") == ["told"]
-    assert found("x = 1  # for newcomers") == ["newcomers"]
-    assert found('path = "a_told_story"') == []
-    assert found("def test_hooks_are_called():") == []
 
 
 @pytest.mark.parametrize("text", ["The mean, simply.", "Returns the mean.", "Whether it is.", "JAX's settings."])
@@ -73,11 +57,6 @@ def test_a_first_line_that_is_not_imperative_is_seen(text):
     function = f"def mean():\n    '''{text}'''\n"
     assert list(not_imperative(ast.parse(function), "f.py")) == [f"f.py:1: mean: {text}"]
     assert list(not_imperative(ast.parse("@property\n" + function), "f.py")) == []
-
-
-@pytest.mark.parametrize("text", ["Return it.", "Pass it on.", "Bring it.", "Cast it.", "Assign it.", "Increase it."])
-def test_an_imperative_is_let_pass(text):
-    assert list(not_imperative(ast.parse(f"def mean():\n    '''{text}'''\n"), "f.py")) == []
 
 
 def test_private_names_of_others_are_seen():

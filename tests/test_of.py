@@ -6,6 +6,8 @@ import pytest
 
 from tests.of import complaints, covers, files_of, main, mirrored
 
+pytestmark = pytest.mark.seconds(10)
+
 
 def test_tests_stand_where_their_modules_do():
     assert mirrored("adaptive/runtime/kernels.py") == "tests/adaptive/runtime/test_kernels.py"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import speed
+from tests import cost, speed
 from tests.mpirun import ROOT
 
 # Seconds that are waited for, as a number beside the name of a limit. A job of `tests.mpirun` scales its own.
@@ -75,6 +75,29 @@ def test_children_inherit_the_measured_speed():
     program = "from tests import speed; speed.slowness = None; print(speed.at_start())"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
     assert float(done.stdout) == speed.at_start()
+
+
+@pytest.mark.parametrize(
+    ("used", "compiling", "marks", "fails"),
+    [
+        (2.9, 0, (), False),
+        (3.1, 0, (), True),
+        (9, 8, (), False),
+        (9, 0, ("long",), False),
+        (9, 0, ("ranks",), False),
+        (9, 0, ("seconds",), False),
+    ],
+)
+def test_a_test_that_takes_much_of_the_processor_fails(monkeypatch, used, compiling, marks, fails):
+    monkeypatch.setattr(speed, "processor_slowness", lambda: 1.0)
+    held = cost.Cost(iter([0.0, used]).__next__)
+    call = held.pytest_runtest_call(
+        SimpleNamespace(get_closest_marker=lambda name: SimpleNamespace(args=(4,)) if name in marks else None)
+    )
+    next(call)
+    held.add("/jax/core/compile/backend_compile_duration", compiling)
+    with pytest.raises(pytest.fail.Exception if fails else StopIteration):
+        call.send("done")
 
 
 def test_no_limit_is_a_plain_number_of_seconds():

@@ -148,6 +148,7 @@ def record(folder: Path, processes: int) -> None:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")]),
         block_hits.FOLDER: str(folder),
+        "TESTS_ANY_COST": "1",  # recording costs, too
     }
     command = [sys.executable, "-m", "pytest", "-q", "-ptools.block_map", "-pno:cacheprovider", "-m", "not long"]
     command += ["-n", str(processes), "--dist", "worksteal", *(f"--ignore={path}" for path in IGNORED)]

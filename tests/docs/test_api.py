@@ -12,6 +12,8 @@ import pytest
 from tests.docs.pages import DOCS
 from tests.test_house import DOORS, public
 
+pytestmark = pytest.mark.seconds(10)
+
 FIRST = ["adaptive", "controllers"]  # where names that several packages export are documented
 LAUNCHERS = {door for door in DOORS if door.startswith("launchers")}  # for our own packages; users have the command
 PUBLIC = [*FIRST, *sorted(DOORS - LAUNCHERS - set(FIRST)), "controllers.simulate"]

@@ -19,6 +19,8 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer
 from adaptive import AdaptiveError
 from tests.docs.pages import PAGES, ROOT, fences, name, tokens
 
+pytestmark = pytest.mark.seconds(10)
+
 
 class RaisesParser:
     """`<!--- raises: DriverError -->`: the next block is refused with this error."""
@@ -44,6 +46,7 @@ class RaisesParser:
 BLOCKS = Sybil(parsers=[PythonCodeBlockParser(), RaisesParser()], path=str(ROOT), patterns=[])
 RUN = [page for page in PAGES if "```python" in page.read_text()]  # parsing them takes a second
 LONG = {
+    "README.md",  # test_outputs.py runs its program
     "docs/batch_norm.md",
     "docs/tutorial.md",
     "docs/equinox.md",

@@ -17,6 +17,8 @@ import controllers as ctrl
 import monitors as mon
 from tests.of import PACKAGES
 
+pytestmark = pytest.mark.seconds(10)
+
 ROOT = Path(__file__).parents[2]
 DOORS = {"ad": ad, "comm": comm, "sync": sync, "ctrl": ctrl, "mon": mon}
 FILES = sorted(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
 import yaml
 
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, links, name
+
+pytestmark = pytest.mark.seconds(10)
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "examples", "benchmarks")  # by `make site`

@@ -17,7 +17,6 @@ from controllers.simulate import simulate as simulated
 from controllers.simulate._command import simulate
 from tests.docs.outputs import differs, printed_below, session
 from tests.docs.pages import ROOT, fences
-from tests.docs.pasted import pasted
 from tests.mpirun import plain_environment, run
 
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
@@ -101,39 +100,3 @@ def test_the_tutorials_blocks_are_a_program_for_several_ranks(tmp_path, monkeypa
 )
 def test_outputs_are_compared_by_words_and_by_numbers(shown, got, why):
     assert differs(shown, got) == why
-
-
-@pytest.mark.parametrize(
-    ("shown", "got", "why"),
-    [
-        ("40 loss 1.1 (46, 44)\n80 loss 0.5 (9, 8)\n", "40 loss 0.9 (1, 2)\n", ""),
-        ("40 loss 1.1 (46, 44)\n", "41 loss 1.1 (46, 44)\n", "shown"),
-        ("40 loss 1.1 (46, 44)\n", "40 loss 1.1 (46,)\n", "shown"),
-        ("40 loss 1.1 (46, 44)\n", "", "nothing was printed"),
-        ("", "40 loss 1.1 (46, 44)\n", "nothing is shown"),
-    ],
-)
-def test_of_numbers_that_vary_the_first_and_the_form_are_compared(shown, got, why):
-    found = differs(shown, got, varies=True)
-    assert why in found
-    assert bool(found) == bool(why)
-
-
-def test_blocks_that_cannot_be_pasted_are_seen():
-    loop = "for i in range(2):\n    x = i\n"
-    good, bad = pasted([loop + "\nprint(x)\n"]), pasted([loop + "print(x)\n"])
-    assert good == [{"printed": "1\n", "errors": ""}]
-    assert "SyntaxError" in bad[0]["errors"]
-    assert "ZeroDivisionError" in pasted(["1 / 0\n"])[0]["errors"]
-
-
-def test_outputs_on_a_page_are_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\na\n```\n\n```text\nb\n```\n\n```python\nc\n```\n\ntext\n\n```text\nd\n```\n\n"
-        "<!--- output: varies -->\n```console\n$ ls\ne\n$ cd\n```\n"
-    )
-    assert [(text, shown) for _, text, shown in printed_below(page)] == [("a\n", "b\n"), ("c\n", None)]
-    assert (session(page, "ls"), session(page, "cd")) == (("e\n", True), ("\n", True))
-    with pytest.raises(AssertionError, match="shows no command"):
-        session(page, "pwd")

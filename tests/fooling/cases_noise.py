@@ -41,14 +41,6 @@ def the_noise_of_single_examples(state, batch):
     return step(state, average["w"]), {"trace": noise.trace}
 
 
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "squared gradient norm of each example")
-def norms_of_half_of_the_examples(state, batch):
-    half = jax.tree.map(lambda rows: rows[: len(rows) // 2], batch)
-    _, grads, norms = mon.example_norms(loss_fn)(state, half)
-    average = comm.all_reduce(grads)
-    return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
-
-
 @refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "cannot tell layers apart")
 def layers_that_are_one(state, batch):
     grads = {"a": batch["x"].mean(0), "b": batch["x"].mean(0)}
@@ -79,14 +71,6 @@ def step_and_noise(state, own, average, **options):
 def the_noise_of_half_a_batch_beside_the_mean_of_all(state, batch):
     own, average = gradient(state["w"], first_half(batch)), comm.all_reduce(gradient(state["w"], batch))
     return step_and_noise(state, own, average)
-
-
-@named(*NOT_THE_MEAN, state={"w": W, "last": 1 + W})
-def the_noise_beside_the_mean_of_the_last_batch(state, batch):
-    own = gradient(state["w"], batch)
-    average = comm.all_reduce(own)
-    trace = mon.noise_scale(own, state["last"]).trace
-    return step(state, average, last=average), {"trace": trace}
 
 
 @named(NOT_THE_MEAN[0], "gradient_variance (cases_noise.py:")

@@ -85,7 +85,7 @@ def learns(strategy, dtype):
         return new, metrics
 
     reports = run(
-        driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=20, per_worker_state=strategy.per_worker_state
+        driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=30, per_worker_state=strategy.per_worker_state
     )
     assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
 

@@ -82,6 +82,7 @@ def train(program: ad.Program, steps: range) -> list[tuple[int, ...]]:
     return rounds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 def test_rounds_are_those_of_plain_jax_through_changes_of_size_and_a_checkpoint(world, precision):
     with program_over(world) as program:

@@ -71,7 +71,7 @@ def periodic(every):
     return driver
 
 
-@pytest.mark.parametrize("microbatch", [None, 2, 3])
+@pytest.mark.parametrize("microbatch", [2, pytest.param(None, marks=pytest.mark.long)])
 def test_local_steps_with_periodic_averages_are_those_of_a_plain_loop(microbatch):
     program = build(periodic(3), microbatch=microbatch)
     seen = batches_of(program)

@@ -74,22 +74,6 @@ def test_the_state_follows_the_values(world):
     np.testing.assert_allclose(state, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_hyperparameters_can_be_set_between_steps_and_are_saved(world):
-    with built(world, lambda control: None) as program:
-        program.step()
-        program.set_hyperparameters(lr=0.125)
-        assert float(program.step().metrics["lr"]) == 0.125
-        kept = program.checkpoint()
-        program.set_hyperparameters(lr=0.75)
-        program.step()
-        program.restore(kept)
-        assert program.hyperparameters["lr"] == 0.125
-        assert float(program.step().metrics["lr"]) == 0.125
-        with built(world, lambda control: None) as other:
-            other.restore(kept)
-            assert other.hyperparameters == program.hyperparameters
-
-
 def test_a_cosine_over_epochs_is_not_cut_short_by_a_batch_that_grows(world):
     schedule = optax.cosine_decay_schedule(1.0, decay_steps=2)
 

@@ -103,14 +103,6 @@ def test_a_program_without_messages_counts_members():
         np.testing.assert_array_equal(report.metrics["rows"], [1, 1, 1, np.nan])
 
 
-def test_a_gated_sum_of_a_replicated_value_counts_members():
-    def driver(state, batch):
-        return state, {"n": comm.all_gather(comm.all_reduce(2.0, op="sum", when=ad.step_number() % 2 == 0))}
-
-    with ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(4, workers=3)) as program:
-        assert [np.asarray(program.step().metrics["n"])[:3].tolist() for _ in range(2)] == [[6.0] * 3, [2.0] * 3]
-
-
 def test_the_number_of_workers_may_gate_a_message_and_reach_a_hook():
     seen = []
 

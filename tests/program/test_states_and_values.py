@@ -189,15 +189,6 @@ def test_python_numbers_in_the_state_are_promoted_as_jit_does(world):
         build(hardening, state, data, 48, world=world)
 
 
-def test_a_number_that_a_step_makes_an_array_of_is_one_from_the_start(world):
-    def driver(state, batch):
-        return state + comm.all_reduce(batch["x"].mean()), {}
-
-    with build(driver, 1.5, {"x": np.ones(12, np.float32)}, 12, world=world) as program:
-        program.step()
-        assert (float(program.state), program.state.dtype, program.state.weak_type) == (2.5, jnp.float32, False)
-
-
 def _as_numbers(leaf):
     is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf, np.float64)
@@ -290,13 +281,3 @@ def test_an_evaluation_that_fails_on_one_worker(world):
         with pytest.raises(OSError if mine else ad.WorkerError, match="torn page" if mine else "failed in evaluate"):
             program.evaluate(lambda state, rows: rows["x"].mean(), source, batch=5)
         program.step()
-
-
-# --- check ------------------------------------------------------------------------------------------------------------
-
-
-def test_check_takes_a_batch_of_the_users_own(workers):
-    with build(adam_driver, adam_state(), make_data(), 32, world=workers) as program:
-        assert program.check(jax.tree.map(lambda a: a[:20], make_data(seed=9)))
-        with pytest.raises(ad.DataError, match="check: the structure of batch is"):
-            program.check({"x": make_data()["x"]})

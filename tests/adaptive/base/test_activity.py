@@ -14,7 +14,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base import activity as _activity
-from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity, WorkerSeconds
+from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity
 from adaptive.operators.hooks import hook
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder
@@ -103,11 +103,6 @@ def test_a_listener_is_called_when_an_activity_ends(clock):
     clock.pass_(2, waited=0.5)
     activity.end()
     assert calls == [(BETWEEN, 0, 0, 0), (OTHER, 0, 1, 0), (INPUT, 1, 3, 0.5)]
-
-
-def test_waiting_is_for_the_last():
-    seconds = WorkerSeconds(np.zeros(3), np.zeros(3), np.array([3.0, 5.0, 0.0]))
-    assert seconds.waiting.tolist() == [2, 0, 0]  # the last worker slot has no worker
 
 
 class SlowRows:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import adaptive as ad
-from adaptive.check.means import MeanCheck, _spread
+from adaptive.check.means import MeanCheck
 
 ROWS = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 W = jnp.array([0.3, -0.2, 0.1])
@@ -82,22 +82,6 @@ def test_a_mean_over_tokens_is_refused_in_sorted_data_too(order):
 
     with pytest.raises(ad.DriverError, match="a mean over tokens"):
         checked(token_mean, sizes=(160, 32), rows=np.stack([values, mask], -1))
-
-
-def test_the_rows_that_are_compared_include_the_ends_and_differ():
-    for examples, count in ((2, 2), (8, 8), (1_000_000, 8)):
-        rows = _spread(count, examples)
-        assert (rows[0], rows[-1]) == (0, examples - 1)
-        assert (np.diff(rows) > 0).all()
-        assert len(rows) == count
-
-
-def test_the_values_are_named():
-    with pytest.raises(ad.DriverError) as caught:
-        checked(lambda w, b: b[:, 0].sum(), sizes=(8, 16), rows=np.ones((8, 3), np.float32) * np.arange(1, 9)[:, None])
-    assert "8 examples give 36; the first 3 of them give 6 and the other 5 give 30, of which the mean is 21." in str(
-        caught.value
-    )
 
 
 def test_leaves_that_are_merged_in_another_way_are_left_out():

@@ -144,19 +144,6 @@ def test_equinox_normalizes_by_the_whole_steps_batch(mode):
         np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_with_it_does_not_depend_on_the_split():
-    def driver(w, batch):
-        def loss_fn(w):
-            z = batch["x"] @ w
-            return ((z - pmean(z.mean()) - batch["y"]) ** 2).mean()
-
-        return w - comm.all_reduce(jax.grad(loss_fn)(w)), {}
-
-    with ad.Program(driver, W, make_data(), global_batch=24, world=LocalWorld(3), resizable=False) as program:
-        assert program.check().verdict == "yes"
-        assert len(program._parts.plan.messages) == 3  # the mean, its cotangent, the gradient
-
-
 @pytest.mark.parametrize(
     "inside",
     [jax.jit, lambda f: jax.vmap(f, in_axes=1), lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]],

@@ -199,24 +199,6 @@ def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, ta
     same(mine[1:], trained(plain, **options)[1:])
 
 
-def test_the_general_path_reports_a_step_that_is_not_finite(taken):
-    with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="raise") as program:
-        before = [program.step() for _ in range(2)] and program.state
-        with pytest.raises(ad.NonFiniteError, match=r"step 3: the contributions of workers 0, 1, 2, 3 to all_reduce"):
-            program.step()
-        same(program.state, before)
-    assert taken == [True, False]
-
-
-def test_nothing_is_looked_at_where_that_is_allowed(taken, general):
-    with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="allow") as program:
-        mine = [program.step() for _ in range(6)] and program.state
-    general()
-    with comm.DeviceWorld() as world, built(spoilt, world=world, nonfinite="allow") as program:
-        same([program.step() for _ in range(6)] and program.state, mine)
-    assert len(taken) > 3
-
-
 def test_an_update_that_makes_nans_raises_in_the_next_step(taken):
     def driver(state, batch):
         x, *_ = jax.tree.leaves(batch)

@@ -36,8 +36,9 @@ def goodput(cluster, n, batch):
     return batch / seconds * efficiency(cluster.noise_scale(0), batch)
 
 
-@pytest.mark.parametrize("per_worker", [0.0, pytest.param(0.01, marks=pytest.mark.long), 0.05])
-@pytest.mark.parametrize(("first", "batch"), [(2, 256), (8, 2048), pytest.param(1, 64, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("per_worker", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize(("first", "batch"), [(2, 256), (8, 2048), (1, 64)])
 def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, first, batch):
     """Where workers cost nothing; found by trying all. Who has seen one number of workers only, as from 8, does not
     know how the exchange goes with it."""
@@ -49,7 +50,8 @@ def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, fir
     assert len(np.flatnonzero(np.diff(simulation.workers[700:]))) == 0  # it has come to rest
 
 
-@pytest.mark.parametrize("overlap", [2.0, pytest.param(6.0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("overlap", [2.0, 6.0])
 def test_workers_and_batch_settle_near_the_best_goodput_where_the_exchange_overlaps(overlap):
     cluster = cluster_of(per_worker=0.02, overlap=overlap)
     simulation = settled(cluster, 256, worth=0.0)
