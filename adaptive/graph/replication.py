@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -154,8 +154,15 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         "optax.contrib.reduce_on_plateau, reduce that before:\n"
         "    loss, grads = comm.all_reduce((loss, grads))\n"
     )
+    if _any_upstream(flow, new, lambda eqn: eqn.primitive is collective_p):
+        return (
+            f"If that is meant, as in model averaging, say which part of the state belongs to each worker:\n"
+            f"    ad.Program(..., per_worker_state=lambda state: {name})        or strategy.per_worker_state\n"
+            "Otherwise average over all workers:\n"
+            "    grads = comm.all_reduce(grads)"
+        )
     if flow.level_of([new]):
-        if _tests_local_values(flow, new):
+        if _any_upstream(flow, new, _tests_for_finite):
             return (
                 f"{name} depends on reduced values and on whether this worker's values are finite. Use the reduced "
                 "gradients, which are the same on all workers:\n"
@@ -185,8 +192,8 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
     )
 
 
-def _tests_local_values(flow: Flow, new: Atom) -> bool:
-    """Return whether a value depends on a test for finite values of one worker."""
+def _any_upstream(flow: Flow, new: Atom, matches: Callable[[JaxprEqn], bool]) -> bool:
+    """Return whether `matches` holds for an equation that makes `new` local, or for one that leads to it."""
     stack, seen = [new], set[Var]()
     while stack:
         atom = stack.pop()
@@ -196,10 +203,14 @@ def _tests_local_values(flow: Flow, new: Atom) -> bool:
         number = flow.producer.get(atom)
         if number is not None:
             eqn = flow.graph.eqns[number]
-            if eqn.primitive.name == "is_finite" or (eqn.primitive.name == "ne" and eqn.invars[0] is eqn.invars[1]):
+            if matches(eqn):
                 return True
             stack += operands_of(eqn)
     return False
+
+
+def _tests_for_finite(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "is_finite" or (eqn.primitive.name == "ne" and eqn.invars[0] is eqn.invars[1])
 
 
 def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:

@@ -516,7 +516,9 @@ def test_meaningless_arguments_are_refused(make, text):
 
 def test_the_error_about_a_missing_per_worker_state_says_what_to_select():
     strategy = BY_ONE[1]
-    with pytest.raises(ad.ReplicationError, match="per_worker_state=lambda state: state"):
+    with pytest.raises(
+        ad.ReplicationError, match=r"per_worker_state=lambda state: state.apart\['b'\]\) +or strategy.per_worker_state"
+    ):
         built(strategy, per_worker_state=None)
 
 
