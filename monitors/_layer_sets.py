@@ -14,13 +14,12 @@ Path = tuple[str, ...]
 By = Callable[[Path], str | None]
 
 
-def layer_sets(tree: Any, by: By, what: str) -> dict[str, list[int]]:
+def layer_sets(tree: Any, by: By) -> dict[str, list[int]]:
     """Return the indices of the leaves in each set, in the order of the tree.
 
     Args:
       tree: pytree of gradients.
       by: maps a leaf's path to the name of its set, or to None to leave the leaf out.
-      what: name of the monitor, for errors.
 
     Raises:
       CollectiveError: `by` fails, returns something else than text or None, or puts all of several leaves into one set.
@@ -28,7 +27,7 @@ def layer_sets(tree: Any, by: By, what: str) -> dict[str, list[int]]:
     sets: dict[str, list[int]] = {}
     paths = [tuple(map(_part, path)) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     for index, path in enumerate(paths):
-        name = _name(by, path, what)
+        name = _name(by, path)
         if name is not None:
             sets.setdefault(name, []).append(index)
     if len(paths) > 1 and len(sets) < 2:
@@ -36,24 +35,24 @@ def layer_sets(tree: Any, by: By, what: str) -> dict[str, list[int]]:
         choices = [dict.fromkeys(path[i] for path in paths if len(path) > i) for i in range(max(map(len, paths)))]
         parts = [f"path[{i}]: {', '.join(names)}" for i, names in enumerate(choices)]
         raise CollectiveError(
-            f"{what}{at(current_line())}: by= cannot tell layers apart: {found}. Return another name for each layer, "
-            "such as a part of the path:\n    " + "\n    ".join(parts)
+            f"noise_scale{at(current_line())}: by= cannot tell layers apart: {found}. Return another name for each "
+            "layer, such as a part of the path:\n    " + "\n    ".join(parts)
         )
     return sets
 
 
-def _name(by: By, path: Path, what: str) -> str | None:
+def _name(by: By, path: Path) -> str | None:
     try:
         name = by(path)
     except Exception as error:
         raise CollectiveError(
-            f"{what}{at(current_line())}: by({path!r}) raised {type(error).__name__}: {error}. It receives the path of "
-            "each leaf, as a tuple of text."
+            f"noise_scale{at(current_line())}: by({path!r}) raised {type(error).__name__}: {error}. It receives the "
+            "path of each leaf, as a tuple of text."
         ) from error
     if name is not None and not isinstance(name, str):
         raise CollectiveError(
-            f"{what}{at(current_line())}: by({path!r}) returned {name!r}. Return the name of the leaf's set as text, "
-            "or None to leave the leaf out."
+            f"noise_scale{at(current_line())}: by({path!r}) returned {name!r}. Return the name of the leaf's set as "
+            "text, or None to leave the leaf out."
         )
     return name
 

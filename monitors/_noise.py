@@ -156,10 +156,10 @@ def noise_scale(
         grads = assert_scope("independent", grads, what, hint=hint)
     _check_options(decay, confidence, dataset_size, islands)
     if per_example is not None:
-        check_norms("noise_scale", grads, per_example)
+        check_norms(grads, per_example)
     if divide_by is not None:
         grads, avg_grads = _divided(grads, avg_grads, divide_by, per_example)
-    sets = None if by is None else layer_sets(grads, by, "noise_scale")
+    sets = None if by is None else layer_sets(grads, by)
     if per_example is None:
         sums = summed(_over(sets, grads, squared_norm), of_examples=False)
     else:

@@ -72,7 +72,7 @@ def check_alike(what: str, grads: Any, avg_grads: Any) -> None:
             )
 
 
-def check_norms(what: str, grads: Any, norms: Any) -> None:
+def check_norms(grads: Any, norms: Any) -> None:
     """Check that norms are those of `example_norms`, for these gradients and for all examples or some of them.
 
     Raises:
@@ -84,8 +84,8 @@ def check_norms(what: str, grads: Any, norms: Any) -> None:
     if same and (trace is None or shapes[0][0] in {trace.examples, *trace.sampled}):
         return
     raise CollectiveError(
-        f"{what}{at(current_line())}: per_example must hold the squared gradient norm of each example, for each leaf "
-        "of the gradients. Write\n"
+        f"noise_scale{at(current_line())}: per_example must hold the squared gradient norm of each example, for each "
+        "leaf of the gradients. Write\n"
         "    loss, grads, norms = mon.example_norms(loss_fn)(params, batch)\n"
-        f"    mon.{what}(grads, comm.all_reduce(grads), per_example=norms)"
+        "    mon.noise_scale(grads, comm.all_reduce(grads), per_example=norms)"
     )

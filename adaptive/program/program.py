@@ -91,9 +91,8 @@ class Program(Generic[State, Metrics]):
       per_worker_state: selects the part of the state that may differ between workers, such as a local optimizer's:
         `lambda state: state["momentum"]`. The rest must be replicated. Local state that is computed from a whole local
         batch needs that batch to run as one microbatch; from `comm.local_mean(grads)` it does not.
-      deterministic: whether two runs with the same decisions are bitwise equal: microbatches are chosen by size and not
-        by measured time, and new sizes take effect at once, after waiting for their kernels. Over several hosts, large
-        sums of this world use one fixed algorithm from then on, even if another is faster.
+      deterministic: whether two runs with the same decisions are bitwise equal: microbatches are chosen by size, and
+        not by which kernels are compiled already, and new sizes take effect at once, after waiting for their kernels.
       resizable: whether batch sizes may change during the run. If not, no kernels are compiled in the background, and a
         request for other sizes is an error. `restore` may still bring other sizes, and waits for their kernels.
 

@@ -18,7 +18,7 @@ from collectives._wire import Rounding, Wire
 
 from ._diloco import local_step
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._trees import arrays, check_optimizer, minus, rounding_without_feedback, select, zeros
+from ._trees import arrays, check_optimizer, minus, rounding_of, select, zeros
 
 
 class Quorum(NamedTuple):
@@ -95,7 +95,7 @@ def quorum(
     check_optimizer("quorum", inner, "inner")
     check_optimizer("quorum", outer, "outer")
     _check_numbers(steps, quorum, grace)
-    how = rounding_without_feedback("quorum", wire, rounding)
+    how = _reduce_options(wire, rounding)
 
     def init(params: Any) -> Quorum:
         params, none = arrays(params), jnp.zeros((), jnp.int32)
@@ -198,3 +198,19 @@ def _check_numbers(steps: Any, quorum: Any, grace: Any) -> None:
     number = real(grace)
     if number is None or not 0 <= number < float("inf"):
         raise error("quorum", f"grace={grace!r} must be 0 or more: a share of a round's duration, such as 0.1.")
+
+
+def _reduce_options(wire: Wire | None, rounding: Rounding) -> dict[str, Any]:
+    """Return the options of the rounds' `all_reduce`. Rounding errors cannot be kept for the next round, because a
+    round's sum contains the changes of other workers than the one before.
+
+    Raises:
+      CollectiveError: the format or the rounding is not supported, or the rounding is error feedback.
+    """
+    if rounding == "error_feedback":
+        raise error(
+            "quorum",
+            'rounding="error_feedback" would mix what different exchanges send: rounding="stochastic" or "nearest".',
+        )
+    given = None if wire is None and rounding == "nearest" else rounding
+    return {"wire": wire, "rounding": rounding_of("quorum", wire, given)}

@@ -95,19 +95,6 @@ def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Roun
     return rounding
 
 
-def rounding_without_feedback(what: str, wire: Wire | None, rounding: Rounding) -> dict[str, Any]:
-    """Return the options of an `all_reduce` in whose format nothing may be left to the next one.
-
-    Raises:
-      CollectiveError: the format or the rounding is not supported, or they need error feedback.
-    """
-    if rounding == "error_feedback":
-        why = "would mix what different exchanges send"
-        raise error(what, f'rounding="error_feedback" {why}: rounding="stochastic" or "nearest".')
-    given = None if wire is None and rounding == "nearest" else rounding
-    return {"wire": wire, "rounding": rounding_of(what, wire, given)}
-
-
 def check_wire(what: str, wire: DTypeLike | None, others: str = "") -> DTypeLike | None:
     """Return `wire` if it is a two-byte format or None; called before anything is traced.
 

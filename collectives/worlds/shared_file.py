@@ -56,24 +56,22 @@ class SharedFile:
             self._file = None
 
 
-def open_shared(address: SharedFileAddress, *, write: bool = False) -> np.ndarray:
-    """Return the shared memory of another process of this host.
+def open_shared(address: SharedFileAddress) -> np.ndarray:
+    """Return the shared memory of another process of this host, read-only.
 
     Args:
       address: the address that the other process has sent.
-      write: whether to map it writable.
 
     Raises:
       OSError: it cannot be opened.
       ValueError: the path is not a shared file, or another one.
     """
-    file = os.open(address.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK)  # it may be a pipe
+    file = os.open(address.path, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
     try:
         state = os.fstat(file)
         if not stat.S_ISREG(state.st_mode) or state.st_size < _TOKEN:
             raise ValueError(f"{address.path} is not a shared file")
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-        whole = np.frombuffer(mmap.mmap(file, state.st_size, prot=access), np.uint8)
+        whole = np.frombuffer(mmap.mmap(file, state.st_size, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(file)
     if whole[:_TOKEN].tobytes() != address.token:
