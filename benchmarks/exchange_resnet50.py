@@ -164,7 +164,7 @@ def by_piece(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> l
         exchange = our_way(world, grads)
 
         def run() -> list[jax.Array]:
-            with setting(world, "_piece_bytes", size):  # a channel takes it when it first exchanges
+            with setting(world.transport, "piece_bytes", size):  # a channel reads it when it first exchanges
                 return exchange()
 
         return run
