@@ -67,7 +67,7 @@ def our_way(
         return comm.all_reduce([x * batch.sum() for x in state], op="sum", wire=wire), {}
 
     graph = trace(driver, list(grads), jax.ShapeDtypeStruct((1,), np.float32), capacity=world.capacity)
-    layout = message.lay_out(plan(graph).messages[0], capacity=world.capacity, status=0)
+    layout = message.lay_out(plan(graph).messages[0].contributions, capacity=world.capacity, status=0)
     check = FiniteCheck(layout, "cpu")
     channel = world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], 0)  # its own: see `by_piece`
     large = {e.part: i for i, e in enumerate(layout.entries) if e.part and layout.parts[e.part].shape == e.shape}
