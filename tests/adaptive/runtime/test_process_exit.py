@@ -46,3 +46,15 @@ def test_ranks_that_compile_end_too(how, tmp_path):
     assert "finalize" not in job.stderr, job
     assert "terminate called" not in job.stderr, job
     assert ("as it was to be" in job.stderr) == (how == "raise")
+
+
+def test_a_process_whose_step_over_devices_is_being_traced_ends_without_a_word():
+    paths = os.pathsep.join([str(mpirun.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT.with_name("ending_on_devices.py"))],
+        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "4"},
+        capture_output=True,
+        text=True,
+        timeout=limit(150),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the last word, and a step", "")
