@@ -76,7 +76,7 @@ class _Jobs:
             shutil.rmtree(self.folder, ignore_errors=True)
             del os.environ[JOBS]
 
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         mark = item.get_closest_marker("on_ranks")
         if mark is None:
             return None
@@ -89,6 +89,8 @@ class _Jobs:
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
         item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        # The test before this one has kept the folders that both are in: they end here, if the next test is elsewhere.
+        item.session._setupstate.teardown_exact(nextitem)
         return True
 
     def _check(self, item: pytest.Item, n: int, jax: bool = False) -> None:

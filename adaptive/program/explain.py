@@ -125,7 +125,7 @@ def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
             "status",
             str(layout.status),
             layout.status * itemsize,
-            "of workers, new sizes, a microbatch's cost, and joining workers",
+            "of workers, new sizes, and joining workers",
         )
 
 

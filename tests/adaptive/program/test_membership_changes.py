@@ -33,7 +33,7 @@ class Process:
         self.name, self.sizes = "program", ()
 
     def __getattr__(self, name):
-        if name not in ("together", "catch_up", "forget", "restart"):
+        if name not in ("catch_up", "forget", "restart"):
             raise AttributeError(name)
         return lambda *given: self.calls.append((name, *map(repr, given)))
 
@@ -103,7 +103,7 @@ def test_who_leaves_is_reported_with_the_reason():
     leavers = [Leaver((1,), "SIGTERM", "pid 1"), Leaver((4,), "SIGUSR1", "pid 4")]
     process = Process(due=True, leavers=leavers)
     MembershipChanges(process).apply(OWN)
-    assert called(process) == ["together", "change"]
+    assert called(process) == ["change"]
     assert process.notes == [
         "left after step 3, upon a termination signal: worker 1 (SIGTERM to pid 1), worker 4 (SIGUSR1 to pid 4).",
     ]
@@ -117,7 +117,7 @@ def test_the_run_ends_if_all_leave():
     process = Process(due=True, leavers=leavers, all_leave=True, why_all_leave="all received one")
     with pytest.raises(AllLeave, match=r"all received one \(SIGTERM and SIGUSR1\)"):
         MembershipChanges(process).apply(OWN)
-    assert (process.notes, called(process)) == ([], ["together", "change"])
+    assert (process.notes, called(process)) == ([], ["change"])
 
 
 @pytest.mark.parametrize(

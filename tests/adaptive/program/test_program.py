@@ -544,7 +544,7 @@ def test_a_failing_process_notifies_the_others(monkeypatch, failing, messages):
         engine = program._parts.engine
         world.sent.clear()
         if failing in ("data", "ragged"):
-            program._parts.stream._ahead, program._parts.stream._reader._kept = None, {}
+            program._parts.stream._ahead, program._parts.stream._lookahead._kept = None, {}
             error = OSError("gone") if failing == "data" else ad.DataError("a row of another shape")
             monkeypatch.setattr(Broken, "__getitem__", lambda self, index: (_ for _ in ()).throw(error))
         else:
@@ -599,7 +599,7 @@ def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
     with build(sgd, W, world=world, data=data) as program:
         program.step()
         data.bad = set(range(24))
-        program._parts.stream._ahead, program._parts.stream._reader._kept = None, {}
+        program._parts.stream._ahead, program._parts.stream._lookahead._kept = None, {}
         monkeypatch.setattr(Twin, "fail", lambda self, *args: over.wait())  # nobody answers
         with pytest.raises(OSError, match="is gone"):
             program.step()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import adaptive as ad
+from adaptive.program import step_checks
 from adaptive.program.step_checks import SkippedSteps, StepClock
 
 
@@ -29,9 +30,10 @@ def test_seconds_that_do_not_measure_the_machine_are_unknown(beside_compiler, kn
     np.testing.assert_array_equal([*clock.compute_seconds, clock.began], [nan] * 4)
 
 
-def test_skipped_steps_are_counted_in_a_row():
-    trouble = SimpleNamespace(causes=("the loss is NaN", "a gradient is inf"), origins=())
-    steps = SkippedSteps("skip", 2)
+def test_skipped_steps_are_counted_in_a_row(monkeypatch):
+    monkeypatch.setattr(step_checks, "MOST_SKIPPED", 2)
+    trouble = SimpleNamespace(causes=("the loss is NaN", "a gradient is inf"), origins=(), culprits=())
+    steps = SkippedSteps("skip")
     assert steps.check(trouble, 1) == ["skipped: the loss is NaN", "skipped: a gradient is inf"]
     assert (steps.check(None, 2), steps.in_a_row, steps.next_raises) == ([], 0, False)
     steps.check(trouble, 3)
@@ -40,5 +42,5 @@ def test_skipped_steps_are_counted_in_a_row():
     assert (steps.in_a_row, steps.next_raises) == (2, True)
     with pytest.raises(ad.NonFiniteError, match="The state is that of step 2"):
         steps.check(trouble, 5)
-    assert SkippedSteps("raise", 2).next_raises
-    assert not SkippedSteps("skip", 1).next_raises
+    assert SkippedSteps("raise").next_raises
+    assert not SkippedSteps("skip").next_raises
