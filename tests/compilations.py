@@ -1,4 +1,4 @@
-"""The suite keeps what XLA has compiled in `.cache/`, for its next run.
+"""The suite keeps what XLA has compiled in `.pytest_cache/`, for its next run.
 
 Compiling the same few thousand small programs takes a quarter of the suite's time. A folder is named for everything
 that changes what XLA writes: the versions, the flags, and the instructions of this processor.
@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_ALL = ROOT / ".cache" / "compilations"
+_ALL = ROOT / ".pytest_cache" / "compilations"  # `make site` deletes .cache
 _KEPT = 3  # folders: those of two Pythons, and one of `make test-all`
 
 

@@ -1,7 +1,7 @@
 """What a test may cost: a test without the mark `ranks` or `long` fails if it takes much of the processor.
 
 Measured are the seconds of the processor, so a busy machine does not matter much, less the time in which XLA compiles
-or reads what it has compiled before, so that an empty `.cache/` does not matter either.
+or reads what it has compiled before, so that an empty `.pytest_cache/` does not matter either.
 """
 
 from __future__ import annotations

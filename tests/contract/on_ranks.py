@@ -13,18 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
-jax.config.update("jax_enable_x64", True)
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
-
-import adaptive as ad  # noqa: E402
-import collectives as comm  # noqa: E402
-import collectives.strategies as sync  # noqa: E402
-import controllers as ctrl  # noqa: E402
-import monitors as mon  # noqa: E402
-from tests.contract.problem import (  # noqa: E402
+import adaptive as ad
+import collectives as comm
+import collectives.strategies as sync
+import controllers as ctrl
+import monitors as mon
+from tests.contract.problem import (
     COUNTED,
     DATA,
     RATE,
@@ -323,6 +321,7 @@ def a_bad_rank_is_left_out_of_a_median():
 
 
 def main() -> None:
+    jax.config.update("jax_enable_x64", True)  # here, because the tests import the names of the cases
     n = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["PMI_SIZE"])
     for name, (ranks, function) in CASES.items():
         if ranks == n:
