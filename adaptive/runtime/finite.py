@@ -60,6 +60,7 @@ class FiniteCheck:
             if must_be_finite(c)
         ]
         self._ranges = [(r, _limit(r.dtype)) for r in _joined(sorted(found, key=lambda r: (r.part, r.start)))]
+        self._has_large = any(r.stop - r.start >= _LARGE for r, _ in self._ranges)
         # A NaN weight is allowed if it belongs to values that may be NaN.
         weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
         self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
@@ -78,6 +79,12 @@ class FiniteCheck:
             total = float(host[0][i])
             if not self._least <= total < _INF and (checked or total == total):
                 return False
+        if not self._has_large:
+            return self._ranges_pass(host)
+        with np.errstate(over="ignore", invalid="ignore"):  # once, because it takes calls of Python
+            return self._ranges_pass(host)
+
+    def _ranges_pass(self, host: Sequence[np.ndarray]) -> bool:
         for r, limit in self._ranges:
             weight = 1.0 if r.weight is None else float(host[0][r.weight.offset])
             values = host[r.part][r.start : r.stop]
@@ -193,8 +200,7 @@ def _joined(ranges: Iterable[_Range]) -> list[_Range]:
 
 def _sum_is_finite(x: np.ndarray) -> bool:
     """Return whether the elements' sum is finite. If it is, so are the elements. One pass over memory."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.add.reduce(x)))
+    return bool(np.isfinite(np.add.reduce(x)))
 
 
 def _limit(dtype: np.dtype) -> float:

@@ -209,8 +209,10 @@ class SPMDStep:
         is_sample = since % self._apart == 0 or (1 < since < self._apart and not since & (since - 1))
         if self._program is None and not self._there(is_sample):
             return False
-        self._timed = is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices)
-        return not self._timed
+        if is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices):
+            self._timed = True  # until the next step as one program has taken over the seconds
+            return False
+        return True
 
     def _is_one_microbatch(self, size: int, microbatches: Sequence[Microbatches] | None) -> bool:
         if microbatches is not None and not self._several:

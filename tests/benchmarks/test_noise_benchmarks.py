@@ -26,6 +26,7 @@ def usual_promotion():
 
 
 @pytest.mark.usefixtures("usual_promotion")
+@pytest.mark.long
 def test_all_monitors_see_the_same_training_and_know_a_noise_scale():
     losses = {}
     model = timed.perceptron("perceptron", 8)
@@ -45,6 +46,7 @@ def test_a_layer_is_named_by_its_path():
 
 
 @pytest.mark.usefixtures("usual_promotion")
+@pytest.mark.long
 def test_a_moment_has_a_critical_batch_and_all_noise_scales():
     task = critical.digits()._replace(
         moments=(6,), examples=256, test={k: v[:64] for k, v in critical.digits().test.items()}

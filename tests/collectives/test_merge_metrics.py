@@ -92,7 +92,7 @@ def test_they_are_those_of_all_examples():
     ],
 )
 def test_values_that_cannot_be_merged_are_refused(metric, says):
-    with pytest.raises(ad.CollectiveError, match=rf"merge \(test_merge.py:\d+\): .*{says}"):
+    with pytest.raises(ad.CollectiveError, match=rf"merge_metrics \(test_merge_metrics.py:\d+\): .*{says}"):
         ad.Program(lambda s, b: (s, {"m": comm.merge_metrics(metric(b["x"]))}), 0, make_data(), global_batch=EXAMPLES)
 
 

@@ -26,18 +26,24 @@ def program_of(hook, *, first=0.5):
     ("values", "message"),
     [
         ({"lrr": 0.1}, "no hyperparameter 'lrr'; it has k, lr"),
-        ({"lr": float("nan")}, "set(lr=nan): not finite"),
+        ({"lr": float("nan")}, "set_hyperparameters(lr=nan): not finite"),
         ({"lr": [0.1, 0.2]}, "lr must be one number"),
         ({"lr": "0.1"}, "lr must be one number"),
         ({"k": 2.5}, "k must be a whole number"),
         ({}, "set_hyperparameters() without a value"),
-        ({"lr": 1e39}, "set(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38"),
+        (
+            {"lr": 1e39},
+            "set_hyperparameters(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38",
+        ),
         ({"lr": -1e39}, "would be infinite in float32"),
-        ({"lr": 1e-50}, "set(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38"),
-        ({"k": 2**31}, "set(k=2147483648): 2147483648 does not fit into int32"),
+        (
+            {"lr": 1e-50},
+            "set_hyperparameters(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38",
+        ),
+        ({"k": 2**31}, "set_hyperparameters(k=2147483648): 2147483648 does not fit into int32"),
         ({"k": 10**400}, "does not fit into int32"),
         ({"k": 3e9}, "3000000000 does not fit into int32"),
-        ({"k": float("inf")}, "set(k=inf): not finite"),
+        ({"k": float("inf")}, "set_hyperparameters(k=inf): not finite"),
     ],
 )
 def test_impossible_values_are_refused_with_the_hooks_line(values, message):
