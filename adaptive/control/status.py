@@ -22,59 +22,20 @@ In single precision the status takes 16 bytes per worker, and 16 more. The word 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from adaptive.base.activity import WorkerSeconds
 from adaptive.base.world import World
 
+from .batch_sizes import BatchSizes
 from .decision_digest import DecisionDigest
+from .membership import Membership
 
 _REQUESTS = 4  # a power of two above the largest leave_request
 _OF_ALL = 4  # facts: can_make_pending … checkpoint_due
 _SECONDS = len(WorkerSeconds._fields)  # of each
-
-
-class SizesLike(Protocol):
-    """The part of `BatchSizes` that a status reports."""
-
-    @property
-    def can_make_pending(self) -> bool:
-        """Whether this process can run the pending batch sizes. Local."""
-        ...
-
-    @property
-    def can_make_any(self) -> bool:
-        """Whether this process can run any batch sizes from now on. Local."""
-        ...
-
-    def on_agreed(self, *, can_make_pending: bool, can_make_any: bool) -> None:
-        """Apply what all processes reported: whether all can. Replicated."""
-        ...
-
-
-class MembershipLike(Protocol):
-    """The part of `Membership` that a status reports."""
-
-    @property
-    def ready_to_join(self) -> int:
-        """Number of requested workers that are ready to join, as far as this process knows. Local."""
-        ...
-
-    @property
-    def leave_request(self) -> int:
-        """Whether this process must leave: a `LeaveRequest`. Local."""
-        ...
-
-    def on_agreed(self, *, ready_to_join: int, leave_requests: np.ndarray) -> None:
-        """Apply what all processes reported.
-
-        Args:
-          ready_to_join: number of workers ready to join, summed over processes. Replicated.
-          leave_requests: each worker's `leave_request`; shape=(capacity,). Replicated.
-        """
-        ...
 
 
 class Verdict(NamedTuple):
@@ -105,7 +66,7 @@ class Status:
       repeats: whether this process's facts are those that it reported last. Local.
     """
 
-    def __init__(self, world: World, digest: DecisionDigest, sizes: SizesLike, members: MembershipLike):
+    def __init__(self, world: World, digest: DecisionDigest, sizes: BatchSizes, members: Membership):
         self._n = world.capacity
         self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
         self._first_second = self._n_facts  # index of this process's first element of seconds
