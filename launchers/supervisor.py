@@ -105,9 +105,7 @@ class _Supervisor:
 
     def _from_rank(self) -> bool:
         """Pass the child's reports on to the launcher. Returns whether there may be more."""
-        said = b""
-        with suppress(ConnectionError):  # the child has ended, and has not read everything
-            said = self._rank.recv(_AT_ONCE)
+        said = self._rank.recv(_AT_ONCE)
         with suppress(OSError):
             self._launcher.sendall(said)
         return bool(said)

@@ -79,7 +79,7 @@ def limit(seconds: float) -> float:
 
 def last_resort() -> float:
     """Return the limit of a whole test, in seconds: pytest then ends the suite, so jobs end sooner."""
-    return 1800 * at_start()
+    return 600 * at_start()
 
 
 class Deadline:
