@@ -13,17 +13,17 @@ Drivers need only `adaptive`, `collectives`, `monitors` and `controllers`. The c
 """
 
 from adaptive.base.activity import WorkerSeconds as WorkerSeconds
-from adaptive.base.channel import Blocking as Blocking
 from adaptive.base.channel import Channel as Channel
 from adaptive.base.channel import PartSpec as PartSpec
+from adaptive.base.channel import SentMessage as SentMessage
 from adaptive.base.decision import Handler as Handler
 from adaptive.base.errors import RecordError as RecordError
 from adaptive.base.reductions import Mixed as Mixed
 from adaptive.base.reductions import Reduction as Reduction
 from adaptive.base.reductions import Sliced as Sliced
 from adaptive.base.worker_slots import WorkerSlots as WorkerSlots
-from adaptive.base.world_members import Loss as Loss
-from adaptive.base.world_messages import MembersChanged as MembersChanged
+from adaptive.base.world import Loss as Loss
+from adaptive.base.world import MembersChanged as MembersChanged
 from adaptive.observe.events import HookValues as HookValues
 from adaptive.observe.events import StepEvent as StepEvent
 from adaptive.observe.recorded import RecordedRun as RecordedRun

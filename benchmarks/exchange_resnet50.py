@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 from mpi4py import MPI
 
 import collectives as comm
-from adaptive.base.channel import PartSpec
+from adaptive.base.channel import PartSpec, SentMessage
 from adaptive.graph.partition import plan
 from adaptive.graph.trace import trace
 from adaptive.runtime import message
@@ -87,7 +87,7 @@ def our_way(
     def exchange() -> list[jax.Array]:
         joined = dict(zip(packed, pack(grads), strict=True))
         parts = [grads[large[part]] if part in large else joined[part] for part in range(len(layout.parts))]
-        (results,), _ = channel.exchange([parts], np.zeros(0, np.float32))
+        (results,), _ = channel.exchange(SentMessage([parts], np.zeros(0, np.float32)))
         assert not looking or check.passes(results)
         arrived = unpack([results[part] for part in packed])
         reduced = dict(zip(small, arrived, strict=True)) | {i: results[part] for part, i in large.items()}

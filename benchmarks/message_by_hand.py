@@ -24,7 +24,7 @@ from _measure import Spread, pin, readable, report
 from mpi4py import MPI
 
 import collectives as comm
-from adaptive.base.channel import PartSpec
+from adaptive.base.channel import PartSpec, SentMessage
 
 AT_A_TIME, STATUS = 5, 15
 MESSAGES = {
@@ -66,7 +66,7 @@ def on_channel(world: comm.MPIWorld, parts: list[jax.Array], status: np.ndarray,
         channel._fast = False
 
     def exchange() -> None:
-        (received, *_), _ = channel.exchange([parts], status, "message 1 of step 1", "", 1)
+        (received, *_), _ = channel.exchange(SentMessage([parts], status, "message 1 of step 1", "", 1))
         for part in received:
             largest(np.asarray(part).reshape(-1))
 

@@ -26,7 +26,7 @@ from _measure import readable, report
 
 from adaptive.base.activity import Breakdown, WorkerSeconds
 from adaptive.base.decision import Decision, Limits
-from adaptive.base.world_members import Loss
+from adaptive.base.world import Loss
 from adaptive.control.membership import Numbers
 from adaptive.control.requests import Request
 from adaptive.observe.events import Asked, HookValues, StepEvent

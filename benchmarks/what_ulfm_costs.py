@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 from _measure import alternate, pin, report, summary
 
+from adaptive.base.channel import SentMessage
+
 BYTES = {"4 kB": 4 << 10, "4 MB": 4 << 20, "97.6 MiB": int(97.6 * 2**20) // 4 * 4}
 STEP_SECONDS = 5e-3
 STEP = "a step of 5 ms with 4 MB"
@@ -50,7 +52,7 @@ def rank(rounds: int) -> None:
             parts = [jnp.ones(size // 4, jnp.float32)]
 
             def run() -> None:
-                world.exchange([parts], ["sum"], nothing)
+                world.exchange(SentMessage([parts], nothing), ["sum"])
                 MPI.COMM_WORLD.Barrier()  # so the next starts on both ranks at once
 
             return run

@@ -1,6 +1,6 @@
 """A job whose processes are threads of this one, and die at chosen operations: for tests of losses.
 
-`ThreadedWorld` is the protocol of `World` in its shortest form: an operation is completed on all processes that come
+`ThreadedWorld` is a `World` in its shortest form: an operation is completed on all processes that come
 to it, or on none. A process dies when it reaches an operation, so a test can count the operations of what it tests, and
 have a process die at each of them in turn. To die in the middle of an operation, when some of the others have completed
 it, is the same to a program as to die before the next one: that it is, the tests of `MPIWorld` show (tests/mpi).
@@ -19,11 +19,10 @@ import jax
 import numpy as np
 
 import adaptive as ad
-from adaptive.base.channel import Arrived, Blocking, Parts
+from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.reductions import Reduction, combine_microbatches
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.base.world_members import Loss
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.world import Loss, MembersChanged, World
 
 _SECONDS = 10.0  # for all processes to come to an operation; only a test that fails takes them
 
@@ -125,7 +124,7 @@ class Job:
         self._changed.notify_all()
 
 
-class ThreadedWorld(Blocking, WorkerSlots):
+class ThreadedWorld(WorkerSlots, World):
     """One process's world. `number` is the process's, and its worker's worker slot: `rank` is counted among those
     left."""
 
@@ -170,18 +169,9 @@ class ThreadedWorld(Blocking, WorkerSlots):
             raise MembersChanged
         return [came[number].value for number in self._processes]
 
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        step: int = 0,
-    ) -> Arrived:
-        mine = [np.asarray(part) for part in parts[0]], status
-        everyone = self._meet("message", about, mine, repeats=False)
+    def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
+        mine = [np.asarray(part) for part in message.parts[0]], message.status
+        everyone = self._meet("message", message.about, mine, repeats=False)
         columns = zip(ops, zip(*(sent for sent, _ in everyone), strict=True), strict=True)
         reduced = [
             jax.device_put(np.asarray(reduce(partial(combine_microbatches, op), column))) for op, column in columns

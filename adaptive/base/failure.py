@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from .errors import DisagreementError, NonFiniteError, WorkerError
 from .thread_status import thread_status
-from .world_messages import WorldMessages
+from .world import World
 
 QUIET_SECONDS = 0.5  # usually all processes are reachable, and the error need not be printed twice
 PATIENCE_SECONDS = 30.0  # how long a failed process waits for the others to receive the report
@@ -30,7 +30,7 @@ R = TypeVar("R")
 class Member(Protocol):
     """An object with a name that belongs to a world."""
 
-    world: WorldMessages
+    world: World
     _name: str
 
 
@@ -58,7 +58,7 @@ def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], C
     return decorate
 
 
-def report_failure(world: WorldMessages, where: str, error: BaseException, *, known: bool | None = None) -> None:
+def report_failure(world: World, where: str, error: BaseException, *, known: bool | None = None) -> None:
     """Report to the other processes that this one has failed, unless they know.
 
     Returns when they have received the report, or after `PATIENCE_SECONDS`.

@@ -1,21 +1,19 @@
 """Mailboxes: a worker publishes vectors, and others read the latest ones at any time.
 
-A mailbox is not a collective: neither publishing nor reading waits for another process. Worlds need not offer
-mailboxes; those that do have the methods of `OffersMailboxes`.
+A mailbox is not a collective: neither publishing nor reading waits for another process. See `World.create_mailbox`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
 Vectors = Sequence[np.ndarray]  # one-dimensional, of the mailbox's sizes
 
 
-@runtime_checkable
 class Mailbox(Protocol):
     """A mailbox for each worker, in which it publishes vectors with their round number."""
 
@@ -39,25 +37,6 @@ class Mailbox(Protocol):
         ...
 
 
-@runtime_checkable
-class OffersMailboxes(Protocol):
-    """The methods of a world with mailboxes, besides those of `World`."""
-
-    def why_no_mailbox(self) -> str:
-        """Return why this world has no mailboxes; "" if it has. Replicated."""
-        ...
-
-    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Mailbox | None = None) -> Mailbox:
-        """Create a mailbox for the current members. Collective.
-
-        Args:
-          nbytes: size of each vector that a worker publishes.
-          about: see `World`.
-          instead_of: an earlier mailbox that this one replaces; it is closed.
-        """
-        ...
-
-
 class LocalMailbox:
     """The mailboxes of one process's workers. Published arrays are never modified, so readers need no lock."""
 
@@ -75,15 +54,3 @@ class LocalMailbox:
         """Return a worker's latest vectors: the protocol of `Mailbox`."""
         of, vectors = self._published.get(worker, (round, None))
         return vectors if of == round else None
-
-
-class LocalMailboxes:
-    """Mixin for worlds of one process, which have mailboxes."""
-
-    def why_no_mailbox(self) -> str:
-        """Return ""."""
-        return ""
-
-    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Mailbox | None = None) -> Mailbox:
-        """Create a mailbox: the protocol of `OffersMailboxes`."""
-        return LocalMailbox()

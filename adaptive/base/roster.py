@@ -8,29 +8,11 @@ repeat the work (`with_same_members`), or repeat the broadcast (`broadcast_bytes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
+
+from .world import World
 
 T = TypeVar("T")
-
-
-class Changing(Protocol):
-    """The part of a `World` that changes when workers leave and join."""
-
-    @property
-    def members(self) -> tuple[int, ...]: ...
-    @property
-    def joined_in_generation(self) -> tuple[int, ...]: ...
-    @property
-    def generation(self) -> int: ...
-
-
-class Communicating(Changing, Protocol):
-    """The part of a `World` that `broadcast_bytes` uses."""
-
-    @property
-    def rank(self) -> int: ...
-
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]: ...
 
 
 class Roster(NamedTuple):
@@ -45,7 +27,7 @@ class Roster(NamedTuple):
     generation: int
 
     @staticmethod
-    def of(world: Changing) -> Roster:
+    def of(world: World) -> Roster:
         """Return the current members."""
         return Roster(dict(zip(world.members, world.joined_in_generation, strict=True)), world.generation)
 
@@ -55,7 +37,7 @@ class Roster(NamedTuple):
         return tuple(self.joined_in_generation)
 
 
-def with_same_members(world: Changing, work: Callable[[], T]) -> T:
+def with_same_members(world: World, work: Callable[[], T]) -> T:
     """Return the result of `work`; repeat it if members left or joined meanwhile.
 
     Args:
@@ -68,7 +50,7 @@ def with_same_members(world: Changing, work: Callable[[], T]) -> T:
             return result
 
 
-def broadcast_bytes(world: Communicating, make: Callable[[], bytes], about: str) -> bytes:
+def broadcast_bytes(world: World, make: Callable[[], bytes], about: str) -> bytes:
     """Return bytes from the process with rank 0, on every process. Communicates.
 
     If that process is lost before the others receive them, the next process with rank 0 sends its own.

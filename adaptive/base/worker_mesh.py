@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from .reductions import Reduction
-
-T = TypeVar("T")
 
 
 class WorkerMesh(Protocol):
@@ -55,36 +52,5 @@ class WorkerMesh(Protocol):
 
         Returns:
           The reduced parts; replicated.
-        """
-        ...
-
-
-@runtime_checkable
-class OffersMesh(Protocol):
-    """The methods of a world on one mesh, besides those of `World`."""
-
-    def worker_mesh(self) -> WorkerMesh | None:
-        """Return the mesh of all workers; `None` if a program over all of them is no faster than messages.
-        Replicated.
-        """
-        ...
-
-    def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
-        """Call `program` once every process has made this call, and return its result.
-
-        No other collective of this process runs at the same time: two programs with collectives, dispatched by two
-        threads, could start in different orders on two devices and deadlock.
-
-        Args:
-          program: dispatches a program over the mesh and waits for its results. Its argument is the status, summed over
-            all processes; replicated.
-          status: what this process adds to that sum; floating, one-dimensional, of one length on all processes.
-          about, more: see `World`.
-
-        Raises:
-          DisagreementError: the processes' calls differ. On every process, before any has called `program`.
-          WorkerError: a process has called `fail`, on every other process, before any has called `program`; or a
-            process was lost, also while the programs ran.
-          CollectiveError: the world is closed.
         """
         ...

@@ -6,58 +6,15 @@ run-time matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from .errors import WorkerCountError
 from .numbers import brief, whole
-from .world_members import Loss, TransferPayload
 
 
-class FixedMembership:
-    """Mixin for worlds whose processes never change; all its answers are replicated."""
-
-    losses: tuple[Loss, ...] = ()
-    unowned_slots: tuple[int, ...] = ()
-    survives = False
-    waited = hang_timeout = 0.0
-    in_reserve = run_under_way = needs_state_transfer = spawns = False
-    build_digests: Mapping[str, str] = MappingProxyType({})
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The occupied worker slots, in order."""
-        raise NotImplementedError
-
-    @property
-    def size(self) -> int:
-        """The current number of workers."""
-        return len(self.members)
-
-    def poll_reserve_terminating(self) -> bool:
-        """Return False: no process is in reserve."""
-        return False
-
-    def begin_run(self) -> None:
-        """Do nothing: no process is in reserve."""
-
-    def end_run(self) -> None:
-        """Do nothing: no process is in reserve."""
-
-    def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Do nothing: no process is in reserve."""
-
-    def transfer_state(
-        self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
-    ) -> TransferPayload | None:
-        """Return None: no process joins, so no state is sent."""
-
-
-class WorkerSlots(FixedMembership):
-    """Members of a world of one process whose workers can leave and join. Replicated.
+class WorkerSlots:
+    """Members of a world of one process whose workers can leave and join; a mixin for `World`. Replicated.
 
     All workers of empty slots are in reserve, and join at once: no process has to start.
 
@@ -131,7 +88,7 @@ class WorkerSlots(FixedMembership):
             raise ValueError(f"there is no worker slot {worker_slot}; slots are 0 … {len(self._joined_in) - 1}.")
         return self._joined_in[worker_slot]
 
-    # --- the protocol of World ----------------------------------------------------------------------------------------
+    # --- see `World` --------------------------------------------------------------------------------------------------
 
     @property
     def least(self) -> int:
@@ -148,15 +105,15 @@ class WorkerSlots(FixedMembership):
         return max(0, min(self._requested, self.most) - len(self.members))
 
     def nearest(self, workers: int) -> int:
-        """Return the available number of workers nearest to a requested one: the protocol of `World`."""
+        """Return the available number of workers nearest to a requested one: see `World`."""
         return min(max(workers, self.least), self.most)
 
     def request_workers(self, workers: int) -> None:
-        """Set the requested number of workers: the protocol of `World`."""
+        """Set the requested number of workers: see `World`."""
         self._requested = workers
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Change the number of members: the protocol of `World`.
+        """Change the number of members: see `World`.
 
         Raises:
           WorkerCountError: the number is not available, or a leaving slot is empty.

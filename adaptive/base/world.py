@@ -1,4 +1,4 @@
-"""The `World` protocol: what the runtime needs of the machines. `collectives` implements it.
+"""The class `World`: what the runtime needs of the machines. `collectives` implements it.
 
 A *process* runs this Python program; a *worker* computes one local batch. A process has one worker for each of its
 local devices, so there may be more workers than processes.
@@ -11,16 +11,300 @@ Available workers that aren't members are in *reserve*.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from threading import get_ident
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-from .world_members import WorldMembers
-from .world_messages import WorldMessages
+import jax
+import numpy as np
+
+from .channel import Arrived, BlockingChannel, Channel, PartSpec, SentMessage
+from .errors import WorkerCountError
+from .mailbox import LocalMailbox, Mailbox
+from .reductions import Reduction
+from .worker_mesh import WorkerMesh
+
+T = TypeVar("T")
+TransferPayload = tuple[Any, list[np.ndarray]]  # a small picklable object, and contiguous arrays
+KEPT_CHANNELS = 64  # per world; bounds the memory if eager calls use many layouts
 
 
-@runtime_checkable
-class World(WorldMembers, WorldMessages, Protocol):
+class Loss(NamedTuple):
+    """A lost process, without which the others continue. Replicated."""
+
+    workers: tuple[int, ...]  # its worker slots, now empty
+    process: str  # "rank 2 (pid 4711 on node7)"
+    phase: str  # the collective in which the others noticed: "message 1 of step 14 of program 1 ('train')"
+    seconds: float  # from then until they continued, measured by rank 0; 0 if unknown
+
+    def __str__(self) -> str:
+        who = f"worker{'s' * (len(self.workers) > 1)} {', '.join(map(str, self.workers))}"
+        milliseconds = 1e3 * self.seconds
+        took = f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.1f}"
+        repaired = f"; {took} ms to repair" if self.seconds else ""
+        return f"{who} lost: {self.process} disconnected in {self.phase}{repaired}."
+
+
+class MembersChanged(Exception):
+    """Members were lost during an exchange, whose results are discarded. Raised on all remaining processes.
+
+    The world stays usable, without the lost members: the caller sends its message again, or another one.
+    """
+
+
+class World:
     """The worker slots of a job, the workers in them, and the collectives by which they exchange messages.
 
-    `WorldMembers` reports and changes the members; `WorldMessages` exchanges messages. Code that needs only one of the
-    two takes that one as its argument's type.
+    The defaults are those of one process whose workers neither join nor leave. A world of one process sets `capacity`,
+    `workers` and `devices`, and overrides `channel` or `exchange`.
+
+    A collective completes on all processes or on none, even if processes are lost during it. Every collective has a
+    description (`about=`), equal on all processes. If descriptions differ, or processes are in different collectives,
+    all processes raise DisagreementError before anything is sent. `more` is shown in that error, but not compared.
+
+    Membership changes only inside collectives, at the same point on all processes.
+
+    Attributes:
+      rank: this process's rank among the connected processes, 0 … processes-1. Local.
+      processes: number of connected processes. Replicated.
+      capacity: number of worker slots over all processes: the maximum number of workers. Constant. Replicated.
+      workers: the worker slots that this process carries. Local.
+      devices: the device of each of this process's workers, in the order of `workers`. Local.
+      generation: number of changes of membership so far. Replicated.
+      losses: the processes lost so far, in order. Replicated.
+      unowned_slots: the empty slots that no connected process carries: rank 0 sends neutral values for them.
+        Replicated.
+      respawn: whether workers that are lost, or leave upon a signal, are replaced. Replicated.
+      spawns: whether processes may be spawned to join. Replicated.
+      survives: whether the other processes continue when some are lost or leave for good. Replicated.
+      in_reserve: whether this process carries no worker and is in reserve (`wait`). Local.
+      run_under_way: whether a run is under way, during which processes in reserve take no part in collectives.
+        Replicated.
+      needs_state_transfer: whether joined processes still lack the state of the others (`transfer_state`). Replicated.
+      build_digests: digests of the running program by name, if `spawns`: a joining process must have built an equal
+        one.
+      hang_timeout: seconds for which a process may keep the others waiting before it is reported as stuck. 0: no limit.
+        Replicated.
+      waited: total seconds that this process has waited for others to enter collectives. Local.
     """
+
+    rank = 0
+    processes = 1
+    capacity: int
+    workers: range
+    devices: Sequence[jax.Device]
+    generation = 0
+    losses: tuple[Loss, ...] = ()
+    unowned_slots: tuple[int, ...] = ()
+    respawn = spawns = survives = False
+    in_reserve = run_under_way = needs_state_transfer = False
+    build_digests: Mapping[str, str] = MappingProxyType({})
+    hang_timeout = waited = 0.0
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
+        """Return a channel for messages of one layout. Does not communicate.
+
+        A channel owns the receive buffers of its messages. It lasts as long as the world, also when members change.
+
+        Args:
+          parts: shape, dtype and reduction of each part. Part 0 is one-dimensional, floating, and summed.
+          status: number of elements that each *process* adds to a message: see `SentMessage`. 0 for none.
+          name: identifies the message among those of a program.
+
+        Raises:
+          CollectiveError: a part's dtype cannot be reduced in this world.
+        """
+        return BlockingChannel(self.exchange, [part.op for part in parts], name)
+
+    def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
+        """Exchange one message on a cached channel of its layout and name; for occasional messages.
+
+        Results are valid until this thread's next message of the same layout and name. Raises as `Channel.exchange`.
+        """
+        kept: dict[Hashable, Channel] = self.__dict__.setdefault("_kept", {})  # least recently used first
+        layout = tuple(PartSpec(x.shape, x.dtype, op) for x, op in zip(message.parts[0], ops, strict=True))
+        key = layout, len(message.status), name, get_ident()
+        found = kept.pop(key, None)
+        if found is None:
+            found = self.channel(layout, len(message.status), name)
+            if len(kept) >= KEPT_CHANNELS:
+                del kept[next(iter(kept))]  # results keep its memory alive
+        kept[key] = found
+        return found.exchange(message)
+
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """Gather every process's `value`, by rank, from the processes present at completion. Blocks. Not for steps.
+
+        Raises the errors of `exchange`, except `MembersChanged`.
+        """
+        return [value]
+
+    def barrier(self) -> None:
+        """Return once every process has called this. Raises the errors of `exchange`."""
+
+    def fail(self, why: str) -> None:
+        """Make all other processes raise WorkerError in their current or next collective. Blocks until they have.
+
+        Args:
+          why: "in step 4 of program 1 ('train'): OSError: disk read error".
+        """
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The occupied worker slots, in order; at least one. Replicated.
+
+        Messages have room for every slot; the content of an empty one changes no result.
+        """
+        return tuple(range(self.capacity))
+
+    @property
+    def size(self) -> int:
+        """The current number of workers. Replicated."""
+        return len(self.members)
+
+    @property
+    def joined_in_generation(self) -> tuple[int, ...]:
+        """For each member the generation in which it joined; identifies a new worker in an old slot. Replicated."""
+        return (0,) * self.capacity
+
+    @property
+    def least(self) -> int:
+        """The minimum number of workers. Replicated."""
+        return len(self.members)
+
+    @property
+    def most(self) -> int:
+        """The number of available workers: members and those in reserve. Replicated."""
+        return len(self.members)
+
+    def nearest(self, workers: int) -> int:
+        """Return the available number of workers nearest to a requested one: between `least` and `most`, and of whole
+        processes. Replicated.
+        """
+        return self.least
+
+    def request_workers(self, workers: int) -> None:
+        """Start to prepare joining workers, for `workers` members in all. Does not block. Replicated.
+
+        A later call replaces an earlier one.
+        """
+        self.change(workers)
+
+    def poll_ready(self) -> int:
+        """Return how many requested workers are ready to join; 0 on all processes but one. May communicate."""
+        return 0
+
+    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
+        """Change the number of members between two steps. Collective. `generation` grows if any member changes.
+
+        Args:
+          workers: the new number. The workers in the highest slots leave for the reserve, or ready workers join, in the
+            lowest free slots.
+          leaving: slots whose workers leave first, for good. Only whole processes leave.
+
+        Raises:
+          WorkerCountError: the number is not available.
+          Preempted: this process leaves for good; raised after the others continue without it.
+        """
+        if leaving or workers != len(self.members):
+            number = workers - len(leaving)
+            raise WorkerCountError(f"{self!r} cannot have {number} workers: its workers neither join nor leave.")
+
+    def poll_reserve_terminating(self) -> bool:
+        """Return whether a process on standby received a termination signal and the others cannot continue without it.
+
+        Known to rank 0; False on the others. May communicate.
+        """
+        return False
+
+    def begin_run(self) -> None:
+        """Start a run: members return, and processes in reserve wait. Collective over all processes."""
+
+    def end_run(self) -> None:
+        """End a run: processes in reserve take part in collectives again. Collective over all workers."""
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait in reserve until this process has joined the workers, or the run has ended.
+
+        Args:
+          is_ready: returns whether this process could join now.
+
+        Raises:
+          WorkerError: the run has ended with an error.
+          ReserveReleased: the workers have left the world's block.
+        """
+
+    def transfer_state(
+        self, make: Callable[[], TransferPayload], room: Callable[[], list[np.ndarray]], about: str = ""
+    ) -> TransferPayload | None:
+        """Send the state of the running program to joining processes. Collective.
+
+        Args:
+          make: called on one process that has the state; returns it.
+          room: called on joining processes; returns the receive buffers: arrays of the state's shapes and dtypes.
+
+        Returns:
+          The state on joining processes; `None` on the others.
+        """
+        return None
+
+    # --- what only some worlds offer ----------------------------------------------------------------------------------
+
+    def worker_mesh(self) -> WorkerMesh | None:
+        """Return the mesh of all workers; `None` if a program over all of them is no faster than messages.
+        Replicated.
+        """
+        return None
+
+    def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
+        """Call `program` once every process has made this call, and return its result. Needs a `worker_mesh`.
+
+        No other collective of this process runs at the same time: two programs with collectives, dispatched by two
+        threads, could start in different orders on two devices and deadlock.
+
+        Args:
+          program: dispatches a program over the mesh and waits for its results. Its argument is the status, summed over
+            all processes; replicated.
+          status: what this process adds to that sum; floating, one-dimensional, of one length on all processes.
+          about, more: see `World`.
+
+        Raises:
+          DisagreementError: the processes' calls differ. On every process, before any has called `program`.
+          WorkerError: a process has called `fail`, on every other process, before any has called `program`; or a
+            process was lost, also while the programs ran.
+          CollectiveError: the world is closed.
+        """
+        raise NotImplementedError
+
+    def why_no_mailbox(self) -> str:
+        """Return why this world has no mailboxes; "" if it has. Replicated."""
+        return "" if self.processes == 1 else "it supports collectives only"
+
+    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Mailbox | None = None) -> Mailbox:
+        """Create a mailbox for the current members. Collective.
+
+        Args:
+          nbytes: size of each vector that a worker publishes.
+          about: see `World`.
+          instead_of: an earlier mailbox that this one replaces; it is closed.
+        """
+        return LocalMailbox()
+
+    def checkpoint_saved(self, step: int) -> None:
+        """Report that a checkpoint of this step is on the disk, to a launcher that must know whether the run makes
+        progress. Called by one process, in any thread.
+        """
+
+
+def retry_on_members_changed(exchange: Callable[[], Arrived]) -> Arrived:
+    """Carry out an exchange that doesn't depend on the membership; repeat it if members were lost meanwhile."""
+    while True:
+        try:
+            return exchange()
+        except MembersChanged:
+            continue

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
-from adaptive.base.channel import Parts
+from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.reductions import Reduction
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
@@ -205,17 +205,8 @@ class _Wire(LocalWorld):
         self.brought: list[list[np.ndarray]] = []
         self.instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None
 
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        step: int = 0,
-    ) -> tuple[list[list[jax.Array]], np.ndarray]:
-        results, status = super().exchange(parts, ops, status, channel, about, more, step=step)
+    def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
+        results, status = super().exchange(message, ops, name)
         arrived = [np.asarray(p) for p in results[0]]
         self.brought.append(arrived)
         if self.instead is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from adaptive.base.ambient import describe_settings
 from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DisagreementError
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.text import EquationText, as_text
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def check_same_build(
-    world: WorldMessages,
+    world: World,
     build_digests: dict[str, str],
     plan: Plan,
     about: str = "",
@@ -55,7 +55,7 @@ def versions() -> str:
 
 
 def _check_equal(
-    world: WorldMessages, about: str, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None
+    world: World, about: str, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None
 ) -> None:
     mine = json.dumps({**digests, _VERSIONS: versions()}).encode()
     everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(mine, about)]
@@ -153,7 +153,7 @@ def digest_of_text(text: str) -> str:
 
 
 def compare_across_processes(
-    world: WorldMessages, about: str, work: Callable[[], tuple[dict[str, str], T]], advice: str
+    world: World, about: str, work: Callable[[], tuple[dict[str, str], T]], advice: str
 ) -> list[T]:
     """Call `work` on every process, and raise unless the digests that it returns are equal on all of them.
 

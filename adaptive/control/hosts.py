@@ -20,7 +20,7 @@ import numpy as np
 from adaptive.base.cores import chosen_threads
 from adaptive.base.decision import Decision
 from adaptive.base.this_host import this_host
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 
 
 class HostSurvey:
@@ -34,7 +34,7 @@ class HostSurvey:
         cache. Local.
     """
 
-    def __init__(self, world: WorldMessages, about: str = ""):
+    def __init__(self, world: World, about: str = ""):
         own = json.dumps([kind_of_machine(world.devices), cache_of_host(), this_host()]).encode()
         descriptions = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
         everyone = [json.loads(theirs) for theirs in descriptions]
@@ -68,7 +68,7 @@ def kind_of_machine(devices: Sequence) -> str:
     return repr((platform.machine(), crc32("".join(features).encode()), kinds, versions, threads))
 
 
-def decided_by_first(world: WorldMessages, decision: Decision | None, about: str = "") -> Decision | None:
+def decided_by_first(world: World, decision: Decision | None, about: str = "") -> Decision | None:
     """Return the first process's decision, on all processes. Communicates."""
     asked = None if decision is None else vars(decision)
     everyone = world.all_gather_bytes(json.dumps(asked, default=np.generic.item).encode(), about)

@@ -28,9 +28,9 @@ from adaptive.base.numbers import brief
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import number_of_workers
+from adaptive.base.world import World
 
 from .batch_sizes import NOT_RESIZABLE
-from .elastic_world import ElasticWorld
 
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
 
@@ -83,7 +83,7 @@ class Membership:
 
     def __init__(
         self,
-        world: ElasticWorld,
+        world: World,
         *,
         in_status: bool = True,
         resizable: bool = True,

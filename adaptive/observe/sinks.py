@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from adaptive.base.ambient import without_debug_checks
 from adaptive.base.errors import DriverError
 from adaptive.base.exit_hooks import register_exit_hook
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 
 from .events import StepEvent, Unsubscribe
 
@@ -111,7 +111,7 @@ class SinkThread:
     this process writes them.
     """
 
-    def __init__(self, sink: Sink, world: WorldMessages):
+    def __init__(self, sink: Sink, world: World):
         self._sink, self._world = sink, world
         self._waiting: deque[_Step] = deque()
         self._recent: deque[tuple[float, StepEvent]] = deque(maxlen=_MOST_WAITING)  # while another process has rank 0

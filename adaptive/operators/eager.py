@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import NotAnArrayError, as_jax, check_not_sharded
-from adaptive.base.channel import Arrived
+from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.reductions import Reduction, adds_up
 from adaptive.base.source_lines import at, current_line
-from adaptive.base.world import World
-from adaptive.base.world_messages import retry_on_members_changed
+from adaptive.base.world import World, retry_on_members_changed
 
 from .sources import ALONE
 
@@ -70,7 +69,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     def exchange() -> Arrived:
         _check_there(how, world.members)
         parts = _parts(how, values, weight, world)
-        return world.exchange(parts, ops, np.zeros(1, np.float32), about=about)
+        return world.exchange(SentMessage(parts, np.zeros(1, np.float32), about), ops)
 
     results, _ = retry_on_members_changed(exchange)
     out = [jnp.array(r) for r in results[0][1:]]  # copied, because the world reuses its buffers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.mailbox import Mailbox, OffersMailboxes
+from adaptive.base.mailbox import Mailbox
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
-from adaptive.operators.peer_read import Pairing, PeerMailboxes
+from adaptive.operators.peer_read import PeerMailboxes
 
 
 class ProgramMailboxes:
@@ -32,7 +32,8 @@ class ProgramMailboxes:
                     "replicas after the local steps:\n"
                     "    params = comm.all_reduce(params)"
                 )
-            self._offers = _offering(world, pairing)
+            if why := world.why_no_mailbox():
+                raise CollectiveError(f"{pairing.line}: {world!r} has no mailboxes: {why}.")
 
     def make(self) -> bool:
         """Create mailboxes for the current members, if there are none. Communicates. Returns whether it created any."""
@@ -42,7 +43,7 @@ class ProgramMailboxes:
         about = f"mailboxes of {self._name}"
         before: Sequence[Mailbox | None] = self._mailboxes.mailboxes or [None] * len(self._pairings)
         mailboxes = [
-            self._offers.create_mailbox(pairing.nbytes, about, old)
+            self._world.create_mailbox(pairing.nbytes, about, old)
             for pairing, old in zip(self._pairings, before, strict=True)
         ]
         self._mailboxes.restart(mailboxes, self._world.members)
@@ -52,10 +53,3 @@ class ProgramMailboxes:
     def forget(self) -> None:
         """Create new mailboxes before the next step, because the numbers of rounds have changed."""
         self._generation = None
-
-
-def _offering(world: World, pairing: Pairing) -> OffersMailboxes:
-    why = world.why_no_mailbox() if isinstance(world, OffersMailboxes) else "it supports collectives only"
-    if why or not isinstance(world, OffersMailboxes):
-        raise CollectiveError(f"{pairing.line}: {world!r} has no mailboxes: {why}.")
-    return world

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from adaptive.base.roster import Roster
-from adaptive.base.world import World
-from adaptive.base.world_members import Loss
+from adaptive.base.world import Loss, World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
 from adaptive.runtime.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adaptive.base.world_members import TransferPayload
+from adaptive.base.world import TransferPayload
 
 from .checkpoint_form import has_local
 from .parts import ProgramParts, RunLimit, RunProgress

@@ -16,7 +16,6 @@ from adaptive.base.ambient import with_build_settings
 from adaptive.base.errors import CheckpointError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import broadcast_bytes, with_same_members
-from adaptive.base.world_members import ReportsCheckpoints
 from adaptive.observe.report import Report
 
 from .checkpoint import snapshot
@@ -45,7 +44,7 @@ class RunCheckpointer:
                 f"got {options!r}."
             )
         self._options, self._every = options, options.interval
-        saved = parts.world.checkpoint_saved if isinstance(parts.world, ReportsCheckpoints) else int
+        saved = parts.world.checkpoint_saved
         self._writer = Writer(options, parts.run.flush_logs, saved, nans_ok=not parts.skipped.checks)
         self._saved = time.monotonic()
         self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint

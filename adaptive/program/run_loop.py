@@ -15,7 +15,7 @@ from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError,
 from adaptive.base.failure import report_failure
 from adaptive.base.source_lines import at, current_line
 from adaptive.base.thread_status import IN_A_STEP, thread_status
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.world import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive.base.world_members import TransferPayload
+from adaptive.base.world import TransferPayload
 
 from .parts import ProgramParts
 

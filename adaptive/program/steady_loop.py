@@ -16,7 +16,7 @@ import numpy as np
 
 from adaptive.base.activity import INPUT, OTHER
 from adaptive.base.signals import PENDING_TERMINATION
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.world import MembersChanged
 from adaptive.data.stream import Share
 from adaptive.observe.report import Report, report_of
 from adaptive.operators.sources import Reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
 
 from .arguments import NonFinite
@@ -22,7 +22,7 @@ class StepClock:
       beside_compiler: number of consecutive steps, up to now, without known seconds because a compiler ran beside them.
     """
 
-    def __init__(self, world: WorldMessages):
+    def __init__(self, world: World):
         self.compute_seconds = [_NAN] * len(world.workers)
         self.beside_compiler = 0
         self.began = _NAN

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from adaptive.base.activity import Activity
 from adaptive.base.exit_hooks import register_exit_hook
 from adaptive.base.timeline import COMPILER, Timeline
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 from adaptive.observe.trace import OfProcess, write_trace
 from adaptive.runtime.engine import Engine
 
@@ -46,7 +46,7 @@ class TraceRecorder:
       name: the program's name.
     """
 
-    def __init__(self, world: WorldMessages, name: str, engine: Engine, activity: Activity):
+    def __init__(self, world: World, name: str, engine: Engine, activity: Activity):
         self._world, self._name, self._engine, self._activity = world, name, engine, activity
         self._traced: Traced | None = None
         self._step = 0  # the last traced step

@@ -12,11 +12,9 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, Activity
-from adaptive.base.channel import Arrived, PartSpec
+from adaptive.base.channel import Arrived, PartSpec, SentMessage
 from adaptive.base.cores import n_cores
-from adaptive.base.worker_mesh import OffersMesh
-from adaptive.base.world import World
-from adaptive.base.world_messages import retry_on_members_changed
+from adaptive.base.world import World, retry_on_members_changed
 from adaptive.data.stream import Share
 from adaptive.operators.sources import MICROBATCHES, Reading
 
@@ -109,11 +107,10 @@ class Engine:
             waiters=ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None,
         )
         self._spmd: SPMDStep | None = None
-        if isinstance(world, OffersMesh) and world.capacity > 1:
-            mesh = world.worker_mesh()
-            if mesh is not None and not why_not(plan, mesh):
-                self._spmd = self.workers.held_by = SPMDStep(ctx, mesh, world)
-                self.kernels.compiled.compile_step = self._spmd.compile
+        mesh = world.worker_mesh() if world.capacity > 1 else None
+        if mesh is not None and not why_not(plan, mesh):
+            self._spmd = self.workers.held_by = SPMDStep(ctx, mesh, world)
+            self.kernels.compiled.compile_step = self._spmd.compile
         self.kernels.compiled.compile_sums = ctx.programs.compile_sums
         self._steady = SteadyStep(ctx) if is_flat(plan, len(world.devices)) else None
 
@@ -260,7 +257,7 @@ class Engine:
 
         def exchange() -> Arrived:
             own = status.encode().astype(np.float32)  # again after a loss: it depends on the number of processes
-            return self.world.exchange(parts, ["sum"], own, (self.name, "status"), about, more)
+            return self.world.exchange(SentMessage(parts, own, about, more), ["sum"], (self.name, "status"))
 
         status.decode(retry_on_members_changed(exchange)[1])
 

@@ -21,7 +21,7 @@ import numpy as np
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.reductions import Sliced
 from adaptive.base.source_lines import at, name_workers
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 from adaptive.graph.plan import Contribution
 from adaptive.operators.eager import least_weight, mean_of_nothing
 
@@ -298,9 +298,7 @@ class Trouble:
         return " and ".join(texts)
 
 
-def find_together(
-    world: WorldMessages, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]
-) -> Trouble:
+def find_together(world: World, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]) -> Trouble:
     """Combine the findings of all processes. Communicates; all processes call it, because all saw the same message."""
     own_findings = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
     everyone = world.all_gather_bytes(own_findings, "whose contributions are not finite")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
-from adaptive.base.channel import Arrived, Parts
+from adaptive.base.channel import Arrived, Parts, SentMessage
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Segment
@@ -237,7 +237,8 @@ class GeneralStep:
         if ctx.timeline is not None:
             ctx.timeline.sends(about)
         ctx.activity.message = number
-        return ctx.channels[number].exchange(ctx.neutral.with_gaps(number, parts), own, about, more, step)
+        message = SentMessage(ctx.neutral.with_gaps(number, parts), own, about, more, step)
+        return ctx.channels[number].exchange(message)
 
     def _travels(self, number: int) -> bool:
         """Return whether a message is sent in this step. If not, each worker's own parts are its results."""

@@ -13,15 +13,14 @@ from typing import Self
 import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Blocking, Channel, LoneChannel, Parts, PartSpec
+from adaptive.base.channel import Arrived, Channel, LoneChannel, PartSpec, SentMessage
 from adaptive.base.current import enter, leave
-from adaptive.base.mailbox import LocalMailboxes
 from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_microbatches
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import World
 
 
-class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
+class LocalWorld(WorkerSlots, World):
     """Workers that run one after another on one device. They may `leave` and `join` between two steps.
 
     Its `with` block makes it the current world, as for the worlds of `collectives`.
@@ -31,8 +30,6 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
       device: the device; by default JAX's default device.
       workers: number of workers at the start; the others are in reserve. By default all slots are occupied.
     """
-
-    rank, processes = 0, 1
 
     def __init__(self, worker_slots: int = 1, device: jax.Device | None = None, *, workers: int | None = None):
         super().__init__(worker_slots, workers)
@@ -52,18 +49,10 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
         alone = self.capacity == 1 and named and type(self) is LocalWorld  # subclasses may override `exchange`
         return LoneChannel() if alone else super().channel(parts, status, name)
 
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        ops: Sequence[Reduction],
-        status: np.ndarray,
-        channel: Hashable = 0,
-        about: str = "",
-        more: str = "",
-        step: int = 0,
-    ) -> Arrived:
-        columns = [self._reduce(op, column, step) for op, column in zip(ops, zip(*parts, strict=True), strict=True)]
-        return [list(row) for row in zip(*columns, strict=True)], status
+    def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
+        parts = zip(*message.parts, strict=True)
+        columns = [self._reduce(op, column, message.step) for op, column in zip(ops, parts, strict=True)]
+        return [list(row) for row in zip(*columns, strict=True)], message.status
 
     def _reduce(self, op: Reduction, column: Sequence[jax.Array], step: int) -> Sequence[jax.Array]:
         """Return a part, reduced over all workers, for each of them."""
@@ -74,15 +63,6 @@ class LocalWorld(Blocking, LocalMailboxes, WorkerSlots):
         else:
             one = reduce(partial(combine_microbatches, op), column)
         return [one] * len(column)
-
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        return [value]
-
-    def barrier(self) -> None:
-        return None
-
-    def fail(self, why: str) -> None:
-        return None
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ only, so they are the same in every run, and on every process.
 
 All processes run a step in the same form. They decide by values that are equal on all of them: sizes, the number of
 steps, and an exchange of which processes have compiled the program. Everything that can fail on a single process is
-done before `OffersMesh.run_on_mesh`, in which all processes wait for each other.
+done before `World.run_on_mesh`, in which all processes wait for each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING, OTHER
 from adaptive.base.errors import OutOfMemoryError, WorkerError
-from adaptive.base.worker_mesh import OffersMesh, WorkerMesh
+from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
@@ -63,7 +64,7 @@ class SPMDStep:
       mesh, world: the mesh of the world's workers, and the world.
     """
 
-    def __init__(self, ctx: StepContext, mesh: WorkerMesh, world: OffersMesh):
+    def __init__(self, ctx: StepContext, mesh: WorkerMesh, world: World):
         self._ctx: StepContext = proxy(ctx)  # weak, because its worker state refers to this object
         self._steps = steps = ctx.step_plan
         self._mesh, self._world, plan = mesh, world, steps.plan

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING
+from adaptive.base.channel import SentMessage
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.operators import sources
@@ -249,7 +250,7 @@ class SteadyStep:
         about = f"message {number + 1} of step {step} of {self._steps.name}"  # `StepPlan.about`, without its call
         rows = [parts] if not ctx.world.unowned_slots else ctx.neutral.with_gaps(number, [parts])
         ctx.activity.message = number
-        return ctx.channels[number].exchange(rows, own, about, more, step)
+        return ctx.channels[number].exchange(SentMessage(rows, own, about, more, step))
 
     def _vectors(self, reading: Reading, sizes: Microbatches) -> tuple[Vectors, Vectors]:
         """Return the vectors of sources for the kernel and for the final segment.

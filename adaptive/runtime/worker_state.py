@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import is_key, numbers_of
-from adaptive.base.world_messages import WorldMessages
+from adaptive.base.world import World
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 
@@ -50,7 +50,7 @@ class WorkerState:
         may be overwritten.
     """
 
-    def __init__(self, plan: Plan, state: list[Any], world: WorldMessages):
+    def __init__(self, plan: Plan, state: list[Any], world: World):
         self._plan, self._world = plan, world
         self._initial = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
         self.local_states: States = [[] for _ in world.devices]

@@ -1,4 +1,4 @@
-"""Base class of all worlds: their `with` block, and membership that never changes.
+"""Base class of all worlds: their `with` block.
 
 Entering a world makes it the world of eager collectives; leaving it closes it. Inside the block, termination signals
 are handled.
@@ -14,18 +14,17 @@ from typing import Any, Self
 
 import jax
 
-from adaptive import DisagreementError, NonFiniteError, Preempted, WorkerCountError, WorkerError
+from adaptive import DisagreementError, NonFiniteError, Preempted, WorkerError
 from adaptive.base.current import enter, leave
 from adaptive.base.failure import report_failure
 from adaptive.base.signals import SignalHandlers
-from adaptive.base.worker_slots import FixedMembership
 from adaptive.base.world import World
 from launchers import ending
 
 from .lifetime import Lifetime
 
 
-class WorldBase:
+class WorldBase(World):
     """A world as a context manager. Worlds nest: inside, collectives use the world that was entered last.
 
     Attributes:
@@ -38,14 +37,14 @@ class WorldBase:
 
     def __enter__(self) -> Self:
         self.lifetime.check_open()
-        self._tokens.append((enter(self), SignalHandlers()))  # type: ignore[arg-type]  # the subclasses are Worlds
+        self._tokens.append((enter(self), SignalHandlers()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         token, handlers = self._tokens.pop()
-        leave(self, token)  # type: ignore[arg-type]
+        leave(self, token)
         with handlers:
             self._end_block(error)
 
@@ -69,7 +68,7 @@ class WorldBase:
             return
         # Closing is collective, and the others may be in an exchange, so close on this process alone.
         if isinstance(error, Exception | SystemExit):
-            report_failure(self, f"in its {type(self).__name__}'s block", error)  # type: ignore[arg-type]
+            report_failure(self, f"in its {type(self).__name__}'s block", error)
         self._abandon(f"it has left the block of its world by {type(error).__name__}: {error}")
 
     def _abandon(self, why: str) -> None:
@@ -80,60 +79,14 @@ class WorldBase:
         """Free the world's resources. Called at the end of its `with` block; calling it again does nothing."""
         self.lifetime.closed = True
 
-    def fail(self, why: str) -> None:
-        """Report to the other processes that this one has failed. Does nothing here: there are none."""
+    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
+        """Return every process's value, by rank: here, the only one."""
+        self.lifetime.check_open()
+        return [value]
 
-
-class FixedMembers(FixedMembership):
-    """Membership of a world whose workers neither join nor leave: see `World`."""
-
-    capacity: int
-    generation = 0
-    respawn = False
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """The worker slots that are occupied: all."""
-        return tuple(range(self.capacity))
-
-    @property
-    def joined_in_generation(self) -> tuple[int, ...]:
-        """For each member, the generation in which it joined: 0."""
-        return (0,) * self.capacity
-
-    @property
-    def least(self) -> int:
-        """The least number of workers: all."""
-        return len(self.members)
-
-    @property
-    def most(self) -> int:
-        """The largest number of workers: all."""
-        return len(self.members)
-
-    def poll_ready(self) -> int:
-        """Return how many requested workers are ready to join: none."""
-        return 0
-
-    def nearest(self, workers: int) -> int:
-        """Return the possible number of workers nearest to `workers`."""
-        return self.least
-
-    def request_workers(self, workers: int) -> None:
-        """Request a number of workers. Does nothing: the number is fixed."""
-        self._check_number(workers)
-
-    def change(self, workers: int, leaving: Sequence[int] = ()) -> None:
-        """Change the number of members to `workers`, which must be the present number.
-
-        Raises:
-          WorkerCountError: it is another number.
-        """
-        self._check_number(workers - len(leaving))
-
-    def _check_number(self, workers: int) -> None:
-        if workers != len(self.members):
-            raise WorkerCountError(f"{self!r} cannot have {workers} workers: its workers neither join nor leave.")
+    def barrier(self) -> None:
+        """Return once every process has called this: here, at once."""
+        self.lifetime.check_open()
 
 
 def forward(path: str) -> Any:

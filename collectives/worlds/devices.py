@@ -8,8 +8,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Channels, Parts, PartSpec
-from adaptive.base.mailbox import LocalMailboxes
+from adaptive.base.channel import Arrived, Channel, PartSpec, SentMessage
 from adaptive.base.reductions import Reduction
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.base.worker_slots import WorkerSlots
@@ -20,7 +19,7 @@ from .reducing.sharded import ONE_AT_A_TIME, Sharded
 T = TypeVar("T")
 
 
-class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
+class DeviceWorld(WorkerSlots, WorldBase):
     """One process, one worker per device; batches may differ in size from device to device.
 
     Each worker's kernels are dispatched to its own device, so they run in parallel. An exchange combines the workers'
@@ -42,9 +41,6 @@ class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
       ValueError: `devices` is empty or contains a device twice.
     """
 
-    rank = 0
-    processes = 1
-
     def __init__(
         self,
         devices: Sequence[jax.Device] | None = None,
@@ -54,7 +50,6 @@ class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
         respawn: bool = False,
     ):
         WorldBase.__init__(self)
-        Channels.__init__(self)
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         WorkerSlots.__init__(self, len(self.devices), workers, min_workers)
@@ -67,23 +62,14 @@ class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
         return DeviceChannel(self, [part.op for part in parts])
 
     def worker_mesh(self) -> WorkerMesh | None:
-        """Return a mesh of the workers' devices: see `OffersMesh`."""
+        """Return a mesh of the workers' devices: see `World`."""
         return self._sharded
 
     def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
-        """Call `program` with the status of the only process: see `OffersMesh`."""
+        """Call `program` with the status of the only process: see `World`."""
         self.lifetime.check_open()
         with ONE_AT_A_TIME:
             return program(status)
-
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Return the only process's value."""
-        self.lifetime.check_open()
-        return [value]
-
-    def barrier(self) -> None:
-        """Return at once: there is one process."""
-        self.lifetime.check_open()
 
     def __repr__(self) -> str:
         there, empty = self.size, self.capacity - self.size
@@ -91,27 +77,20 @@ class DeviceWorld(Channels, LocalMailboxes, WorkerSlots, WorldBase):
         return f"DeviceWorld({there} worker{'s' * (there > 1)} on {describe(self.devices)}{reserve})"
 
 
-class DeviceChannel:
+class DeviceChannel(Channel):
     """A channel of a `DeviceWorld`: see `Channel`. Its results are new arrays in each exchange."""
 
     def __init__(self, world: DeviceWorld, ops: Sequence[Reduction]):
         self._world, self._ops = world, ops
 
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        step: int = 0,
-    ) -> Arrived:
+    def exchange(self, message: SentMessage) -> Arrived:
         """Reduce a message in one sharded XLA program: see `Channel.exchange`. The status needs no reduction."""
         world, sharded = self._world, self._world._sharded
         world.lifetime.check_open()
-        joined = sharded.join(parts, self._ops, step, world.members)
+        joined = sharded.join(message.parts, self._ops, message.step, world.members)
         with ONE_AT_A_TIME:
             reduced = jax.block_until_ready(sharded.reduce(joined))
-        return sharded.copies(reduced), status
+        return sharded.copies(reduced), message.status
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:

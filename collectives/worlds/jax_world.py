@@ -17,7 +17,7 @@ from adaptive.base.cores import allowed_cpus, chosen_threads
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.extend import share_compilations
 
-from .base import FixedMembers, describe
+from .base import describe
 from .devices import check_devices
 from .launch import LaunchError
 from .mailboxes.mailbox import ProcessMailbox
@@ -26,7 +26,7 @@ from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .transport.jax_channel import JaxChannel
 from .transport.jax_transport import JaxTransport
-from .transport.operations import CLOSE, FinalOperation, GatherBytes, StepOnMesh
+from .transport.operations import CLOSE, ON_MESH, ROOM, FinalOperation, GatherBytes, RunOnce
 from .transport.process_group import Process
 from .transport.tcp_tree import process_tree
 from .watchdog.settings import introduce, start_watchdog
@@ -44,7 +44,7 @@ class _ProcessInfo(NamedTuple):
     cpus: frozenset[int] | None  # that it may use; None if its number of threads is set
 
 
-class JaxWorld(MultiProcessWorld, FixedMembers):
+class JaxWorld(MultiProcessWorld):
     """One worker per device of every process of `jax.distributed`, without MPI.
 
     Messages are reduced by one XLA program over the devices of all processes: by NCCL on GPUs, by gloo on CPUs. Call
@@ -52,7 +52,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
     Processes neither join nor leave; if one is lost, the others end. On the CPUs of one host, MPI or the devices of one
     process exchange messages several times as fast as gloo.
 
-    Each operation begins with a preamble (`transport/preamble.py`) over TCP (`transport/tcp_tree.py`), which detects
+    Each operation begins with a preamble (`transport/transport.py`) over TCP (`transport/tcp_tree.py`), which detects
     processes in different collectives. All worlds of a process share these connections, because XLA runs the
     collectives of a process in one order. Programs in several threads therefore need MPI.
 
@@ -84,7 +84,6 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
     """
 
     transport: JaxTransport
-    survives = False
 
     def __init__(self, devices: Sequence[jax.Device] | None = None, *, hang_timeout: float | None = None):
         super().__init__(hang_timeout)
@@ -103,7 +102,7 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         self._everyone = _as_processes(infos)
         self.workers = self._everyone[self.rank].worker_slots
         of_all = [by_id[id] for info in infos for id in info.devices]
-        self.sharded = Sharded(of_all, self.devices, in_preamble=len(self.transport.preamble.room))
+        self.sharded = Sharded(of_all, self.devices, in_preamble=ROOM)
         if on_cpu and self.rank == 0:
             _warn_if_oversubscribed(infos)
 
@@ -112,37 +111,36 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         return JaxChannel(self, parts, status)
 
     def worker_mesh(self) -> WorkerMesh:
-        """Return the mesh of all devices: see `OffersMesh`."""
+        """Return the mesh of all devices: see `World`."""
         return self.sharded
 
     def run_on_mesh(self, program: Callable[[np.ndarray], R], status: np.ndarray, about: str = "", more: str = "") -> R:
-        """Call `program` after a preamble that carries the status: see `OffersMesh`.
+        """Call `program` after a preamble that carries the status: see `World`.
 
         The preamble detects processes that have failed or are in another collective, before the others enter an XLA
         program, which could not be interrupted.
         """
         transport = self.transport
-        room = transport.preamble.room
-        traveling = room[: len(status)] if len(status) <= len(room) else status.astype(np.float64)
         results: list[R] = []
 
         def run() -> None:
-            if len(status) > len(room):
-                transport.tree.sum(traveling)
+            if len(status) > ROOM:
+                transport.sum(traveling)
             with ONE_AT_A_TIME:
                 results.append(program(traveling.astype(status.dtype)))
 
-        with transport.collective():
-            traveling[:] = status
-            transport.perform(StepOnMesh(about, more, run))
+        operation = RunOnce(about, more, ON_MESH, "one program over the devices of all processes", run)
+        traveling = operation.room[: len(status)] if len(status) <= ROOM else status.astype(np.float64)
+        traveling[:] = status
+        transport.run(operation)
         return results.pop()
 
     def why_no_mailbox(self) -> str:
-        """Return why there can be no mailbox: "", since there always can be; see `OffersMailboxes`."""
+        """Return why there can be no mailbox: "", since there always can be."""
         return ""
 
     def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
-        """Create a mailbox: see `OffersMailboxes`."""
+        """Create a mailbox: see `World`."""
         return self._make_mailbox(about, nbytes, lambda: self._everyone, instead_of, None)
 
     def close(self) -> None:
@@ -171,11 +169,10 @@ class JaxWorld(MultiProcessWorld, FixedMembers):
         cpus = None if chosen_threads() else allowed_cpus()
         host = platform.node(), this_process().space
         own = pickle.dumps(_ProcessInfo([device.id for device in self.devices], host, os.getpid(), cpus))
-        with transport.collective():
-            transport.world = f"world {transport.tree.worlds + 1}"
-            gather = GatherBytes(own, about := f"making {transport.world} of jax.distributed's processes", "")
-            transport.perform(gather)
-            transport.tree.worlds += 1
+        transport.world = f"world {transport.comm.worlds + 1}"
+        gather = GatherBytes(own, about := f"making {transport.world} of jax.distributed's processes", "")
+        transport.run(gather)
+        transport.comm.worlds += 1
         infos: list[_ProcessInfo] = [pickle.loads(p) for p in gather.result]
         group = [info.host for info in infos].index(host)
         peer, socket = introduce(self.rank, group, self._hang_timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
@@ -17,7 +17,7 @@ from adaptive import WorkerError
 from adaptive.base.channel import PartSpec
 from adaptive.base.cores import allowed_cpus, chosen_threads
 from adaptive.base.launcher import launcher
-from adaptive.base.world_members import Loss, TransferPayload
+from adaptive.base.world import Loss
 from adaptive.extend import share_compilations
 from launchers import ending
 
@@ -46,7 +46,7 @@ _making = Lock()  # duplicating a communicator is collective, which two threads 
 class MPIWorld(MultiProcessWorld):
     """One worker per MPI rank, or one per device of each rank. A rank with several devices first sums over them.
 
-    Each operation begins with a preamble (`transport/preamble.py`), which detects ranks in different collectives.
+    Each operation begins with a preamble (`transport/transport.py`), which detects ranks in different collectives.
     Threads may share a world; their collectives then take turns. Programs that run in threads of their own need a world
     each, because the order in which they run differs between ranks.
 
@@ -157,16 +157,16 @@ class MPIWorld(MultiProcessWorld):
         return MPIChannel(self, self.transport, self._local.channel, parts, status, name)
 
     def why_no_mailbox(self) -> str:
-        """Return why there can be no mailbox: see `OffersMailboxes`."""
+        """Return why there can be no mailbox: see `World`."""
         return mailbox.why_none(self._mpi)
 
     def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
-        """Create a mailbox: see `OffersMailboxes`. It uses MPI windows if no process can be lost or spawned."""
+        """Create a mailbox: see `World`. It uses MPI windows if no process can be lost or spawned."""
         windows = None if self.survives or self.spawns else self._mpi
         return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
 
     def checkpoint_saved(self, step: int) -> None:
-        """Report a checkpoint to the launcher: see `ReportsCheckpoints`."""
+        """Report a checkpoint to the launcher: see `World`."""
         ending.checkpoint_saved(step)
 
     # --- membership: see `World` --------------------------------------------------------------------------------------
@@ -185,20 +185,15 @@ class MPIWorld(MultiProcessWorld):
     run_under_way: bool = forward("elastic.run_under_way")
     needs_state_transfer: bool = forward("elastic.needs_state_transfer")
 
-    @property
-    def size(self) -> int:
-        """The number of workers now. Replicated."""
-        return len(self.members)
-
-    nearest: Callable[[int], int] = forward("elastic.nearest")
-    request_workers: Callable[[int], None] = forward("elastic.request_workers")
-    poll_ready: Callable[[], int] = forward("elastic.poll_ready")
-    poll_reserve_terminating: Callable[[], bool] = forward("elastic.poll_reserve_terminating")
-    change: Callable[..., None] = forward("elastic.change")
-    begin_run: Callable[[], None] = forward("elastic.begin_run")
-    end_run: Callable[[], None] = forward("elastic.end_run")
-    wait: Callable[[Callable[[], bool]], None] = forward("elastic.wait")
-    transfer_state: Callable[..., TransferPayload | None] = forward("elastic.transfer_state")
+    nearest: Any = forward("elastic.nearest")
+    request_workers: Any = forward("elastic.request_workers")
+    poll_ready: Any = forward("elastic.poll_ready")
+    poll_reserve_terminating: Any = forward("elastic.poll_reserve_terminating")
+    change: Any = forward("elastic.change")
+    begin_run: Any = forward("elastic.begin_run")
+    end_run: Any = forward("elastic.end_run")
+    wait: Any = forward("elastic.wait")
+    transfer_state: Any = forward("elastic.transfer_state")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -220,14 +215,12 @@ class MPIWorld(MultiProcessWorld):
         transport = self.transport
         try:
             self.elastic.dismiss()
-            with transport.collective():
-                transport.perform(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
-                with suppress(self._mpi.Exception):  # a process lost after the end does not matter
-                    self._mailboxes.free_among(transport.group.everyone)
-                    transport.comm.Free()
+            transport.run(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
+            with suppress(self._mpi.Exception):  # a process lost after the end does not matter
+                self._mailboxes.free_among(transport.group.everyone)
+                transport.comm.Free()
             ending.world_ended()
         finally:
-            self._kept.clear()
             self._mailboxes.stop()
             super().close()
             self._end_watchdog()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from adaptive.base.channel import Channels
-
 from .base import WorldBase, forward
 from .mailboxes.mailbox import Mailboxes, ProcessMailbox
 from .transport.process_group import Process
@@ -16,7 +14,7 @@ from .watchdog.settings import check_hang_timeout
 from .watchdog.watchdog import Watchdog
 
 
-class MultiProcessWorld(Channels, WorldBase):
+class MultiProcessWorld(WorldBase):
     """A world of several processes: a transport that runs its operations, a watchdog, and mailboxes.
 
     Args:
@@ -33,8 +31,7 @@ class MultiProcessWorld(Channels, WorldBase):
     transport: Transport
 
     def __init__(self, hang_timeout: float | None):
-        WorldBase.__init__(self)
-        Channels.__init__(self)
+        super().__init__()
         self._hang_timeout = check_hang_timeout(hang_timeout)
         self.hang_timeout = LONGEST if self._hang_timeout is None else self._hang_timeout
         self.watchdog: Watchdog | None = None

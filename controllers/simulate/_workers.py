@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from adaptive.base.worker_slots import WorkerSlots
+from adaptive.base.world import World
 
 
-class Workers(WorkerSlots):
+class Workers(WorkerSlots, World):
     """The worker slots of a simulated cluster, for its `Membership`.
 
     Args:
@@ -24,8 +25,6 @@ class Workers(WorkerSlots):
       WorkerCountError: `first` is not a number from 1 to `capacity`.
       ValueError: no worker is available at the start.
     """
-
-    processes = 1
 
     def __init__(
         self,
@@ -85,10 +84,6 @@ class Workers(WorkerSlots):
         super().change(workers, leaving)
         self._left |= set(leaving)
         self._due = []
-
-    def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
-        """Return the only process's value."""
-        return [value]
 
 
 class AfterSteps:

@@ -251,15 +251,10 @@ def test_a_replica_is_no_replicated_state():
         program_of(driver)
 
 
-class WithoutBoard(LocalWorld):
-    create_mailbox = None  # type: ignore[assignment]
-
-
 def test_worlds_without_a_board():
     world = LocalWorld(3)
     world.why_no_mailbox = lambda: "it has none today"  # type: ignore[method-assign]
     refused(pairs(), "has no mailboxes: it has none today.", world=world)
-    refused(pairs(), "supports collectives only", world=WithoutBoard(3))
 
 
 def test_processes_without_a_board():

@@ -13,6 +13,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+from adaptive.base.channel import SentMessage
 from adaptive.base.errors import CollectiveError
 from adaptive.base.world import World
 from adaptive.runtime.local_world import LocalWorld
@@ -38,7 +39,7 @@ def exchange(world, values, ops, status=NO_STATUS):
         [jax.device_put(x, device) for x in (np.zeros(1 + len(status), status.dtype), *values(worker))]
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    results, status = world.exchange(parts, ["sum", *ops], status)
+    results, status = world.exchange(SentMessage(parts, status), ["sum", *ops])
     return [row[1:] for row in results], status
 
 
@@ -145,7 +146,7 @@ def test_sliced_reduction_equals_whole_reduction(world):
     apart = rows_of(values, world, 0)
     local = LocalWorld(world.size)
     parts = [[jnp.zeros(1), *map(jnp.asarray, values(worker))] for worker in range(world.size)]
-    (_, *expected), *_ = local.exchange(parts, ["sum", *ops], NO_STATUS)[0]
+    (_, *expected), *_ = local.exchange(SentMessage(parts, NO_STATUS), ["sum", *ops])[0]
     np.testing.assert_array_equal(first[1:], expected[0][1:])
     np.testing.assert_allclose(second[1:], expected[1][1:], rtol=1e-5, atol=1e-6)
     if world.size == 1:
@@ -170,7 +171,7 @@ def test_each_worker_averages_with_its_neighbors(world):
                 [jax.device_put(x, device) for x in (np.zeros(1, np.float32), *values(worker))]
                 for worker, device in zip(world.workers, world.devices, strict=True)
             ]
-            results, _ = world.exchange(parts, ["sum", schedule, schedule], NO_STATUS, step=step)
+            results, _ = world.exchange(SentMessage(parts, NO_STATUS, step=step), ["sum", schedule, schedule])
             weights = schedule.weights(step, world.members)
             for worker, device, row in zip(world.workers, world.devices, results, strict=True):
                 shares = weights.get(worker, {worker: 1.0})
@@ -187,7 +188,7 @@ def test_part_0_carries_the_status_of_every_process(world):
         [jax.device_put(np.array([worker, 10, 777, 777, 777], np.float32), device)]  # the last three are free
         for worker, device in zip(world.workers, world.devices, strict=True)
     ]
-    results, total = world.exchange(parts, ["sum"], status)
+    results, total = world.exchange(SentMessage(parts, status), ["sum"])
     p, n = world.processes, world.size
     np.testing.assert_array_equal(total, [p, p * (p - 1) / 2, p / 2])
     assert total.dtype == status.dtype
@@ -198,14 +199,14 @@ def test_part_0_carries_the_status_of_every_process(world):
 def test_part_0_may_be_empty(world):
     rows = [[jax.device_put(x, d) for x in (np.zeros(0, np.float32), np.arange(3))] for d in world.devices]
     for _ in range(3):
-        results, status = world.exchange(rows, ["sum", "sum"], NO_STATUS)
+        results, status = world.exchange(SentMessage(rows, NO_STATUS), ["sum", "sum"])
         assert len(status) == 0
         assert [np.asarray(x).tolist() for x in results[0]] == [[], [0, world.size, 2 * world.size]]
 
 
 def test_part_0_needs_no_status(world):
     parts = [[jax.device_put(np.full(3, 2.0, np.float32), device)] for device in world.devices]
-    results, status = world.exchange(parts, ["sum"], NO_STATUS)
+    results, status = world.exchange(SentMessage(parts, NO_STATUS), ["sum"])
     assert len(status) == 0
     np.testing.assert_array_equal(results[0][0], np.full(3, 2.0 * world.size))
 
@@ -236,7 +237,7 @@ def test_statuses_and_results_of_two_exchanges_are_separate(world):
 
 
 def test_messages_of_many_layouts_are_independent(make_world, monkeypatch):
-    monkeypatch.setattr("adaptive.base.channel.KEPT_CHANNELS", 3)
+    monkeypatch.setattr("adaptive.base.world.KEPT_CHANNELS", 3)
 
     def values(n):
         return lambda worker: [np.arange(n, dtype=np.float32) + worker]
@@ -251,7 +252,7 @@ def test_messages_of_many_layouts_are_independent(make_world, monkeypatch):
 def test_channels_of_equal_shape_are_independent(world):
     def send(number, channel):
         parts = [[jax.device_put(np.full(9, number, np.float32), device)] for device in world.devices]
-        return world.exchange(parts, ["sum"], NO_STATUS, channel)[0]
+        return world.exchange(SentMessage(parts, NO_STATUS), ["sum"], channel)[0]
 
     for step in range(3):
         results = [send(10 * step + channel, channel) for channel in range(4)]
@@ -264,7 +265,8 @@ def test_copies_of_results_can_be_sent_again(world):
     zero = [jax.device_put(np.zeros(1, np.float32), d) for d in world.devices]
     big = [jax.device_put(np.ones((3, 100, 701), np.float32), d) for d in world.devices]
     for power in range(1, 5):
-        results, _ = world.exchange([[z, b] for z, b in zip(zero, big, strict=True)], ["sum", "sum"], NO_STATUS)
+        rows = [[z, b] for z, b in zip(zero, big, strict=True)]
+        results, _ = world.exchange(SentMessage(rows, NO_STATUS), ["sum", "sum"])
         big = [jnp.array(row[1]) for row in results]
         np.testing.assert_array_equal(big[0], np.full((3, 100, 701), world.size**power))
 

@@ -288,14 +288,13 @@ def main(seed: int, folder: str, strategy: str = "") -> None:
     from adaptive.runtime.steady_step import SteadyStep
     from collectives.worlds import mpi
     from collectives.worlds.elastic import elastic_processes, rendezvous, standby
-    from collectives.worlds.transport import mpi_channel, mpi_transport, operations, preamble, repair
+    from collectives.worlds.transport import mpi_channel, mpi_transport, operations, repair, transport
     from tests.mpi.chaos_reference import begun, data, gradient, made_step, strategy_of, value_and_grad
 
     chaos = Chaos(plan, log, hand)
     for name, kind, method in (
-        ("a frame", preamble.Preamble, "announce"),
-        ("an exchange", mpi_channel.MPIChannel, "_reduce_all"),
-        ("an exchange", mpi_channel, "round_to"),  # of the short way: behind the frame
+        ("a frame", transport, "announce"),
+        ("an exchange", mpi_channel.ReduceByMPI, "carry_out"),
         ("an exchange", FiniteCheck, "_take_in"),
         ("a commit", GeneralStep, "commit"),
         ("a commit", SteadyStep, "_commit"),

@@ -26,6 +26,7 @@ import collectives as comm  # noqa: E402
 import controllers as ctrl  # noqa: E402
 import monitors as mon  # noqa: E402
 from adaptive.runtime.engine import Engine  # noqa: E402
+from collectives.worlds.transport import transport  # noqa: E402
 from tests.contract.problem import COUNTED, DATA, check_counted, descend_and_count, mean_loss  # noqa: E402
 from tests.speed import limit  # noqa: E402
 
@@ -87,14 +88,14 @@ def phases() -> None:
         phase("before a program is built")
         program = ad.Program(watched, COUNTED, DATA, global_batch=BATCH)
         before("the background", 2, type(program._parts.engine.kernels.compiled), "compile")
-        heard = world.transport.preamble.heard
+        announced = transport.announced
 
-        def heard_in_an_exchange():
+        def announced_in_an_exchange(header):
             if world.transport.operation.about.startswith("message "):
                 phase("an exchange", 5)
-            return heard()
+            return announced(header)
 
-        world.transport.preamble.heard = heard_in_an_exchange
+        transport.announced = announced_in_an_exchange
         for report in program.run(steps=30):
             phase("between steps", at=7)
             lost += report.lost

@@ -14,7 +14,8 @@ import sys
 import numpy as np
 
 import collectives as comm
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.channel import SentMessage
+from adaptive.base.world import MembersChanged
 from collectives._wire import Narrow
 from collectives.worlds import mpi as _mpi
 from collectives.worlds.reducing import custom_on_processes
@@ -80,10 +81,9 @@ with comm.world() as world:
             try:
                 row = values(world.workers[0], message)
                 row[0][-1] = 0
-                (got,), said = world.exchange(
-                    [[_mpi.jax.device_put(x) for x in row]],
-                    *(["sum", "sum", "max", "sum", *NARROW], np.ones(1, np.float32), "a channel", f"message {message}"),
-                )
+                parts = [[_mpi.jax.device_put(x) for x in row]]
+                sent = SentMessage(parts, np.ones(1, np.float32), f"message {message}")
+                (got,), said = world.exchange(sent, ["sum", "sum", "max", "sum", *NARROW], "a channel")
                 break
             except MembersChanged:
                 lost += 1

@@ -17,6 +17,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+from adaptive.base.channel import SentMessage
 from adaptive.runtime.spmd_step import SPMDStep
 from tests.program.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
@@ -98,7 +99,7 @@ def test_programs_of_one_layout_do_not_share_their_buffers(world):
         for _ in range(2):
             p.step()
             q.step()
-        buffers = [program._parts.engine.context.channels[0]._buffers.buffers[0] for program in (p, q)]
+        buffers = [program._parts.engine.context.channels[0]._reduction.buffers[0] for program in (p, q)]
         assert not np.shares_memory(*buffers)
 
 
@@ -158,7 +159,7 @@ def test_messages_of_another_precision(world):
     def send(dtype):
         with jax.enable_x64(True):
             parts = [[jax.device_put(np.ones(3, dtype), d)] for d in world.devices]
-            return world.exchange(parts, ["sum"], np.zeros(0, dtype))
+            return world.exchange(SentMessage(parts, np.zeros(0, dtype)), ["sum"])
 
     meet(
         world,

@@ -18,7 +18,7 @@ import numpy as np
 from adaptive import Preempted, ReserveReleased, WorkerError
 from adaptive.base.signals import acknowledge_termination, pending_termination
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.base.world_members import Loss, TransferPayload
+from adaptive.base.world import Loss, TransferPayload
 from collectives.worlds.transport.mpi_transport import MPITransport
 from collectives.worlds.transport.operations import RENDEZVOUS, FinalOperation, Operation, Regroup, StateTransfer
 from collectives.worlds.transport.process_group import Process, ProcessGroup

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.base.world_members import Loss
+from adaptive.base.world import Loss
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from collectives.worlds.transport.repair import all_agree, shrink
 

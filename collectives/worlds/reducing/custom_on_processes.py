@@ -19,6 +19,7 @@ import numpy as np
 
 from adaptive.base.channel import Parts
 from adaptive.base.reductions import Mixed, Reduction, Sliced, average, summed_statistics
+from adaptive.base.world import World
 from collectives.worlds.transport.operations import pieces
 
 _TAG = 7103
@@ -220,12 +221,8 @@ class CustomReductions:
       buffers: receive buffers of all parts.
       parts: the parts of each worker of this process.
       ops: the reduction of each part.
-      workers: the numbers of this process's workers.
+      world: the world.
       step: number of the step.
-
-    Attributes:
-      numbers: numbers of the parts that have a custom reduction.
-      differ: whether workers receive different results.
     """
 
     def __init__(
@@ -233,37 +230,36 @@ class CustomReductions:
         buffers: Sequence[np.ndarray],
         parts: Sequence[Parts],
         ops: Sequence[Reduction],
-        workers: Sequence[int],
+        world: World,
         step: int,
     ):
-        self._buffers, self._ops, self._parts, self._workers, self._step = buffers, ops, parts, workers, step
-        self.numbers = [j for j, op in enumerate(ops) if not isinstance(op, str)]
-        self.differ = any(isinstance(ops[j], Mixed) for j in self.numbers)
+        self._buffers, self._ops, self._parts, self._world, self._step = buffers, ops, parts, world, step
         self._own: dict[int, RowsByWorker] = {}
 
-    def reduce(self, comm: Any, members: Sequence[int], slots: Sequence[Sequence[int]], hosts: Sequence[int]) -> None:
+    def reduce(self, comm: Any, slots: Sequence[Sequence[int]], hosts: Sequence[int]) -> None:
         """Reduce the parts over all processes.
 
         Args:
           comm: the communicator.
-          members: the workers that take part.
           slots: the worker slots of each process, by rank.
           hosts: the number of each process's host, by rank.
         """
         carrier = {worker: rank for rank, own in enumerate(slots) for worker in own}
-        for j in self.numbers:
-            op = self._ops[j]
-            rows = {worker: np.asarray(row[j]) for worker, row in zip(self._workers, self._parts, strict=True)}
+        workers = self._world.workers
+        for j, op in enumerate(self._ops):
+            if isinstance(op, str):
+                continue
+            rows = {worker: np.asarray(row[j]) for worker, row in zip(workers, self._parts, strict=True)}
             if isinstance(op, Mixed):
-                self._own[j] = mixed(comm, op.weights(self._step, members), rows, carrier)
-                self._buffers[j][...] = self._own[j][self._workers[0]]
+                self._own[j] = mixed(comm, op.weights(self._step, self._world.members), rows, carrier)
+                self._buffers[j][...] = self._own[j][workers[0]]
             elif isinstance(op, Sliced):
                 by_slices(comm, op, rows, self._buffers[j], self._step, hosts)
 
     def insert_own(self, results: list[list[jax.Array]], devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Replace results that differ between workers: `results` holds the first worker's for all of them."""
         for j, rows in self._own.items():
-            for i, (worker, device) in enumerate(zip(self._workers, devices, strict=True)):
+            for i, (worker, device) in enumerate(zip(self._world.workers, devices, strict=True)):
                 if i:
                     results[i][j] = jax.device_put(rows[worker], device)
         return results

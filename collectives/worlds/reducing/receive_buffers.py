@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from zlib import crc32
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -15,60 +15,40 @@ from adaptive.base.channel import PartSpec
 
 ALIGNMENT = 64  # bytes; XLA on CPU uses such buffers without a copy
 
-MessageLayout = tuple[PartSpec, ...]
 
-
-class ReceiveBuffers:
-    """One buffer per part of a message over MPI, and JAX arrays that alias these buffers.
+class Aliases:
+    """JAX arrays that alias receive buffers, without a copy.
 
     Attributes:
-      aliases: the buffers as arrays on JAX's default CPU device, without a copy; empty before `renew`.
-      text: description of the message's layout.
-      name: a checksum of the layout.
-      in_preamble: the section of the preamble in which part 0 is reduced, in double precision; None if it has no room.
-      free: receives the status: after part 0 in the preamble, alone in the preamble, or in part 0's buffer, whichever
-        is the first to have room.
-      status_in_preamble: whether the status is reduced in the preamble.
+      device: JAX's default CPU device, on which they are.
+      arrays: one for each buffer; empty before they are used.
     """
 
-    def __init__(self, layout: MessageLayout, status: int, room: np.ndarray):
-        self.buffers = _allocated(layout)
-        self._default = jax.local_devices(backend="cpu")[0]
-        self.aliases: list[jax.Array] = []
-        self.text = describe_layout(layout, status)
-        self.name = crc32(self.text.encode())
-        first = self.buffers[0]
-        self.in_preamble = room[: len(first)] if len(first) <= len(room) else None
-        self.status_in_preamble = status <= len(room)
-        where = self.in_preamble if self.in_preamble is not None else room if self.status_in_preamble else first
-        self.free = where[len(where) - status :]
-
-    def is_default(self, device: jax.Device) -> bool:
-        """Return whether `aliases` are on this device."""
-        return bool(device == self._default)
+    def __init__(self, buffers: Sequence[np.ndarray]):
+        self._buffers = buffers
+        self.device = jax.local_devices(backend="cpu")[0]
+        self.arrays: list[jax.Array] = []
 
     def renew(self) -> None:
-        """Create missing aliases: at first all, later those that were donated."""
-        known: Sequence[jax.Array | None] = self.aliases or [None] * len(self.buffers)
-        self.aliases = [
+        """Create missing arrays: at first all, later those that were donated."""
+        known: Sequence[jax.Array | None] = self.arrays or [None] * len(self._buffers)
+        self.arrays = [
             jax.dlpack.from_dlpack(buffer) if alias is None or alias.is_deleted() else alias
-            for alias, buffer in zip(known, self.buffers, strict=True)
+            for alias, buffer in zip(known, self._buffers, strict=True)
         ]
 
-    def arrays(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
+    def on(self, devices: Sequence[jax.Device]) -> list[list[jax.Array]]:
         """Return the buffers' contents on each device."""
-        if self._default in devices:
+        if self.device in devices:
             self.renew()
-        if devices[0] == self._default and len(devices) == 1:
-            return [self.aliases[:]]
         rows = [
-            self.aliases[:] if device == self._default else jax.device_put(self.buffers, [device] * len(self.buffers))
+            self.arrays[:] if device == self.device else jax.device_put(self._buffers, [device] * len(self._buffers))
             for device in devices
         ]
         return jax.block_until_ready(rows)
 
 
-def _allocated(layout: MessageLayout) -> list[np.ndarray]:
+def allocated(layout: Sequence[PartSpec]) -> list[np.ndarray]:
     """Return one array per part, aligned so that XLA uses it without a copy."""
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in layout]
     starts = [0, *itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
@@ -82,7 +62,14 @@ def _allocated(layout: MessageLayout) -> list[np.ndarray]:
     ]
 
 
-def describe_layout(layout: MessageLayout, status: int) -> str:
+def cuts_of(target: np.ndarray, nbytes: int) -> Iterator[slice]:
+    """Yield the slices that split a one-dimensional array into pieces of at most `nbytes`, of equal size."""
+    count = -(-target.size // (nbytes // target.itemsize))
+    bounds = [target.size * i // max(count, 1) for i in range(count + 1)]
+    return (slice(start, stop) for start, stop in pairwise(bounds))
+
+
+def describe_layout(layout: Sequence[PartSpec], status: int) -> str:
     """Describe the layout of a message: reduction, dtype and shape of each part."""
     return f"{', '.join(f'{op} {dtype}{list(shape)}' for shape, dtype, op in layout)}; status {status}"
 

@@ -1,9 +1,6 @@
 """The channel of an `MPIWorld`: messages of one layout between MPI processes.
 
 Everything that depends only on the layout and the group is computed once: buffers, JAX arrays that alias them, pieces.
-The common message, of one worker on a CPU without custom reductions, then takes a few function calls
-(`MPIChannel._exchange_fast`). Every other message takes the general path, as a `ReduceMessage`. Both call MPI in the
-same order with the same buffers, so processes need not take the same path.
 
 A channel has one set of receive buffers. They are written only after the preamble has shown that all processes have
 completed the previous message: until then a process may have to hand that message on after a loss (`operations.py`).
@@ -12,27 +9,33 @@ completed the previous message: until then a process may have to hand that messa
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from threading import get_ident
-from time import perf_counter
 from typing import Any
 from zlib import crc32
 
+import jax
 import numpy as np
 
-from adaptive.base.channel import Arrived, Channel, Parts, PartSpec
-from adaptive.base.thread_status import thread_status
+from adaptive.base.channel import Arrived, Channel, PartSpec, SentMessage
+from adaptive.base.reductions import Mixed
 from adaptive.base.world import World
 from collectives.worlds.reducing.custom_on_processes import CustomReductions
-from collectives.worlds.reducing.parts import FlatPart, cuts_of, pieces
-from collectives.worlds.reducing.receive_buffers import ReceiveBuffers, check_dtypes, from_keys, keys, round_to
+from collectives.worlds.reducing.receive_buffers import (
+    Aliases,
+    allocated,
+    check_dtypes,
+    cuts_of,
+    describe_layout,
+    from_keys,
+    keys,
+    round_to,
+)
 
 from .mpi_transport import MPITransport
-from .operations import ReduceMessage, carried_out
+from .operations import ROOM, Operation, broadcast
 from .process_group import ProcessGroup
 
 
-class MPIChannel:
+class MPIChannel(Channel):
     """A channel of an `MPIWorld`: see `Channel`.
 
     Args:
@@ -58,201 +61,145 @@ class MPIChannel:
         self._world, self._transport = world, transport
         self._ops = [part.op for part in layout]
         self._named = [j for j, op in enumerate(self._ops) if isinstance(op, str)]
-        self._buffers = buffers = ReceiveBuffers(tuple(layout), status, transport.preamble.room)
-        self._status_dtype = buffers.buffers[0].dtype
-        is_float = self._status_dtype.kind == "f"
-        self._limit = float(np.finfo(self._status_dtype).max) if is_float else -1.0  # largest without rounding
+        self._has_custom = len(self._named) < len(layout)
         several = len(world.devices) > 1
         self._local = make_local([layout[j] for j in self._named], status, name) if several else None
         self._on_cpu = world.devices[0].platform == "cpu"
-        # Whether layout and devices allow the fast path.
-        self._fast = not several and len(self._named) == len(layout) and buffers.status_in_preamble
-        self._fast &= buffers.is_default(world.devices[0])
-        # The message of the fast path. It holds no JAX arrays: see `ReduceMessage.carry_out`.
-        header = buffers.name, buffers.text
-        self._message = ReduceMessage("", "", *header, buffers=buffers.buffers, status=np.zeros(0), reduce=carried_out)
-        self._group: ProcessGroup | None = None  # for which the fast path is prepared
+        self._reduction = reduction = ReduceByMPI(transport, layout, status)
+        self._aliases = Aliases(reduction.buffers)
+        self._default_device = not several and world.devices[0] == self._aliases.device
+
+    def exchange(self, message: SentMessage) -> Arrived:
+        """Reduce a message first over this process's workers, and then over all ranks: see `Channel.exchange`."""
+        reduction, aliases, row = self._reduction, self._aliases, message.parts[0]
+        if self._local is not None:
+            row = self._reduced_here(message, self._local)
+        if not self._on_cpu:
+            for x in row:
+                x.copy_to_host_async()
+        if self._has_custom:
+            world, buffers = self._world, reduction.buffers
+            reduction.custom = CustomReductions(buffers, message.parts, self._ops, world, message.step)
+        # Without copies. Waits here, not in the collective, for parts that are still being computed.
+        reduction.sent = sent = list(map(np.asarray, row))
+        if reduction.in_preamble is not None:
+            reduction.in_preamble[:] = sent[0]
+        if reduction.status_in_preamble:
+            reduction.free[:] = message.status
+        else:
+            reduction.own_status = message.status
+        reduction.about, reduction.more = message.about, message.more
+        try:
+            self._transport.run(reduction)
+        finally:
+            reduction.sent = []
+        if self._default_device and aliases.arrays:
+            for alias in aliases.arrays:
+                if alias.is_deleted():  # it was donated
+                    aliases.renew()
+            results = [aliases.arrays[:]]
+        else:
+            results = aliases.on(self._world.devices)
+        if reduction.custom is not None:
+            results, reduction.custom = reduction.custom.insert_own(results, self._world.devices), None
+        return results, reduction.arrived
+
+    def _reduced_here(self, message: SentMessage, local: Channel) -> list[jax.Array]:
+        """Reduce the named parts over this process's workers. Returns the first worker's parts of other kinds."""
+        rows = [[row[j] for j in self._named] for row in message.parts]
+        named = iter(local.exchange(SentMessage(rows, message.status))[0][0])
+        parts = zip(message.parts[0], self._ops, strict=True)
+        return [next(named) if isinstance(op, str) else x for x, op in parts]
+
+
+class ReduceByMPI(Operation):
+    """The operation that reduces messages of one layout; used for one message after another. Holds no JAX arrays when
+    it has ended: the watchdog's thread may hold the last reference, and must not free them when the interpreter ends.
+
+    Not repeated after a loss, because the lost worker's examples would be missing.
+
+    Args:
+      transport: performs the operations.
+      layout, status: see `World.channel`.
+
+    Attributes:
+      buffers: receive the parts.
+      in_preamble: the section of the preamble in which part 0 is reduced, in double precision; None if it has no room.
+      free: receives the status: after part 0 in the preamble, alone in the preamble, or in part 0's buffer, whichever
+        is the first to have room.
+      status_in_preamble: whether the status is reduced in the preamble.
+      sent: this process's parts.
+      own_status: this process's status, if it has no room in the preamble.
+      custom: the parts with a custom reduction; None if there are none.
+      arrived: the reduced status; shape=(status,), dtype of part 0.
+    """
+
+    repeats = False
+
+    def __init__(self, transport: MPITransport, layout: Sequence[PartSpec], status: int):
+        text = describe_layout(layout, status)
+        super().__init__("", "", crc32(text.encode()), text)
+        self.agreed = any(isinstance(part.op, Mixed) for part in layout)  # results differ: none can be handed on
+        self.buffers, self._ops, self._transport = allocated(layout), [part.op for part in layout], transport
+        self._dtype = self.buffers[0].dtype
+        is_float = self._dtype.kind == "f"
+        self._limit = float(np.finfo(self._dtype).max) if is_float else -1.0  # largest without rounding
+        first = self.buffers[0]
+        self.in_preamble = self.room[: len(first)] if len(first) <= ROOM else None
+        self.status_in_preamble = status <= ROOM
+        where = self.in_preamble if self.in_preamble is not None else self.room if self.status_in_preamble else first
+        self.free = where[len(where) - status :]
+        self.own_status = self.arrived = np.zeros(0, self._dtype)
+        self.sent: Sequence[np.ndarray] = ()
+        self.custom: CustomReductions | None = None
+        self._group: ProcessGroup | None = None  # for which `_sums` is prepared
         self._sums: list[tuple[int, Any, list[tuple[slice, np.ndarray]]]] = []  # part, MPI's reduction, pieces
 
-    def exchange(
-        self,
-        parts: Sequence[Parts],
-        status: np.ndarray,
-        about: str = "",
-        more: str = "",
-        step: int = 0,
-    ) -> Arrived:
-        """Reduce a message over all workers: see `Channel.exchange`."""
-        if self._fast:
-            # Without copies. Waits here, not in the collective, for parts that are still being computed.
-            arrived = self._exchange_fast(list(map(np.asarray, parts[0])), status, about, more)
-            if arrived is not None:
-                return arrived
-        return self._exchange_any(parts, status, about, more, step)
-
-    # --- the fast path ------------------------------------------------------------------------------------------------
-
-    @thread_status("in a collective", exchanges=True)
-    def _exchange_fast(self, row: list[np.ndarray], status: np.ndarray, about: str, more: str) -> Arrived | None:
-        """Exchange a message in as few function calls as possible. Returns None if it needs the general path.
-
-        Inlines `Transport.collective` and `MPITransport.perform` for a `ReduceMessage`.
-        """
-        transport, buffers, message = self._transport, self._buffers, self._message
-        preamble = transport.preamble
-        if transport.lifetime.closed:  # before the lock, which another thread held at a fork
-            transport.lifetime.check_open()
-        transport.lock.acquire()
-        try:
-            if transport.torn or get_ident() not in transport.threads:
-                transport.check_usable()
-        except BaseException:
-            transport.lock.release()
-            raise
-        try:
-            if transport.survivors is not None:
-                return None
-            if self._group is not transport.group:
-                self._prepare()
-            if buffers.in_preamble is not None:
-                buffers.in_preamble[:] = row[0]
-            buffers.free[:] = status
-            message.about, message.more, message.intents = about, more, None
-            preamble.announce(crc32(about.encode(), message.kind))
-            transport.operation = message
-            transport.begun += 1
-            transport.inside = True
-            comm = transport.comm
-            try:
-                came = perf_counter()
-                try:
-                    comm.Allreduce(transport.mpi.IN_PLACE, preamble.numbers)
-                finally:  # also if a process did not come
-                    transport.waited += perf_counter() - came
-                if preamble.heard() == preamble.expected:
-                    arrived = buffers.free.astype(self._status_dtype)
-                    if buffers.in_preamble is not None:
-                        if max(map(abs, buffers.in_preamble.tolist()), default=0.0) <= self._limit:
-                            buffers.buffers[0][:] = buffers.in_preamble
-                        else:  # out of range, or NaN
-                            round_to(buffers.in_preamble, buffers.buffers[0])
-                    for number, op, cuts in self._sums:
-                        source = row[number].reshape(-1)
-                        if op is None:
-                            self._reduce(FlatPart(source, cuts[0][1]), self._ops[number])
-                            continue
-                        for place, target in cuts:
-                            comm.Allreduce(source[place], target, op)
-                    message.arrived = arrived
-                else:
-                    transport.exchange_intents(message)
-            except Exception as error:
-                if not transport.settle(message, error):
-                    transport.perform(message)  # raises MembersChanged on the survivors of a loss
-            transport.completed += 1
-            transport.last = message
-            if message.intents is not None:
-                transport.raise_disagreement(message)
-            for alias in buffers.aliases:
-                if alias.is_deleted():  # it was donated
-                    buffers.renew()
-            return [buffers.aliases[:]], message.arrived
-        except BaseException as error:
-            transport.translate_error(error)
-            raise
-        finally:
-            transport.inside = False
-            transport.ends.append(perf_counter())
-            transport.lock.release()
-
     def _prepare(self) -> None:
-        """Prepare the fast path for the present group."""
-        transport, buffers = self._transport, self._buffers
-        self._sums = []
-        for j in self._named[buffers.in_preamble is not None :]:
-            target, op = buffers.buffers[j].reshape(-1), self._ops[j]
-            if _is_extreme_of_floats(op, target.dtype):
-                self._sums.append((j, None, [(slice(None), target)]))
-                continue
-            cuts = [(place, target[place]) for place in cuts_of(target, transport.piece_bytes)]
-            self._sums.append((j, transport.ops[str(op)], cuts))
-        buffers.renew()
+        """Cut the parts into pieces for the present group."""
+        self._sums, transport = [], self._transport
+        for j in range(self.in_preamble is not None, len(self.buffers)):
+            target, op = self.buffers[j].reshape(-1), self._ops[j]
+            if isinstance(op, str):
+                by_keys = op != "sum" and target.dtype.kind == "f"
+                cuts = [(place, target[place]) for place in cuts_of(target, transport.piece_bytes)]
+                self._sums.append((j, None if by_keys else transport.ops[op], cuts))
         self._group = transport.group
 
-    # --- the general path ---------------------------------------------------------------------------------------------
+    def carry_out(self, comm: Any) -> None:
+        """Reduce all parts into the receive buffers."""
+        first, sent = self.buffers[0], self.sent
+        if self._group is not self._transport.group:
+            self._prepare()
+        if self.in_preamble is not None:
+            if max(map(abs, self.in_preamble.tolist()), default=0.0) <= self._limit:
+                first[:] = self.in_preamble
+            else:  # out of range, or NaN
+                round_to(self.in_preamble, first)
+        for number, op, cuts in self._sums:
+            source = sent[number].reshape(-1)
+            if number == 0 and not self.status_in_preamble:
+                source = np.concatenate([source[: len(source) - len(self.own_status)], self.own_status])
+            if op is None:
+                self._reduce_extreme(comm, source, number)
+                continue
+            for place, target in cuts:
+                comm.Allreduce(source[place], target, op)
+        if self.custom is not None:
+            everyone = self._transport.group.everyone
+            self.custom.reduce(comm, [p.worker_slots for p in everyone], [p.host for p in everyone])
+        self.arrived = self.free.astype(self._dtype)
 
-    def _exchange_any(self, parts: Sequence[Parts], status: np.ndarray, about: str, more: str, step: int) -> Arrived:
-        """Reduce first over this process's workers, if it has several, and then over all ranks."""
-        world, transport, buffers, ops = self._world, self._transport, self._buffers, self._ops
-        row = parts[0]
-        if self._local is not None:
-            results, _ = self._local.exchange([[row[j] for j in self._named] for row in parts], status)
-            named = iter(results[0])
-            row = [next(named) if isinstance(op, str) else x for x, op in zip(row, ops, strict=True)]
-        if not self._on_cpu:
-            _copy_to_host(row)
-        sent = list(map(np.asarray, row))
-        with transport.collective():
-            if buffers.in_preamble is not None:
-                buffers.in_preamble[:] = sent[0]
-            if buffers.status_in_preamble:
-                buffers.free[:] = status
-            custom = CustomReductions(buffers.buffers, parts, ops, world.workers, step)
-            message = ReduceMessage(
-                *(about, more, buffers.name, buffers.text),
-                buffers=buffers.buffers,
-                status=status,
-                reduce=partial(self._reduce_all, sent, status, custom),
-                replicated=not custom.differ,
-            )
-            transport.perform(message)
-            results = buffers.arrays(world.devices)
-        return custom.insert_own(results, world.devices), message.arrived
+    def _reduce_extreme(self, comm: Any, source: np.ndarray, number: int) -> None:
+        """Reduce floats as integers: whether MPI's extremes of floats keep NaNs depends on the pairing of ranks."""
+        transport, op, target = self._transport, self._ops[number], self.buffers[number].reshape(-1)
+        whole = keys(source, str(op))
+        for place in cuts_of(whole, transport.piece_bytes):
+            comm.Allreduce(transport.mpi.IN_PLACE, whole[place], transport.ops[str(op)])
+        target[:] = from_keys(whole, target.dtype)
 
-    def _reduce_all(self, sent: Sequence[np.ndarray], status: np.ndarray, custom: CustomReductions) -> np.ndarray:
-        """Reduce all parts into the receive buffers, after every process has passed the preamble.
-
-        Returns:
-          The reduced status; shape=(status,), dtype of part 0.
-        """
-        transport, buffers = self._transport, self._buffers
-        first = buffers.buffers[0]
-        named = {j: self._ops[j] for j in self._named}
-        if buffers.in_preamble is not None:
-            round_to(buffers.in_preamble, first)
-            del named[0]
-        elif not buffers.status_in_preamble:
-            first[:] = sent[0]
-            buffers.free[:] = status
-        for j, op in named.items():
-            in_place = j == 0 and not buffers.status_in_preamble
-            source = None if in_place else sent[j].reshape(-1)
-            self._reduce(FlatPart(source, buffers.buffers[j].reshape(-1)), op)
-        if custom.numbers:
-            everyone = transport.group.everyone
-            slots = [process.worker_slots for process in everyone]
-            custom.reduce(transport.comm, self._world.members, slots, [process.host for process in everyone])
-        return buffers.free.astype(first.dtype)
-
-    def _reduce(self, part: FlatPart, op: Any) -> None:
-        """Allreduce a part piece by piece."""
-        if _is_extreme_of_floats(op, part.target.dtype):
-            # As integers: whether MPI's extremes of floats keep NaNs depends on the pairing of ranks.
-            whole = keys(part.target if part.source is None else part.source, op)
-            self._reduce(FlatPart(None, whole), op)
-            part.target[:] = from_keys(whole, part.target.dtype)
-            return
-        transport, mpi = self._transport, self._transport.mpi
-        for piece in pieces([part], transport.piece_bytes):
-            own = mpi.IN_PLACE if piece.source is None else piece.source
-            transport.comm.Allreduce(own, piece.target, transport.ops[op])
-
-
-def _copy_to_host(row: Parts) -> None:
-    """Start to copy parts from an accelerator."""
-    for x in row:
-        x.copy_to_host_async()
-
-
-def _is_extreme_of_floats(op: Any, dtype: np.dtype) -> bool:
-    return bool(op != "sum" and dtype.kind == "f")
+    def send_result(self, comm: Any, root: int) -> None:
+        """Broadcast the reduced parts and the status from rank `root`."""
+        self.arrived = comm.bcast(self.arrived, root)
+        for buffer in self.buffers:
+            broadcast(comm, buffer, root)

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from threading import current_thread, get_ident
+from functools import partial
+from threading import current_thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn
-from zlib import crc32
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adaptive import CollectiveError, WorkerError
-from adaptive.base.thread_status import thread_status
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.world import MembersChanged
 from collectives.worlds.lifetime import Lifetime
 
-from .disagreement import disagreement_error
 from .operations import Operation
 from .process_group import Process, ProcessGroup
 from .repair import all_agree, repair
-from .transport import FailureReported, Transport
+from .transport import Transport
 
 if TYPE_CHECKING:
     from collectives.worlds.watchdog.probe import Peer
-    from collectives.worlds.watchdog.watchdog import Watchdog
 
 # Allreduce in pieces of this size where all ranks are on one host: a piece stays in the caches between the copy from
 # the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
@@ -43,15 +40,10 @@ class MPITransport(Transport):
       survives: whether the others continue when processes are lost.
 
     Attributes:
-      group, comm: the processes that run operations now, and their communicator.
+      group: the processes that run operations now.
       ops: MPI's reductions, by name.
       piece_bytes: size of the pieces in which large parts are summed.
-      completed: number of operations completed in this group.
-      last: the latest completed operation; its result is kept for processes that have not received it.
-      torn: whether this process has left an operation that other processes are still in.
-      survivors: after a loss, the group for the next operation, and the operation and time of the loss; else None.
       on_lost: called by the next operation with that group, the lost processes by rank, and the operation and time.
-      watchdog: detects stuck ranks; None if hang_timeout is 0.
       peers: contact data of all processes that the watchdog knows.
       on_peers: called after a rendezvous with the contact data of all processes, some of which may have been spawned.
     """
@@ -60,11 +52,7 @@ class MPITransport(Transport):
         super().__init__(lifetime)
         self.mpi, self.survives = mpi, survives
         self.ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
-        self.completed, self.last = 0, self.operation
-        self.torn = False
-        self.survivors: tuple[ProcessGroup, tuple[str, float]] | None = None
         self.on_lost: Callable[[ProcessGroup, Mapping[int, Process], tuple[str, float]], None]
-        self.watchdog: Watchdog | None = None
         self.peers: Mapping[Process, Peer] = {}
         self.on_peers: Callable[[Mapping[Process, Peer]], None] = lambda peers: None
 
@@ -73,7 +61,7 @@ class MPITransport(Transport):
         self.group, self.comm = group, group.comm
         self.watch_over(group)
         self.rank, self.processes = self.comm.rank, self.comm.size
-        self.preamble.set_processes(self.processes)
+        self.sum = partial(self.comm.Allreduce, self.mpi.IN_PLACE)
         self.piece_bytes = PIECE_BYTES if group.one_host else WHOLE_BYTES
 
     def watch_over(self, group: ProcessGroup) -> None:
@@ -87,89 +75,19 @@ class MPITransport(Transport):
         if self.watchdog is not None:
             self.watchdog.catch_up()
 
-    # --- one operation after another ----------------------------------------------------------------------------------
-
-    @thread_status("in a collective", exchanges=True)
-    def perform(self, operation: Operation) -> None:
-        """Complete an operation on all processes that survive it: see `Transport.perform` and `operations.py`.
-
-        Raises:
-          MembersChanged: processes were lost, and the operation is not repeated without them.
-        """
-        completed = False
-        while not completed:
-            if self.survivors is not None:
-                self._continue_with_survivors(*self.survivors)
-                if not operation.repeats:
-                    self.inside = False
-                    raise MembersChanged
-            error: Exception | None = None
-            try:
-                self._attempt(operation)
-            except Exception as lost:  # not only MPI's: data from a process that died may not unpickle
-                error = lost
-            completed = self.settle(operation, error)
-        self.completed += 1
-        self.last = operation
-        if operation.intents is not None:
-            self.raise_disagreement(operation)
-
-    def _attempt(self, operation: Operation) -> None:
-        """Compare the processes' operations in the preamble, and carry the operation out if they are equal."""
-        operation.intents = None
-        self.preamble.announce(crc32(operation.about.encode(), operation.kind))
-        self.operation = operation
-        self.begun += 1
-        self.inside = True
-        came = perf_counter()
-        try:
-            self.comm.Allreduce(self.mpi.IN_PLACE, self.preamble.numbers)
-        finally:  # also if a process did not come
-            self.waited += perf_counter() - came
-        if self.preamble.heard() == self.preamble.expected:
-            operation.carry_out(self.comm)
-        else:
-            self.exchange_intents(operation)
-
-    def exchange_intents(self, operation: Operation) -> None:
-        """Exchange descriptions of what each process is about to do, after a disagreement."""
-        operation.rank = self.rank
-        operation.intents = self.comm.allgather(self.intent(operation))
+    # --- losses ------------------------------------------------------------------------------------------------------
 
     def settle(self, operation: Operation, error: Exception | None) -> bool:
-        """Agree with the other processes whether an attempt at an operation succeeded, since some may be lost.
-
-        Args:
-          operation: the operation.
-          error: the error of this process's attempt; None if it succeeded.
-
-        Returns:
-          Whether the operation is completed. If not, `survivors` is set, and the operation must be performed again.
-
-        Raises:
-          Exception: `error`, if losses are not survived, or no process was lost.
-        """
+        """Agree whether all have completed an attempt, and repair the group if not: see `Transport.settle`."""
         if error is not None:
             if not self.survives:
                 raise error
             with suppress(self.mpi.Exception):
                 self.comm.Revoke()
-        elif not operation.agreed or not self.survives or operation.intents is not None:
-            return True
         # Every failed attempt leads here, whatever the error, because the others may have completed the operation.
         if all_agree(self.mpi, self.comm, error is None):
             return True
         return self._repair(operation, error or self.mpi.Exception(self.mpi.ERR_PROC_FAILED))
-
-    def raise_disagreement(self, operation: Operation) -> NoReturn:
-        """Raise the error that describes what each process was about to do."""
-        intents = operation.intents or []
-        self.inside = False
-        # A process that leaves takes part in no later operation.
-        self.lifetime.closed = any(intent.leaves for intent in intents)
-        if self.lifetime.closed and self.watchdog is not None:
-            self.watchdog.close()
-        raise FailureReported if operation.failure else disagreement_error(intents, operation.rank)
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
         """Create a communicator of the survivors, for the next attempt. All survivors call this, in this operation or
@@ -197,10 +115,13 @@ class MPITransport(Transport):
         self.survivors = survivors, how
         return behind
 
-    def _continue_with_survivors(self, survivors: ProcessGroup, how: tuple[str, float]) -> None:
-        """Continue with the survivors, all from the same operation on. Raises WorkerError if too few are left."""
-        lost, self.survivors = self.group.lost_in(survivors), None
-        self.on_lost(survivors, lost, how)
+    def continue_with_survivors(self, operation: Operation) -> None:
+        """Continue with the survivors, all from the same operation on: see `Transport`."""
+        (survivors, how), self.survivors = self.survivors, None
+        self.on_lost(survivors, self.group.lost_in(survivors), how)
+        if not operation.repeats:
+            self.inside = False
+            raise MembersChanged
 
     # --- threads and errors -------------------------------------------------------------------------------------------
 
@@ -217,8 +138,13 @@ class MPITransport(Transport):
                 f"rank {self.rank} left a collective by an error while the others were in it, so no further "
                 "communication with them is possible."
             )
-        if get_ident() not in self.threads:
-            self._admit(current_thread().name)
+        if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE and not self.mpi.Is_thread_main():
+            raise CollectiveError(
+                f"MPI was initialized for one thread at a time, and thread {current_thread().name!r} uses "
+                f"{self.lifetime.world_name}. Do not set mpi4py.rc.thread_level: by default mpi4py requests "
+                "MPI.THREAD_MULTIPLE."
+            )
+        super().check_usable()
 
     def translate_error(self, error: BaseException) -> None:
         """Raise a WorkerError in place of an error of MPI.
@@ -232,13 +158,3 @@ class MPITransport(Transport):
                 "rank has failed: see its error."
             ) from error
         self.torn = self.inside
-
-    def _admit(self, thread: str) -> None:
-        """Register a thread that uses this world, if MPI allows it."""
-        if self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE and not self.mpi.Is_thread_main():
-            raise CollectiveError(
-                f"MPI was initialized for one thread at a time, and thread {thread!r} uses "
-                f"{self.lifetime.world_name}. Do not set mpi4py.rc.thread_level: by default mpi4py requests "
-                "MPI.THREAD_MULTIPLE."
-            )
-        self.threads[get_ident()] = thread

@@ -1,8 +1,8 @@
 """Operations: collectives of all processes, performed one after another. The survivors of a loss all complete an
 operation, or none does.
 
-An operation begins with the preamble (`preamble.py`). If a process is lost during the operation, some of the others may
-have completed it and some not. Those that have completed it then send its result to the others. The result of an
+An operation begins with the preamble (`transport.py`). If a process is lost during the operation, some of the others
+may have completed it and some not. Those that have completed it then send its result to the others. The result of an
 operation is therefore kept until the next one is completed.
 
 This is not possible for operations after which processes leave the communicator, nor for those where MPI may report
@@ -12,17 +12,19 @@ completed it, and otherwise it counts as failed on all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from adaptive import WorkerError
-from adaptive.base.world_members import TransferPayload
+from adaptive.base.world import TransferPayload
 
 from .disagreement import Intent
 
+NUMBERS = 128  # of a preamble: 1 kB, half a microsecond more than the smallest Allreduce, in shared memory
+ROOM = NUMBERS - 4  # free for a message
 _MESSAGE_BYTES = 1 << 30  # MPI counts with 32 bits
 _TAG = 7102
 
@@ -44,6 +46,9 @@ class Operation:
     Attributes:
       repeats: whether the survivors of a loss can simply repeat the operation.
       agreed: whether all processes check that all have completed it, so that its result is never handed on.
+      numbers: what is summed in the preamble; float64, shape=(NUMBERS,).
+      header: the bytes of `numbers`, which begin with those of the preamble itself.
+      room: the part of `numbers` that is free for a message.
       intents: after a disagreement, what each process was about to do, by rank; else None.
       rank: this process's rank in `intents`.
     """
@@ -53,6 +58,8 @@ class Operation:
 
     def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = ""):
         self.about, self.more, self.kind, self.text, self.failure = about, more, kind, text, failure
+        self.numbers = np.zeros(NUMBERS)
+        self.header, self.room = self.numbers.view(np.uint8).data, self.numbers[-ROOM:]
         self.intents: list[Intent] | None = None
         self.rank = 0
 
@@ -161,75 +168,28 @@ class StateTransfer(Operation):
         self.result = None if self._has_state else (small, arrays)
 
 
-class StepOnMesh(Operation):
-    """A whole step as one XLA program over the devices of all processes.
+class RunOnce(Operation):
+    """A function that all processes call together, and that communicates.
 
-    Not repeated after a loss, because the program donates the previous state.
+    Not repeated after a loss, because it may have consumed its data.
 
     Args:
-      about, more: see `World`.
-      run: runs the program, and stores the results elsewhere: the watchdog's thread may hold the last reference to this
-        operation, and must not free JAX arrays.
+      about, more, kind, text: see `Operation`.
+      function: stores its results elsewhere: the watchdog's thread may hold the last reference to this operation, and
+        must not free JAX arrays when the interpreter ends.
     """
 
     repeats = False
     agreed = True
 
-    def __init__(self, about: str, more: str, run: Callable[[], object]):
-        super().__init__(about, more, ON_MESH, "one program over the devices of all processes")
-        self._run = run
+    def __init__(self, about: str, more: str, kind: int, text: str, function: Callable[[], object]):
+        super().__init__(about, more, kind, text)
+        self._function: Callable[[], object] | None = function
 
     def carry_out(self, comm: Any) -> None:
-        run, self._run = self._run, carried_out
-        run()
-
-
-class ReduceMessage(Operation):
-    """The exchange of one message: reduces its parts into buffers, and its status into `arrived`.
-
-    Not repeated after a loss, because the lost worker's examples would be missing.
-
-    Args:
-      header: `about`, `more`, `kind` and `text` of the operation.
-      buffers: receive buffers of the parts.
-      status: this process's status; see `Channel.exchange`.
-      reduce: reduces everything that is not reduced in the preamble into `buffers`; returns the reduced status.
-      replicated: whether all processes receive the same result, so that one can hand it on to others.
-    """
-
-    repeats = False
-
-    def __init__(
-        self,
-        *header: Any,
-        buffers: Sequence[np.ndarray],
-        status: np.ndarray,
-        reduce: Callable[[], np.ndarray],
-        replicated: bool = True,
-    ):
-        super().__init__(*header)
-        self._buffers, self._reduce, self.agreed = buffers, reduce, not replicated
-        self.arrived = status
-
-    def carry_out(self, comm: Any) -> None:
-        self.arrived = self._reduce()
-        # The watchdog's thread may hold the last reference to this operation, and must not free JAX arrays when the
-        # interpreter ends. So drop `reduce`, which refers to them.
-        self._reduce = carried_out
-
-    def send_result(self, comm: Any, root: int) -> None:
-        self.arrived = comm.bcast(self.arrived, root)
-        for buffer in self._buffers:
-            broadcast(comm, buffer, root)
-
-
-def carried_out() -> np.ndarray:
-    """Fail: a placeholder for the `reduce` of a message that is already reduced, or takes the fast path.
-
-    Raises:
-      AssertionError: always.
-    """
-    raise AssertionError("a message is not carried out again")
+        function, self._function = self._function, None
+        assert function is not None, "it is called once"
+        function()
 
 
 def broadcast(comm: Any, buffer: np.ndarray, root: int) -> None:

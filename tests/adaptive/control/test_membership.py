@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptive as ad
+from adaptive.base import world as base
 from adaptive.base.roster import Roster
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.base.world_members import Loss
+from adaptive.base.world import Loss
 from adaptive.control.membership import Membership
 
-COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py", "adaptive/control/elastic_world.py")
+COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py")
 
 
-class World(WorkerSlots):
+class World(WorkerSlots, base.World):
     """Worker slots whose joining workers are ready when the test sets it; of one process, or of one per slot."""
 
     def __init__(self, size=4, workers=2, *, processes=1, least=1, respawn=False, there=True):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from adaptive.base.decision import Limits
 from adaptive.base.roster import Roster
-from adaptive.base.world_members import Loss
+from adaptive.base.world import Loss
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.program.member_tracker import MemberTracker
 

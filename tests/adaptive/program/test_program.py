@@ -474,11 +474,11 @@ class Twin(LocalWorld):
         self.culprits = []  # what the other process finds, of contributions that are not finite
         self.heard = []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
-        self.sent.append((about, status.tolist()))
-        theirs = [jnp.full_like(x, np.nan) for x in parts[0]] if self.culprits else parts[0]
-        results = accumulate(ops, parts[0], theirs)
-        return [results], two_statuses(status, self.other)
+    def exchange(self, message, ops, name=0):
+        self.sent.append((message.about, message.status.tolist()))
+        (own,) = message.parts
+        theirs = [jnp.full_like(x, np.nan) for x in own] if self.culprits else own
+        return [accumulate(ops, own, theirs)], two_statuses(message.status, self.other)
 
     def all_gather_bytes(self, value, about="", more=""):
         return [value, json.dumps(self.culprits).encode() if self.culprits else value]

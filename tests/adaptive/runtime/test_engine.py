@@ -357,10 +357,10 @@ class Faulty(LocalWorld):
 
     broken: int | None = None
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
-        if self.broken == channel[1]:
+    def exchange(self, message, ops, name=0):
+        if self.broken == name[1]:
             raise OSError("the network is down")
-        return super().exchange(parts, ops, status, channel)
+        return super().exchange(message, ops, name)
 
 
 class Heard:
@@ -386,9 +386,9 @@ class Lengths(LocalWorld):
         super().__init__(workers)
         self.lengths = []
 
-    def exchange(self, parts, ops, status, channel=0, about="", more="", step=0):
-        self.lengths.append(len(status))
-        return super().exchange(parts, ops, status, channel)
+    def exchange(self, message, ops, name=0):
+        self.lengths.append(len(message.status))
+        return super().exchange(message, ops, name)
 
 
 def counting_first(state, batch):

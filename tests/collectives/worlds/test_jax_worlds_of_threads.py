@@ -12,6 +12,7 @@ import pytest
 
 import collectives as comm
 from adaptive import CollectiveError, DisagreementError
+from adaptive.base.channel import SentMessage
 from collectives.worlds import jax_world
 from collectives.worlds.launch import LaunchError
 from collectives.worlds.oversubscription import OversubscriptionWarning
@@ -51,7 +52,7 @@ def exchanged(world):
     parts = [
         [jax.device_put(np.full(2, w + 1, np.float32), d)] for w, d in zip(world.workers, world.devices, strict=True)
     ]
-    results, status = world.exchange(parts, ["sum"], np.ones(1, np.float32))
+    results, status = world.exchange(SentMessage(parts, np.ones(1, np.float32)), ["sum"])
     assert [{x.device for x in row} for row in results] == [{device} for device in world.devices]
     return {float(x[0]) for row in results for x in row} | {float(status[0]) / 10}
 
@@ -111,7 +112,7 @@ def test_a_world_is_closed_by_all_and_once(on_processes):
         world.close()
         with pytest.raises(CollectiveError, match="after it was closed"):
             world.barrier()
-        assert not world.transport.tree.closed
+        assert not world.transport.comm.closed
 
     def work(world):
         if world.rank == 2:

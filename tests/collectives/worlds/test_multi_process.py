@@ -12,7 +12,8 @@ import pytest
 
 import collectives as comm
 from adaptive import CollectiveError, DisagreementError, WorkerError
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.channel import SentMessage
+from adaptive.base.world import MembersChanged
 from collectives.worlds import mpi
 from collectives.worlds.mailboxes.memory import Files, Windows
 from collectives.worlds.oversubscription import OversubscriptionWarning
@@ -48,7 +49,7 @@ def on_processes(size, work, job=None, **options):
 def send(world, value):
     """Return the sum of a value over all workers, and of 1 over all processes."""
     parts = [[jax.device_put(np.full(n, value, np.float32), device) for n in (2, 300)] for device in world.devices]
-    (small, large), *_ = (results := world.exchange(parts, ["sum", "sum"], np.ones(1, np.float32)))[0]
+    (small, large), *_ = (results := world.exchange(SentMessage(parts, np.ones(1, np.float32)), ["sum", "sum"]))[0]
     assert float(small[0]) == float(large[-1])
     return float(small[0]), float(results[1][0])
 

@@ -12,7 +12,9 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.base.channel import SentMessage
 from adaptive.base.errors import CollectiveError, DisagreementError, WorkerCountError, WorkerError
+from collectives.worlds.transport import transport
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 COVERS = ("collectives/worlds/transport/jax_channel.py",)
@@ -31,7 +33,7 @@ def world():
 def send(world, *values, status=0):
     head = np.zeros(1 + status, np.float32)
     parts = [[jax.device_put(x, device) for x in (head, *values)] for device in world.devices]
-    return world.exchange(parts, ["sum"] * (1 + len(values)), np.ones(status, np.float32))
+    return world.exchange(SentMessage(parts, np.ones(status, np.float32)), ["sum"] * (1 + len(values)))
 
 
 def test_it_is_picked_with_all_devices_of_all_processes():
@@ -88,7 +90,9 @@ def test_a_status_of_any_length_is_summed_over_processes(world, status):
 def test_sums_overflow_and_keep_nans_as_elsewhere(world, n):
     most = np.finfo(np.float32).max
     x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
-    results, _ = world.exchange([[jax.device_put(x, d)] for d in world.devices], ["sum"], np.zeros(0, np.float32))
+    results, _ = world.exchange(
+        SentMessage([[jax.device_put(x, d)] for d in world.devices], np.zeros(0, np.float32)), ["sum"]
+    )
     np.testing.assert_array_equal(results[0][0][:4], np.array([np.inf, -np.inf, np.nan, world.size], np.float32))
 
 
@@ -96,10 +100,8 @@ def test_a_layout_is_compiled_once_and_before_the_frame(world, monkeypatch):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
     try:
-        announce = world.transport.preamble.announce
-        monkeypatch.setattr(
-            world.transport.preamble, "announce", lambda number: (compiled.append("frame"), announce(number))
-        )
+        announce = transport.announce
+        monkeypatch.setattr(transport, "announce", lambda *header: (compiled.append("frame"), announce(*header)))
         for _ in range(2):
             send(world, jnp.ones((7, 11)))
     finally:
@@ -148,7 +150,7 @@ def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):
 
     def send_odd():
         if world.rank == 0:
-            world.exchange([[jnp.zeros(1), jnp.zeros(3)]], ["sum", "no such op"], np.zeros(0, np.float32))
+            world.exchange(SentMessage([[jnp.zeros(1), jnp.zeros(3)]], np.zeros(0, np.float32)), ["sum", "no such op"])
         else:
             world.barrier()
 
@@ -205,7 +207,7 @@ def test_small_parts_that_are_reduced_alike_travel_as_one(world):
     options = {"ops": joined.ops, "scalar": joined.scalar}
     lowered = world.sharded._reduce.lower(joined.arrays, joined.by_step, **options).as_text()
     assert lowered.count("stablehlo.all_reduce") == 4  # and one that looks for NaNs
-    results, _ = world.exchange([[jnp.zeros(0), *row]], ["sum", *ops], np.zeros(0, np.float32))
+    results, _ = world.exchange(SentMessage([[jnp.zeros(0), *row]], np.zeros(0, np.float32)), ["sum", *ops])
     expected = [np.full(3, world.size), 2 * world.size, np.ones((2, 2)), world.size * np.arange(4)]
     for found, wanted in zip(results[0][1:], expected, strict=True):
         np.testing.assert_array_equal(found, wanted)

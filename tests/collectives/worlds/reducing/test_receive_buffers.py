@@ -10,68 +10,62 @@ import pytest
 from adaptive import CollectiveError
 from adaptive.base.channel import PartSpec
 from collectives.worlds.reducing.receive_buffers import (
-    ReceiveBuffers,
+    Aliases,
+    allocated,
     check_dtypes,
     from_keys,
     keys,
     round_to,
 )
+from collectives.worlds.transport.mpi_channel import ReduceByMPI
+from collectives.worlds.transport.operations import ROOM
 
 F32 = np.dtype(np.float32)
 LAYOUT = [PartSpec((5,), F32, "sum"), PartSpec((3, 7), np.dtype(np.int8), "max"), PartSpec((), F32, "min")]
 
 
-def test_buffers_do_not_overlap_and_are_aligned():
-    made = ReceiveBuffers(LAYOUT, 0, np.zeros(10))
-    for number, buffer in enumerate(made.buffers):
+def test_what_arrives_is_on_every_device():
+    buffers, devices = allocated(LAYOUT), jax.local_devices()
+    for number, buffer in enumerate(buffers):
         assert (buffer.shape, buffer.dtype) == LAYOUT[number][:2]
         assert buffer.ctypes.data % 64 == 0
         buffer[...] = number + 1
-    assert [set(buffer.reshape(-1).tolist()) for buffer in made.buffers] == [{1}, {2}, {3}]
-
-
-def test_what_arrives_is_on_every_device():
-    made, devices = ReceiveBuffers(LAYOUT, 0, np.zeros(10)), jax.local_devices()
-    assert [made.is_default(device) for device in devices[:2]] == [True, False]
-    for number, buffer in enumerate(made.buffers):
-        buffer[...] = number + 1
-    aliases = made.arrays(devices[:1])[0]
-    assert [x.unsafe_buffer_pointer() for x in aliases] == [buffer.ctypes.data for buffer in made.buffers]
+    made = Aliases(buffers)
+    aliases = made.on(devices[:1])[0]
+    assert [x.unsafe_buffer_pointer() for x in aliases] == [buffer.ctypes.data for buffer in buffers]
     for where in (devices[:1], devices[1:2], devices[:3], devices[2:0:-1]):
-        for device, row in zip(where, made.arrays(where), strict=True):
+        for device, row in zip(where, made.on(where), strict=True):
             assert [x.shape for x in row] == [spec.shape for spec in LAYOUT]
             assert {x.device for x in row} == {device}
-            assert [np.asarray(x).flat[0] for x in row] == [1, 2, 3]
+            assert [np.unique(x).tolist() for x in row] == [[1], [2], [3]]
     aliases[0].delete()
-    again = made.arrays(devices[:1])[0]
+    again = made.on(devices[:1])[0]
     assert again[0].tolist() == [1] * 5
     assert [x is y for x, y in zip(again, aliases, strict=True)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
     ("first", "status", "in_preamble", "status_in_preamble"),
-    [(9, 3, True, True), (10, 10, True, True), (11, 10, False, True), (11, 11, False, False), (11, 0, False, True)],
+    [
+        (ROOM - 1, 3, True, True),
+        (ROOM, ROOM, True, True),
+        (ROOM + 1, ROOM, False, True),
+        (ROOM + 1, ROOM + 1, False, False),
+        (ROOM + 1, 0, False, True),
+    ],
 )
 def test_part_0_and_the_status_are_in_the_preamble_if_there_is_room(first, status, in_preamble, status_in_preamble):
-    room = np.zeros(10)
-    made = ReceiveBuffers((PartSpec((first,), F32, "sum"),), status, room)
+    made = ReduceByMPI(None, (PartSpec((first,), F32, "sum"),), status)
     assert (made.in_preamble is not None, made.status_in_preamble) == (in_preamble, status_in_preamble)
-    assert made.free.size == status
     made.free[:] = 7
-    where = room[:first] if status_in_preamble else made.buffers[0]
-    assert where.tolist()[len(where) - status :] == [7.0] * status
-    assert np.count_nonzero(room == 7) == status * status_in_preamble
-    if in_preamble:
-        assert made.in_preamble.tolist() == room[:first].tolist()
+    assert made.free.size == status
+    assert np.count_nonzero(made.room == 7) == status * status_in_preamble
 
 
-def test_layouts_that_differ_have_other_names():
-    room = np.zeros(10)
-    parts = [(5,), (6,)], [F32, np.dtype(np.int32)], ["sum", "max"], [0, 1]
-    layouts = [(PartSpec(shape, dtype, op), status) for shape in parts[0] for dtype in parts[1] for op in parts[2]
-               for status in parts[3]]  # fmt: skip
-    made = [ReceiveBuffers((spec,), status, room) for spec, status in layouts]
-    assert len({buffers.name for buffers in made}) == len({buffers.text for buffers in made}) == len(layouts)
+def test_layouts_that_differ_have_other_numbers():
+    specs = [PartSpec((n,), dtype, op) for n in (5, 6) for dtype in (F32, np.dtype(int)) for op in ("sum", "max")]
+    made = [ReduceByMPI(None, (spec,), status) for spec in specs for status in (0, 1)]
+    assert len({one.kind for one in made}) == len({one.text for one in made}) == 16
     assert made[0].text == "sum float32[5]; status 0"
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError, DisagreementError, WorkerError
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.channel import PartSpec
+from adaptive.base.world import MembersChanged
+from collectives.worlds.transport.mpi_channel import ReduceByMPI
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES, WHOLE_BYTES
-from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation, ReduceMessage
+from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation
 from collectives.worlds.transport.process_group import ProcessGroup
 from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
 from tests.speed import limit
@@ -29,16 +31,11 @@ COVERS = (
 
 def message(transport, number):
     """Sum 1, and the process's number, over all processes."""
-    buffer = np.array([1.0, 10.0**transport.comm.number])
-
-    def reduce():
-        transport.comm.Allreduce(MPI.IN_PLACE, buffer)
-        return buffer.copy()
-
-    sent = ReduceMessage(f"message {number}", "", 7, buffers=[buffer], status=np.zeros(2), reduce=reduce)
+    sent = ReduceByMPI(transport, [PartSpec((500,), np.dtype(float), "sum")], 0)
+    sent.about, sent.sent = f"message {number}", [np.resize([1.0, 10.0**transport.comm.number], 500)]
     transport.run(sent)
-    np.testing.assert_array_equal(sent.arrived, buffer)
-    return buffer.tolist()
+    assert sent.buffers[0][2:].tolist() == sent.buffers[0][:-2].tolist()
+    return sent.buffers[0][:2].tolist()
 
 
 def script(comm):

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from adaptive import WorkerError
-from adaptive.base.world_messages import MembersChanged
+from adaptive.base.world import MembersChanged
 from collectives.worlds.transport import operations
 from collectives.worlds.transport.operations import (
     CLOSE,
     FinalOperation,
     GatherBytes,
-    ReduceMessage,
     Regroup,
+    RunOnce,
     StateTransfer,
-    StepOnMesh,
     broadcast,
     pieces,
 )
@@ -78,26 +77,13 @@ def test_those_that_stay_have_a_communicator_of_their_own():
     assert Job(3).run(use) == [(0, ["pid 100 on h0", "pid 102 on h0"]), None, (1, ["pid 100 on h0", "pid 102 on h0"])]
 
 
-def test_a_program_over_all_devices_and_a_message_run_once():
+def test_a_function_is_run_once():
     runs = []
-    step = StepOnMesh("step 1", "", lambda: runs.append(1))
-    message = ReduceMessage(
-        "message", "", 7, buffers=[], status=np.zeros(1), reduce=lambda: runs.append(2) or np.ones(1)
-    )
-    for operation in (step, message):
+    operation = RunOnce("step 1", "", 7, "", lambda: runs.append(1))
+    operation.carry_out(None)
+    with pytest.raises(AssertionError):
         operation.carry_out(None)
-        with pytest.raises(AssertionError):
-            operation.carry_out(None)
-    assert runs == [1, 2]
-    assert message.arrived == 1
-
-
-@pytest.mark.parametrize("replicated", [True, False])
-def test_a_message_is_agreed_if_results_differ(replicated):
-    message = ReduceMessage(
-        *("message", "", 7), buffers=[], status=np.zeros(1), reduce=lambda: np.ones(1), replicated=replicated
-    )
-    assert message.agreed is not replicated
+    assert runs == [1]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 8, 9, 16, 17])
@@ -132,7 +118,7 @@ def test_processes_have_the_worker_slots_after_those_of_lower_ranks():
     ("make", "calls"),
     [
         (lambda transport: FinalOperation("it", "", CLOSE), 1),
-        (lambda transport: StepOnMesh("it", "", list), 1),
+        (lambda transport: RunOnce("it", "", 7, "", list), 1),
         (lambda transport: GatherBytes(b"", "it", ""), 2),
         (lambda transport: Regroup(MPI, "it", lambda: True), 2),
         (lambda transport: StateTransfer("it", lambda: (None, []), list, has_state=True), 3),
@@ -147,9 +133,9 @@ def test_an_operation_that_cannot_be_handed_on_is_completed_by_all_or_by_none(ma
         try:
             transport.run(operation)
         except MembersChanged:
-            assert isinstance(operation, StepOnMesh)  # whose state is donated
+            assert isinstance(operation, RunOnce)  # whose data may be donated
         else:
-            assert not isinstance(operation, StepOnMesh)
+            assert not isinstance(operation, RunOnce)
         return transport.losses
 
     first, second, third = Job(3, dies={1: calls}, fails={2: calls - 1}).run(use)

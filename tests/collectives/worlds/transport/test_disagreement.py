@@ -1,60 +1,37 @@
-"""Frames: all processes announce the same, or every one of them sees that they do not."""
+"""Processes in different operations all notice that they are, and say where each one is."""
 
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
+from adaptive import DisagreementError
 from collectives.worlds.transport.disagreement import Intent, disagreement_error
-from collectives.worlds.transport.preamble import NUMBERS, Preamble
+from collectives.worlds.transport.operations import NUMBERS, Operation
+from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
 COVERS = ("collectives/worlds/transport/disagreement.py",)
-
-U32 = st.integers(0, 2**32 - 1)
-
-
-def verdicts(numbers):
-    """What each process makes of the sum of all their frames."""
-    frames = [Preamble(len(numbers)) for _ in numbers]
-    for frame, number in zip(frames, numbers, strict=True):
-        frame.announce(number)
-    total = np.sum([frame.numbers for frame in frames], axis=0)
-    for frame in frames:
-        frame.numbers[:] = total
-    return {frame.heard() == frame.expected for frame in frames}
+LAST = 2**32 - 1
 
 
-@given(st.lists(st.one_of(st.integers(0, 2), U32), min_size=1, max_size=9))
-def test_all_see_whether_all_announce_the_same(numbers):
-    assert verdicts(numbers) == {len(set(numbers)) == 1}
+@pytest.mark.parametrize(
+    "numbers",
+    [(5, 5, 5), (LAST, LAST, LAST), (0, 0, 1), (4, 5, 6), (1 << 16, 2 << 16, 3 << 16), (1, 1 << 16, 0), (LAST, 0, 0)],
+)
+def test_all_see_whether_all_announce_the_same_number(numbers):
+    """Also where the mean of the numbers is one of them. The rest of the preamble changes nothing of it."""
 
+    def use(comm):
+        transport, operation = transport_of(comm), Operation("", "", numbers[comm.rank])
+        assert operation.numbers.nbytes == 8 * NUMBERS
+        operation.room[:] = np.nan
+        try:
+            transport.run(operation)
+        except DisagreementError:
+            return False
+        return True
 
-@given(U32, st.integers(1, 2**16 - 1))
-def test_a_message_between_two_others_is_recognized(number, step):
-    around = [(number - step) % 2**32, number, (number + step) % 2**32]
-    assert verdicts(around) == {False}
-
-
-def test_sums_are_exact_for_a_million_processes():
-    frame, p = Preamble(2**20), 2**20
-    frame.announce(2**32 - 1)
-    one = frame.numbers.copy()
-    frame.numbers *= p
-    assert frame.heard() == frame.expected
-    frame.numbers[:] = (p - 1) * one
-    frame.announce(2**32 - 2)
-    other = frame.numbers.copy()
-    frame.numbers[:] = (p - 1) * one + other
-    assert frame.heard() != frame.expected
-
-
-def test_a_message_in_the_preamble_does_not_change_the_announcement():
-    frame = Preamble(1)
-    frame.announce(7)
-    frame.room[:] = np.nan
-    assert frame.heard() == frame.expected
-    assert frame.numbers.nbytes == 8 * NUMBERS
+    assert Job(3).run(use) == [len(set(numbers)) == 1] * 3
 
 
 # --- what is said where they do not -----------------------------------------------------------------------------------

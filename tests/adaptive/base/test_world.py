@@ -1,0 +1,33 @@
+"""What worlds say of losses, and exchanges that are repeated after one."""
+
+from __future__ import annotations
+
+import pytest
+
+from adaptive.base.world import Loss, MembersChanged, retry_on_members_changed
+
+
+@pytest.mark.parametrize(
+    ("workers", "seconds", "text"),
+    [
+        ((2,), 0.0, "worker 2 lost: rank 2 disconnected in message 1."),
+        ((2, 3), 0.0123, "workers 2, 3 lost: rank 2 disconnected in message 1; 12 ms to repair."),
+        ((2,), 0.00321, "worker 2 lost: rank 2 disconnected in message 1; 3.2 ms to repair."),
+    ],
+)
+def test_a_loss_names_workers_process_and_host(workers, seconds, text):
+    assert str(Loss(workers, "rank 2", "message 1", seconds)) == text
+
+
+def test_an_exchange_is_repeated_until_no_member_is_lost_in_it():
+    outcomes = [MembersChanged(), MembersChanged(), OSError("no network"), "arrived"]
+
+    def exchange():
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    with pytest.raises(OSError, match="no network"):
+        retry_on_members_changed(exchange)
+    assert retry_on_members_changed(exchange) == "arrived"
