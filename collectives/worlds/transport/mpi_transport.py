@@ -116,7 +116,11 @@ class MPITransport(Transport):
         return behind
 
     def continue_with_survivors(self, operation: Operation) -> None:
-        """Continue with the survivors, all from the same operation on: see `Transport`."""
+        """Continue with the survivors, all from the same operation on.
+
+        Raises:
+          MembersChanged: `operation` is not repeated without the lost processes.
+        """
         (survivors, how), self.survivors = self.survivors, None
         self.on_lost(survivors, self.group.lost_in(survivors), how)
         if not operation.repeats:
