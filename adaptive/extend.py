@@ -26,8 +26,8 @@ from adaptive.base.world import Loss as Loss
 from adaptive.base.world import MembersChanged as MembersChanged
 from adaptive.observe.events import HookValues as HookValues
 from adaptive.observe.events import StepEvent as StepEvent
-from adaptive.observe.recorded import RecordedRun as RecordedRun
-from adaptive.observe.recorded import read_run as read_run
+from adaptive.observe.reader import RecordedRun as RecordedRun
+from adaptive.observe.reader import read_run as read_run
 from adaptive.operators.collectives import Collective as Collective
 from adaptive.operators.collectives import collective as collective
 from adaptive.operators.hooks import hook as hook

@@ -64,7 +64,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         input_ = np.where(there, rng.exponential(12e-3 if 0.2 <= at < 0.25 else 5e-5, workers), 0.0)
         computing = np.array(sizes) * EXAMPLE_SECONDS * slow * rng.lognormal(0, 0.03, workers)
         busy = np.where(there, computing + input_ + 4e-4, 0.0)
-        of_workers = WorkerSeconds(input_, computing, busy)
+        of_workers = WorkerSeconds(input_, computing, busy, np.where(there, busy.max() - busy, 0.0))
         compiling = 8.0 if step == 1 else 0.0
         parts = (input_[0], computing[0], 2e-3, busy.max() - busy[0], 1e-4, compiling, 3e-4)
         consumed += sum(sizes)

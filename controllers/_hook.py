@@ -119,6 +119,10 @@ class PolicyHandler:
         """Return the number of the first step at which the policy can decide again: see `Handler`."""
         return 0 if self._policy.rests_until is None else self._policy.rests_until(state)
 
+    def why(self, observation: Observation, state: Any) -> str:
+        """Return why the policy asked for nothing: see `Handler`."""
+        return "" if self._policy.why is None else self._policy.why(observation, state)
+
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
         try:
             decision, state = self._policy.update(observation, state)

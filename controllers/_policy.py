@@ -37,6 +37,8 @@ class Policy(NamedTuple):
       rests_until: `rests_until(state)` returns the number of the first step after which the policy can decide again.
         Due steps before it are delivered later, together with the next due one. Used by policies that take longer than
         short steps; by default a policy does not rest.
+      why: `why(observation, state)` returns why the policy has just asked for nothing, for the record and the report of
+        the run; called with its new state after a decision of nothing.
     """
 
     init: InitFn
@@ -45,3 +47,4 @@ class Policy(NamedTuple):
     reads: tuple[str, ...] = ()
     check: CheckFn | None = None
     rests_until: Callable[[PolicyState], int] | None = None
+    why: Callable[[Observation, PolicyState], str] | None = None

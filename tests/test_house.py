@@ -60,7 +60,7 @@ THE_ORBAX_FILE = "adaptive/disk/folders.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
     "matplotlib": "controllers/simulate/_draw.py",
-    "orjson": "adaptive/observe/recorded.py",
+    "orjson": "adaptive/observe/reader.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
     "bokeh": "adaptive/html_report/canvas.py",

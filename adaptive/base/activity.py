@@ -48,22 +48,38 @@ Turned = Callable[[int, float, float, float], None]
 
 
 class WorkerSeconds(NamedTuple):
-    """Seconds of a step, of every worker. Each has shape=(capacity,); 0 for an empty slot. Replicated.
+    """Seconds of a step, of every worker. Each has shape=(capacity,); 0 for an empty slot.
 
     Attributes:
-      input: waiting for examples.
-      computing: from the dispatch of the first microbatch execution until the message is ready.
-      busy: since the previous message, without time in messages: the worker with the most made the others wait.
+      input: waiting for examples. Replicated.
+      computing: from the dispatch of the first microbatch execution until the message is ready. Replicated.
+      busy: since the last message of the previous step, without time in messages: the worker with the most made the
+        others wait. Replicated.
+      waiting: waiting for other workers, in all messages of the step. From this process's own measurement. Local.
     """
 
     input: np.ndarray
     computing: np.ndarray
     busy: np.ndarray
+    waiting: np.ndarray
 
-    @property
-    def waiting(self) -> np.ndarray:
-        """Seconds spent waiting for the slowest worker, before the step's last message; shape=(capacity,)."""
-        return np.where(self.busy > 0, self.busy.max(initial=0.0) - self.busy, 0.0)
+    @classmethod
+    def measured(
+        cls, input_: np.ndarray, computing: np.ndarray, busy: np.ndarray, workers: range, waited: float
+    ) -> WorkerSeconds:
+        """Return the seconds of all workers, with what they waited.
+
+        All workers enter a step's last message, and leave the one of the step before, at the same time. In between,
+        what is neither busy nor in messages is waiting: a worker that was busy for less than one of this process waited
+        for as much longer.
+
+        Args:
+          workers: the workers of this process.
+          waited: seconds that this process waited in the step.
+        """
+        own = busy[workers.start : workers.stop].max(initial=0.0)
+        together = max(own + waited, busy.max(initial=0.0))
+        return cls(input_, computing, busy, np.where(busy > 0, together - busy, 0.0).astype(busy.dtype))
 
 
 class Waits(Protocol):

@@ -167,6 +167,7 @@ class Handler(Protocol):
     An optional method `rests_until(state)` returns the number of the first step after which the handler can decide
     anything again; it is not called before. Saves time if the handler takes longer than short steps. The result must
     depend on the state only.
+    An optional method `why(observation, state)` returns why the handler has just asked for nothing, for the record.
     """
 
     every_step: bool  # whether the handler also sees steps between decisions

@@ -98,6 +98,7 @@ class Hooks:
         `restart` until the next call of `run`.
       watches: whether a hook also observes the steps between decisions. If not, steps before `next_due` need no call.
       suspended: whether hooks neither run nor observe steps.
+      why: for each hook, why it asked for nothing when it was due last; "" if it asked for something, or does not say.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Hooks:
         self.first_states = self.begun()  # later states keep their structure, shapes and dtypes
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
+        self.why = [""] * len(hooks)
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
         self.unknown = [_Unknown(hook) for hook in self.hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # slots with a new worker since the last observation
@@ -274,6 +276,9 @@ class Hooks:
             )
             decision, state = handler(observation, state)
             self.states[i], joined = state, ()
+            if decides:
+                explain = getattr(handler, "why", None)
+                self.why[i] = explain(observation, state) if explain is not None and not decision else ""
         return decision
 
     def _numbers(self, sizes: BatchSizes, asked: Decision) -> Numbers:

@@ -11,7 +11,7 @@ comparing decisions, and agreeing on new batch sizes, needs no message of its ow
     can_make_any   one              number of processes that can run any batch sizes from now on
     ready_to_join  one              number of requested workers that are ready to join
     checkpoint_due one              number of processes that report that a checkpoint is due
-    seconds        three a worker   input, computing and busy: `WorkerSeconds`
+    seconds        three a worker   input, computing and busy: see `WorkerSeconds`
 
 All but the seconds, the *facts*, are the same in nearly all steps. A process that receives the same facts again does
 nothing, and one whose own facts have not changed (`repeats`) writes only its seconds.
@@ -35,7 +35,7 @@ from .membership import Membership
 
 _REQUESTS = 4  # a power of two above the largest leave_request
 _OF_ALL = 4  # facts: can_make_pending … checkpoint_due
-_SECONDS = len(WorkerSeconds._fields)  # of each
+_SECONDS = 3  # of each worker: input, computing, busy
 
 
 class Verdict(NamedTuple):
@@ -131,10 +131,14 @@ class Status:
         """
         return np.sum(heard, axis=0)[self._n_facts : self._n_facts + self._n]
 
-    @property
-    def seconds(self) -> WorkerSeconds:
-        """Seconds of all workers, from the last message. Replicated."""
-        return WorkerSeconds(*self.heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n))
+    def seconds(self, waited: float) -> WorkerSeconds:
+        """Return the seconds of all workers, from the last message.
+
+        Args:
+          waited: seconds that this process waited for others in the step.
+        """
+        input_, computing, busy = self.heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n)
+        return WorkerSeconds.measured(input_, computing, busy, self._world.workers, waited)
 
 
 def _n_facts(capacity: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive.base.errors import RecordError
-from adaptive.observe.recorded import read_parts
+from adaptive.observe.reader import read_run
 
 _BLOCK = 256  # rows collected in lists before they become an array; larger lists are slower (caches, collector)
 _OF_NOISE = ("scale", "lower", "upper")  # a value with leaves of these names is a noise scale
@@ -29,19 +29,19 @@ class Notice(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """A restore from a checkpoint during the run.
+    """Restores from checkpoints between two steps of the run.
 
     Attributes:
-      row: the row of the first step after the restore.
+      row: the row of the first step after them.
       after: the step that was restored.
+      restores: their number.
       repeated: recorded steps that were discarded then, and taken again.
-      seconds: the time that the discarded steps took.
     """
 
     row: int
     after: int
+    restores: int
     repeated: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -125,33 +125,24 @@ def read_columns(path: str | Path, run: int = -1) -> Columns:
       RecordError: the file is not a record, or has no such run, or the run has no steps.
       OSError: the file cannot be read.
     """
-    parts = read_parts(path, run)
+    header, steps = read_run(path, run)
     try:
-        rows = _Rows(parts[-1].header, max(part.header["workers"] for part in parts))
+        rows = _Rows(header, header["workers"])
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path}: the run's header has no {error}.") from error
-    for part in parts:
-        missing = rows.workers - part.header["workers"]
-        for number, fields in part.steps:
-            try:
-                rows.add(_padded(fields, missing) if missing else fields)
-            except KeyError as error:
-                raise RecordError(f"{path}:{number}: a step without {error}.") from error
-            except (IndexError, TypeError, ValueError) as error:
-                raise RecordError(f"{path}:{number}: not a valid step: {error}.") from error
+    for number, fields in steps:
+        try:
+            rows.add(fields)
+        except KeyError as error:
+            raise RecordError(f"{path}:{number}: a step without {error}.") from error
+        except (IndexError, TypeError, ValueError) as error:
+            raise RecordError(f"{path}:{number}: not a valid step: {error}.") from error
     if not rows.count:
         raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
     try:
         return rows.columns()
     except (IndexError, TypeError, ValueError) as error:
         raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
-
-
-def _padded(fields: dict[str, Any], missing: int) -> dict[str, Any]:
-    """Return the fields of a step padded by `missing` workers without examples."""
-    zeros = [0] * missing
-    workers = {name: [*values, *zeros] for name, values in (fields.get("workers") or {}).items()}
-    return {**fields, "batch_sizes": [*fields["batch_sizes"], *zeros], "workers": workers}
 
 
 class _Column:
@@ -223,8 +214,8 @@ class _Rows:
         for hook, unknown in self._unknown.items():
             if (values := fields["hooks"].get(hook)) and not _any_known(values):
                 unknown.append(row)
-        for mark in fields.get("resumed", ()):
-            self._restored.append(Restored(row, mark["after"], mark["repeated"], mark["seconds"]))
+        if fields.get("restores"):
+            self._restored.append(Restored(row, fields["step"] - 1, fields["restores"], fields["repeated"]))
         if (origin := fields.get("origin")) is not None:
             self._origins.append(origin)
         self._add_notice(row, fields)

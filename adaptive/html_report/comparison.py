@@ -116,7 +116,7 @@ def _events(a: Columns, b: Columns) -> list[RunDifference]:
             "changes of batch sizes": len(run.changes) - 1,
             "steps with a loss": sum(bool(notice.lost) for notice in run.notices),
             "skipped steps": int(run.skipped.sum()),
-            "restores": len(run.restored),
+            "restores": sum(restored.restores for restored in run.restored),
         }
         for run in (a, b)
     ]

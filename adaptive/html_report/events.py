@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .columns import Columns, Notice, Restored
+from .columns import Columns, Notice
 from .formatting import counted, duration, listed, workers
 from .requests import (
     FEW,
@@ -274,14 +274,10 @@ def _cost_of_loss(run: Columns, row: int) -> str:
 
 def _restored(run: Columns) -> Iterator[RunEvent]:
     """Yield the restores, those of one step in one line."""
-    by_row: dict[int, list[Restored]] = {}
-    for restored in run.restored:
-        by_row.setdefault(restored.row, []).append(restored)
-    for row, group in by_row.items():
-        times = f"{len(group):,} times " if len(group) > 1 else ""
-        repeated, seconds = sum(each.repeated for each in group), sum(each.seconds for each in group)
-        cost = f"{counted(repeated, 'step')} discarded, which had taken {duration(seconds)}" if repeated else ""
-        yield RunEvent(row, "restored", f"Restored {times}at step {group[-1].after:,}", cost)
+    for row, after, restores, repeated in run.restored:
+        times = f"{restores:,} times " if restores > 1 else ""
+        cost = f"{counted(repeated, 'step')} discarded" if repeated else ""
+        yield RunEvent(row, "restored", f"Restored {times}at step {after:,}", cost)
 
 
 def _skipped(run: Columns) -> Iterator[RunEvent]:

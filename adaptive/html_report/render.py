@@ -170,9 +170,8 @@ def _figures(run: Columns) -> list[tuple[str, str, str]]:
         ("global batch", f"{totals[-1]:,}", through),
     ]
     if run.restored:
-        repeated, seconds = (sum(getattr(r, name) for r in run.restored) for name in ("repeated", "seconds"))
-        lost = f", {duration(seconds)} in addition to the time in steps" if repeated else ""
-        rows.append(("repeated steps", f"{repeated:,}", f"in {counted(len(run.restored), 'restore')}{lost}"))
+        repeated, restores = (sum(getattr(r, name) for r in run.restored) for name in ("repeated", "restores"))
+        rows.append(("repeated steps", f"{repeated:,}", f"in {counted(restores, 'restore')}"))
     if skipped:
         rows.append(("skipped steps", f"{skipped:,}", percent(skipped / len(run))))
     for name, values in list(run.metrics.items())[:_METRICS]:

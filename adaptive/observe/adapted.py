@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,24 +22,12 @@ class Adapted:
     def take(self, event: StepEvent) -> None:
         """Count the changes since the previous step."""
         self._first = self._first or event
-        if self._last is not None:
-            self._compare(self._last, event)
-        self._last = event
+        before, now = _sizes_of(self._last or event), _sizes_of(event)
+        if before["global batch"] != now["global batch"] or before["workers"] != now["workers"]:
+            before["split"] = now["split"]
+        self._changes.update(name for name, value in now.items() if name in before and before[name] != value)
         self._decisions.update(event.decided)
-
-    def _compare(self, last: StepEvent, event: StepEvent) -> None:
-        before, now = last.report, event.report
-        if before.global_batch != now.global_batch:
-            self._changes["global batch"] += 1
-        elif before.batch_sizes != now.batch_sizes and before.members == now.members:
-            self._changes["split"] += 1
-        self._changes["workers"] += before.members != now.members
-        old = before.hyperparameters
-        self._changes.update(
-            f"{name}="
-            for name, value in now.hyperparameters.items()
-            if name in old and not np.array_equal(old[name], value)
-        )
+        self._last = event
 
     def line(self, *, compiling: bool) -> str:
         """Return the summary: "adapted: global batch 64 → 1,024 in 2 changes; lr 0.1 → 0.05 in 1 change; asked for …".
@@ -53,45 +40,33 @@ class Adapted:
         """
         if self._first is None or self._last is None:
             return ""
-        parts = _changes(self._changes, self._first, self._last)
-        names = dict.fromkeys(hook.name.partition("/")[2] for hook in self._last.hooks)
-        asked = [f"{name} {_times(self._decisions[name])}" for name in names if self._decisions[name]]
+        began, ended = _sizes_of(self._first), _sizes_of(self._last)
+        parts = []
+        for name, count in sorted(self._changes.items(), key=lambda item: list(ended).index(item[0])):
+            ends = "" if name == "split" else f" {_brief(began.get(name))} → {_brief(ended[name])}"
+            parts.append(f"{name}{ends} in {count} change{'s' * (count != 1)}")
+        hooks = {hook.name.partition("/")[2]: hook.why for hook in self._last.hooks}
+        asked = ", ".join(f"{name} ({count})" for name in hooks if (count := self._decisions[name]))
         if parts:
-            return "adapted: " + "; ".join([*parts, *([f"asked for by {', '.join(asked)}"] if asked else [])])
-        if not names:
-            return ""
-        if not asked:
-            return f"adapted: nothing; {', '.join(names)} asked for no change"
-        why = "; kernels of other sizes are still being compiled" if compiling else ""
-        return f"adapted: nothing, though asked for by {', '.join(asked)}{why}"
+            return f"adapted: {'; '.join(parts)}" + f"; asked for by {asked}" * bool(asked)
+        if asked:
+            why = "; kernels of other sizes are still being compiled" if compiling else ""
+            return f"adapted: nothing, though asked for by {asked}{why}"
+        silent = ", ".join(f"{name} ({why})" if why else name for name, why in hooks.items())
+        return f"adapted: nothing; {silent} asked for no change" if silent else ""
 
 
-def _changes(changes: Mapping[str, int], first: StepEvent, last: StepEvent) -> list[str]:
-    began, ended = first.report, last.report
-    parts = []
-    if changes["global batch"]:
-        parts.append(
-            f"global batch {began.global_batch:,} → {ended.global_batch:,} in {_counted(changes['global batch'])}"
-        )
-    if changes["split"]:
-        parts.append(f"its split among workers in {_counted(changes['split'])}")
-    if changes["workers"]:
-        parts.append(f"workers {len(began.members)} → {len(ended.members)} in {_counted(changes['workers'])}")
-    for name in ended.hyperparameters:
-        if count := changes[f"{name}="]:
-            old, new = (_brief(report.hyperparameters.get(name)) for report in (began, ended))
-            parts.append(f"{name} {old} → {new} in {_counted(count)}")
-    return parts
+def _sizes_of(event: StepEvent) -> dict[str, Any]:
+    """Return what can change, by name."""
+    report = event.report
+    return {
+        "global batch": report.global_batch,
+        "split": report.batch_sizes,
+        "workers": len(report.members),
+        **report.hyperparameters,
+    }
 
 
 def _brief(value: Any) -> str:
-    array = np.asarray(value)
-    return f"{array.item():.4g}" if array.ndim == 0 and array.dtype.kind in "iuf" else str(value)
-
-
-def _counted(number: int) -> str:
-    return f"{number} change{'s' * (number != 1)}"
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
+    number = np.ndim(value) == 0 and value is not None
+    return f"{value:,.4g}" if number and not isinstance(value, int) else f"{value:,}" if number else str(value)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import logging
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from .events import StepEvent
@@ -22,10 +18,10 @@ class CSV:
 
         program.run(epochs=10, log=[ad.log.CSV("run.csv")])
 
-    The file only grows. Steps that are repeated after a restore have several rows, of which the last one counts:
-    `pandas.read_csv(path).drop_duplicates(["run_id", "step"], keep="last")`. Its first row fixes the columns. If a
-    number of another name appears later, the rows continue in another file with one more column, `run.2.csv`, and a
-    warning says so.
+    The file only grows. A step that is repeated after a restore has several rows, of which the last one counts, and a
+    row that was cut has no id: `pandas.read_csv(path).dropna(subset="run_id").drop_duplicates(["run_id", "step"],
+    keep="last")`. The first row of the file fixes the columns. A number of another name is left out, with a warning;
+    `ad.log.JSONL` has all of them.
 
     Args:
       path: the file. Rows of other runs stay above those of this run; the column `run_id` distinguishes the runs.
@@ -34,40 +30,35 @@ class CSV:
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._columns: list[str] = []
-        self._known: set[str] = set()
+        self._left_out: set[str] = set()
         self._file: LineFile | None = None
 
     def write(self, event: StepEvent) -> None:
         """Append a row."""
-        row: dict[str, object] = {"step": event.report.step, **scalars(event)}
+        row: dict[str, object] = {"step": event.report.step}
+        row |= {_unquoted(name): value for name, value in scalars(event).items()}
         for name in noise_names(event):  # the values are unknown in the first steps
             row.setdefault(name, "")
-        notes = " ".join("; ".join(describe(event)).splitlines())  # so that each row is one line
-        row |= {"notes": notes, "run_id": event.run_id}
-        if self._file is None or not row.keys() <= self._known:
-            self._open(row)
+        row |= {"notes": _unquoted("; ".join(describe(event))), "run_id": event.run_id}
+        if self._file is None:
+            self._open(list(row))
         assert self._file is not None
-        self._file.write(_line(row.get(name, "") for name in self._columns))
+        if new := row.keys() - self._columns - self._left_out:
+            self._left_out |= new
+            _log.warning(
+                "%s has no column %s, which is left out. Write to another file, or to ad.log.JSONL, which has all.",
+                *(self._path, ", ".join(sorted(new))),
+            )
+        self._file.write(",".join(str(row.get(name, "")) for name in self._columns))
 
-    def _open(self, row: dict[str, object]) -> None:
-        """Open the last file of this log that has all columns of a row, or another one."""
-        self.close()
-        for number in itertools.count(1):
-            path = self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}") if number > 1 else self._path
-            file = LineFile(path)
-            if file.empty:
-                self._columns += [name for name in row if name not in self._columns]
-                file.write(_line(self._columns))
-            else:
-                with path.open(newline="", encoding="utf-8") as lines:
-                    self._columns = next(csv.reader(lines))
-            self._known = set(self._columns)
-            if row.keys() <= self._known:
-                self._file = file
-                return
-            file.close()
-            new = sorted(row.keys() - self._known)
-            _log.warning("%s has no column %s. The rows continue in another file.", path, ", ".join(new))
+    def _open(self, columns: list[str]) -> None:
+        self._file = LineFile(self._path)
+        if self._file.empty:
+            self._columns = columns
+            self._file.write(",".join(columns))
+        else:
+            with self._path.open(encoding="utf-8") as lines:
+                self._columns = lines.readline().rstrip("\n").split(",")
 
     def close(self) -> None:
         """Close the file; a later run adds rows to it."""
@@ -79,7 +70,9 @@ class CSV:
         return f"CSV({str(self._path)!r})"
 
 
-def _line(cells: Iterable[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+def _unquoted(text: str) -> str:
+    """Return a text in one cell without quotes: a quoted cell that was cut would swallow the rows below it."""
+    return " ".join(text.translate(_REPLACED).split())
+
+
+_REPLACED = str.maketrans({'"': "'", ",": ";"})

@@ -45,12 +45,15 @@ class HookValues:
       every: the hook runs at each step whose number is a multiple of this. Replicated.
       names: names of the leaves, such as "noise.scale", from the parameters of the function or of the policy.
         Replicated.
+      why: why the hook asked for nothing when it was due last; "" if it asked for something, or does not say it.
+        Replicated.
     """
 
     name: str
     every: int
     names: tuple[str, ...]
     _leaves: list[jax.Array] = field(repr=False)
+    why: str = ""
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:
@@ -66,8 +69,8 @@ class HookValues:
 
 def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookValues, ...]:
     """Return the values of all hooks in a step, without leaves if the step was skipped."""
-    named = zip(hooks.names, hooks.hooks, leaves or [[]] * len(hooks.names), strict=True)
-    return tuple(HookValues(name, hook.every, hook.leaf_names, values) for name, hook, values in named)
+    named = zip(hooks.names, hooks.hooks, leaves or [[]] * len(hooks.names), hooks.why, strict=True)
+    return tuple(HookValues(name, hook.every, hook.leaf_names, values, why) for name, hook, values, why in named)
 
 
 class Asked(NamedTuple):
@@ -179,23 +182,15 @@ Listener = Callable[[StepEvent], Any]
 """`listener(event)`, called after each step, in the training thread. Must not communicate with other processes."""
 
 
-class Unsubscribe(Exception):
-    """Raised by a listener to unsubscribe itself; the text, if any, becomes a note of the report."""
-
-
 class Subscription:
     """A subscription of a listener; ends with `close()` or with its `with` block."""
 
     def __init__(self, listeners: Listeners, listener: Listener):
-        self._listeners, self._listener = listeners, listener
+        self._listeners, self.listener = listeners, listener
 
     def close(self) -> None:
         """Stop calling the listener."""
         self._listeners.remove(self)
-
-    def notify(self, event: StepEvent) -> None:
-        """Call the listener."""
-        self._listener(event)
 
     def __enter__(self) -> Subscription:
         return self
@@ -204,7 +199,7 @@ class Subscription:
         self.close()
 
     def __repr__(self) -> str:
-        return f"listener {getattr(self._listener, '__name__', type(self._listener).__name__)!r}"
+        return f"listener {getattr(self.listener, '__name__', type(self.listener).__name__)!r}"
 
 
 class Listeners:
@@ -225,16 +220,21 @@ class Listeners:
 
     @suspended.setter
     def suspended(self, suspended: bool) -> None:
-        self._suspended, self.any = suspended, bool(self._all) and not suspended
+        self._suspended = suspended
+        self._set(self._all)
 
     def add(self, listener: Listener) -> Subscription:
+        """Call a listener after each step from now on."""
         new = Subscription(self, listener)
-        self._all, self.any = (*self._all, new), not self._suspended
+        self._set((*self._all, new))
         return new
 
     def remove(self, subscription: Subscription) -> None:
-        self._all = tuple(s for s in self._all if s is not subscription)
-        self.any = bool(self._all) and not self._suspended
+        """Do not call its listener any more."""
+        self._set(tuple(other for other in self._all if other is not subscription))
+
+    def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
+        self._all, self.any = subscriptions, bool(subscriptions) and not self._suspended
 
     def notify(self, event: StepEvent) -> list[str]:
         """Call all listeners.
@@ -245,12 +245,9 @@ class Listeners:
         notes = []
         for subscription in self._all:
             try:
-                subscription.notify(event)
+                subscription.listener(event)
             except Exception as error:
                 self.remove(subscription)
-                expected = isinstance(error, Unsubscribe)
-                why = str(error) if expected else f"{subscription} failed, and is disabled: {error!r}"
-                if why:
-                    notes.append(why)
-                    _log.warning("%s", why, exc_info=not expected)
+                notes.append(f"{subscription} failed, and is disabled: {error!r}")
+                _log.warning("%s", notes[-1], exc_info=True)
         return notes

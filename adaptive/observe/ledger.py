@@ -3,18 +3,15 @@ recorded step, restarts included.
 
 A record has three kinds of times. Each step has its end by the wall clock (`at`), its duration by cause (`breakdown`),
 and the seconds between it and the step before it by what was done (`between`). The first step of a process has the
-times at which the process started and built its program (`origin`). The first step after a restore has the sums of the
-steps that were discarded (`resumed`). So the time between two steps' ends splits into causes; the rest that no cause
-explains is listed as "unaccounted".
+times at which the process started and built its program (`origin`). What no cause explains is "unaccounted".
 
 Some steps are longer for a reason: the first one of a process, and those in which a worker joins or is lost. What
-exceeds the median of nearby steps, part by part, counts for that reason.
+exceeds the median of the other steps, part by part, counts for that reason.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +19,7 @@ import numpy as np
 
 from adaptive.base.errors import RecordError
 
-from .recorded import read_parts
+from .reader import read_run
 
 CAUSES = {
     "computing": "kernels and segments of steps that count",
@@ -46,18 +43,15 @@ CAUSES = {
     "unaccounted": "seconds that no measurement explains",
 }
 PRODUCTIVE = ("computing", "exchanging")
-_COLUMN = {name: place for place, name in enumerate(CAUSES)}
-_BETWEEN = {"script": "script", "evaluating": "evaluating", "saving": "checkpoints", "restoring": "restore"}
-_BETWEEN |= {"waiting": "waiting", "compiling": "tracing and compiling"}  # others: steps that were not recorded
-_NEARBY = 20  # steps whose median is the usual duration of a step
+_BETWEEN = {"evaluating": "evaluating", "saving": "checkpoints", "restoring": "restore", "waiting": "waiting"}
+_BETWEEN |= {"compiling": "tracing and compiling"}  # others, as of steps that were not recorded: "script"
 
 
 class Ledger(NamedTuple):
-    """Seconds by cause, in consecutive intervals of a run.
+    """Seconds of a run by cause, and counts.
 
     Attributes:
-      ends: when each interval ended, in seconds since 1970; shape=(k,). An interval begins where the one before ended.
-      seconds: seconds of each interval by cause, in the order of `CAUSES`; shape=(k, causes).
+      seconds: seconds by cause (`CAUSES`); they add up to the time from the run's beginning to its last recorded step.
       steps: the number of steps that count.
       starts: the number of processes that recorded.
       restores: the number of restores.
@@ -66,8 +60,7 @@ class Ledger(NamedTuple):
       losses: the number of steps in which workers were lost, including steps that were taken again.
     """
 
-    ends: np.ndarray
-    seconds: np.ndarray
+    seconds: dict[str, float]
     steps: int
     starts: int
     restores: int
@@ -78,41 +71,12 @@ class Ledger(NamedTuple):
     @property
     def wall(self) -> float:
         """Seconds from the run's beginning to its last recorded step."""
-        return float(self.seconds.sum())
-
-    def by_cause(self, last: float | None = None) -> dict[str, float]:
-        """Return the seconds of each cause over the run, or over its last seconds."""
-        totals = self.seconds.sum(0) if last is None else self._window(self.ends[-1:], last)[0]
-        return dict(zip(CAUSES, map(float, totals), strict=True))
-
-    def worst(self, window: float) -> dict[str, float] | None:
-        """Return the seconds by cause of the window of this many seconds with the least productive time; `None` if the
-        run is shorter.
-        """
-        ends = self.ends[self.ends - self._begin >= window]
-        if not len(ends):
-            return None
-        windows = self._window(ends, window)
-        worst = windows[:, [_COLUMN[name] for name in PRODUCTIVE]].sum(1).argmin()
-        return dict(zip(CAUSES, map(float, windows[worst]), strict=True))
+        return sum(self.seconds.values())
 
     @property
-    def _begin(self) -> float:
-        return float(self.ends[0] - self.seconds[0].sum())
-
-    def _window(self, ends: np.ndarray, seconds: float) -> np.ndarray:
-        """Return the seconds by cause in windows that end at these times; shape=(len(ends), causes)."""
-        times = np.concatenate([[self._begin], self.ends])
-        so_far = np.concatenate([np.zeros((1, len(CAUSES))), self.seconds.cumsum(0)])
-        begins = np.maximum(ends - seconds, times[0])
-        columns = [np.interp(ends, times, column) - np.interp(begins, times, column) for column in so_far.T]
-        return np.stack(columns, 1)
-
-
-def goodput(by_cause: Mapping[str, float]) -> float:
-    """Return the share of productive seconds (`PRODUCTIVE`) among all; NaN of no seconds."""
-    total = sum(by_cause.values())
-    return sum(by_cause[name] for name in PRODUCTIVE) / total if total else float("nan")
+    def goodput(self) -> float:
+        """The share of productive seconds (`PRODUCTIVE`) among all."""
+        return sum(self.seconds[name] for name in PRODUCTIVE) / self.wall if self.wall else float("nan")
 
 
 def read_ledger(path: str | Path, run: int = -1) -> Ledger:
@@ -123,149 +87,92 @@ def read_ledger(path: str | Path, run: int = -1) -> Ledger:
       run: index of the run, if the file holds several; by default the last.
 
     Raises:
-      RecordError: the file is not a record, has no such run, or, like older records, has no wall-clock times.
+      RecordError: the file is not a record, or has no such run; or the run has no steps, or no wall-clock times.
       OSError: the file cannot be read.
     """
-    book = _Book()
-    for part in read_parts(path, run):
-        names = part.header.get("breakdown", ())
-        for number, fields in part.steps:
-            try:
-                book.add(names, fields)
-            except (KeyError, TypeError, ValueError) as error:
-                raise RecordError(
-                    f"{path}:{number}: a step without {error}. A ledger needs a record with wall-clock times, which "
-                    "versions from before the ledger did not write. Record the run again."
-                ) from error
+    header, steps = read_run(path, run, discarded=True)
+    book = _Book(header.get("breakdown", ()))
+    for number, fields in steps:
+        try:
+            book.add(fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError(f"{path}:{number}: a step without {error}.") from error
     if not book.steps:
         raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
     return book.close()
 
 
 class _Book:
-    """The intervals of a run, while its steps are read."""
+    """The seconds of a run by cause, while its steps are read.
 
-    def __init__(self) -> None:
-        self._ends: list[float] = []
-        self._rows: list[np.ndarray] = []
+    Args:
+      parts: names of the parts of a step.
+    """
+
+    def __init__(self, parts: Sequence[str]):
+        self._causes = ["tracing and compiling" if name == "compiling" else name for name in parts]
+        self._seconds = dict.fromkeys(CAUSES, 0.0)
         self._at: float | None = None  # the end of the accounted time
-        self._usual: dict[tuple[str, ...], deque[list[float]]] = {}
-        self._pending: list[tuple[int, tuple[str, ...], list[float], str]] = []  # rows whose excess is not known yet
-        self.steps = self.starts = self.restores = self.repeated = self.examples_lost = self.losses = 0
+        self._rows: list[list[float]] = []  # parts of the steps that count
+        self._reasons: list[str] = []  # of each, why it may be longer; "" for most
+        self.steps = self._starts = self._restores = self._repeated = self._examples_lost = self._losses = 0
 
-    def add(self, names: Iterable[str], fields: dict[str, Any]) -> None:
+    def add(self, fields: dict[str, Any]) -> None:
         """Add a step.
-
-        Args:
-          names: of the parts of its breakdown.
-          fields: of its line.
 
         Raises:
           KeyError: a field that the ledger needs is missing.
         """
-        names, end, breakdown = tuple(names), fields["at"], fields["breakdown"]
-        origin, between = fields.get("origin"), fields.get("between", {})
-        for mark in fields.get("resumed", ()):
-            self._discarded(mark)
+        parts, between, origin = fields["breakdown"], fields.get("between", {}), fields.get("origin")
+        known = sum(parts) + sum(between.values())
         if origin is not None:
             self._started(origin)
-            self.starts += 1
         if self._at is None:
-            self._at = end - sum(breakdown) - sum(between.values())
-        row = self._interval(end, _of_between(between))
-        lost, joined = bool(fields.get("lost")), bool(fields.get("joined"))
-        self.losses += lost
-        if fields.get("skipped"):
-            row[_COLUMN["skipped steps"]] += sum(breakdown)
-        else:
-            self._share(row, names, breakdown)
-            first = "first step" if origin is not None else "joins" if joined else ""
-            self._compare(names, breakdown, "repairs" if lost else first)
-        row[_COLUMN["unaccounted"]] -= sum(breakdown)
+            self._at = fields["at"] - known
+        self._until(fields["at"], "unaccounted")
+        self._seconds["unaccounted"] -= known
+        for name, s in between.items():
+            self._seconds[_BETWEEN.get(name, "script")] += s
+        self._losses += bool(fields.get("lost"))
+        if fields.get("discarded"):
+            self._seconds["repeated steps"] += sum(parts)
+            self._repeated += 1
+            self._examples_lost += sum(fields["batch_sizes"])
+            return
         self.steps += 1
-
-    def _interval(self, end: float, seconds: Mapping[str, float]) -> np.ndarray:
-        """Add the interval up to `end`; what `seconds` do not explain is unaccounted. An interval has no negative
-        length, although clocks of two hosts may differ.
-        """
-        assert self._at is not None
-        end = max(end, self._at)
-        row = np.zeros(len(CAUSES))
-        for name, s in seconds.items():
-            row[_COLUMN[name]] += s
-        row[_COLUMN["unaccounted"]] = end - self._at - row.sum()
-        self._ends.append(end)
-        self._rows.append(row)
-        self._at = end
-        return row
+        self._restores += fields.get("restores", 0)
+        if fields.get("skipped"):
+            self._seconds["skipped steps"] += sum(parts)
+            return
+        first = "first step" if origin is not None else "joins" if fields.get("joined") else ""
+        self._rows.append(parts)
+        self._reasons.append("repairs" if fields.get("lost") else first)
 
     def _started(self, origin: Mapping[str, float]) -> None:
         """Add the time from the last step to the end of the building of a new process's program."""
+        self._starts += 1
         if self._at is None:
             self._at = origin["process"]
         for until, cause in (("process", "down"), ("build", "start"), ("built", "tracing and compiling")):
-            length = max(0.0, origin[until] - self._at)
-            self._interval(origin[until], {cause: length})
+            self._until(origin[until], cause)
 
-    def _discarded(self, mark: Mapping[str, Any]) -> None:
-        """Add the time of steps that were discarded in a restore."""
-        self.restores += 1
-        self.repeated += mark["repeated"]
-        self.examples_lost += mark.get("examples", 0)
-        self.losses += mark.get("losses", 0)
-        if not mark["repeated"]:
-            return
-        origins, parts = mark["origins"], _of_between(mark["between"])
-        parts["repeated steps"] = mark["seconds"]
-        if self._at is None and not origins:
-            self._at = mark["to"] - sum(parts.values())
-        for origin in origins:
-            if origin["last"] is not None and self._at is not None:  # its part of the discarded time comes first
-                span = max(0.0, origin["last"] - self._at)
-                whole = sum(parts.values())
-                part = min(1.0, span / whole) if whole else 0.0
-                self._interval(origin["last"], {name: s * part for name, s in parts.items()})
-                parts = {name: s * (1 - part) for name, s in parts.items()}
-            self._started(origin)
-            self.starts += 1
-        self._interval(mark["to"], parts)
-
-    def _share(self, row: np.ndarray, names: tuple[str, ...], breakdown: list[float]) -> None:
-        for name, s in zip(names, breakdown, strict=True):
-            row[_COLUMN["tracing and compiling" if name == "compiling" else name]] += s
-
-    def _compare(self, names: tuple[str, ...], breakdown: list[float], why: str) -> None:
-        """Collect usual steps; move what an unusual one, for the cause `why`, takes longer than these."""
-        usual = self._usual.setdefault(names, deque(maxlen=_NEARBY))
-        if why:
-            self._pending.append((len(self._rows) - 1, names, breakdown, why))
-        else:
-            usual.append(breakdown)
-        if self._pending and len(usual) == _NEARBY:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Move the excess of the unusual steps so far to their causes."""
-        for place, names, breakdown, why in self._pending:
-            usual = self._usual[names]
-            median = np.median(usual, axis=0) if usual else np.asarray(breakdown)
-            for name, s, normal in zip(names, breakdown, median, strict=True):
-                if name != "compiling" and s > normal:
-                    self._rows[place][_COLUMN[name]] -= s - normal
-                    self._rows[place][_COLUMN[why]] += s - normal
-        self._pending.clear()
+    def _until(self, end: float, cause: str) -> None:
+        """Add the time up to `end`, which may lie before the last one by the clock of another host."""
+        assert self._at is not None
+        self._seconds[cause] += max(0.0, end - self._at)
+        self._at = max(self._at, end)
 
     def close(self) -> Ledger:
         """Return the ledger of the steps so far."""
-        self._settle()
-        counts = self.steps, self.starts, self.restores, self.repeated, self.examples_lost, self.losses
-        return Ledger(np.array(self._ends), np.stack(self._rows), *counts)
-
-
-def _of_between(between: Mapping[str, float]) -> dict[str, float]:
-    """Return seconds between steps by cause."""
-    found: dict[str, float] = {}
-    for name, seconds in between.items():
-        cause = _BETWEEN.get(name, "script")
-        found[cause] = found.get(cause, 0.0) + seconds
-    return found
+        rows = np.array(self._rows, float).reshape(len(self._rows), len(self._causes))
+        reasons = np.array(self._reasons, object)
+        if (usual := reasons == "").any():
+            more = np.maximum(rows - np.median(rows[usual], axis=0), 0.0)
+            more[:, [cause == "tracing and compiling" for cause in self._causes]] = 0.0
+            for reason in set(self._reasons) - {""}:
+                self._seconds[reason] += float(more[reasons == reason].sum())
+            rows[~usual] -= more[~usual]
+        for cause, s in zip(self._causes, rows.sum(0), strict=True):
+            self._seconds[cause] += float(s)
+        counts = self.steps, self._starts, self._restores, self._repeated, self._examples_lost, self._losses
+        return Ledger(self._seconds, *counts)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO
 
 
 class LineFile:
-    """A log file that only grows, by whole lines: each is one write, so a process that is killed leaves no part of one.
+    """A log file that only grows, by whole lines: each is one write, so a process that is killed rarely leaves a part.
 
-    A last line that was cut, as by a full disk, is removed when the file is opened.
+    If the last line of an existing file was cut, as by a full disk, the next one begins a line of its own.
 
     Args:
       path: the file; created if it is missing.
@@ -21,14 +20,13 @@ class LineFile:
 
     def __init__(self, path: Path):
         self._file = path.open("ab", buffering=0)
-        if path.is_file() and (size := path.stat().st_size):
+        self.empty = True
+        if path.is_file() and path.stat().st_size:
+            self.empty = False
             with path.open("rb") as before:
-                os.truncate(path, _end_of_lines(before, size))
-
-    @property
-    def empty(self) -> bool:
-        """Whether the file has no lines."""
-        return os.fstat(self._file.fileno()).st_size == 0
+                before.seek(-1, os.SEEK_END)
+                if before.read() != b"\n":
+                    self.write("")
 
     def write(self, line: str) -> None:
         """Append a line, which has no line ends.
@@ -43,16 +41,3 @@ class LineFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _end_of_lines(file: IO[bytes], size: int) -> int:
-    """Return the size of a file up to its last line end."""
-    end = size
-    while end:
-        begin = max(0, end - (1 << 16))
-        file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        end = begin
-    return 0

@@ -1,16 +1,7 @@
-"""A record of a run, as JSON lines: the measurements of each step, the values that hooks received, and their decisions.
+"""The record of a run: a line of JSON for each step, with the values that hooks received and their decisions.
 
-A record allows a policy to be replayed, and another policy to be tried, without the cluster. The first line is a
-header with the run's id and the names of the leaves that hooks receive. One line per step follows. `null` stands for
-NaN. Fields that rarely change are omitted from a line if they equal the previous line's (`AS_BEFORE`), which saves much
-space with many workers.
-
-The file only grows. Wherever step numbers do not continue, as after a restore or a restart, another header with the
-same `run_id` follows. A step that was repeated has several lines, of which the last one counts (`recorded.py`);
-`restored` marks the first one after a restore.
-
-A record that cannot be written does not end the run; the run continues without it. Whole lines are written, about twice
-a second: a run that is killed loses at most the lines of the last half second.
+A record allows a policy to be replayed, and another policy to be tried, without the cluster. `reader.py` describes its
+lines, and reads them. A record that cannot be written does not end the run.
 """
 
 from __future__ import annotations
@@ -19,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +17,9 @@ import numpy as np
 
 from adaptive.base.activity import Breakdown
 
-from .events import StepEvent, Unsubscribe
+from .events import StepEvent
 from .line_file import LineFile
-
-RECORD_VERSION = 4  # version 1 had no names of leaves, 2 omitted no fields, 3 removed repeated steps
-READABLE_VERSIONS = (2, 3, 4)
-AS_BEFORE = {
-    "previous_batch_sizes": "batch_sizes",
-    "members": "members",
-    "asked": "asked",
-    "hyperparameters": "hyperparameters",
-}
-"""Fields that a line may omit, and the field of the previous line that has the omitted value."""
+from .reader import VERSION
 
 
 class JSONL:
@@ -46,51 +27,34 @@ class JSONL:
 
         program.run(epochs=10, log=[ad.log.JSONL("run.jsonl")])
 
-    The record holds everything that an event does, decisions included; `python -m controllers.simulate` replays
-    policies on it. `program.run(record=path)` does the same.
+    The record holds everything that an event does, decisions included. `ad.log.read` returns it as columns;
+    `adaptive report` and `adaptive replay` read it. `program.run(record=path)` writes it too. The file only grows.
 
     Args:
-      path: the file. Other runs in it stay; `adaptive report` and `adaptive replay` read the last run by default.
+      path: the file. Other runs in it stay; readers take the last run by default.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._file: LineFile | None = None
-        self._before: dict[str, Any] = {}  # all fields of the last step
-        self._last: tuple[str, int] | None = None  # run and step of the last line
+        self._run_id = ""
+        self._why: dict[str, str] = {}  # by hook, as written last
 
     def write(self, event: StepEvent) -> None:
-        """Add a line, and a header before it if the step does not follow the last one."""
-        try:
-            follows = self._last == (event.run_id, event.report.step - 1) and not event.restored
-            if self._file is None or not follows:
-                self._file, self._before = self._file or LineFile(self._path), {}
-                self._file.write(_encode(_header(event)))
-            fields = _step(event)
-            line = {name: value for name, value in fields.items() if not self._as_before(name, value)}
-            self._file.write(_encode(line))
-            self._before, self._last = fields, (event.run_id, event.report.step)
-        except OSError as error:
-            raise self._no_more(error) from error
-
-    def _as_before(self, name: str, value: Any) -> bool:
-        return name in AS_BEFORE and self._before.get(AS_BEFORE[name]) == value
+        """Add a line."""
+        if self._file is None or event.run_id != self._run_id:
+            self._file = self._file or LineFile(self._path)
+            self._run_id, self._why = event.run_id, {}
+            self._file.write(_encode(_header(event)))
+        why = {hook.name: hook.why for hook in event.hooks if hook.why != self._why.get(hook.name, "")}
+        self._why |= why
+        self._file.write(_encode(_step(event) | ({"why": why} if why else {})))
 
     def close(self) -> None:
         """Close the file; a later run adds lines to it."""
         file, self._file = self._file, None
-        try:
-            if file is not None:
-                file.close()
-        except OSError as error:
-            raise self._no_more(error) from error
-
-    def _no_more(self, error: OSError) -> Unsubscribe:
-        if self._file is not None:
-            with suppress(OSError):  # closing tries again to write the rest
-                self._file.close()
-            self._file = None
-        return Unsubscribe(f"the run is not recorded any more: {error.strerror or error}: {self._path}")
+        if file is not None:
+            file.close()
 
     def __repr__(self) -> str:
         return f"JSONL({str(self._path)!r})"
@@ -100,7 +64,7 @@ def _header(event: StepEvent) -> dict[str, Any]:
     limits, sizes = event.limits, event.report.batch_sizes
     return {
         "kind": "header",
-        "version": RECORD_VERSION,
+        "version": VERSION,
         "run_id": event.run_id,
         "workers": len(sizes),
         "examples": limits.examples,
@@ -120,7 +84,9 @@ def _step(event: StepEvent) -> dict[str, Any]:
     by_script = [request.fields() for request in event.requests if not request.hook]
     return {
         "kind": "step",
+        "run_id": event.run_id,
         "step": report.step,
+        **({"restored": True} if event.restored else {}),
         "epoch": event.epoch,
         "batch_sizes": list(report.batch_sizes),
         "previous_batch_sizes": list(event.previous_batch_sizes),
@@ -136,7 +102,6 @@ def _step(event: StepEvent) -> dict[str, Any]:
         **({"at": round(event.at, 6)} if event.at else {}),
         **({"between": {name: round(s, 6) for name, s in event.between.items()}} if event.between else {}),
         **({"origin": event.origin.fields()} if event.origin is not None else {}),
-        **({"restored": True} if event.restored else {}),
         "seconds": report.seconds,
         "breakdown": _rounded(report.breakdown),
         "workers": {name: _rounded(seconds.tolist()) for name, seconds in event.workers._asdict().items()},

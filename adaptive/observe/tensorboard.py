@@ -11,7 +11,6 @@ from adaptive.base.errors import DriverError
 
 from .events import StepEvent
 from .scalars import describe, scalars
-from .sinks import Resumption
 
 
 class TensorBoard:
@@ -19,7 +18,7 @@ class TensorBoard:
 
         program.run(epochs=10, log=[ad.log.TensorBoard("runs/a")])
 
-    When the run resumes from an earlier step, TensorBoard discards the points of the later steps, also those in files
+    When the run continues from an earlier step, TensorBoard discards the points of the later steps, also those in files
     that other processes wrote.
 
     Needs tensorboardX: `pip install "adaptive-dataflow[tensorboard]"`.
@@ -38,9 +37,11 @@ class TensorBoard:
         self._folder, self._every = Path(folder), every
         self._tools()
         self._writer: Any = None
-        self._resumption: Resumption | None = None  # until the next step is written
 
     def _tools(self) -> Any:
+        """Return the writer of single events, and what they are made of. `SummaryWriter` would pickle each scalar to a
+        thread of its own, and lose its queue in a kill.
+        """
         try:
             from tensorboardX import event_file_writer, summary
             from tensorboardX.proto import event_pb2, summary_pb2
@@ -50,38 +51,28 @@ class TensorBoard:
             ) from error
         return event_file_writer.EventsWriter, event_pb2, summary_pb2.Summary, summary.text
 
-    def resume(self, resumption: Resumption) -> None:
-        """Discard the points of this run's later steps."""
-        self._resumption = resumption
-
     def write(self, event: StepEvent) -> None:
         """Add a point to each curve, and decisions, joins, losses and notes as text."""
         events_writer, events, summary_of, text = self._tools()
-        event_of = events.Event
-        repeats = self._writer is not None
+        step, now = event.report.step, time.time()
+        repeats = event.restored
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Other runs in this folder stay as they are.
             repeats = any(file.name.endswith(f".{event.run_id}") for file in self._folder.iterdir())
             # TensorBoard reads the files by name, so names are ordered by time.
             suffix = f".{time.time_ns()}.{os.getpid()}.{event.run_id}"
             self._writer = events_writer(str(self._folder / "events"), suffix)
-        resumption, self._resumption = self._resumption, None
-        if resumption is not None and repeats:  # other runs in this folder stay as they are
+        if repeats:  # TensorBoard purges the steps from this one on
             start = events.SessionLog(status=events.SessionLog.START)
-            self._writer.write_event(event_of(wall_time=time.time(), step=resumption.step + 1, session_log=start))
-        step, now = event.report.step, time.time()
+            self._writer.write_event(events.Event(wall_time=now, step=step, session_log=start))
         if step % self._every == 0 or event.report.epoch_ended:
             values = [summary_of.Value(tag=name, simple_value=value) for name, value in scalars(event).items()]
-            self._writer.write_event(event_of(wall_time=now, step=step, summary=summary_of(value=values)))
-        notes = describe(event)
-        if notes:
+            self._writer.write_event(events.Event(wall_time=now, step=step, summary=summary_of(value=values)))
+        if notes := describe(event):
             lines = text("notes", "\n\n".join(notes))
-            self._writer.write_event(event_of(wall_time=now, step=step, summary=lines))
-
-    def flush(self) -> None:
-        """Pass what was written to the operating system, so that it survives this process."""
-        if self._writer is not None:
-            self._writer.flush()
+            self._writer.write_event(events.Event(wall_time=now, step=step, summary=lines))
+        self._writer.flush()
 
     def close(self) -> None:
         """Close the file; a later `run()` gets a file of its own."""

@@ -9,7 +9,6 @@ from adaptive.base.errors import DriverError
 
 from .events import StepEvent
 from .scalars import describe, scalars
-from .sinks import Resumption
 
 _OWN_POINT = ("resume_from", "fork_from")  # W&B does not accept `resume` together with these
 
@@ -42,13 +41,8 @@ class WandB:
         self._given, self._init = run, init
         self._run: Any = None
         self._defined: set[str] = set()  # scalars whose x axis is defined
-        self._restored_after: int | None = None  # for the next point
         if run is None:
             _wandb()
-
-    def resume(self, resumption: Resumption) -> None:
-        """Mark the next point if the program was restored."""
-        self._restored_after = resumption.step if resumption.restored else None
 
     def write(self, event: StepEvent) -> None:
         """Log a step."""
@@ -56,8 +50,8 @@ class WandB:
             self._run = self._given if self._given is not None else _wandb().init(**self._options(event.run_id))
             self._defined.clear()
         row: dict[str, Any] = dict(scalars(event))
-        if self._restored_after is not None:
-            row["restored_after"], self._restored_after = self._restored_after, None
+        if event.restored:
+            row["restored_after"] = event.report.step - 1
         lines = describe(event)
         if lines:
             row["notes"] = "\n".join(lines)

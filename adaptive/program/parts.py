@@ -79,13 +79,13 @@ class RunState:
     compiled: bool = False
     origin: RunOrigin | None = None
     checkpointer: RunCheckpointer | None = None
-    sinks: tuple[SinkThread, ...] = ()
+    sinks: SinkThread | None = None
     directories: set[Path] = field(default_factory=set)
 
     def flush_logs(self) -> None:
         """Write all steps so far to the logs. Local."""
-        for sink in self.sinks:
-            sink.flush()
+        if self.sinks is not None:
+            self.sinks.flush()
 
 
 @dataclass(eq=False)

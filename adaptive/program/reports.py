@@ -87,7 +87,7 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     if asked is not None:
         values = hook_values(p.hooks, outcome.hooks)
         decided, requests = p.decisions.last_asked if decision is not None else ((), ())
-        details = limits, p.seed, values, asked, decided, p.status.seconds, (*by_script, *requests)
+        details = limits, p.seed, values, asked, decided, p.status.seconds(breakdown.waiting), (*by_script, *requests)
         origin, run.origin = run.origin, None
         clock = time.time(), activity.between(), origin
         failed = p.listeners.notify(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored, *clock))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,11 +44,12 @@ def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) 
     """
     from adaptive.observe.record import JSONL
 
-    with ExitStack() as stack:
-        sinks = [*([] if record is None else [JSONL(record)]), *checked(log)]
-        parts.run.sinks = tuple(stack.enter_context(closing(SinkThread(sink, parts.world))) for sink in sinks)
-        for sink in parts.run.sinks:
-            stack.enter_context(parts.listeners.add(sink))
+    sinks = [*([] if record is None else [JSONL(record)]), *checked(log)]
+    if not sinks:
+        yield
+        return
+    with closing(SinkThread(sinks, parts.world)) as thread, parts.listeners.add(thread):
+        parts.run.sinks = thread
         yield
 
 

@@ -276,21 +276,42 @@ def balance(
 
     def decide(observation: Observation, model: TimeModel, search: Search) -> tuple[Move | None, Search]:
         """Search for a better split, unless recent searches found none."""
+        found = prospect(observation, model)
+        if isinstance(found, str) or not worth_it(found.now, found.ideal, found.band):
+            return None, search
+        total, now, ideal, band, times = observation.global_batch, found.now, found.ideal, found.band, found.times
+        limits, active = observation.limits, active_of(observation)
+        all_sizes, gain = np.asarray(observation.batch_sizes), 1 - ideal / now
+        if search.skips(all_sizes, gain):
+            return None, search.skipped()
+        rate = found.seconds / found.stay
+        split, then = _split(total, times, found.least, found.most, limits, found.stay, rate, ideal)
+        if not worth_it(now, then.max(), band):
+            return None, search.in_vain(all_sizes, gain)
+        n = len(limits.lower)
+        sizes_then, factors = np.zeros(n, np.int64), np.ones(n)
+        sizes_then[active], factors[active] = split, then / found.seconds
+        return Move(sizes_then, factors, float(now), float(then.max())), search
+
+    def prospect(observation: Observation, model: TimeModel) -> _Prospect | str:
+        """Return how long steps take with the present split, and at least with any; or why that is not known."""
         total, limits = observation.global_batch, observation.limits
         active = active_of(observation)
         model = model.of(active)
         lower, upper = limits.arrays.lower[active], limits.arrays.upper[active]
         sizes = np.asarray(observation.batch_sizes)[active]
-        if len(lower) == 1 or not model.measured.all() or not lower.sum() <= total <= upper.sum():
-            return None, search
-        if not sizes.all():  # a worker has just joined, and was not measured yet
-            return None, search
+        if len(lower) == 1:
+            return "only one worker takes examples"
+        if not model.measured.all():
+            return f"no seconds of workers {listed(active[~model.measured])} are known yet"
+        if not lower.sum() <= total <= upper.sum():
+            return f"the global batch of {total} is outside the workers' limits"
+        if not sizes.all():
+            return f"workers {listed(active[sizes == 0])} have joined, and were not measured yet"
         stay = sizes * (total / sizes.sum())  # the present split, scaled to the requested batch
         times = model.fit()
         seconds = times(stay)
-        now, band = seconds.max(), max(dead_band, _noise_band(model, stay, seconds))
-        if not worth_it(now, level_of_lines(total, times), band):
-            return None, search
+        now, band = float(seconds.max()), max(dead_band, _noise_band(model, stay, seconds))
         trusted = np.minimum(
             upper, np.ceil(np.maximum(growth * model.largest, np.sqrt(growth) * stay)).astype(np.int64)
         )
@@ -299,19 +320,24 @@ def balance(
         # Shrinking risks less: a wrong guess costs the other workers little. But if time does not depend on the batch,
         # nothing is gained, and with noise two sizes do not distinguish a constant time from a slow worker.
         least = np.maximum(lower, (np.minimum(model.shape.smallest, stay) / growth**2).astype(np.int64))
-        ideal = water_level(total, times, least, trusted)  # at the least
-        if not worth_it(now, ideal, band):
-            return None, search
-        all_sizes, gain = np.asarray(observation.batch_sizes), 1 - ideal / now
-        if search.skips(all_sizes, gain):
-            return None, search.skipped()
-        split, then = _split(total, times, least, trusted, limits, stay, seconds / stay, ideal)
-        if not worth_it(now, then.max(), band):
-            return None, search.in_vain(all_sizes, gain)
-        n = len(limits.lower)
-        sizes_then, factors = np.zeros(n, np.int64), np.ones(n)
-        sizes_then[active], factors[active] = split, then / seconds
-        return Move(sizes_then, factors, float(now), float(then.max())), search
+        ideal = level_of_lines(total, times)
+        if worth_it(now, ideal, band):
+            ideal = water_level(total, times, least, trusted)
+        return _Prospect(times, stay, seconds, least, trusted, now, float(ideal), band)
+
+    def why(observation: Observation, state: BalanceState) -> str:
+        """Return why no other split is asked for."""
+        found = prospect(observation, with_forecasts(state))
+        if isinstance(found, str):
+            return found
+        gain = max(0.0, 1 - found.ideal / found.now)
+        said = f"no split can take more than {gain:.1%} off the slowest worker's {_ms(found.now)} a step"
+        if not worth_it(found.now, found.ideal, found.band):
+            return f"{said}, and a change needs {found.band:.1%}"
+        return f"{said}; one that is worth a change is on trial, was not found, or did not help when it was tried"
+
+    def listed(workers: np.ndarray) -> str:
+        return ", ".join(map(str, workers.tolist()))
 
     def worth_it(now: float, then: float, band: float) -> bool:
         return now - then > band * now and (now - then) * horizon > switch_seconds
@@ -320,7 +346,30 @@ def balance(
         return int(state.rests_until)
 
     check = partial(check_times, n_inputs=n_inputs)
-    return Policy(init, update, "balance", ("seconds",), check, rests_until)
+    return Policy(init, update, "balance", ("seconds",), check, rests_until, why)
+
+
+class _Prospect(NamedTuple):
+    """The present split of active workers, and the best that another one can reach.
+
+    Attributes:
+      times: the workers' step times.
+      stay: the present split, scaled to the requested batch.
+      seconds: of each worker with it.
+      least, most: bounds of the sizes for which times are trusted.
+      now: seconds of the slowest worker.
+      ideal: a lower bound of them with any split.
+      band: the least relative gain that is worth a change.
+    """
+
+    times: BatchTime
+    stay: np.ndarray
+    seconds: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    now: float
+    ideal: float
+    band: float
 
 
 def _split(

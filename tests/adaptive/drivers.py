@@ -177,7 +177,7 @@ def event(
         "members": tuple(range(len(sizes))),
     }
     made = Report(**{**fields, **report})
-    seconds = workers or WorkerSeconds(*[np.ones(len(sizes))] * 3)
+    seconds = workers or WorkerSeconds(*[np.ones(len(sizes))] * 4)
     limits = Limits((1,) * len(sizes), (9,) * len(sizes))
     asked = Asked(sum(sizes), made.members, (len(sizes),) * 3)
     return StepEvent(made, step / 10, sizes, limits, 0, tuple(hooks), asked, (), seconds, run_id=run_id)

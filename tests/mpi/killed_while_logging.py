@@ -17,12 +17,10 @@ import numpy as np
 
 import adaptive as ad
 import collectives as comm
-from adaptive.observe import sinks
 
 FOLDER, KILLED_AFTER = Path(sys.argv[1]), int(sys.argv[2])
 RANK = int(sys.argv[3]) if len(sys.argv) > 3 else None
 STEPS, EVERY = 40, 10
-sinks.INTERVAL = 0.05  # so that some of the steps after the checkpoint are in the logs when the process is killed
 
 
 def driver(state, batch):

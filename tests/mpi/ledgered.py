@@ -21,12 +21,10 @@ import numpy as np  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
-from adaptive.observe import sinks  # noqa: E402
 
 FOLDER, PART = Path(sys.argv[1]), int(sys.argv[2])
 KILLS = {1: {40: 2, 75: 0, 112: 1}, 2: {140: 0}}[PART]  # worker slot, by the step after which it is killed
 STEPS = 180
-sinks.INTERVAL = 0.05  # seconds between two writes of the record
 
 
 def driver(w, batch):

@@ -23,7 +23,7 @@ def test_causes_add_up_through_three_kills_and_a_restart(tmp_path):
     for part in (1, 2):
         run([SCRIPT, tmp_path, str(part)], n=3, ours=True, expect_failure=part == 1)
     ledger = read_ledger(tmp_path / "run.jsonl")
-    by_cause = ledger.by_cause()
+    by_cause = ledger.seconds
     times = [[float(word) for word in line.split()] for line in (tmp_path / "steps").read_text().splitlines()]
     (_, script_began), (last, ended) = times[0], times[-1]
     (restored,) = (step for (before, _), (step, _) in pairwise(times) if step < before)  # 60 where disks are slow

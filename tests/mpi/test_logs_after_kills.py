@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from adaptive.html_report.columns import read_columns
-from adaptive.observe.recorded import read_parts
+import adaptive as ad
+from adaptive.extend import read_run
 from tests.adaptive.event_files import scalars
 from tests.mpirun import ROOT, run, survives_losses
 from tests.speed import limit
@@ -26,14 +27,11 @@ def check(folder: Path, attempts: dict[int, int]) -> None:
     """Each log has all steps once, in order; `attempts`: by the first step, in which attempt it was taken last."""
     steps = range(1, STEPS + 1)
     wanted = [(step, float(attempts[max(first for first in attempts if first <= step)])) for step in steps]
-    last = {}  # as `drop_duplicates(["run_id", "step"], keep="last")` of all files gives them
-    for path in [folder / "run.csv", *sorted(folder.glob("run.*.csv"))]:
-        with path.open(newline="") as file:
-            last |= {(row["run_id"], int(row["step"])): float(row["attempt"]) for row in csv.DictReader(file)}
+    with (folder / "run.csv").open(newline="") as file:  # as `drop_duplicates(["run_id", "step"], keep="last")`
+        last = {(row["run_id"], int(row["step"])): float(row["attempt"]) for row in csv.DictReader(file)}
     assert sorted((step, attempt) for (_, step), attempt in last.items()) == wanted
     assert len({run_id for run_id, _ in last}) == 1
-    parts = read_parts(folder / "run.jsonl")
-    recorded = [fields for part in parts for _, fields in part.steps]
+    recorded = [fields for _, fields in read_run(folder / "run.jsonl").steps]
     assert [(line["step"], line["metrics"]["attempt"]) for line in recorded] == wanted
     assert scalars(folder / "board", "attempt") == wanted
 
@@ -49,13 +47,10 @@ def test_killed_before_the_first_checkpoint_and_between_two_and_again(tmp_path):
         )
         assert done.returncode == (-signal.SIGKILL if killed_after else 0), done.stderr
     check(tmp_path, {1: 2, 11: 4})
-    first, second, third = read_columns(tmp_path / "run.jsonl").restored
-    assert (first.row, first.after) == (0, 0)
-    assert (second.row, second.after) == (third.row, third.after) == (10, 10)
-    assert 0 < first.repeated <= 7
-    assert 0 < second.repeated <= 7
-    assert third.repeated <= 3
-    assert second.seconds > 0
+    record = ad.log.read(tmp_path / "run.jsonl")
+    assert np.flatnonzero(record["restores"]).tolist() == [0, 10]
+    assert record["restores"][[0, 10]].tolist() == [1, 2]
+    assert record["repeated"][[0, 10]].tolist() == [7, 7 + 3]  # no line was lost
 
 
 @pytest.mark.ranks
@@ -64,12 +59,8 @@ def test_a_killed_job_resumes_with_more_ranks(tmp_path):
     run([SCRIPT, tmp_path, "17"], n=2, expect_failure=True)
     run([SCRIPT, tmp_path, "0"], n=3)
     check(tmp_path, {1: 1, 11: 2})
-    two, three = read_parts(tmp_path / "run.jsonl")
-    assert (two.header["workers"], three.header["workers"]) == (2, 3)
-    assert [fields["step"] for _, fields in two.steps] == list(range(1, 11))
-    columns = read_columns(tmp_path / "run.jsonl")
-    assert columns.step.tolist() == list(range(1, STEPS + 1))
-    assert columns.changed.tolist() == [[6, 6, 0], [4, 4, 4]]
+    sizes = ad.log.read(tmp_path / "run.jsonl").of_workers("batch_size").tolist()
+    assert sizes == [[6, 6, 0]] * 10 + [[4, 4, 4]] * (STEPS - 10)
 
 
 @pytest.mark.ranks
@@ -81,4 +72,4 @@ def test_another_rank_continues_the_logs_of_a_killed_writer(tmp_path):
     assert result.stdout.count("ended after step 40, epoch 10") == 2, result
     check(tmp_path, {1: 1})
     assert len(list((tmp_path / "board").iterdir())) == 2
-    assert read_columns(tmp_path / "run.jsonl").restored == ()  # no step was taken again
+    assert not ad.log.read(tmp_path / "run.jsonl")["restores"].any()  # no step was taken again

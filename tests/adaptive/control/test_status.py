@@ -120,9 +120,11 @@ def test_all_hear_each_workers_seconds():
     for _ in range(2):
         exchange(these)
         heard.append(these[0].status.heard)
-        assert [[field.tolist() for field in p.status.seconds] for p in these] == [
-            [[0.5, 0.5, 0.25], [1, 2, 8], [3, 4, 16]]
+        assert [[field.tolist() for field in p.status.seconds(0.0)] for p in these] == [
+            [[0.5, 0.5, 0.25], [1, 2, 8], [3, 4, 16], [13, 12, 0]]
         ] * 2
+    # Worker 1 was busy for 4 s and waited for 15 s, in all messages; the others were busy for less or more of these 19.
+    assert these[0].status.seconds(15.0).waiting.tolist() == [16, 15, 3]
     assert these[0].status.inputs(heard).tolist() == [1, 1, 0.5]
     before = these[1].status.encode().copy()
     assert these[1].status.encode_one(0.25, 8.0, 16.0).tolist() == before.tolist()
@@ -136,7 +138,7 @@ def test_repeated_facts_are_applied_once_and_others_at_once():
     two.status.own_seconds = 1.0, [2.0], [3.0]
     exchange([one, two])
     assert (one.heard, two.heard) == (None, None)
-    assert one.status.seconds.busy.tolist() == [0, 3]
+    assert one.status.seconds(0.0).busy.tolist() == [0, 3]
     two.status.repeats, two.members.leave_request, two.status.checkpoint_due = False, 2, True
     exchange([one, two])
     assert [p.members.heard for p in (one, two)] == [(0, [0, 2])] * 2

@@ -9,9 +9,7 @@ import numpy as np
 PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
 
 
-def record(
-    path, busy, *, sizes=None, input_=None, parts=None, fields=None, metrics=None, noise=None, version=3, every=10
-):
+def record(path, busy, *, sizes=None, input_=None, parts=None, fields=None, metrics=None, noise=None, every=10):
     """Write a run.
 
     Args:
@@ -22,10 +20,10 @@ def record(
       fields: fields of single steps, by their number.
       metrics: by name; shape=(T,).
       noise: scale and bounds; shape=(T, 3).
-      version: 2 is a record from before there were breakdowns.
     """
     busy = np.asarray(busy, float)
     steps, n = busy.shape
+    run_id = str(path.stat().st_size if path.exists() else 0)
     there = np.isfinite(busy)
     busy = np.nan_to_num(busy)
     sizes = np.where(there, 32, 0) if sizes is None else np.broadcast_to(sizes, busy.shape)
@@ -39,21 +37,22 @@ def record(
             "leaves": ["noise.scale", "noise.lower", "noise.upper"] * (noise is not None),
         }
     ]
-    header = {"kind": "header", "version": version, "workers": n, "examples": 1000, "seed": 0, "global_batch": 1,
+    header = {"kind": "header", "version": 5, "run_id": run_id, "workers": n, "examples": 1000, "seed": 0,
+              "global_batch": 1, "breakdown": PARTS,
               "lower": [1] * n, "upper": [99] * n, "quantum": 1, "multiple": 1, "hooks": hooks}  # fmt: skip
-    header |= {"breakdown": PARTS} if version > 2 else {}
     lines = [header]
     for t in range(steps):
-        line = {"kind": "step", "step": t + 1, "epoch": t / 100, "batch_sizes": sizes[t].tolist(),
+        line = {"kind": "step", "run_id": run_id, "step": t + 1, "epoch": t / 100, "batch_sizes": sizes[t].tolist(),
                 "members": np.flatnonzero(there[t]).tolist(), "joined": [],
                 "seconds": float(sum(parts[name][t] for name in PARTS)), "skipped": False, "lost": [],
                 "hooks": {} if noise is None else {"0/adapt": plain(noise[t])},
-                "decision": None, "notes": []}  # fmt: skip
-        if version > 2:
-            line["breakdown"] = [float(parts[name][t]) for name in PARTS]
-            of_workers = {"input": input_[t], "computing": busy[t] - input_[t], "busy": busy[t]}
-            line["workers"] = {name: np.where(there[t], values, 0).tolist() for name, values in of_workers.items()}
-            line["metrics"] = {name: plain(values[t]) for name, values in (metrics or {}).items()}
+                "decision": None, "notes": [],
+                "message_bytes": 8, "hyperparameters": {}}  # fmt: skip
+        line["breakdown"] = [float(parts[name][t]) for name in PARTS]
+        of_workers = {"input": input_[t], "computing": busy[t] - input_[t], "busy": busy[t]}
+        of_workers["waiting"] = busy[t].max() - busy[t]
+        line["workers"] = {name: np.where(there[t], values, 0).tolist() for name, values in of_workers.items()}
+        line["metrics"] = {name: plain(values[t]) for name, values in (metrics or {}).items()}
         lines.append(line | (fields or {}).get(t + 1, {}))
     with path.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -147,17 +147,6 @@ def test_a_run_of_one_step_is_drawn_as_a_bar(tmp_path):
     assert ends(chart.figure.y_range) == (0, 23)
 
 
-@pytest.mark.parametrize(("steps", "keys"), [(40, ["a step"]), (1500, ["a step", "longest step"])])
-def test_an_older_record_has_the_mean_and_the_longest_step(tmp_path, steps, keys):
-    busy = np.full((steps, 1), 0.02)
-    busy[1::3] = 0.05
-    chart = made(tmp_path / "r", busy, version=2)["seconds"]
-    shown = tooltips(chart.figure)
-    assert [shown[name][1] for name in ("mean", "longest")] == pytest.approx([50, 50] if steps == 40 else [30, 50])
-    assert [key.name for key in chart.key] == keys
-    assert chart.title == "Seconds per step"
-
-
 def test_a_single_long_step_does_not_flatten_the_others():
     values = np.full(40, 2.0)
     assert room_for(np.append(values, 50.0)) == pytest.approx(2.3)

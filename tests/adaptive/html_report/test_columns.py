@@ -51,7 +51,7 @@ def test_each_number_is_in_the_row_of_its_step(run):
 
 
 def test_measurements_of_steps_with_preparation_are_left_out(run):
-    fields = {5: {"joined": [1]}, 8: {"resumed": [{"after": 7, "repeated": 0, "seconds": 0.0}]}}
+    fields = {5: {"joined": [1]}, 8: {"restores": 1, "repeated": 0}}
     busy = np.full((9, 2), 0.02)
     busy[2, 0] = np.nan
     found = read_columns(record(run, busy, fields=fields)).workers

@@ -96,13 +96,6 @@ def test_the_first_request_of_several_is_carried_out(listed):
     assert hooks == ["adapt made 3 requests, 1 of them for a change."]
 
 
-def test_an_older_record_names_the_hooks_that_were_due(listed):
-    sizes = np.repeat([[32, 32], [64, 48]], [12, 28], axis=0)
-    decision = {key: value for key, value in asked(global_batch=112)["decision"].items() if key != "by"}
-    ((_, _, why),), _ = listed(sizes=sizes, fields={10: {"decision": decision}}, version=2)
-    assert why == "adapt, after step 10: a global batch of 112"
-
-
 def test_an_older_record_has_a_decision_carried_out_once(listed):
     sizes = np.repeat([[32, 32], [64, 48], [32, 32]], [12, 8, 20], axis=0)
     lines, _ = listed(sizes=sizes, fields={10: asked(global_batch=112)})
@@ -354,7 +347,7 @@ def test_what_matters_most_stays_in_a_list_that_is_cut(tmp_path):
     busy, sizes = np.full((900, 2), 0.02), np.array([[32 + t // 5 % 2] * 2 for t in range(900)])
     fields = {t: {"notes": [f"note {t}"]} for t in range(1, 151)}
     fields[400] = {"joined": [1]}
-    fields[500] = {"resumed": [{"after": 499, "repeated": 0, "seconds": 0.0}]}
+    fields[500] = {"restores": 1, "repeated": 0}
     fields[600] = asked(stop=True)
     lines, left_out = run_events(read_columns(record(tmp_path / "r", busy, sizes=sizes, fields=fields)))
     assert Counter(line.kind for line in lines) == {"size": 179, "note": 118, "joined": 1, "restored": 1, "stop": 1}
@@ -396,9 +389,8 @@ def test_no_request_is_pending_if_sizes_changed_or_it_came_last(listed, step):
 
 
 def test_several_restores_at_a_step_share_a_line(listed):
-    marks = [{"after": 9, "repeated": 1, "seconds": 0.5}, {"after": 4, "repeated": 2, "seconds": 1.0}]
-    fields = {5: {"resumed": marks}, 9: {"resumed": [{"after": 8, "repeated": 0, "seconds": 0.0}]}}
+    fields = {5: {"restores": 2, "repeated": 3}, 9: {"restores": 1, "repeated": 0}}
     assert listed(fields=fields)[0] == [
-        (5, "Restored 2 times at step 4", "3 steps discarded, which had taken 1.5 s"),
+        (5, "Restored 2 times at step 4", "3 steps discarded"),
         (9, "Restored at step 8", ""),
     ]

@@ -379,14 +379,15 @@ def test_a_long_step_has_its_own_cause(found, fields, why):
 
 
 def test_of_many_long_steps_the_longest_are_named(found):
-    """Also of an older record, without their causes; and compared with steps nearby."""
+    """Compared with steps nearby."""
     busy = np.repeat([[0.02], [0.2]], [300, 300], axis=0)
     rows = [10, 60, 110, 160, 210, 260]
     busy[rows, 0] = [0.5, 0.6, 0.7, 0.8, 0.3, 0.9]
-    (long,) = found(busy, version=2)
+    (long,) = found(busy)
     assert long.text == (
-        "6 steps took more than 5 times as long as nearby steps; the longest were step 261 (900 ms), "
-        "step 161 (800 ms), step 111 (700 ms), step 61 (600 ms) and step 11 (500 ms)."
+        "6 steps took more than 5 times as long as nearby steps; the longest were step 261 (900 ms, computing), step "
+        "161 (800 ms, computing), step 111 (700 ms, computing), step 61 (600 ms, computing) and step 11 (500 ms, "
+        "computing)."
     )
     assert long[1:] == (pytest.approx(3.8 - 6 * 0.02), 10, 261)
 
@@ -415,4 +416,3 @@ def test_a_small_part_is_left_out_of_where_the_time_went(tmp_path):
     run = read_columns(record(tmp_path / "r", np.full((10, 1), 0.046), parts=parts))
     assert where_it_went(run) == "51 % exchanging, 47 % computing and 2 % hooks"
     assert speed(run) == "325"
-    assert where_it_went(read_columns(record(tmp_path / "s", np.full((10, 1), 0.03), version=2))) == ""

@@ -18,7 +18,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.base.decision import Decision
 from adaptive.extend import HookValues, StepEvent
-from adaptive.observe.events import Listeners, Unsubscribe
+from adaptive.observe.events import Listeners
 from adaptive.program import reports as _reports
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
@@ -154,39 +154,23 @@ def test_a_step_that_is_skipped_gave_the_hooks_nothing():
 
 
 def test_a_listener_that_raises_is_removed_and_the_run_continues(caplog):
-    calls = {"failing": 0, "leaving": 0, "well": 0}
+    calls = {"failing": 0, "well": 0}
 
     def failing(event):
         calls["failing"] += 1
         raise ZeroDivisionError("by zero")
 
-    def leaving(event):
-        calls["leaving"] += 1
-        raise Unsubscribe
-
     def well(event):
         calls["well"] += 1
 
     with build() as program, caplog.at_level(logging.WARNING, "adaptive"):
-        for listener in (failing, leaving, well):
+        for listener in (failing, well):
             program.subscribe(listener)
         notes = [report.notes for report in program.run(steps=3)]
     why = "listener 'failing' failed, and is disabled: ZeroDivisionError('by zero')"
-    assert calls == {"failing": 1, "leaving": 1, "well": 3}
+    assert calls == {"failing": 1, "well": 3}
     assert [[note for note in of_step if "listener" in note] for of_step in notes] == [[why], [], []]
     assert [record.message for record in caplog.records if "listener" in record.message] == [why]
-
-
-def test_a_listener_that_leaves_with_a_reason_is_noted_without_a_traceback(caplog):
-    def leaving(event):
-        raise Unsubscribe("enough")
-
-    listeners = Listeners()
-    listeners.add(leaving)
-    with caplog.at_level(logging.WARNING, "adaptive"):
-        assert listeners.notify(event()) == ["enough"]
-    assert [(record.message, bool(record.exc_info)) for record in caplog.records] == [("enough", False)]
-    assert not listeners.any
 
 
 def test_listeners_are_not_called_while_they_are_suspended():

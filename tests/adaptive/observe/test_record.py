@@ -1,12 +1,10 @@
-"""A record never ends a run: a failure to write it is noted, and the run continues."""
+"""A record holds each step once for its readers, through restores, kills and full disks."""
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,185 +12,194 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
+from adaptive.base.activity import WorkerSeconds
 from adaptive.base.decision import Decision
-from adaptive.observe import record as _record
-from adaptive.observe import sinks as _sinks
-from adaptive.observe.line_file import LineFile
-from adaptive.observe.recorded import read_parts, read_run
+from adaptive.base.errors import RecordError
+from adaptive.extend import read_run
+from adaptive.observe.events import HookValues
 from adaptive.runtime.local_world import LocalWorld
-from controllers.simulate import read_trace
 from tests.adaptive.drivers import Recorder, event, make_data
 
-COVERS = ("adaptive/observe/recorded.py",)
+COVERS = ("adaptive/log.py", "adaptive/observe/line_file.py", "adaptive/observe/reader.py")
 
-
-@pytest.fixture(autouse=True)
-def in_the_step(monkeypatch):
-    """Lines are written when they are made, so that it is known in which step the disk is full."""
-    monkeypatch.setattr(_sinks, "INTERVAL", 0)
+ID, OTHER = "0123456789ab", "ba9876543210"
 
 
 @pytest.fixture
-def trace(tmp_path):
-    return tmp_path / "trace.jsonl"
+def path(tmp_path):
+    return tmp_path / "run.jsonl"
 
 
-@pytest.fixture(scope="module")
-def program():
+def write(path, *steps, run_id=ID, restored=False, **fields):
+    """Write steps, as a process does that opens the record; the first one is `restored`."""
+    sink = ad.log.JSONL(path)
+    for step in steps:
+        sink.write(replace(event(step, run_id=run_id, **fields), restored=restored and step == steps[0]))
+    sink.close()
+
+
+def steps_of(path, run=-1, **options):
+    return [fields["step"] for _, fields in read_run(path, run, **options).steps]
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_only_added_and_each_is_on_the_disk_when_it_is_written(path):
+    sink, before = ad.log.JSONL(path), b""
+    for count, each in enumerate([event(1), event(2), replace(event(1), restored=True)]):
+        sink.write(each)
+        now = path.read_bytes()
+        assert now.startswith(before)
+        assert (now[-1:], now.count(b"\n")) == (b"\n", 2 + count)
+        before = now
+    sink.close()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
+def test_a_line_that_was_cut_is_skipped_and_the_next_one_follows_it(path, cut, caplog):
+    write(path, 1, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(len(whole) - cut, whole.rstrip(b"\n").rfind(b"\n") + 5)])
+    with caplog.at_level(logging.WARNING, "adaptive"):
+        assert steps_of(path) == [1, 2][: 1 + (cut == 1)]
+    write(path, 2, 3, restored=True)
+    assert steps_of(path) == [1, 2, 3]
+    assert path.read_bytes().startswith(whole[: len(whole) - min(cut, 40) - 1][:40])
+
+
+def test_runs_in_one_file_are_told_apart_by_their_ids(path):
+    write(path, 1, 2, 3)
+    write(path, 1, 2, run_id=OTHER)
+    write(path, 3, 4, restored=True)
+    assert [read_run(path, number).header["run_id"] for number in (0, 1)] == [OTHER, ID]
+    assert (steps_of(path, 0), steps_of(path)) == ([1, 2], [1, 2, 3, 4])
+    for run in (2, -3):
+        with pytest.raises(RecordError, match=f"holds 2 runs; there is no run {run}"):
+            read_run(path, run)
+
+
+def test_a_repeated_step_comes_once_with_what_the_restores_discarded(path):
+    write(path, *range(1, 8))
+    write(path, 5, 6, restored=True)
+    write(path, 5, 6, 7, 8, restored=True)
+    write(path, 3, restored=True)
+    *_, (_, last) = read_run(path).steps
+    assert (steps_of(path), last["restores"], last["repeated"]) == ([1, 2, 3], 3, 3 + 2 + 6)
+    everything = [(f["step"], "discarded" in f) for _, f in read_run(path, discarded=True).steps]
+    assert len(everything) == 7 + 2 + 4 + 1
+    assert [step for step, discarded in everything if not discarded] == [1, 2, 3]
+
+
+def test_lines_that_another_rank_writes_again_are_not_repeated_steps(path):
+    write(path, 1, 2)
+    write(path, 2, 3, restored=True)
+    write(path, 2, 3, 4)
+    steps = [fields for _, fields in read_run(path, discarded=True).steps]
+    assert [(f["step"], f.get("restores"), f.get("discarded")) for f in steps] == [
+        (1, None, None),
+        (2, None, True),
+        (2, 1, None),
+        (3, None, None),
+        (4, None, None),
+    ]
+
+
+def test_a_run_with_more_workers_after_a_restart_has_zeros_for_them_before(path):
+    write(path, 1, 2, 3)
+    write(path, 3, 4, restored=True, sizes=(2, 1, 1))
+    found = ad.log.read(path)
+    assert found.of_workers("batch_size").tolist() == [[2, 2, 0]] * 2 + [[2, 1, 1]] * 2
+    assert found["restores"].tolist() == [0, 0, 1, 0]
+    assert found["repeated"].tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "holds 0 runs"),
+        ("step,loss\n1,2\n", ":1: not a line of a record"),
+        ("[1]\n", ":1: not a line of a record"),
+        ('{"kind": "stop"}\n', ":1: not a valid line of a record"),
+        ('{"kind": "header", "version": 4}\n', "version 4; this reads version 5. Commit [0-9a-f]+ is the last one"),
+        ('{"kind": "step", "run_id": "a", "step": 1, "x": 2}\n', "the header of this run is missing"),
+        ('{"kind": "header", "version": 5, "run_id": "a", "workers": 1}\n', "the run has no steps"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(path, text, why):
+    path.write_text(text)
+    with pytest.raises(RecordError, match=why):
+        ad.log.read(path)
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_have_a_row_for_each_step(path):
+    """Also of more steps than are collected at once, and where a value is missing or no number."""
+    names = ("noise.scale", "seconds")
+    sink = ad.log.JSONL(path)
+    for step in range(1, 2101):
+        values = [np.float32(step), np.array([step, np.nan])] if step != 7 else []
+        hooks = [HookValues("0/adapt", 1, names, values, "too little" if step >= 5 else "")]
+        metrics = {"loss": np.inf if step == 3 else step / 2} | ({"late": 1.0} if step == 2000 else {})
+        busy = np.array([0.1, 0.3])
+        workers = WorkerSeconds(0 * busy, busy, busy, busy.max() - busy)
+        known = {"lr": 0.5, "scales": [1.0, 2.0]}
+        sink.write(event(step, metrics, hooks=hooks, workers=workers, hyperparameters=known, skipped=step == 7))
+    sink.close()
+    found = ad.log.read(path)
+    assert {len(column) for column in found.values()} == {2100}
+    assert found["step"].tolist() == list(range(1, 2101))
+    assert found["loss"][[1, 2]].tolist() == [1, np.inf]
+    assert np.flatnonzero(found["late"] == found["late"]).tolist() == [1999]
+    assert np.flatnonzero(found["skipped"]).tolist() == [6]
+    assert found["seconds/computing"][0] == pytest.approx(0.2)
+    assert found.of_workers("waiting")[9] == pytest.approx([0.2, 0.0])
+    assert found["hook/0/adapt/noise.scale"][[0, 5]].tolist() == [1, 6]
+    assert np.isnan(found["hook/0/adapt/noise.scale"][6])
+    assert found["hook/0/adapt/seconds"][9] == [10, None]
+    assert (found["hyperparameter/lr"][8], found["hyperparameter/scales"][8]) == (0.5, [1, 2])
+    assert [(row, why) for row, why in enumerate(found["why"]) if why] == [(4, {"0/adapt": "too little"})]
+    assert found.header["hooks"] == [{"name": "0/adapt", "every": 1, "leaves": [*names]}]
+
+
+def test_columns_are_a_table_for_pandas(path):
+    pandas = pytest.importorskip("pandas")
+    write(path, 1, 2, 3, notes=["clipped"])
+    table = pandas.DataFrame(ad.log.read(path))
+    assert table.set_index("step")["loss"].to_dict() == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert table["notes"][0] == ["clipped"]
+
+
+def test_steps_that_do_not_fit_together_are_refused(path):
+    write(path, 1, 2)
+    text = path.read_text()
+    path.write_text(text.replace('"busy": [1.0, 1.0]', '"busy": [1.0]', 1))
+    with pytest.raises(RecordError, match="its steps are inconsistent"):
+        ad.log.read(path)
+    path.write_text(text.replace('"epoch"', '"era"'))
+    with pytest.raises(RecordError, match=":2: a step without 'epoch'"):
+        ad.log.read(path)
+
+
+# --- of a run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_recorded_with_decisions_and_what_json_has_not(path):
+    decided = Decision(shares=np.ones(1, np.float32), notes=("as it was",))
+    handler = Recorder(lambda o: decided)
+
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
-        operators.hook("grow", Recorder(decide), (mean, 1j * mean.astype(complex)), every=2)
+        operators.hook("grow", handler, (np.array([np.inf, -np.inf, np.nan]), 1j * mean.astype(complex)), every=2)
         return state + mean, {}
 
-    def decide(observation):
-        return Decision(shares=(1.0,), notes=("as it was",))
-
     with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), resizable=False) as program:
-        program.step()
-        yield program
-
-
-class Full(LineFile):
-    """A disk that has room for so many lines, and then for half a line."""
-
-    lines = 0
-
-    def write(self, text):
-        self.lines -= 1
-        if self.lines < 0:
-            self._file.write(text[: len(text) // 2].encode())
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().write(text)
-
-
-def full_behind(monkeypatch, lines):
-    monkeypatch.setattr(Full, "lines", lines)
-    monkeypatch.setattr(_record, "LineFile", Full)
-
-
-def notes_of(program, caplog, **options):
-    """The steps' notes on the record, of three steps; and what was logged."""
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "adaptive"):
-        notes = [[n for n in r.notes if "not recorded" in n] for r in program.run(steps=3, **options)]
-    return notes, [record.message for record in caplog.records]
-
-
-@pytest.mark.parametrize("path", ["no such folder/trace", ".", "/dev/full"])
-def test_the_run_continues_if_the_record_cannot_be_written(program, tmp_path, path, caplog):
-    notes, logged = notes_of(program, caplog, record=tmp_path / path)
-    assert [len(n) for n in notes] == [1, 0, 0]
-    assert notes[0] == logged
-    assert "the run is not recorded any more: " in logged[0]
-    assert logged[0].endswith(str(tmp_path / path))
-
-
-def test_a_disk_that_fills_up_ends_the_record_and_not_the_run(program, trace, monkeypatch, caplog):
-    full_behind(monkeypatch, lines=2)  # the header and a step
-    notes, logged = notes_of(program, caplog, record=trace)
-    assert [len(n) for n in notes] == [0, 1, 0]
-    assert notes[1] == logged == [f"the run is not recorded any more: {os.strerror(errno.ENOSPC)}: {trace}"]
-    assert len(trace.read_text().splitlines()) == 3  # half a line of the second step, and nothing behind it
-
-
-def test_a_read_only_disk_is_as_none(program, trace, monkeypatch, caplog):
-    def opened(path):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(_record, "LineFile", opened)
-    notes, logged = notes_of(program, caplog, record=trace)
-    assert [len(n) for n in notes] == [1, 0, 0]
-    assert os.strerror(errno.EROFS) in logged[0]
-
-
-def test_a_line_truncated_by_a_full_disk_is_repaired_later(program, trace, monkeypatch, caplog):
-    with monkeypatch.context() as filling:
-        full_behind(filling, lines=3)
-        list(program.run(steps=4, record=trace))
-    first = program.steps
-    list(program.run(steps=3, record=trace))
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "adaptive"):
-        found = read_trace(trace)
-    assert [step.step for step in found.steps] == [first - 3, first - 2, first + 1, first + 2, first + 3]
-    assert caplog.records == []
-
-
-def test_the_cut_end_of_another_run_is_removed(program, trace):
-    list(program.run(steps=2, record=trace))
-    whole = trace.read_bytes()
-    trace.write_bytes(whole[:-9])
-    sink = ad.log.JSONL(trace)
-    sink.write(event(1, run_id="another"))
-    sink.close()
-    assert trace.read_bytes().startswith(whole.rstrip(b"\n").rpartition(b"\n")[0] + b"\n{")
-    assert [len(read_trace(trace, run).steps) for run in (0, 1)] == [1, 1]
-
-
-def test_a_line_that_was_cut_is_skipped_with_a_warning(program, trace, caplog):
-    list(program.run(steps=2, record=trace))
-    trace.write_bytes(trace.read_bytes()[:-9])
-    with caplog.at_level(logging.WARNING, "adaptive"):
-        assert len(read_trace(trace).steps) == 1
-    assert f"{trace}:3: this line is truncated" in caplog.records[0].message
-
-
-def test_two_calls_of_run_are_one_run_in_the_record(program, trace):
-    for _ in range(2):
-        list(program.run(steps=1, record=trace))
-    lines = trace.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["header", "step", "header", "step"]
-    assert len(read_parts(trace)) == 1
-    assert len(read_trace(trace).steps) == 2
-
-
-def test_values_that_json_cannot_express_do_not_end_the_run(program, trace, monkeypatch):
-    monkeypatch.setattr(
-        program._parts.hooks.hooks[0].handler, "_decide", lambda o: Decision(shares=np.ones(1, np.float32))
-    )
-    list(program.run(steps=2, record=trace))
-    (asked,) = [step.decision for step in read_trace(trace).steps if step.decision]
-    assert asked.shares == (1.0,)
-
-
-def test_infinite_values_keep_their_sign(trace):
-    def driver(state, batch):
-        operators.hook("watch", Recorder(lambda o: None), (np.array([np.inf, -np.inf, np.nan]),))
-        return state + comm.all_reduce(batch["y"].mean()), {}
-
-    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), nonfinite="allow") as program:
-        list(program.run(steps=1, record=trace))
-    (line,) = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
-    assert line["hooks"]["0/watch"] == [["inf", "-inf", None]]
-
-
-def test_unchanged_fields_are_omitted_and_restored_when_read(trace):
-    def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()), {}
-
-    events = []
-    with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(2), deterministic=True) as program:
-        program.subscribe(events.append)
-        for report in program.run(steps=6, record=trace):
-            if report.step == 3:
-                program.rescale(global_batch=8)
-    lines = [json.loads(line) for line in trace.read_text().splitlines()[1:]]
-    assert ["members" in line for line in lines] == [True] + [False] * 5
-    assert len({written.report.batch_sizes for written in events}) == 2
-    for written, (_, fields) in zip(events, read_run(trace).steps, strict=True):
-        assert fields["previous_batch_sizes"] == list(written.previous_batch_sizes)
-        assert fields["members"] == list(written.report.members)
-        assert fields["asked"]["global_batch"] == written.asked.global_batch
-
-
-def test_records_are_read_alike_without_the_faster_reader(program, trace, monkeypatch):
-    list(program.run(steps=2, record=trace))
-    fast = read_run(trace)
-    monkeypatch.setitem(sys.modules, "orjson", None)
-    slow = read_run(trace)
-    assert (slow.header, list(slow.steps)) == (fast.header, list(fast.steps))
-
-
-def test_a_recorded_decision_names_its_hook(program, trace):
-    list(program.run(steps=2, record=trace))
-    assert [f["decision"]["by"] for _, f in read_run(trace).steps if f["decision"]] == [["grow"]]
+        list(program.run(steps=1, record=path))
+        list(program.run(steps=1, record=path))
+    assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["header", "step"] * 2
+    found = ad.log.read(path)
+    assert found["step"].tolist() == [1, 2]
+    assert (found["decision"][1]["by"], found["decision"][1]["shares"]) == (["grow"], [1.0])
+    assert found["hook/0/grow/value_0"][0] == ["inf", "-inf", None]

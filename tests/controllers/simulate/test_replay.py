@@ -28,9 +28,9 @@ from controllers.simulate import (
 
 def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0, names=None):
     """A trace as `Program.run` would have written it; `names` are those of hooks' leaves that are not just seconds."""
-    n = simulation.sizes.shape[1]
-    header = {"kind": "header", "version": 2, "workers": n, "examples": 1000, "seed": 0, "global_batch": 1,
-              "lower": [1] * n, "upper": [10**6] * n, "quantum": 1,
+    n, run_id = simulation.sizes.shape[1], str(path.stat().st_size if path.exists() else 0)
+    header = {"kind": "header", "version": 5, "run_id": run_id, "workers": n, "examples": 1000, "seed": 0,
+              "global_batch": 1, "lower": [1] * n, "upper": [10**6] * n, "quantum": 1,
               "hooks": [{"name": name, "every": every, "leaves": (names or {}).get(name, ["seconds"])}
                         for name, every in hooks]}  # fmt: skip
     asked, before, lines = dict(simulation.decisions), [None] * n, [header]
@@ -38,9 +38,9 @@ def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0, na
         decision = asked.get(k + 1)
         given = leaves(k, before) if leaves else {name: [before] for name, _ in hooks}
         lines.append(
-            {"kind": "step", "step": k + 1, "epoch": 0.0, "batch_sizes": sizes, "message_bytes": 0, "notes": [],
+            {"kind": "step", "run_id": run_id, "step": k + 1, "epoch": 0.0, "batch_sizes": sizes,
              "previous_batch_sizes": simulation.sizes[max(k - 1, 0)].tolist(), "seconds": max(seconds) + wall,
-             "hooks": given,
+             "message_bytes": 0, "notes": [], "hooks": given,
              "decision": decision and {"global_batch": decision.global_batch, "shares": decision.shares, "stop": False}}
         )  # fmt: skip
         before = seconds
@@ -218,31 +218,18 @@ def test_a_run_that_was_killed_leaves_its_steps(trace):
 
 
 @pytest.mark.parametrize("cut", [-40, -1, 30, 5])
-@pytest.mark.parametrize("apart", ["", "\n"])
-def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, apart, caplog):
-    """Cut in the last step, just before its end, in the header, and in its first word; the next run was added to the
-    cut line, or behind it."""
-    simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
-    write(trace, simulation)
+def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, caplog):
+    """Cut in the last step, just before its end, in the header, and in its first word."""
+    write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3))
     whole = trace.read_text()
-    trace.write_text(whole[:cut] + apart + whole)
-    number = 4 if cut < 0 else 1
-    is_whole = cut == -1  # but for the end of its line
+    trace.write_text(whole[:cut] + "\n" + whole.replace('"run_id": "0"', '"run_id": "1"'))
     with caplog.at_level("WARNING", "adaptive"):
         assert len(read_trace(trace).steps) == 3
-        if cut < 0:  # what is cut is another run, which was not asked for
-            assert not caplog.records
-            assert len(read_trace(trace, 0).steps) == 2 + is_whole
-    assert [f"{trace}:{number}: this line is truncated" in r.message for r in caplog.records] == [True] * (not is_whole)
-
-
-def test_steps_after_a_truncated_line_are_not_adjacent_to_it(trace, caplog):
-    """Seconds are reported after the next step, so without that step they would be another's."""
-    write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 5))
-    lines = trace.read_text().splitlines(keepends=True)
-    trace.write_text("".join([*lines[:3], lines[3][:50] + "\n", *lines[4:]]))
-    assert [step.step for step in read_trace(trace).steps] == [1, 2]
-    assert len(caplog.records) == 1
+        assert [record.message for record in caplog.records] == (
+            [] if cut < 0 else [f"{trace}:1: this line is truncated. It is skipped."]
+        )
+        if cut < 0:
+            assert len(read_trace(trace, 0).steps) == 2 + (cut == -1)
 
 
 def test_limits_are_those_of_the_run(trace):
@@ -254,18 +241,18 @@ def test_limits_are_those_of_the_run(trace):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("not a trace\n", ":1: not a line of JSON"),
-        ("[1]\n", ":1: not a line of JSON"),
+        ("not a trace\n", ":1: not a line of a record"),
+        ("[1]\n", ":1: not a line of a record"),
         ('{"kind": "step"}\n', ":1: not a valid line of a record"),
         ('{"kind": "header", "version": 9}\n', ":1: a record of version 9"),
-        (
-            '{"kind": "header", "version": 1}\n',
-            "version 1; this reads 2, 3, 4, in which values have names. Record the run",
-        ),
+        ('{"kind": "header", "version": 4}\n', "version 4; this reads version 5. Commit aece1f2f is the last one"),
         ("\n", "holds 0 runs"),
         ("", "holds 0 runs"),
-        ('{"kind": "header", "version": 2}\n', "no steps"),
-        ('{"kind": "header", "version": 2}\n{"kind": "step", "step": 1}\n', ":2: a step without 'decision'"),
+        ('{"kind": "header", "version": 5, "run_id": "a"}\n', "no steps"),
+        (
+            '{"kind": "header", "version": 5, "run_id": "a"}\n{"kind": "step", "run_id": "a", "step": 1, "epoch": 0}\n',
+            ":2: a step without 'decision'",
+        ),
     ],
 )
 def test_an_invalid_trace_is_refused_with_its_line(trace, text, why):
