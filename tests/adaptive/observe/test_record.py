@@ -68,7 +68,7 @@ def test_a_line_that_was_cut_is_skipped_and_the_next_one_follows_it(path, cut, c
     assert path.read_bytes().startswith(whole[: len(whole) - min(cut, 40) - 1][:40])
 
 
-def test_runs_in_one_file_are_told_apart_by_their_ids(path):
+def test_runs_in_one_file_are_distinguished_by_their_ids(path):
     write(path, 1, 2, 3)
     write(path, 1, 2, run_id=OTHER)
     write(path, 3, 4, restored=True)
