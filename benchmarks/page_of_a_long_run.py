@@ -30,11 +30,13 @@ from adaptive.base.world import Loss
 from adaptive.control.membership import Numbers
 from adaptive.control.requests import Request
 from adaptive.observe.events import Asked, HookValues, StepEvent
+from adaptive.observe.origin import RunOrigin
 from adaptive.observe.record import JSONL
 from adaptive.observe.report import Report
 
 EXAMPLE_SECONDS = 0.9e-3
 CHANGES_EVERY = 500
+START = 1.7e9  # seconds since 1970
 ROUNDS = 3
 NOISE = ("scale", "trace", "signal", "lower", "upper")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -50,7 +52,8 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
     even = np.round(32 / speed).astype(int)
     sizes = previous = tuple(map(int, even))
     members = tuple(range(workers))
-    consumed, requests = 0, ()
+    consumed, requests, now = 0, (), START + 6.0
+    origin = RunOrigin(START, START + 4.0, now, [f"node{i}" for i in range(workers // 8)], {"global_batch": sum(sizes)})
     for step in range(1, steps + 1):
         at = step / steps
         slow = speed.copy()
@@ -67,7 +70,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         of_workers = WorkerSeconds(input_, computing, busy, np.where(there, busy.max() - busy, 0.0))
         compiling = 8.0 if step == 1 else 0.0
         parts = (input_[0], computing[0], 2e-3, busy.max() - busy[0], 1e-4, compiling, 3e-4)
-        consumed += sum(sizes)
+        consumed, now = consumed + sum(sizes), now + sum(parts)
         loss = 0.05 + 2.25 * np.exp(-6 * at) + rng.normal(0, 0.02)
         scale = float(200 + 4000 * at + rng.normal(0, 80))
         decision, notes, requests = None, [], ()
@@ -89,7 +92,8 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         )  # fmt: skip
         asked = Asked(sum(sizes), members, Numbers(len(members), 1, workers))
         record.write(StepEvent(told, consumed / 10**6, previous, limits, seed, hooks, asked,
-                         ("balance",) if decision else (), of_workers, requests))  # fmt: skip
+                         ("balance",) if decision else (), of_workers, requests, "a", False, now, {},
+                         origin if step == 1 else None))  # fmt: skip
         if decision is not None:
             sizes = following
     record.close()

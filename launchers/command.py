@@ -18,9 +18,7 @@ GROUP = "adaptive.commands"
 OURS = {
     "run": "Start a job of several ranks, as mpirun does.",
     "doctor": "Check this machine or job, and advise what to change.",
-    "report": "Write an HTML report of a recorded run.",
-    "compare": "Show what differs between two recorded runs.",
-    "goodput": "Show where the time of a recorded run went, restarts included.",
+    "report": "Write a page on a recorded run, or say what differs between two.",
     "replay": "Compare policies on a recorded run.",
     "simulate": "Compare policies on simulated clusters.",
 }

@@ -63,9 +63,8 @@ OPTIONAL = {  # imported where they are used, so that all runs without
     "orjson": "adaptive/observe/reader.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
-    "bokeh": "adaptive/html_report/canvas.py",
+    "bokeh": "adaptive/html_report/charts.py",
     "jinja2": "adaptive/html_report/render.py",
-    "markupsafe": "adaptive/html_report/render.py",
 }
 FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in sorted((ROOT / package).rglob("*.py"))]
 

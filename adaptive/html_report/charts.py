@@ -1,109 +1,284 @@
-"""The charts of a report: which there are, and those of seconds and of metrics."""
+"""The charts of a report, by bokeh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .batch_charts import batch_sizes, global_batch, layer_noise
-from .canvas import PARTS, ROOM, Canvas, Chart, Key, room_for
 from .columns import Columns
-from .formatting import counted, duration, number
-from .layers import is_of_layers
-from .worker_charts import busy_times, time_shares, waiting_times
+from .events import FEW
+from .formatting import counted, duration, number, percent
+from .seconds import by_step, mean_in, windows
 
-LONGEST = "#808080"  # color of the longest step of a bin
+POINTS = 500  # about two pixels a point on a wide screen
+METRICS = 12  # further metrics are in the record
+
+# The color-blind safe palette of Okabe and Ito.
+PARTS = {
+    "computing": "#0072B2",
+    "exchanging": "#56B4E9",
+    "input": "#E69F00",
+    "waiting": "#D55E00",
+    "hooks": "#CC79A7",
+    "compiling": "#F0E442",
+    "other": "#999999",
+}
+LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D1F", "#999999")
+DASHES = ("solid", "dashed")
+
+
+class Missing(RuntimeError):
+    """A library that the report needs is not installed."""
+
+
+class Key(NamedTuple):
+    """One entry of a chart's legend."""
+
+    name: str
+    color: str
+    dash: str = "area"
+
+
+class Chart(NamedTuple):
+    """A chart and its texts.
+
+    Attributes:
+      name: the key of the chart in the report.
+      title: the heading.
+      says: the content in a sentence, for screen readers and for search.
+      figure: the bokeh figure.
+      key: the legend.
+    """
+
+    name: str
+    title: str
+    says: str
+    figure: Any
+    key: Sequence[Key] = ()
 
 
 def charts(run: Columns) -> list[Chart]:
-    """Return the charts for which the record has data.
+    """Return the charts for which a record has data, in the order of the report.
 
     Raises:
       Missing: bokeh is not installed.
     """
-    return [chart for chart in _all(Canvas(run)) if chart is not None]
+    return list(_charts(_Canvas(run)))
 
 
-def _all(canvas: Canvas) -> Iterator[Chart | None]:
-    """Yield the charts in the order of the report; `None` for those without data."""
-    for draw in (step_seconds, time_shares, waiting_times, busy_times, batch_sizes, global_batch):
-        yield draw(canvas)
-    yield from layer_noise(canvas)
-    for name in canvas.run.metrics:
-        yield metric(canvas, name)
+def embedded(made: Sequence[Chart]) -> dict[str, Any]:
+    """Return bokeh's JavaScript, the script with the charts' data, and the HTML element of each chart by its name."""
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    script, elements = components({chart.name: chart.figure for chart in made})
+    library = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
+    return {"library": library, "script": script, "elements": elements}
 
 
-def step_seconds(canvas: Canvas) -> Chart | None:
+def _charts(canvas: _Canvas) -> Iterator[Chart]:
+    run = canvas.run
+    yield _seconds_by_step(canvas)
+    if np.isfinite(run.workers["busy"]).sum(1).max() > 1:
+        yield _seconds_by_worker(canvas)
+        yield _waits(canvas)
+    yield _global_batch(canvas)
+    if run.n > 1:
+        yield canvas.lines("sizes", "Batch size of each worker", "examples", _sizes(run))
+    changing = {name: v for name, v in run.hyperparameters.items() if v.dtype != object and len(np.unique(v)) > 1}
+    for name, values in [*list(run.metrics.items())[:METRICS], *changing.items()]:
+        if np.isfinite(values).any():
+            yield _metric(canvas, name, np.where(np.isfinite(values), values, np.nan))
+
+
+class _Canvas:
+    """Figures of one run. A point of a chart is the mean of some steps, or one step of a short run.
+
+    Raises:
+      Missing: bokeh is not installed.
+    """
+
+    def __init__(self, run: Columns):
+        try:
+            import bokeh.models
+            import bokeh.plotting
+        except ImportError as error:
+            raise Missing("the report needs bokeh and jinja2:  pip install 'adaptive-dataflow[plot]'") from error
+        self.run, self._new_figure = run, bokeh.plotting.figure
+        self.models: Any = bokeh.models  # its type hints know only an older API
+        self.begins = windows(len(run), POINTS)
+        ends = np.append(self.begins[1:], len(run)) - 1
+        self._where = {"x": (run.step[self.begins] + run.step[ends]) / 2, "step": run.step[ends]}
+        self._where |= {"elapsed": run.elapsed[ends], "examples": run.examples[ends].astype(float)}
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean of each point; shape=(points, …)."""
+        return mean_in(values, self.begins)
+
+    def figure(self, label: str, top: float | None = None, **options: Any) -> Any:
+        """Return an empty figure. `label` is of the y-axis, and `top` its upper end, if it begins at 0."""
+        options = {"height": 260, "x_axis_label": "step", **options}
+        figure: Any = self._new_figure(
+            sizing_mode="stretch_width", min_width=240, y_axis_label=label, tools="xbox_zoom,reset,save",
+            active_drag=None, toolbar_location="above", output_backend="canvas", **options,
+        )  # fmt: skip
+        figure.toolbar.logo, figure.toolbar.autohide = None, True
+        figure.background_fill_color = figure.border_fill_color = figure.outline_line_color = None
+        figure.min_border_left, figure.min_border_right = 72, 28  # charts below each other are aligned
+        for axis in (*figure.xaxis, *figure.yaxis):
+            axis.axis_label_text_font_style, axis.minor_tick_line_color = "normal", None
+        if options["x_axis_label"] == "step":
+            figure.xaxis.formatter = self.models.NumeralTickFormatter(format="0,0")
+            figure.xaxis.ticker = self.models.BasicTicker(min_interval=1)
+        if top is not None:
+            figure.y_range = self.models.Range1d(0, 1.15 * max(top, 1e-9))
+        return figure
+
+    def logarithmic(self, label: str, low: float, high: float) -> Any:
+        """Return an empty figure with a logarithmic y-axis, and at most eight ticks at round numbers."""
+        figure = self.figure(label, y_axis_type="log")
+        figure.y_range = self.models.Range1d(low, high)
+        figure.yaxis.formatter = self.models.NumeralTickFormatter(format="0,0.[0000]" if low > 1e-3 else "0.[0]e+0")
+        decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+        ticks = [float(f"{m}e{d}") for d in decades for m in (1, 2, 5) if low <= float(f"{m}e{d}") <= high]
+        figure.yaxis.ticker = self.models.FixedTicker(ticks=ticks[:: -(-len(ticks) // 8)])
+        return figure
+
+    def source(self, **columns: np.ndarray) -> Any:
+        """Return a data source of columns with one value a point."""
+        short = {name: np.asarray(column, np.float32) for name, column in columns.items()}
+        return self.models.ColumnDataSource({**self._where, **short})
+
+    def hover(self, figure: Any, renderer: Any, lines: Mapping[str, str]) -> None:
+        """Add tooltips: where the step is, and lines of a label and a field."""
+        place = {"step": "@step{0,0}", "seconds so far": "@elapsed{0,0.0}", "examples so far": "@examples{0,0}"}
+        tips = [*place.items(), *((name.replace("@", ""), field) for name, field in lines.items())]
+        tool = self.models.HoverTool(renderers=[renderer], tooltips=tips, mode="vline", line_policy="nearest")
+        figure.add_tools(tool)
+
+    def lines(
+        self, name: str, title: str, label: str, series: Mapping[str, np.ndarray], figure: Any = None, says: str = ""
+    ) -> Chart:
+        """Draw a line for each of a few series; shape=(T,) each."""
+        styles = [(LINES[i % len(LINES)], DASHES[i % len(DASHES)]) for i in range(len(series))]
+        key = [Key(called, *style) for called, style in zip(series, styles, strict=True)]
+        source = self.source(**{f"line_{i}": self.mean(values) for i, values in enumerate(series.values())})
+        figure = figure or self.figure(label, float(max(np.nanmax(values) for values in series.values())))
+        style = {"source": source, "mode": "after", "line_width": 1.8}
+        drawn = [
+            figure.step("x", f"line_{i}", line_color=k.color, line_dash=k.dash, **style) for i, k in enumerate(key)
+        ]
+        self.hover(figure, drawn[0], {k.name: f"@line_{i}{{0,0.[0000]}}" for i, k in enumerate(key)})
+        ends = ", ".join(f"{called} {number(float(values[-1]))}" for called, values in series.items())
+        return Chart(name, title, says or f"At the end: {ends}.", figure, key if len(key) > 1 else ())
+
+
+def _seconds_by_step(canvas: _Canvas) -> Chart:
     """Draw the seconds per step, stacked by cause."""
-    run, bins = canvas.run, canvas.bins
-    longest = bins.most(run.seconds)
-    mean = bins.mean(run.seconds)
-    top = room_for(mean) if len(mean) < 20 else max(room_for(mean), ROOM * float(np.percentile(longest, 90)))
-    figure = canvas.over_steps("milliseconds a step", 1e3 * top)
-    line = {"line_color": LONGEST, "line_width": 1}
-    if run.breakdown is None:
-        source = canvas.source(mean=1e3 * mean, longest=1e3 * longest)
-        drawn = figure.line("x", "mean", source=source, line_color=PARTS["computing"], line_width=2)
-        if bins.counts.max() > 1:
-            figure.line("x", "longest", source=source, **line)
-        canvas.hover(figure, [drawn], [("mean", "@mean{0,0.00} ms"), ("longest", "@longest{0,0.00} ms")])
-        key: tuple[Key, ...] = (Key("a step", PARTS["computing"]),)
-    else:
-        shares = bins.mean(run.breakdown)
-        order = [part for part in PARTS if part in run.parts] + [part for part in run.parts if part not in PARTS]
-        columns = {part: 1e3 * shares[:, run.parts.index(part)] for part in order}
-        source = canvas.source(**columns, longest=1e3 * longest)
-        colors = [PARTS.get(part, "#333333") for part in order]
-        if len(bins.begins) == 1:
-            figure.vbar_stack(order, x="x", width=0.8, color=colors, source=source)
-        else:
-            figure.varea_stack(order, x="x", color=colors, source=source)
-        drawn = figure.line("x", "longest", source=source, **line) if bins.counts.max() > 1 else None
-        drawn = drawn or figure.line("x", "longest", source=source, line_alpha=0)
-        lines = [(part, f"@{part}{{0,0.00}} ms") for part in reversed(order)]
-        canvas.hover(figure, [drawn], [*lines, ("longest step", "@longest{0,0.00} ms")])
-        key = tuple(map(Key, order, colors))
-    key += (Key("longest step", LONGEST),) * bool(bins.counts.max() > 1)
-    above = int((run.seconds > top).sum())
-    note = f"{above:,} of {len(run):,} steps are longer than the chart is high." if above else ""
+    run, exact = canvas.run, len(canvas.begins) == len(canvas.run)
+    means = {name: 1e3 * canvas.mean(s) for name, s in by_step(run).items()}
+    order = [name for name in PARTS if name in means]
+    longest = 1e3 * np.maximum.reduceat(run.seconds, canvas.begins)
+    top = max(np.percentile(sum(means.values()), 97), np.percentile(longest, 90))
+    figure = canvas.figure("milliseconds a step", top)
+    source = canvas.source(**means, longest=longest)
+    colors = [PARTS[name] for name in order]
+    stacked = {"x": "x", "color": colors, "source": source}
+    figure.vbar_stack(order, width=0.8, **stacked) if len(run) == 1 else figure.varea_stack(order, **stacked)
+    drawn = figure.line("x", "longest", source=source, line_color="#808080", line_alpha=0.0 if exact else 1.0)
+    tips = {name: f"@{name}{{0,0.00}} ms" for name in reversed(order)}
+    canvas.hover(figure, drawn, tips | {"longest step": "@longest{0,0.00} ms"})
+    key = [*map(Key, order, colors), *([] if exact else [Key("longest step", "#808080", "solid")])]
     typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))
     says = f"A step took {typical} in the median, {most} at most."
-    title = "Seconds per step" + ", by cause" * (run.breakdown is not None)
-    return Chart("seconds", title, says, figure, key, (note + canvas.points_note).strip())
+    return Chart("seconds", "Seconds per step, by cause", says, figure, key)
 
 
-def metric(canvas: Canvas, name: str) -> Chart | None:
-    """Draw one of the driver's metrics: median and range of each bin."""
-    run, bins = canvas.run, canvas.bins
-    if is_of_layers(name, canvas.layers):
-        return None  # they have a chart of their own
-    values = np.where(np.isfinite(run.metrics[name]), run.metrics[name], np.nan)
-    if not np.isfinite(values).any() or any(
-        np.allclose(values, s[:, 0], 1e-4, equal_nan=True) for s in run.noise.values()
-    ):
-        return None  # no numbers, or a noise scale, which has a chart with its bounds
-    known = values[np.isfinite(values)]
-    low, high = np.percentile(known, [0.5, 99.5]) if len(known) > 50 else (known.min(), known.max())
-    logarithmic = bool(known.min() > 0 and high > 50 * max(low, 1e-300))
-    figure = canvas.over_steps(name, y_axis_type="log" if logarithmic else "linear")
-    if logarithmic:
-        canvas.logarithmic(figure, low / 1.5, 1.5 * high)
+def _seconds_by_worker(canvas: _Canvas) -> Chart:
+    """Draw what each worker did in a step: a bar of computing, input, other work and waiting."""
+    run, order = canvas.run, ("computing", "input", "other", "waiting")
+    bars = {name: 1e3 * mean_in(values, np.zeros(1, int))[0] for name, values in run.workers.items()}
+    bars["other"] = np.maximum(bars["busy"] - bars["computing"] - bars["input"], 0)
+    names = [str(w) for w in range(run.n)]
+    top = float(np.nanmax(bars["busy"] + bars["waiting"]))
+    x = {"x_axis_label": "worker", "x_range": canvas.models.FactorRange(*names)}
+    figure = canvas.figure("milliseconds a step", top, **x)
+    source = canvas.models.ColumnDataSource({"worker": names, **bars})
+    colors = [PARTS[name] for name in order]
+    drawn = figure.vbar_stack(order, x="worker", width=0.86, color=colors, source=source)
+    figure.xgrid.grid_line_color = figure.xaxis.major_tick_line_color = None
+    code = f"return index % {-(-run.n // 16)} ? '' : tick"
+    figure.xaxis.formatter = canvas.models.CustomJSTickFormatter(code=code)
+    tips = [("worker", "@worker"), *((name, f"@{name}{{0,0.00}} ms") for name in reversed(order))]
+    figure.add_tools(canvas.models.HoverTool(renderers=drawn[:1], tooltips=tips, mode="vline"))
+    least = int(np.nanargmin(bars["waiting"]))
+    says = f"Worker {least} waited least for the others, {duration(bars['waiting'][least] / 1e3)} a step."
+    return Chart("workers", "What each worker did in a step", says, figure, list(map(Key, order, colors)))
+
+
+def _waits(canvas: _Canvas) -> Chart:
+    """Draw a heat map of waiting: a row per worker, over the steps."""
+    from bokeh.palettes import Cividis256
+
+    run = canvas.run
+    share = 100 * canvas.mean(run.workers["waiting"]) / np.maximum(canvas.mean(run.seconds), 1e-9)[:, None]
+    high = float(np.clip(np.nanpercentile(share, 97), 20, 100))
+    figure = canvas.figure("worker", height=min(260 + 3 * run.n, 460) if run.n > FEW else 110 + 26 * run.n)
+    figure.y_range = canvas.models.Range1d(-0.5, run.n - 0.5)
+    figure.yaxis.ticker = canvas.models.BasicTicker(min_interval=1, num_minor_ticks=0)
+    figure.grid.grid_line_color = None
+    mapper = canvas.models.LinearColorMapper(Cividis256, low=0, high=high, nan_color="rgba(0,0,0,0)")
+    first, last = float(run.step[0]) - 0.5, float(run.step[-1]) + 0.5
+    where = {"x": first, "y": -0.5, "dw": last - first, "dh": run.n}
+    drawn = figure.image([share.T.astype(np.float32)], color_mapper=mapper, level="image", **where)
+    tips = [("worker", "$y{0}"), ("step", "$x{0,0}"), ("waited", "@image{0} % of the step")]
+    figure.add_tools(canvas.models.HoverTool(renderers=[drawn], tooltips=tips))
+    key = [Key(f"{percent(i * high / 400)} of the step", Cividis256[round(i * 63.75)]) for i in range(5)]
+    says = "Dark: the others waited for this one. Bright: it finished early, and waited."
+    return Chart("waits", "Whom the others waited for", says, figure, key)
+
+
+def _global_batch(canvas: _Canvas) -> Chart:
+    """Draw the global batch, and on a logarithmic axis the noise scales, with the bounds of a single one."""
+    series = {"global batch": canvas.run.global_batch}
+    known = {name: scale for name, scale in canvas.run.noise.items() if (scale[:, 0] > 0).any()}
+    if not known:
+        return canvas.lines("batch", "Global batch", "examples", series)
+    series |= {name: np.where(scale[:, 0] > 0, scale[:, 0], np.nan) for name, scale in list(known.items())[:FEW]}
+    means = np.concatenate([canvas.mean(values) for values in series.values()])
+    low, high = np.nanmin(means) / 2, 2 * np.nanmax(means)
+    figure = canvas.logarithmic("examples", low, high)
+    if len(series) == 2:
+        lower, upper = (canvas.mean(next(iter(known.values()))[:, i]) for i in (1, 2))
+        bounds = {"lower": np.fmax(lower, low), "upper": np.where(np.isfinite(upper), upper, high)}
+        figure.varea("x", "lower", "upper", source=canvas.source(**bounds), fill_color=LINES[1], fill_alpha=0.2)
+    says = "With a noise scale far above the batch, twice the batch is worth almost twice the step; far below, nothing."
+    return canvas.lines("batch", "Global batch and noise scale", "examples", series, figure, says)
+
+
+def _sizes(run: Columns) -> dict[str, np.ndarray]:
+    """Return the batch sizes of each worker by name, or the most, mean and least of many."""
+    if run.n <= FEW:
+        return {f"worker {w}": run.sizes[:, w] for w in range(run.n)}
+    there = np.where(run.sizes > 0, run.sizes, np.nan)
+    return {"most": np.nanmax(there, 1), "mean": np.nanmean(there, 1), "least": np.nanmin(there, 1)}
+
+
+def _metric(canvas: _Canvas, name: str, values: np.ndarray) -> Chart:
+    """Draw a metric or a hyperparameter: mean and range of each point."""
+    low, high = np.nanpercentile(values, [0.5, 99.5])
+    if np.nanmin(values) > 0 and high > 50 * low:
+        figure = canvas.logarithmic(name, low / 1.5, 1.5 * high)
     else:
-        room = 0.08 * (high - low) or 0.5 * abs(high) or 1.0
+        figure, room = canvas.figure(name), 0.08 * (high - low) or 0.5 * abs(high) or 1.0
         figure.y_range = canvas.models.Range1d(low - room, high + room)
-    middle, least, most = bins.middle(values), bins.least(values), bins.most(values)
-    source = canvas.source(middle=middle, least=least, most=most)
-    key: tuple[Key, ...] = (Key(name, "#0072B2"),)
-    if bins.counts.max() > 1:
-        figure.varea("x", "least", "most", source=source, fill_color="#0072B2", fill_alpha=0.22)
-        key = Key("median", "#0072B2"), Key("from the least to the most", "#B3D4E8")
-    drawn = figure.line("x", "middle", source=source, line_color="#0072B2", line_width=1.8)
-    canvas.hover(figure, [drawn], [(name.replace("@", ""), "@middle{0,0.0000}")])
-    lost = int((~np.isfinite(run.metrics[name])).sum())
-    first, last, lowest, highest = (number(float(f)) for f in (known[0], known[-1], known.min(), known.max()))
-    says = f"{name} went from {first} to {last}; the least was {lowest}, the most {highest}."
-    note = f"{counted(lost, 'step')} had no number (NaN or infinite)." if lost else ""
-    return Chart(
-        f"metric-{list(run.metrics).index(name)}", name, says, figure, key, (note + canvas.points_note).strip()
-    )
+    ends = {"least": np.fmin.reduceat(values, canvas.begins), "most": np.fmax.reduceat(values, canvas.begins)}
+    figure.varea("x", "least", "most", source=canvas.source(**ends), fill_color=LINES[0], fill_alpha=0.22)
+    known = values[np.isfinite(values)]
+    first, last, smallest, largest = (number(float(v)) for v in (known[0], known[-1], known.min(), known.max()))
+    says = f"From {first} to {last}; least {smallest}, most {largest}."
+    lost = len(values) - len(known)
+    says += f" {counted(lost, 'step')} had no number." if lost else ""
+    return canvas.lines(f"metric-{name}", name, name, {name: values}, figure, says)

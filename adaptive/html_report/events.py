@@ -1,302 +1,213 @@
-"""The events of a run and their causes: new batch sizes, joins, leaves, losses, restores, skipped steps, notes."""
+"""What changed in a run, when and why: batch sizes, workers, hyperparameters; restores, skipped steps, notes."""
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .columns import Columns, Notice
+from .columns import Columns
 from .formatting import counted, duration, listed, workers
-from .requests import (
-    FEW,
-    HookRequest,
-    asked,
-    asks_for_more,
-    hooks_behind,
-    is_about_sizes,
-    moved_in_words,
-    wish_in_words,
-)
 
-_FOLD = 4  # at least so many consecutive adjustments of one kind share a line
-_MOST = 300  # lines of the list
-_SKIPPED = "skipped: "  # how notes on a skipped step begin, as `adaptive.program.step_checks.SkippedSteps` writes them
-_LOST = re.compile(r"workers? (\d+(?:, \d+)*) lost")  # as `adaptive.base.world.Loss` is written
+FEW = 8  # up to this number of workers, each one's numbers are shown
+_FOLD = 4  # at least so many consecutive changes of one kind share a line
 
 
 class RunEvent(NamedTuple):
-    """One line of the report's list of events.
+    """One line of the list of changes.
 
     Attributes:
       row: the row of the first step that it affected.
-      kind: "size", "joined", "left", "lost", "restored", "skipped", "note", "asked" or "stop".
-      what: the event, as text.
+      kind: "size", "hyperparameter", "joined", "left", "lost", "restored", "skipped", "stop" or "note".
+      what: the event, as text: what changed.
       why: its cause, as text; may be empty.
+      by: who requested it; consecutive changes of one kind by one hook share a line.
+      before, after: the values, as text, of something that changed.
     """
 
     row: int
     kind: str
     what: str
-    why: str
+    why: str = ""
+    by: str = ""
+    before: str = ""
+    after: str = ""
+
+    @property
+    def text(self) -> str:
+        """What changed, from which value to which."""
+        return f"{self.what}: {self.before} → {self.after}" if self.after else self.what
 
 
-class _Resize(NamedTuple):
-    """A change of batch sizes."""
+def run_events(run: Columns) -> list[RunEvent]:
+    """Return the events in the order of steps. Four or more of one kind and by one hook are one event, unless a worker
+    joined, left or was lost between them, or a checkpoint was restored.
+    """
+    found = [*_come_and_gone(run), *_resized(run), *_hyperparameters(run), *_restored(run), *_stops(run)]
+    found += _skipped_or_noted(run, "\n".join(event.what + event.why for event in found))
+    found.sort(key=lambda event: event.row)
+    groups: dict[tuple[int | str, ...], list[RunEvent]] = {}
+    apart = 0
+    for event in found:
+        apart += event.kind in ("joined", "left", "lost", "restored")
+        groups.setdefault((apart, event.kind, event.what, event.by), []).append(event)
+    folded = [[_folded(run, group)] if len(group) >= _FOLD else group for group in groups.values()]
+    return sorted((event for group in folded for event in group), key=lambda event: event.row)
 
-    row: int
-    before: np.ndarray
-    after: np.ndarray
-    by: str  # the cause, as text
-    kind: str  # hooks and whether the global batch stayed: consecutive changes of one kind share a line
 
-
-def run_events(run: Columns) -> tuple[list[RunEvent], int]:
-    """Return the events in the order of steps, and the number of events left out, the least important ones."""
-    lines = [*_resized(run), *_come_and_gone(run), *_restored(run), *_skipped(run), *_unfulfilled(run)]
-    lines.sort(key=lambda change: (change.row, change.kind == "size"))
-    left_out = max(len(lines) - _MOST, 0)
-    if left_out:
-        first = dict.fromkeys(("lost", "restored", "joined", "left", "stop"), 0)
-        rank = {**first, "size": 1, "asked": 2, "skipped": 2, "note": 3}
-        keep = sorted(range(len(lines)), key=lambda i: (rank[lines[i].kind], i))[:_MOST]
-        lines = [lines[i] for i in sorted(keep)]
-    return lines, left_out
+def _folded(run: Columns, group: Sequence[RunEvent]) -> RunEvent:
+    first, last = group[0], group[-1]
+    what = f"{first.what}, {len(group):,} times up to step {run.step[last.row]:,}"
+    return first._replace(what=what, why=first.by, after=last.after)
 
 
 def hook_summary(run: Columns) -> list[str]:
-    """Return a sentence per hook: how often it made requests, and how many of them were new."""
-    times, new = Counter[str](), Counter[str]()
-    for notice in run.notices:
-        for request in asked(run, notice):
-            times[request.by] += 1
-            new[request.by] += asks_for_more(request.wish, notice.asked or {})
-    return [
-        f"{by} made {counted(times[by], 'request')}"
-        + (f", {new[by]:,} of them for a change" if new[by] < times[by] else "")
-        + "."
-        for by in times
-    ] + [_never(run, name, every) for name, every in _hooks(run) if name not in times]
+    """Return a sentence per hook: how often it made requests, or why it never did."""
+    made = Counter(request.by for request in run.requests)
+    return [_of_hook(run, hook, made) for hook in run.header["hooks"]]
 
 
-def _hooks(run: Columns) -> list[tuple[str, int]]:
-    return [(hook["name"].partition("/")[2] or hook["name"], hook["every"]) for hook in run.header["hooks"]]
-
-
-def _never(run: Columns, name: str, every: int) -> str:
+def _of_hook(run: Columns, hook: Mapping[str, Any], made: Mapping[str, int]) -> str:
+    name, every = hook["name"].partition("/")[2] or hook["name"], hook["every"]
     due = (run.step % every == 0) & ~run.skipped
-    text = f"{name} made no request in {counted(int(due.sum()), 'call')}"
-    unknown = int((run.unknown[name] & due).sum()) if name in run.unknown else 0
-    return f"{text}, {unknown:,} of them without measurements (its values were NaN)." if unknown else f"{text}."
+    calls = counted(int(due.sum()), "call")
+    if made.get(name):
+        changed = len(run.resized) or any(len(_changes(values)) for values in run.hyperparameters.values())
+        nothing = ", but nothing has changed: its sizes have no kernels yet, or are those in use"
+        return f"{name} made {counted(made[name], 'request')} in {calls}{'' if changed else nothing}."
+    if not due.any():
+        return f"{name} never acted: it is called every {counted(every, 'step')}, and was not due."
+    values = [run.record[f"hook/{hook['name']}/{leaf}"][due] for leaf in hook["leaves"]]
+    unknown = sum(not any(map(_is_known, row)) for row in zip(*values, strict=True)) if values else 0
+    missing = f", in {unknown:,} of them without measurements (all values NaN)" if unknown else ""
+    why = next((each[hook["name"]] for each in reversed(run.record["why"]) if each and hook["name"] in each), "")
+    return f"{name} never acted: no request in {calls}{missing}{f'. {why[:1].upper()}{why[1:]}' if why else ''}."
 
 
-def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
-    """Format batch sizes: "64 + 32 + – = 96"; "2,048 = 64 workers of 28 to 36" for many workers."""
-    some = [int(size) for size in sizes if size]
-    if len(sizes) == 1:
-        return f"{sum(some):,}"
-    if len(sizes) <= FEW:
-        return " + ".join(f"{int(size):,}" if size else "–" for size in sizes) + f" = {sum(some):,}"
-    if not some:
-        return "none"
-    each = f"{min(some):,}" if min(some) == max(some) else f"{min(some):,} to {max(some):,}"
-    return f"{sum(some):,} = {counted(len(some), 'worker')} of {each}"
+def _is_known(value: Any) -> bool:
+    """Return whether nested lists have a number; a record has `None` for NaN."""
+    return any(map(_is_known, value)) if isinstance(value, list) else value is not None and value == value
 
 
-# --- sizes ------------------------------------------------------------------------------------------------------------
-
-
-def _resized(run: Columns) -> Iterator[RunEvent]:
-    resizes = list(_resizes(run))
-    begin = 0
-    while begin < len(resizes):
-        end = begin + 1
-        while end < len(resizes) and resizes[end].kind == resizes[begin].kind:
-            end += 1
-        alike = resizes[begin:end]
-        if alike[0].kind and len(alike) >= _FOLD:
-            yield _folded(run, alike)
-        else:
-            yield from (_line(resize) for resize in alike)
-        begin = end
-
-
-def _resizes(run: Columns) -> Iterator[_Resize]:
-    """Yield the changes of batch sizes, each with the last request of sizes since the change before, and with the
-    workers that joined, left or were lost.
-    """
-    notices, moves, last = iter(run.notices), {move.row: move for move in _moves(run)}, None
-    following = next(notices, None)
-    for i in range(1, len(run.changes)):
-        row, before, sizes = int(run.changes[i]), run.changed[i - 1], run.changed[i]
-        while following is not None and following.row < row:
-            last = _later(last, following)
-            following = next(notices, None)
-        reasons, kind, requests = list[str](), "", list[HookRequest]()
-        if last is not None:
-            requests = [each for each in asked(run, last) if is_about_sizes(each.wish)]
-            after_step = f"after step {run.step[last.row]:,}"
-            reasons = [f"{each.by}, {after_step}: {wish_in_words(each.wish)}" for each in requests]
-        if row in moves:
-            reasons.append(moves[row].why)
-        elif requests:
-            kind = f"{listed([each.by for each in requests])} {before.sum() == sizes.sum()}"
-        yield _Resize(row, before, sizes, "; ".join(reasons), kind)
-        last = None
-
-
-def _later(last: Notice | None, notice: Notice) -> Notice | None:
-    """Return the notice whose request explains a change after both: the later one about sizes. One for a number of
-    workers alone does not replace one for a batch or a split.
-    """
-    new, old = notice.decision or {}, (last and last.decision) or {}
-    if not is_about_sizes(new):
-        return last
-    splits = [any(wish.get(name) is not None for name in ("global_batch", "shares")) for wish in (new, old)]
-    return last if splits == [False, True] else notice
-
-
-def _line(resize: _Resize) -> RunEvent:
-    what = f"{sizes_in_words(resize.before)} → {sizes_in_words(resize.after)}"
-    if len(resize.before) > FEW and resize.before.sum() == resize.after.sum():
-        what = f"{_moved(resize)}, of {resize.after.sum():,}"
-    return RunEvent(resize.row, "size", f"Batch sizes: {what}", resize.by)
-
-
-def _moved(resize: _Resize) -> str:
-    by_worker = resize.after - resize.before
-    most = int(np.abs(by_worker).argmax())
-    moved = int(np.abs(by_worker).sum()) // 2
-    at_most = f"worker {most} {resize.before[most]} → {resize.after[most]}"
-    return f"{counted(moved, 'example')} moved between workers (most: {at_most})"
-
-
-def _folded(run: Columns, alike: Sequence[_Resize]) -> RunEvent:
-    first, last = alike[0], alike[-1]
-    by = first.kind.rpartition(" ")[0]
-    when = f"{len(alike):,} changes up to step {run.step[last.row]:,}"
-    if first.kind.endswith("True"):
-        largest = max(alike, key=lambda resize: int(np.abs(resize.after - resize.before).sum()))
-        most = f"in the largest, in step {run.step[largest.row]:,}, {_moved(largest)}"
-        what = f"Batch sizes: {when}, of the split alone; {most}"
-        ends = f"; {sizes_in_words(first.before)} → {sizes_in_words(last.after)}"
-        return RunEvent(first.row, "size", what + ends, by)
-    through = [first.before, *(resize.after for resize in alike)]
-    totals = [int(sizes.sum()) for sizes in through]
-    if len(totals) > 12:
-        totals = [*totals[:6], -1, *totals[-5:]]
-    path = " → ".join("…" if total < 0 else f"{total:,}" for total in totals)
-    return RunEvent(first.row, "size", f"Batch sizes: {when}: {path}; in the end {sizes_in_words(last.after)}", by)
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Return the rows whose value differs from that of the row before."""
+    same = [a == b or (a != a and b != b) for a, b in zip(values[1:].tolist(), values[:-1].tolist(), strict=True)]
+    return np.flatnonzero(~np.array(same, bool)) + 1
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _unfulfilled(run: Columns) -> Iterator[RunEvent]:
-    """Yield the requests that were not in effect at the end, and the request to stop."""
-    for notice in run.notices:
-        for request in asked(run, notice):
-            if request.wish.get("stop"):
-                yield RunEvent(notice.row, "stop", "Stop of the run", f"{request.by} asked for it")
-    for step, wish in _waiting(run):
-        row = int(np.searchsorted(run.step, step))
-        what = f"Request for, and not there by the end: {wish_in_words(wish)}"
-        yield RunEvent(min(row, len(run) - 1), "asked", what, wish["hook"])
+def wish_in_words(wish: Mapping[str, Any]) -> str:
+    """Describe a request: "a global batch of 112 and a split of 57 % : 43 %"; "" if it is empty."""
+    found = [counted(wish["workers"], "worker")] if wish.get("workers") is not None else []
+    found += [f"a global batch of {wish['global_batch']:,}"] if wish.get("global_batch") is not None else []
+    if shares := wish.get("shares"):
+        each = " : ".join(f"{100 * share / max(sum(shares), 1e-12):.0f} %" for share in shares)
+        found.append(f"a split of {each}" if len(shares) <= FEW else "another split")
+    found += [f"{name} = {value}" for name, value in (wish.get("hyperparameters") or {}).items()]
+    return listed(found + ["the end of the run"] * bool(wish.get("stop")))
 
 
-def _waiting(run: Columns) -> list[tuple[int, dict[str, Any]]]:
-    """Return the last decision if sizes have not changed since."""
-    last = next((notice for notice in reversed(run.notices) if notice.decision), None)
-    if last is None or not last.decision or not last.asked or last.row >= len(run) - 1 or run.changes[-1] > last.row:
-        return []
-    wish = {**last.decision, "hook": hooks_behind(run, last)}
-    new = wish.get("global_batch") not in (None, last.asked.get("global_batch"))
-    return [(int(run.step[last.row]), wish)] if new else []
+def _is_about_sizes(wish: Mapping[str, Any]) -> bool:
+    return any(wish.get(name) is not None for name in ("global_batch", "shares", "workers"))
 
 
-# --- joins, leaves, losses, restores, skipped steps, notes ------------------------------------------------------------
+def _sets(name: str, wish: Mapping[str, Any]) -> bool:
+    return name in (wish.get("hyperparameters") or {})
 
 
-class _Move(NamedTuple):
-    """Workers that joined, left or were lost between two steps."""
-
-    row: int
-    joined: tuple[int, ...]
-    lost: tuple[str, ...]
-    left: tuple[int, ...]
-
-    @property
-    def why(self) -> str:
-        """A short description, such as "worker 2 joined"."""
-        return moved_in_words(self.joined, self.left, [slot for text in self.lost for slot in _lost_worker_slots(text)])
-
-
-def _moves(run: Columns) -> Iterator[_Move]:
-    by_row = {notice.row: notice for notice in run.notices if notice.joined or notice.lost}
-    others = dict(run.members[1:])
-    before = {row: set(members) for (row, _), (_, members) in zip(run.members[1:], run.members[:-1], strict=True)}
-    for row in sorted(by_row.keys() | others.keys()):
-        joined, lost = (by_row[row].joined, by_row[row].lost) if row in by_row else ((), ())
-        gone = before[row] - set(others[row]) if row in others else set()
-        left = gone - {slot for text in lost for slot in _lost_worker_slots(text)}
-        yield _Move(row, joined, lost, tuple(sorted(left)))
+def _cause(run: Columns, since: int, row: int, about: Callable[[Mapping[str, Any]], bool]) -> tuple[str, str]:
+    """Return who made the last requests of a kind after the steps from row `since` to before `row`; and what for, with
+    the notes of that step.
+    """
+    within = run.requests[bisect_left(run.requests, (since,)) : bisect_left(run.requests, (row,))]
+    last = max((request.row for request in within if about(request.wish)), default=-1)
+    found = [request for request in within if request.row == last and about(request.wish)]
+    texts = [f"{each.by}, after step {run.step[last]:,}: {wish_in_words(each.wish)}" for each in found]
+    return listed([each.by for each in found]), "; ".join(
+        [*texts, *((run.record["notes"][last] or ()) if found else ())]
+    )
 
 
-def _lost_worker_slots(text: str) -> list[int]:
-    """Return the workers of the text of a loss: "workers 1, 2 lost: rank 1 (…"."""
-    found = _LOST.match(text)
-    return [int(slot) for slot in found[1].split(",")] if found else []
+# --- sizes, hyperparameters -------------------------------------------------------------------------------------------
+
+
+def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
+    """Format batch sizes: "64 + 32 + – = 96"; "2,048 = 64 workers of 28 to 36" for many workers."""
+    some = [int(size) for size in sizes if size]
+    if len(sizes) == 1 or not some:
+        return f"{sum(some):,}"
+    if len(sizes) <= FEW:
+        return " + ".join(f"{int(size):,}" if size else "–" for size in sizes) + f" = {sum(some):,}"
+    each = f"{min(some):,}" if min(some) == max(some) else f"{min(some):,} to {max(some):,}"
+    return f"{sum(some):,} = {counted(len(some), 'worker')} of {each}"
+
+
+def _resized(run: Columns) -> Iterator[RunEvent]:
+    since = 0
+    for row in map(int, run.resized):
+        by, why = _cause(run, since, row, _is_about_sizes)
+        before, after = run.sizes[row - 1], run.sizes[row]
+        what = "Split" if before.sum() == after.sum() else "Batch sizes"
+        yield RunEvent(row, "size", what, why, by, sizes_in_words(before), sizes_in_words(after))
+        since = row
+
+
+def _hyperparameters(run: Columns) -> Iterator[RunEvent]:
+    for name, values in run.hyperparameters.items():
+        since = 0
+        for row in map(int, _changes(values)):
+            by, why = _cause(run, since, row, partial(_sets, name))
+            before, after = (
+                str(v) if values.dtype == object else f"{float(v):.4g}" for v in (values[row - 1], values[row])
+            )
+            yield RunEvent(row, "hyperparameter", name, why, by, before, after)
+            since = row
+
+
+# --- workers, restores, skipped steps, notes --------------------------------------------------------------------------
 
 
 def _come_and_gone(run: Columns) -> Iterator[RunEvent]:
-    for move in _moves(run):
-        if move.joined:
-            yield RunEvent(move.row, "joined", f"{workers(move.joined).capitalize()} joined", "")
-        if move.left:
-            yield RunEvent(move.row, "left", f"{workers(move.left).capitalize()} left", "")
-        for text in move.lost:
-            yield RunEvent(move.row, "lost", text[:1].upper() + text[1:], _cost_of_loss(run, move.row))
-    for notice in run.notices:
-        already_listed = {*notice.lost, *(notice.decision or {}).get("notes", ())}
-        for note in notice.notes:
-            if note not in already_listed and "has joined in worker slot" not in note and not note.startswith(_SKIPPED):
-                yield RunEvent(notice.row, "note", note[:1].upper() + note[1:], "")
-
-
-def _cost_of_loss(run: Columns, row: int) -> str:
-    """Describe the cost of a loss: detection, repair and the repeated step."""
-    took, usual = duration(float(run.seconds[row])), duration(float(np.median(run.seconds)))
-    return f"step {run.step[row]:,} took {took}, repair and retry included; the median step took {usual}"
+    columns = (run.record[name] for name in ("members", "joined", "lost", "notes"))
+    before: set[int] = set()
+    for row, (members, joined, lost, notes) in enumerate(zip(*columns, strict=True)):
+        why = " ".join(note for note in notes or () if note not in (lost or ()))
+        if joined:
+            yield RunEvent(row, "joined", f"{workers(joined).capitalize()} joined", why)
+        if lost:
+            took, usual = duration(float(run.seconds[row])), duration(float(np.median(run.seconds)))
+            cost = f"step {run.step[row]:,} took {took}, repair included; the median step took {usual}"
+            what = " ".join(text[:1].upper() + text[1:] for text in lost)
+            yield RunEvent(row, "lost", what, cost)
+        gone = before - set(members or before)
+        if gone and not lost:
+            yield RunEvent(row, "left", f"{workers(sorted(gone)).capitalize()} left", why)
+        before = set(members or before)
 
 
 def _restored(run: Columns) -> Iterator[RunEvent]:
-    """Yield the restores, those of one step in one line."""
-    for row, after, restores, repeated in run.restored:
-        times = f"{restores:,} times " if restores > 1 else ""
-        cost = f"{counted(repeated, 'step')} discarded" if repeated else ""
-        yield RunEvent(row, "restored", f"Restored {times}at step {after:,}", cost)
+    for row in map(int, np.flatnonzero(run.record["restores"])):
+        times, repeated = int(run.record["restores"][row]), int(run.record["repeated"][row])
+        what = f"Restored{f' {times:,} times' if times > 1 else ''} at step {run.step[row] - 1:,}"
+        yield RunEvent(row, "restored", what, f"{counted(repeated, 'step')} taken again" if repeated else "")
 
 
-def _skipped(run: Columns) -> Iterator[RunEvent]:
-    """Yield the skipped steps, consecutive ones in one line, with the notes on the reason only."""
-    rows = np.flatnonzero(run.skipped)
-    notes = {notice.row: [note for note in notice.notes if note.startswith(_SKIPPED)] for notice in run.notices}
-    groups = _beside(rows)
-    if len(groups) > _FOLD:
-        lengths = f", in {len(groups):,} places" if len(rows) > len(groups) else ", one here and one there"
-        groups, more = [rows], lengths
-    else:
-        more = ""
-    for group in groups:
-        first, last = int(group[0]), int(group[-1])
-        what = f"{counted(len(group), 'step')} skipped{more}"
-        what += f", up to step {run.step[last]:,}" if last > first else ""
-        why: Iterable[Any] = dict.fromkeys(note for row in group for note in notes.get(int(row), ()))
-        yield RunEvent(first, "skipped", what, " ".join(list(why)[:3]))
+def _stops(run: Columns) -> list[RunEvent]:
+    stops = [request for request in run.requests if request.wish.get("stop")]
+    return [RunEvent(request.row, "stop", "Stop of the run", f"{request.by} asked for it") for request in stops]
 
 
-def _beside(rows: np.ndarray) -> list[np.ndarray]:
-    return np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+def _skipped_or_noted(run: Columns, listed_already: str) -> Iterator[RunEvent]:
+    """Yield skipped steps with their notes, and the notes of other steps that are not in the text `listed_already`."""
+    for row, notes in enumerate(run.record["notes"]):
+        if run.skipped[row]:
+            yield RunEvent(row, "skipped", "Step skipped", " ".join(notes or ()))
+        else:
+            new = (note for note in notes or () if note[1:] not in listed_already)
+            yield from (RunEvent(row, "note", note[:1].upper() + note[1:]) for note in new)

@@ -10,7 +10,8 @@ import numpy as np
 def number(value: float) -> str:
     """Format a number with about three digits: 1,234; 56.7; 0.0123; NaN."""
     if not np.isfinite(value):
-        return {True: "NaN"}.get(bool(np.isnan(value)), "∞" if value > 0 else "−∞")
+        return "NaN" if np.isnan(value) else "∞" if value > 0 else "−∞"
+    value = float(f"{value:.3g}") if abs(value) < 100 else value
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace("-", "−")
     if abs(value) >= 1e7 or abs(value) < 1e-4:
@@ -42,24 +43,21 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def counted(count: int, what: str, many: str | None = None) -> str:
+def counted(count: int, what: str) -> str:
     """Format a count with its noun: "1 worker", "2 workers"."""
-    return f"{count:,} {what if count == 1 else many or what + 's'}"
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def workers(slots: Sequence[int]) -> str:
     """Format worker slots: "worker 2", "workers 8 to 15", "workers 1, 4 and 7"."""
-    slots = sorted(slots)
-    if len(slots) == 1:
-        return f"worker {slots[0]}"
     runs: list[list[int]] = []
-    for slot in slots:
+    for slot in sorted(slots):
         if runs and slot == runs[-1][-1] + 1:
             runs[-1].append(slot)
         else:
             runs.append([slot])
     pieces = [piece for run in runs for piece in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    return f"workers {listed(pieces)}"
+    return f"worker{'s' * (len(slots) != 1)} {listed(pieces)}"
 
 
 def listed(items: Sequence[str]) -> str:

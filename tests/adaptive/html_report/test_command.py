@@ -1,64 +1,252 @@
-"""The commands `adaptive report --follow` and `adaptive compare`."""
+"""`adaptive report`: the page as text, what it never loads, two runs compared, and errors."""
 
 from __future__ import annotations
 
-import time
+import re
+import sys
+from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from adaptive.html_report.command import compare, report
+from adaptive.html_report.columns import read_columns
+from adaptive.html_report.command import report
+from adaptive.html_report.formatting import duration, number, percent, workers
 
-from .made_up import record, uneven
-from .test_about import ORIGIN
+from .made_up import ORIGIN, record, uneven
+
+COVERS = (
+    "adaptive/html_report/charts.py",
+    "adaptive/html_report/columns.py",
+    "adaptive/html_report/comparison.py",
+    "adaptive/html_report/formatting.py",
+    "adaptive/html_report/render.py",
+)
 
 pytest.importorskip("bokeh")
 pytest.importorskip("jinja2")
 
 
-def test_a_followed_report_reloads_and_the_last_one_stays(tmp_path, monkeypatch):
-    run, page, seen = tmp_path / "run.jsonl", tmp_path / "run.html", []
-    record(run, uneven(5, 1, 0.1), fields={1: {"origin": ORIGIN}})
+class Text(HTMLParser):
+    """What of a page is read, and what it would load."""
 
-    def sleep(seconds):
-        seen.append((seconds, page.read_text(), page.stat().st_mtime_ns))
-        if len(seen) == 2:  # a line more
-            with run.open("a") as file:
-                file.write(run.read_text().splitlines()[-1].replace('"step": 5', '"step": 6') + "\n")
-        if len(seen) == 3:
-            raise KeyboardInterrupt
+    def __init__(self, page):
+        super().__init__()
+        self.text, self.loads, self.charts, self._silent = "", [], [], 0
+        self.feed(page)
+        self.text = re.sub(r"\s+", " ", self.text)
 
-    monkeypatch.setattr(time, "sleep", sleep)
-    done = CliRunner().invoke(report, [str(run), "--follow", "--every", "3"], catch_exceptions=False)
-    assert done.exit_code == 0
-    pages = [text for _, text, _ in seen]
-    assert all(seconds == 3 for seconds, _, _ in seen)
-    assert all('<meta http-equiv="refresh" content="3.0">' in text for text in pages)
-    assert seen[0][2] == seen[1][2]  # nothing was added to the record
-    assert "Run of 5 steps" in pages[1]
-    assert "Run of 6 steps" in pages[2]
-    assert 'http-equiv="refresh"' not in page.read_text()
-    assert "train.py --lr 3" in page.read_text()
-    assert "<dt" in page.read_text()
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.text += " "
+        self._silent += tag in ("script", "style")
+        self.charts += [attributes["id"]] if tag == "figure" else []
+        links = (attributes.get(name) or "" for name in ("src", "href"))
+        self.loads += [url for url in links if url and not url.startswith("data:")]
+
+    def handle_endtag(self, tag):
+        self._silent -= tag in ("script", "style")
+
+    def handle_data(self, data):
+        self.text += "" if self._silent else data
 
 
-def test_compare_prints_and_writes_a_page(tmp_path):
-    a = record(tmp_path / "a.jsonl", uneven(50, 1, 0.1))
-    b = record(tmp_path / "b.jsonl", 2 * uneven(50, 1, 0.1))
-    page = tmp_path / "compared.html"
-    done = CliRunner().invoke(compare, [str(a), str(b), "-o", str(page)], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert done.output.startswith("a.jsonl → b.jsonl\n")
-    assert "2.00 times as slow" in done.output
-    text = page.read_text()
-    assert "2.00 times as slow" in text
-    assert "<h1>a.jsonl and b.jsonl</h1>" in text
-    assert "src=" not in text.split("<script>", maxsplit=1)[0]
-    for arguments, said in (
-        [[str(a), str(tmp_path / "none.jsonl")], "none.jsonl: No such file"],
-        [[str(a), str(b), "-o", str(a)], "would overwrite the record"],
-        [[str(a), str(b), "-o", str(tmp_path / "no/where.html")], "does not exist"],
-    ):
-        done = CliRunner().invoke(compare, arguments)
-        assert done.exit_code == 2
-        assert said in done.output
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "run.jsonl"
+
+
+@pytest.fixture
+def made(run):
+    """Make the page of the run."""
+
+    def made(busy, **options):
+        record(run, busy, **options)
+        done = CliRunner().invoke(report, [str(run)], catch_exceptions=False)
+        assert done.output.startswith(f"{run.with_suffix('.html')}: {len(busy)} step")
+        return run.with_suffix(".html").read_text()
+
+    return made
+
+
+def test_a_page_says_how_long_the_run_took_what_changed_and_where_the_time_went(made):
+    busy, steps = uneven(600, 3, 0.04), np.arange(600)
+    busy[195:405, 1] *= 1.6
+    noise = np.stack([100.0 + steps, 50.0 + steps, np.where(steps < 300, np.inf, 200.0 + steps)], axis=1)
+    loss = np.where(steps == 5, np.nan, 2.0 / (1 + steps))
+    sizes = np.repeat([[32, 32, 32], [40, 16, 40]], [400, 200], axis=0)
+    fields = {step: {"hyperparameters": {"lr": 0.1 if step < 50 else 0.2}} for step in range(1, 601)}
+    metrics = {"accuracy": -loss, "loss": loss}
+    page = made(busy, sizes=sizes, noise=noise, metrics=metrics, fields=fields, parts={"exchanging": 0.001})
+    text = Text(page)
+    assert text.loads == []
+    assert "default-src 'none'" in page  # nor may what is drawn load anything
+    wall = 2 + 0.6 + busy.max(1).sum()
+    share = (0.6 + busy[1:].mean(1).sum()) / wall
+    assert f"The run took {duration(wall)}. {percent(share)} of it was training." in text.text
+    assert "The others waited for worker 1 from step 196 to 405: an example took 1.6 times as long." in text.text
+    assert "401 " in text.text
+    assert "Split: 32 + 32 + 32 = 96 → 40 + 16 + 40 = 96" in text.text
+    assert "lr: 0.1 → 0.2" in text.text
+    assert "adapt never acted: no request in 60 calls." in text.text
+    assert "From 2 to 0.00333; least 0.00333, most 2. 1 step had no number." in text.text
+    assert "train.py --lr 3" in text.text
+    charts = ["seconds", "workers", "waits", "batch", "sizes", "metric-loss", "metric-accuracy", "metric-lr"]
+    assert text.charts == charts
+    assert len(page) < 1.7e6
+
+
+def test_one_worker_waits_for_nobody(made):
+    text = Text(made(uneven(40, 1, 0.1)))
+    assert text.charts == ["seconds", "batch"]
+    assert "waited" not in text.text
+    assert "Nothing: batch sizes, workers and hyperparameters stayed the same." in text.text
+
+
+@pytest.mark.parametrize(("steps", "n"), [(1, 1), (2, 12), (9, 2)])
+def test_short_runs_have_a_page(made, steps, n):
+    metrics = {"loss": np.full(steps, np.nan), "accuracy": np.full(steps, np.inf)}
+    text = Text(made(uneven(steps, n, 0.1), metrics=metrics, noise=np.full((steps, 3), np.nan))).text
+    assert f"Run of {steps} step" in text
+    assert "loss NaN at the end" in text
+
+
+def test_workers_that_join_or_leave_have_gaps(made):
+    busy = uneven(40, 10, 0.1)
+    busy[:, 9] = busy[10:, 8] = busy[:20, 7] = np.nan
+    assert re.search(r"workers 8 from 7 to 8", Text(made(busy)).text)
+
+
+def test_noise_scales_of_layers_are_in_one_chart(made, run):
+    scales = {f"layers.{layer}.{part}": np.ones(9) for layer in "ab" for part in ("scale", "lower", "upper")}
+    text = Text(made(uneven(9, 2, 0.1), metrics=scales))
+    assert text.charts == ["seconds", "workers", "waits", "batch", "sizes"]
+    assert "layers.a layers.b" in text.text
+    assert [*read_columns(run).noise] == ["layers.a", "layers.b"]
+
+
+def test_further_changes_are_folded_and_counted(made):
+    fields = {step: {"notes": [f"note {step}"]} for step in range(1, 331)}
+    text = Text(made(uneven(400, 1, 0.1), fields=fields)).text
+    assert "188 more, up to step 200" in text
+    assert "130 further changes are in the record." in text
+
+
+def test_text_of_a_record_is_escaped(made):
+    note = "<script>alert('x')</script> & more"
+    page = made(uneven(20, 1, 0.1), fields={5: {"notes": [note]}}, metrics={"<b>loss</b>": np.arange(20)})
+    assert "alert('x')" not in page
+    assert "&lt;script&gt;" in page
+    assert "<b>loss" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def test_goodput_prints_the_causes_of_the_page(run):
+    record(run, np.full((100, 1), 0.03), input_=0.01, fields={9: {"lost": ["worker 1 lost: gone"]}})
+    done = CliRunner().invoke(report, [str(run), "--goodput"], catch_exceptions=False)
+    first, _, *rows = done.output.splitlines()
+    assert first == "run.jsonl: 5 s, 100 steps, 1 start, workers lost in 1 step"
+    assert rows[0].split()[:5] == ["computing", "2", "s", "40", "%"]
+    assert rows[1].split()[:5] == ["start", "1", "s", "20", "%"]
+    assert rows[-1].split() == ["goodput", "40", "%"]
+    assert not run.with_suffix(".html").exists()
+
+
+def compared(tmp_path, first, second):
+    """Return what differs between two runs that are made with these arguments of `record`."""
+    paths = [str(record(tmp_path / name, **options)) for name, options in (("a", first), ("b", second))]
+    done = CliRunner().invoke(report, paths, catch_exceptions=False)
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in done.output.splitlines()[1:])
+
+
+def test_two_runs_are_compared(tmp_path):
+    busy, loss = np.full((200, 2), 0.02), 1.0 / (1 + np.arange(200))
+    bounds = {"upper": np.full(200, np.inf), "gone": np.where(np.arange(200) < 190, 1.0, np.nan)}
+    origin = {**ORIGIN, "settings": {**ORIGIN["settings"], "seed": 7}}
+    first = {"busy": busy, "metrics": {"loss": loss, **bounds}}
+    fields = {1: {"origin": origin}, 5: {"skipped": True}, 9: {"lost": ["rank 1"]}}
+    second = {"busy": busy + 0.02, "input_": 0.02, "fields": fields}
+    second["metrics"] = {"loss": loss, **{name: np.ones(200) for name in bounds}}
+    assert compared(tmp_path, first, second) == {
+        "examples a second": "3,200 → 1,600, 0.50 times as many",
+        "median step": "20 ms → 40 ms",
+        "goodput": "67 % → 40 %",
+        "input of 1,000 examples": "0 s → 311 ms",
+        "time after 12,800 examples": "4 s → 8 s",
+        "upper after 12,800 examples": "∞ → 1",
+        "gone after 12,800 examples": "NaN → 1",
+        "steps with a loss": "0 → 1",
+        "skipped steps": "0 → 1",
+        "seed": "0 → 7",
+    }
+
+
+def test_metrics_are_compared_after_as_many_examples_as_the_shorter_run_has(tmp_path):
+    loss = np.linspace(3, 1, 100)
+    first = {"busy": uneven(100, 1, 0.1), "metrics": {"loss": loss}}
+    found = compared(tmp_path, first, {"busy": 2 * uneven(50, 1, 0.1), "metrics": {"loss": loss[:50]}})
+    assert "time after 1,600 examples" in found
+    assert not any(what.startswith("loss after") for what in found)
+
+
+def test_one_of_several_runs(run):
+    record(run, uneven(5, 2, 0.1))
+    run.write_text(run.read_text().replace('"run_id": "a"', '"run_id": "b"'))
+    record(run, uneven(7, 2, 0.1))
+    assert len(read_columns(run)) == 7
+    assert "5 steps" in CliRunner().invoke(report, [str(run), "--run", "0"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["none.jsonl"], "No such file"),
+        (["run.jsonl", "none.jsonl"], "No such file"),
+        (["run.jsonl", "--run", "3"], "there is no run 3"),
+        (["run.jsonl", "-o", "no/where.html"], "No such file"),
+        (["run.jsonl", "-o", "run.jsonl"], "would overwrite the record"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_one_line(run, monkeypatch, arguments, why):
+    monkeypatch.chdir(record(run, uneven(5, 1, 0.1)).parent)
+    done = CliRunner().invoke(report, arguments)
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: ")
+    assert why in done.output
+
+
+def test_without_bokeh_the_error_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh.models", None)
+    done = CliRunner().invoke(report, [str(record(run, uneven(5, 1, 0.1)))])
+    assert done.exit_code == 2
+    assert "pip install 'adaptive-dataflow[plot]'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (duration(0.0034), "3.4 ms"),
+        (duration(12.34), "12.3 s"),
+        (duration(75), "1 min 15 s"),
+        (duration(59.6), "1 min"),
+        (duration(3599), "59 min 59 s"),
+        (duration(7260), "2 h 1 min"),
+        (duration(2e-6), "2 µs"),
+        (duration(0.0), "0 s"),
+        (duration(np.nan), "?"),
+        (percent(0.314), "31 %"),
+        (percent(0.004), "0.4 %"),
+        (percent(0.0001), "< 0.1 %"),
+        (number(1234.5), "1,234"),
+        (number(-0.01234), "−0.0123"),
+        (number(0.0099999998), "0.0100"),
+        (number(np.inf), "∞"),
+        (number(-np.inf), "−∞"),
+        (number(np.nan), "NaN"),
+        (number(12345678.5), "1.23e+07"),
+        (workers([2]), "worker 2"),
+        (workers([1, 8, 9, 10, 4]), "workers 1, 4 and 8 to 10"),
+    ],
+)
+def test_numbers_are_written_as_a_person_would(said, words):
+    assert said == words
