@@ -168,19 +168,6 @@ def _as_array(value: Any) -> np.ndarray:
         raise NotAnArrayError(f"cannot be read as an array: {error}") from error
 
 
-def is_narrowed(value: Any) -> bool:
-    """Return whether `value` is an array of float64 or complex128 that JAX narrows to half that width.
-
-    False for Python floats, which have no width.
-    """
-    dtype = getattr(value, "dtype", None)
-    if is_tensor(value):
-        wide = str(dtype) in ("torch.float64", "torch.complex128")
-    else:
-        wide = isinstance(dtype, np.dtype) and (dtype.kind, dtype.itemsize) in (("f", 8), ("c", 16))
-    return wide and jax.dtypes.canonicalize_dtype(np.float64) == np.float32
-
-
 def _unmasked(array: np.ma.MaskedArray) -> np.ndarray:
     """Return a masked array without masked elements as an array."""
     masked = np.argwhere(np.ma.getmaskarray(array))

@@ -8,11 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from adaptive.base.arrays import GIVE_A_MASK, PAD_THEM, NotAnArrayError, is_narrowed, on_host
+from adaptive.base.arrays import GIVE_A_MASK, PAD_THEM, NotAnArrayError, on_host
 from adaptive.base.errors import DataError
 from adaptive.base.tree_paths import leaf_names
-
-_NAMED = 3  # largest number of leaves that a note lists
 
 
 def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:
@@ -37,8 +35,8 @@ def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:
         raise
 
 
-def first_taken(item: Any, root: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the first example of a source or an iterator on the host, and notes for the user.
+def first_taken(item: Any, root: str) -> Any:
+    """Return the first example of a source or an iterator on the host.
 
     Raises:
       DataError: the example has no arrays, or holds text or lists of numbers, which JAX takes for pytrees.
@@ -50,49 +48,37 @@ def first_taken(item: Any, root: str) -> tuple[Any, tuple[str, ...]]:
     row = taken(item, root)
     if not jax.tree.leaves(row):
         raise DataError(f"{root} has no arrays: {item!r}.")
-    return row, narrowing_notes(item, root)
+    return row
 
 
 def _is_list_of_numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(x, int | float | complex | list) for x in value)
 
 
-def narrowing_notes(tree: Any, root: str) -> tuple[str, ...]:
-    """Return a note that names the leaves whose floats JAX narrows; () if there are none."""
-    leaves = zip(leaf_names(tree, root), jax.tree.leaves(tree), strict=True)
-    narrowed = [name for name, leaf in leaves if is_narrowed(leaf)]
-    if not narrowed:
-        return ()
-    names = ", ".join(narrowed[:_NAMED]) + f" and {len(narrowed) - _NAMED} more" * (len(narrowed) > _NAMED)
-    return (
-        f"{names}: float64, computed with as float32, because JAX's x64 mode is off "
-        "(jax.config.update('jax_enable_x64', True) turns it on).",
-    )
-
-
-def checked(row: Any, first: Any, name: str) -> Any:
-    """Return an example after checking that it has the leaves, shapes and dtypes of the first one.
+def checked(row: Any, first: Any, name: str, of: str = "example 0") -> Any:
+    """Return an example after checking that it has the leaves, shapes and dtypes of another one.
 
     Args:
       row: the example.
-      first: the first example.
-      name: name of the example, for the error.
+      first: the other example.
+      name: what to call the example in the error.
+      of: what to call the other one.
 
     Raises:
       DataError: the example has other leaves, or a leaf has another shape or dtype.
     """
     if jax.tree.structure(row) != jax.tree.structure(first):
         raise DataError(
-            f"{name} has the structure {jax.tree.structure(row)}, example 0 has {jax.tree.structure(first)}. "
+            f"{name} has the structure {jax.tree.structure(row)}, {of} has {jax.tree.structure(first)}. "
             f"If a value is missing: {GIVE_A_MASK}"
         )
     for number, (leaf, like) in enumerate(zip(jax.tree.leaves(row), jax.tree.leaves(first), strict=True)):
-        if leaf.shape != like.shape:
+        if leaf.shape != like.shape or leaf.dtype != like.dtype:
             part = leaf_names(row, "example")[number]
-            raise DataError(f"{part} of {name} has shape {leaf.shape}, of example 0 {like.shape}. {PAD_THEM}")
-        if leaf.dtype != like.dtype:
-            part = leaf_names(row, "example")[number]
-            raise DataError(f"{part} of {name} is {leaf.dtype}, of example 0 {like.dtype}.")
+            raise DataError(
+                f"{part} of {name} is {leaf.dtype}{list(leaf.shape)}, of {of} {like.dtype}{list(like.shape)}. "
+                + PAD_THEM * (leaf.shape != like.shape)
+            )
     return row
 
 

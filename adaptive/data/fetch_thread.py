@@ -2,10 +2,6 @@
 
 Threads of `concurrent.futures` are joined at exit, so a read that hangs would keep the process alive. A daemon thread
 that is in C++ code when the interpreter exits can abort the process. So the exit waits for running tasks, but briefly.
-
-The default deadline of a read is 1.5 times the world's `hang_timeout`: the other processes have waited for about the
-same time, report this process after `hang_timeout`, and end it after twice that, so the error comes first. A single
-process has no deadline by default.
 """
 
 from __future__ import annotations
@@ -34,7 +30,9 @@ T = TypeVar("T")
 Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 _SECONDS_AT_EXIT = 1.0
-_OF_HANG_TIMEOUT = 1.5  # the default deadline, in units of hang_timeout
+# The default deadline, in units of hang_timeout. The other processes have waited for about the same time. They report
+# this process after one hang_timeout and end it after two, so the error comes first.
+_OF_HANG_TIMEOUT = 1.5
 _LONGEST_TICK = 1.0  # longest time between two looks at the current read, in seconds
 _HERE = os.path.join(os.path.dirname(__file__), "")
 
@@ -42,7 +40,7 @@ _HERE = os.path.join(os.path.dirname(__file__), "")
 class DaemonThreads:
     """Daemon threads that run tasks in the order of their submission, started by the first task.
 
-    The threads end after `close`, and when this object is garbage collected. Neither waits for running tasks.
+    The threads end when this object is garbage collected, without waiting for running tasks.
 
     Args:
       number: how many tasks run at the same time.
@@ -53,16 +51,9 @@ class DaemonThreads:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._ambient = AmbientContext()  # of the thread that creates this object: tasks run in it
-        self._closed = False
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
-        """Run `function(*args)` in a thread. A task that has not started can be canceled.
-
-        Raises:
-          RuntimeError: the threads are closed.
-        """
-        if self._closed:
-            raise RuntimeError("the threads that read examples are closed")
+        """Run `function(*args)` in a thread. A task that has not started can be canceled."""
         if not self._threads:
             for _ in range(self._number):
                 thread = threading.Thread(target=_run, args=(self._tasks,), name="adaptive-input", daemon=True)
@@ -73,12 +64,6 @@ class DaemonThreads:
         future: Future[T] = Future()
         self._tasks.put((future, self._ambient.run, (function, *args)))
         return future
-
-    def close(self) -> None:
-        """End the threads after the tasks submitted so far, without waiting for them."""
-        if not self._closed:
-            self._closed = True
-            _end(self._tasks, self._number)
 
     def end_at_exit(self, until: float) -> None:
         """Cancel the tasks that have not started, and wait for the running ones until this time."""
@@ -111,22 +96,14 @@ def _end(tasks: SimpleQueue[Task | None], number: int) -> None:
 def _run(tasks: SimpleQueue[Task | None]) -> None:
     """Run tasks until a `None` arrives. Keeps no reference to a task while it waits for the next one."""
     while (task := tasks.get()) is not None:
-        _run_task(*task)
-        del task
-
-
-def _run_task(future: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function(*args)
-    except BaseException as error:
-        future.set_exception(error)
-        del future  # breaks a cycle: the error's traceback holds this frame, and the future holds the error
-    else:
-        future.set_result(result)
-    finally:
-        _current.pop(threading.get_ident(), None)
+        future, function, args = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
+            _current.pop(threading.get_ident(), None)
+        del task, future, function, args
 
 
 # --- the deadline -----------------------------------------------------------------------------------------------------
@@ -158,17 +135,18 @@ class FetchThread(DaemonThreads):
     """The one thread that reads a data set, or waits for its readers, so that sources need no locks.
 
     Args:
-      read_timeout: seconds after which a read fails; `None` for the default, 0 for no limit.
-      world: the world whose other processes wait meanwhile; by default the current one.
+      read_timeout: seconds after which a read fails; 0 for no limit; `None` for the default: 1.5 times the world's
+        `hang_timeout`, and no limit on one process.
       abandon: called before the error of a read that takes too long.
+
+    Attributes:
+      world: the world whose other processes wait meanwhile; `None` for the current one.
     """
 
-    def __init__(
-        self, read_timeout: float | None, world: World | None = None, abandon: Callable[[], None] = lambda: None
-    ):
+    def __init__(self, read_timeout: float | None = None, abandon: Callable[[], None] = lambda: None):
         super().__init__()
         self.read_timeout, self._abandon = checked_timeout(read_timeout), abandon
-        self._world = world
+        self.world: World | None = None
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run `function(*args)` in the thread, and return its result. For errors see `result`."""
@@ -186,16 +164,13 @@ class FetchThread(DaemonThreads):
         return future.result()
 
     def _wait(self, future: Future[Any]) -> None:
-        world, limit = self._world or current_world.get(), self.read_timeout
+        world, limit = self.world or current_world.get(), self.read_timeout
         if limit is None:
             limit = _OF_HANG_TIMEOUT * world.hang_timeout if world is not None and world.processes > 1 else 0.0
-        tick = min(_LONGEST_TICK, limit / 4) if limit else None
-        read, waited, last = None, 0.0, time.monotonic()
-        while not wait([future], tick).done:
-            assert tick is not None
-            now, current = time.monotonic(), self._read()
-            passed, last = min(now - last, 2 * tick), now  # a longer time means that this process itself was stopped
-            read, waited = current, waited + passed if current == read else 0.0
+        tick, read, waited = min(_LONGEST_TICK, limit / 4), None, 0.0
+        while not wait([future], tick or None).done:  # counts ticks: the clock also runs while this process is stopped
+            last, read = read, self._read()
+            waited = waited + tick if read == last else 0.0
             if waited >= limit + read[2]:
                 error = DataError(self._given_up(waited, world))
                 self._abandon()

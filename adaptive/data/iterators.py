@@ -24,11 +24,11 @@ from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .advice import refuse_batches, refuse_foreign, refuse_spent
-from .example import checked, first_taken, random_numbers, shapes_of, stacked, taken
+from .example import checked, first_taken, random_numbers, stacked, taken
 from .fetch_thread import FetchThread, checked_timeout
 from .lookahead import PositionSpan
 from .replay import ReplayableIterator
-from .rows import ShardRange
+from .rows import Data, ShardRange
 
 _MANY = 2**31 - 1  # upper bound of a batch size, if the number of examples is unknown
 _KNOWN = ("epoch", "worker", "workers")  # parameters of the function of `from_iterator`
@@ -123,37 +123,35 @@ def from_iterator(
     return FromIterator(make, names, map, random_map, length, read_timeout)
 
 
-class IterableData:
+class IterableData(Data):
     """Iterators in progress: one, or one for each worker of this process.
 
     Args:
       how: makes the iterators.
       workers: number of workers of all processes.
       mine: the workers of this process.
-      world: the world whose other processes wait while this one reads; `None` if there are none.
+      world: the world whose other processes wait while this one reads; `None` for the current one.
 
     Attributes:
-      thread: the thread of all reads, since some iterators cannot be used by two threads.
+      seed: the seed of the examples' random numbers.
 
     Raises:
       DataError: an iterator yields no examples, or unusable ones; or a read takes too long.
     """
 
-    in_memory = by_row = False
+    seed = 0
 
     def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None):
         self.how, self._workers = how, workers
-        self.thread = FetchThread(how.read_timeout, world)
+        self.thread = FetchThread(how.read_timeout)  # of all reads: some iterators cannot be used by two threads
+        self.thread.world = world
         length = None if how.per_worker else how.length
         shards = list(mine) or [0] if how.per_worker else [0]
         self._runs = {shard: ReplayableIterator(partial(self._begin, shard), length) for shard in shards}
         self.example: Any = None
         self.thread.call(self._read_first, shards[0])
-        self.length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
-        self.shard_ranges = (ShardRange(0, self.length),) * (workers if how.per_worker else 1)
-
-    def __len__(self) -> int:
-        return self.length
+        examples = int(how.length) if how.length is not None and how.length != math.inf else _MANY
+        self.shard_ranges = (ShardRange(0, examples),) * (workers if how.per_worker else 1)
 
     def _begin(self, shard: int, epoch: int) -> Iterable[Any]:
         """Start an epoch of a worker's iterator, or of the one that all share."""
@@ -164,68 +162,52 @@ class IterableData:
 
     def _read_first(self, shard: int) -> None:
         self._runs[shard].reach(0)
-        example, narrowing = first_taken(self._item(shard, 0, seed=0), "example 0")
-        named = zip(leaf_names(example, "example"), jax.tree.leaves(example), strict=True)
+        self.example = first_taken(self._item(shard, 0), "example 0")
+        named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
-        promise = _PROMISE_OF_EACH if self.how.per_worker else _PROMISE
-        self.example, self.notes = example, (promise, f"of the iterator, one example is {leaves}", *narrowing)
+        self.notes = _PROMISE_OF_EACH if self.how.per_worker else _PROMISE, f"of the iterator, one example is {leaves}"
 
-    def _item(self, shard: int, position: int, seed: int) -> Any:
+    def _item(self, shard: int, position: int) -> Any:
         item = self._runs[shard].example(position)
         try:
             if self.how.transform is not None:
                 item = self.how.transform(item)
             if self.how.augment is not None:
-                item = self.how.augment(item, random_numbers(position, 0, seed, shard))
+                item = self.how.augment(item, random_numbers(position, 0, self.seed, shard))
         except Exception as error:
             error.add_note(f"in example {position} of the iterator")
             raise
         return item
 
-    def _example(self, shard: int, position: int, seed: int) -> Any:
-        """Return the example at a position that was reached, transformed, on the host."""
-        row = taken(self._item(shard, position, seed), f"example {position}")
-        return checked(row, self.example, f"example {position}")
+    def _batch(self, shard: int, start: int, stop: int) -> Any:
+        """Return the examples at these positions, transformed, on the host; `None` if there are none."""
+        self._runs[shard].reach(stop - 1)
+        rows = []
+        for position in range(start, stop):
+            name = f"example {position}"
+            rows.append(checked(taken(self._item(shard, position), name), self.example, name))
+        return stacked(rows) if rows else None
 
-    def first_examples(self, most: int) -> list[Any]:
-        """Return the first examples of the first epoch, at most this many, by which processes are compared."""
-        shard, run = min(self._runs.items())
+    def first_batch(self, examples: int) -> Any:
+        """Return the first examples of the stream, by which processes are compared, as a batch."""
+        return self.thread.call(self._batch, min(self._runs), 0, examples)
 
-        def read() -> list[Any]:
-            run.reach(most - 1)
-            return [self._example(shard, position, seed=0) for position in range(min(most, run.next))]
-
-        return self.thread.call(read)
-
-    def read(self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int], seed: int) -> list[Any]:
+    def read(self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int]) -> list[Any]:
         """Return a batch for each span; `None` for one without examples.
 
         Args:
           spans: the span of each worker of this process.
           committed: the cursor of each iterator; earlier positions are not read again.
           end: the cursor of each iterator after the step.
-          seed: the seed of the examples' random numbers.
         """
         for shard, run in self._runs.items():
             run.release(committed[shard])
             if not self.how.per_worker:  # read to the step's end, so that all processes see the same ends of epochs
                 run.reach(end[0] - 1)
                 run.look_behind(end[0])
-        batches = []
-        for span in spans:
-            self._runs[span.shard].reach(span.stop - 1)
-            rows = [self._example(span.shard, p, seed) for p in range(span.start, span.stop)]
-            batches.append(stacked(rows) if rows else None)
-        return batches
+        return [self._batch(span.shard, span.start, span.stop) for span in spans]
 
-    def shapes(self, examples: int) -> Any:
-        """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
-        return shapes_of(self.example, examples)
-
-    # --- epochs and restores ------------------------------------------------------------------------------------------
-
-    def epochs_are_unknown(self) -> str:
-        """Return the reason why the epochs of these data are unknown; "" if they are known."""
+    def why_no_epochs(self) -> str:
         if self.how.length == math.inf:
             return "the data have no end, and no epochs"
         if self.how.per_worker and self.how.length is None:
@@ -233,30 +215,25 @@ class IterableData:
         return ""
 
     def epochs(self, cursors: Sequence[int]) -> float:
-        """Return the number of epochs consumed, as a fraction if their length is known. Replicated."""
-        if self.epochs_are_unknown():
+        if self.why_no_epochs():
             return 0.0
-        return sum(cursors) / self.length if self.how.length is not None else self._runs[0].epochs(cursors[0])
+        return super().epochs(cursors) if self.how.length is not None else self._runs[0].epochs(cursors[0])
 
     def epoch_length(self, cursors: Sequence[int]) -> int | None:
-        """Return the number of examples of an epoch; `None` if unknown. Replicated."""
-        if self.epochs_are_unknown():
+        if self.why_no_epochs():
             return None
-        return self.length if self.how.length is not None else self._runs[0].epoch_length(cursors[0])
+        return len(self) if self.how.length is not None else self._runs[0].epoch_length(cursors[0])
 
     def place(self, cursors: Sequence[int]) -> str:
-        """Return a text to resume a shared iterator at the cursors; "" for iterators per worker. Replicated."""
         return "" if self.how.per_worker else self._runs[0].place(cursors[0])
 
     def go_on(self, cursors: Sequence[int], place: str) -> None:
-        """Resume the iterators at the cursors. Called in the data's thread."""
         for shard, run in self._runs.items():
             run.go_on(cursors[shard], place)
 
     def close(self) -> None:
-        """Close the iterators. Called in the data's thread."""
         for run in self._runs.values():
-            run.close()
+            self.thread.submit(run.close)
 
 
 _PROMISE = (

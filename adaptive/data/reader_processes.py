@@ -18,7 +18,6 @@ from concurrent.futures import BrokenExecutor, Future
 from typing import Any
 
 import jax
-import numpy as np
 
 from adaptive.base.errors import DataError
 
@@ -29,68 +28,57 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 _TO_START = 60.0  # seconds by which the deadline of their start is later: they import JAX and the data's libraries
 
 
-class ReadersLostError(DataError):
-    """Reader processes were lost or ended, with all reads that were submitted to them."""
-
-
 class ReaderProcesses:
-    """Reader processes of one source, which start at the first read.
+    """Reader processes of one source, which start at the first read, and again after one was lost or after `close`.
 
     Args:
-      reader: has a method `read(indices, passes)`; sent to each process once.
+      reader: has a method `read`; sent to each process once.
       number: number of processes.
     """
 
     def __init__(self, reader: Any, number: int):
         self._reader, self._number = reader, number
         self._executor: Any = None
-        self._lock, self._start_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
-    def submit(self, indices: np.ndarray, passes: Any) -> Future[Any]:
-        """Start to read the examples at these indices in one process; the future returns a list of them.
+    def submit(self, *args: Any) -> Future[Any]:
+        """Call `reader.read(*args)` in one of the processes.
 
         Raises:
-          DataError: the source cannot be sent to other processes.
-          ReadersLostError: the processes could not be started.
+          DataError: the source cannot be sent to other processes, or they could not be started.
         """
-        with self._start_lock:
-            with self._lock:
-                executor = self._executor
+        with self._lock:
             try:
-                return (executor or self._start()).submit(_read, indices, passes)
+                return (self._executor or self._start()).submit(_read, *args)
             except BrokenExecutor:  # a process was lost; earlier reads have raised the error
-                return self._start().submit(_read, indices, passes)
+                return self._start().submit(_read, *args)
 
     def _start(self) -> Any:
         begin_read("the start of reader processes", _TO_START)
         executor = _started(self._reader, self._number)
-        with self._lock:
-            self._executor, self._finalizer = executor, weakref.finalize(self, _end, executor)
+        self._executor, self._end = executor, weakref.finalize(self, executor.shutdown, wait=False, kill_workers=True)
         result_of(executor.submit(os.getpid))
         return executor
 
     def close(self) -> None:
-        """Kill the processes, also while they read. They start again on demand."""
-        with self._lock:
-            executor, self._executor = self._executor, None
+        """Kill the processes, also while they read. Does not wait for a read or a start in another thread."""
+        executor, self._executor = self._executor, None
         if executor is not None:
-            self._finalizer()
+            self._end()
 
 
-def result_of(future: Future[Any]) -> Any:
-    """Wait for a submitted read, and return its examples.
+def result_of(read: Future[Any]) -> Any:
+    """Wait for a submitted read, and return its result.
 
     Raises:
-      ReadersLostError: a reader process was lost, or the processes were ended.
+      DataError: a reader process was lost, or the processes were ended.
     """
     try:
-        return future.result()
+        return read.result()
     except RuntimeError as error:
-        if type(error).__name__ == "ShutdownExecutorError":  # of loky, which is imported only on demand
-            raise ReadersLostError("the reader processes were ended before they had read these examples") from error
-        if not isinstance(error, BrokenExecutor):
+        if type(error).__module__.partition(".")[0] != "loky":
             raise
-        raise ReadersLostError(
+        raise DataError(
             f"a process that reads examples was lost: {error}\nIf it was killed for memory, lower num_readers=, or "
             "pass data that each process opens itself instead of holding it in memory."
         ) from error
@@ -113,10 +101,6 @@ def _started(reader: Any, number: int) -> Any:
         initargs=(pickled, os.getpid(), jax.config.jax_enable_x64),
         env={**{name: os.environ.get(name, one) for name, one in _ONE_THREAD.items()}, "JAX_PLATFORMS": "cpu"},
     )
-
-
-def _end(executor: Any) -> None:
-    executor.shutdown(wait=False, kill_workers=True)
 
 
 # --- in a reader process ----------------------------------------------------------------------------------------------
@@ -142,12 +126,12 @@ def _leave_with(parent: int) -> None:
     os._exit(1)
 
 
-def _read(indices: np.ndarray, passes: Any) -> Any:
+def _read(*args: Any) -> Any:
     (reader,) = _here
     if isinstance(reader, Exception):
         raise reader
     try:
-        return reader.read(indices, passes)
+        return reader.read(*args)
     except Exception as error:
         raise _sendable(error) from None
 

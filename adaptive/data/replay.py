@@ -25,13 +25,13 @@ class ResumePoint(NamedTuple):
       at: the position of the next example.
       epoch: number of epochs that ended before.
       began: the position at which this epoch began.
-      state: what the iterator's `get_state` returned, as JSON; `None` if it has none.
+      state: what the iterator's `get_state` returned, as JSON; `None` to start the epoch and skip examples.
     """
 
-    at: int
-    epoch: int
-    began: int
-    state: Any
+    at: int = 0
+    epoch: int = 0
+    began: int = 0
+    state: Any = None
 
 
 class ReplayableIterator:
@@ -47,27 +47,28 @@ class ReplayableIterator:
 
     def __init__(self, begin: Callable[[int], Iterable[Any]], length: float | None):
         self._begin, self._length = begin, length
-        self._restart(ResumePoint(0, 0, 0, None))
+        self._restart(ResumePoint())
 
     def _restart(self, point: ResumePoint) -> None:
         self.next = self._first = point.at
-        self._epoch, self._began = point.epoch, point.began
-        self._base, self._ends = point, list[int]()
         self._kept: deque[Any] = deque()  # from position `_first` on
+        # Where epochs begin, from number `_epoch_before` + 1 on; the last of them has not ended.
+        self._begins, self._epochs_before = [point.began], point.epoch
+        self._points = deque([point])
         self._iterator: Iterator[Any] | None = None
-        self._points: deque[ResumePoint] = deque()
-        self._point_is_due = True
         self._error: Exception | None = None
 
     def reach(self, position: int) -> None:
         """Read until the example at a position is available."""
-        self._point_is_due = True
+        if self._iterator is not None and self.next <= position:
+            point = ResumePoint(self.next, self._epoch, self._begins[-1], _state_of(self._iterator))
+            self._points.append(point)
         while self.next <= position:
             self._pull()
 
     def look_behind(self, position: int) -> None:
         """Read until it is known whether an epoch ends before this position. A later `reach` raises any error."""
-        while self.next <= position and not (self.next == position and self._iterator is None and self._ends):
+        while self.next <= position and not (self.next == position == self._begins[-1] and len(self._begins) > 1):
             try:
                 self._pull()
             except Exception:
@@ -85,6 +86,10 @@ class ReplayableIterator:
         while len(self._points) > 1 and self._points[1].at <= position:
             self._points.popleft()
 
+    @property
+    def _epoch(self) -> int:
+        return self._epochs_before + len(self._begins) - 1
+
     def _pull(self) -> None:
         """Read one example, or the end of an epoch."""
         if self._error is not None:  # a generator that has raised only stops, which must not end the epoch
@@ -93,10 +98,6 @@ class ReplayableIterator:
             if self._iterator is None:
                 begin_read(f"the start of epoch {self._epoch} of the iterator")
                 self._iterator = iter(self._begin(self._epoch))
-            if self._point_is_due or self.next == self._began:
-                state = None if self.next == self._began else _state_of(self._iterator)  # `begin` starts an epoch
-                self._points.append(ResumePoint(self.next, self._epoch, self._began, state))
-                self._point_is_due = False
             begin_read(f"example {self.next} of the iterator")
             self._kept.append(next(self._iterator))
             self.next += 1
@@ -108,7 +109,7 @@ class ReplayableIterator:
             raise
 
     def _end_epoch(self) -> None:
-        given = self.next - self._began
+        given = self.next - self._begins[-1]
         if not given:
             again = ": does it return the same iterator each time, that has ended?" if self._epoch else "."
             self._error = DataError(f"the iterator of epoch {self._epoch} gave no examples{again}")
@@ -116,32 +117,29 @@ class ReplayableIterator:
         if self._length not in (None, math.inf, given):
             self._error = DataError(f"the iterator ended after {given} examples; length= says {self._length}.")
             raise self._error
-        self._ends.append(self.next)
-        self._epoch, self._began, self._iterator = self._epoch + 1, self.next, None
+        self._begins.append(self.next)
+        self._points.append(ResumePoint(self.next, self._epoch, self.next))
+        self._iterator = None
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
     def epochs(self, position: int) -> float:
         """Return the number of epochs before a position, with the fraction of its epoch if the length is known."""
-        ended = bisect_right(self._ends, position)
-        began = self._ends[ended - 1] if ended else self._base.began
+        number = bisect_right(self._begins, position) - 1
         length = self.epoch_length(position)
-        done = (position - began) / length if length else 0.0
-        return self._base.epoch + ended + min(done, math.nextafter(1, 0))
+        done = (position - self._begins[number]) / length if length else 0.0
+        return self._epochs_before + number + min(done, math.nextafter(1, 0))
 
     def epoch_length(self, position: int) -> int | None:
         """Return the number of examples of the last epoch that ended before a position; `None` if none has."""
-        ended = bisect_right(self._ends, position)
-        if not ended:
-            return None
-        return self._ends[ended - 1] - (self._ends[ended - 2] if ended > 1 else self._base.began)
+        number = bisect_right(self._begins, position) - 1
+        return self._begins[number] - self._begins[number - 1] if number > 0 else None
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
     def place(self, position: int) -> str:
         """Return the last resume point at or before a position as JSON, for `go_on`."""
-        points = [point for point in list(self._points) if point.at <= position]
-        return json.dumps(points[-1] if points else self._base)
+        return json.dumps([point for point in list(self._points) if point.at <= position][-1])
 
     def go_on(self, position: int, place: str) -> None:
         """Restart the iterator from a resume point, and skip the examples before a position.
@@ -151,20 +149,19 @@ class ReplayableIterator:
           place: the result of `place(position)`; "" to start at the beginning.
         """
         self.close()
-        point = ResumePoint(*json.loads(place)) if place else ResumePoint(0, 0, 0, None)
-        epoch = point._replace(at=point.began)
-        self._restart(point if point.state is not None else epoch)
+        point = ResumePoint(*json.loads(place)) if place else ResumePoint()
+        self._restart(point._replace(at=point.began, state=None))
         if point.state is not None:
             try:
                 begin_read(f"the state of the iterator at position {point.at}")
                 iterator: Any = iter(self._begin(point.epoch))
                 iterator.set_state(_decoded(point.state))
+                self._restart(point)
                 self._iterator = iterator
             except Exception as error:
                 _log.info("%s: %s. Its examples are read again, and skipped.", type(error).__name__, error)
-                self._restart(epoch)
         while self.next < position:
-            self.reach(self.next)
+            self._pull()
             self.release(min(self.next, position))
         self.look_behind(position)
 
@@ -180,18 +177,15 @@ def _state_of(iterator: Any) -> Any:
     """Return the state of an iterator for `set_state`, as JSON; `None` if it has none that is JSON or bytes.
 
     Only `get_state`, grain's method, promises the same examples afterwards. The `state_dict` of Hugging Face's data
-    sets loses the examples in a shuffle buffer. A state with an object's address, such as a `repr` in states of grain's
-    `DataLoader`, differs between processes, and is not used.
+    sets loses the examples in a shuffle buffer.
     """
-    get_state = getattr(iterator, "get_state", None)
-    state = None if get_state is None else get_state()
+    state = getattr(iterator, "get_state", lambda: None)()
     if isinstance(state, bytes):
-        return None if b" at 0x" in state else {"bytes": base64.b64encode(state).decode()}
+        return {"bytes": base64.b64encode(state).decode()}
     try:
-        text = json.dumps(state)
+        return None if state is None else {"json": json.loads(json.dumps(state))}
     except TypeError:
         return None
-    return None if state is None or " at 0x" in text else {"json": json.loads(text)}
 
 
 def _decoded(state: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import repeat
 from operator import getitem
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,21 +17,14 @@ from adaptive.base.numbers import whole
 from adaptive.base.tree_paths import leaf_names
 
 from .advice import refuse_foreign
-from .example import checked, first_taken, narrowing_notes, random_numbers, shapes_of, stacked, taken
-from .fetch_thread import DaemonThreads, FetchThread, begin_read, checked_timeout
+from .example import checked, first_taken, joined, random_numbers, shapes_of, stacked, taken
+from .fetch_thread import DaemonThreads, FetchThread, begin_read
 from .reader_processes import ReaderProcesses, result_of
 
 _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
-_CHUNKS, _LARGEST_CHUNK = 4, 256  # chunks of a batch per reader process, which balances the processes
-
-
-@runtime_checkable
-class RandomAccess(Protocol):
-    """A source: `source[i]` is one example, a pytree of arrays and numbers."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
+# A reader process reads a part of a batch at a time. Several parts per process balance processes of unequal speed: with
+# one each, steps took 1.5 times as long where a source computes on busy cores.
+_PIECES, _LARGEST_PIECE = 4, 256
 
 
 class ShardRange(NamedTuple):
@@ -41,79 +34,122 @@ class ShardRange(NamedTuple):
     length: int
 
 
-class Passes(NamedTuple):
-    """The epochs, seed and shard of examples to read, on which their random numbers depend.
+class Request(NamedTuple):
+    """Examples to read, all of one shard; the last three attributes determine their random numbers.
 
     Attributes:
-      epochs: the epoch of each example, shape=(k,), or of all.
+      indices: their indices in the data; shape=(k,).
+      epochs: the epoch of each; shape=(k,).
       seed: the program's seed.
-      shard: the index of the data set, if there are several.
+      shard: the number of the data set, if there are several.
     """
 
-    epochs: np.ndarray | int = 0
-    seed: int = 0
-    shard: int = 0
+    indices: np.ndarray
+    epochs: np.ndarray
+    seed: int
+    shard: int
 
 
-FIRST_PASS = Passes()
-
-
-class Rows:
-    """A data set whose rows the program reads by index; an abstract class.
+class Data:
+    """Training data; an abstract class.
 
     Attributes:
-      length: number of examples.
-      example: one row, on the host.
+      example: one example, on the host.
       shard_ranges: one range that all workers share, or one range per worker.
-      by_row: whether rows are taken from arrays, without user code.
-      in_memory: whether these arrays are in memory.
-      readers: the number of threads or processes that read ahead; 0 if the fetch thread itself reads.
-      processes: whether the readers are processes.
+      in_memory: whether examples are rows of arrays in memory.
+      processes: whether other processes read.
       notes: notes for the user on how the data were interpreted.
-      read_timeout: seconds after which a read fails; `None` for the default, 0 for no limit.
+      thread: the thread that reads, or waits for the readers.
     """
 
-    length: int
     example: Any
     shard_ranges: tuple[ShardRange, ...]
-    by_row = in_memory = processes = False
-    readers = 0
+    in_memory = processes = False
     notes: tuple[str, ...] = ()
-    read_timeout: float | None = None
+    thread: FetchThread
 
     def __len__(self) -> int:
-        return self.length
+        last = self.shard_ranges[-1]
+        return last.start + last.length
 
     def shapes(self, examples: int) -> Any:
         """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
         return shapes_of(self.example, examples)
 
+    def why_no_epochs(self) -> str:
+        """Return the reason why the epochs of these data are unknown; "" if they are known."""
+        return ""
+
+    def epochs(self, cursors: Sequence[int]) -> float:
+        """Return the number of epochs consumed, as a fraction if their length is known. Replicated."""
+        return sum(cursors) / len(self)
+
+    def epoch_length(self, cursors: Sequence[int]) -> int | None:
+        """Return the number of examples of an epoch; `None` if unknown. Replicated."""
+        del cursors
+        return len(self)
+
+    def place(self, cursors: Sequence[int]) -> str:
+        """Return the text that, with the cursors, is needed to resume there; "" if there is none. Replicated."""
+        del cursors
+        return ""
+
+    def go_on(self, cursors: Sequence[int], place: str) -> None:
+        """Resume at the cursors. Called in the data's thread."""
+
+    def close(self) -> None:
+        """End iterators and reader processes, without waiting for a read: it may hang. Processes start again on
+        demand.
+        """
+
+
+class Rows(Data):
+    """A data set whose rows the program reads by index; an abstract class.
+
+    Attributes:
+      by_row: whether rows are taken from arrays, without user code.
+      readers: the number of threads or processes that read ahead; 0 if the fetch thread itself reads.
+    """
+
+    by_row = False
+    readers = 0
+
+    def __init__(self, read_timeout: float | None = None):
+        self.thread = FetchThread(read_timeout, abandon=self.close)
+
     def rows(self, indices: np.ndarray) -> Any:
         """Return the examples at these indices, in their first epoch, as a batch; leaves of shape=(len(indices), …)."""
         raise NotImplementedError
 
-    def submit(self, indices: np.ndarray, passes: Passes) -> Future[list[Any]]:
-        """Start to read the examples at these indices, all of one shard. Called in a fetch thread."""
-        raise NotImplementedError
+    def submit(self, request: Request) -> Future[Any]:
+        """Start to read examples, as a batch. Called in a fetch thread."""
+        return _done(self.rows, request.indices)
 
-    def result(self, read: Future[list[Any]], index: int) -> list[Any]:
-        """Return the examples that were read. Called in a fetch thread, which waits for the one at `index`.
+    def result(self, read: Future[Any], index: int) -> Any:
+        """Return a batch that is being read, whose first example has this index. Called in a fetch thread.
 
         Raises:
-          ReadersLostError: a reader process was lost, with all reads in progress.
+          DataError: a reader process was lost, with all reads in progress.
         """
         if not read.done():
             begin_read(f"example {index} of the data{' from a reader process' * self.processes}")
         return result_of(read)
 
-    def chunk(self, examples: int) -> int:
-        """Return the number of examples of a batch that one reader reads per task."""
-        if not self.processes:
-            return 1
-        return min(max(1, -(-examples // (_CHUNKS * self.readers))), _LARGEST_CHUNK)
+    def piece(self, examples: int) -> int:
+        """Return the number of examples that a reader reads at a time, of a batch of this many."""
+        if self.processes:
+            return min(max(1, examples // (_PIECES * self.readers)), _LARGEST_PIECE)
+        return 1 if self.readers else max(1, examples)
 
-    def close(self) -> None:
-        """End the reader processes; they start again on demand."""
+
+def _done(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call a function in this thread; an error is raised by the step that needs the result."""
+    done: Future[Any] = Future()
+    try:
+        done.set_result(function(*args))
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 class ArrayRows(Rows):
@@ -123,42 +159,29 @@ class ArrayRows(Rows):
       DataError: leaves of different lengths, no leaves, no examples, or leaves that hold no numbers.
     """
 
+    by_row = True
+
     def __init__(self, data: Any):
+        super().__init__()
         leaves, self._tree = jax.tree.flatten(data)
         names = leaf_names(data, "data")
         for name, leaf in zip(names, leaves, strict=True):
             refuse_foreign(leaf, name)
         self._columns = [_column(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-        self.length = _common_length(data, names, self._columns)
-        self.notes = narrowing_notes(data, "data")
-        self.by_row, self.in_memory = True, not any(map(_is_mapped, self._columns))
+        self.shard_ranges = (ShardRange(0, _common_length(data, names, self._columns)),)
+        self.in_memory = not any(map(_is_mapped, self._columns))
         self.example = taken(self._tree.unflatten([column[0] for column in self._columns]), "data[0]")
-        self.shard_ranges = (ShardRange(0, self.length),)
 
     def __repr__(self) -> str:
-        return f"{self.length} examples"
+        return f"{len(self)} examples"
 
     def rows(self, indices: np.ndarray) -> Any:
         rows = self._tree.unflatten(map(getitem, self._columns, repeat(indices)))  # in C: on the path of every step
         return rows if self.in_memory else taken(rows, "data", indices)
 
-    def submit(self, indices: np.ndarray, passes: Passes) -> Future[list[Any]]:
-        del passes
-        rows, read = self.rows(indices), Future[list[Any]]()
-        read.set_result([jax.tree.map(lambda leaf, i=i: leaf[i], rows) for i in range(len(indices))])
-        return read
-
 
 class SourceRows(Rows):
-    """A source, read by threads or processes.
-
-    Args:
-      source: `source[i]` is one example.
-      transform: function of an example.
-      augment: function of an example and its random generator.
-      num_readers: number of reader processes.
-      num_threads: number of threads that read at the same time, if there are no processes.
-      read_timeout: seconds after which a read fails; `None` for the default, 0 for no limit.
+    """A source, read by threads or processes; arguments as for `from_source`.
 
     Raises:
       DataError: the source is empty or endless, or example 0 has no arrays of numbers.
@@ -173,47 +196,41 @@ class SourceRows(Rows):
         num_threads: int = 1,
         read_timeout: float | None = None,
     ):
-        self.length = len(source)
-        if self.length == 0:
+        super().__init__(read_timeout)
+        length = len(source)
+        if length == 0:
             raise DataError("the data set is empty: len(data) is 0.")
-        if self.length >= _ENDLESS:
+        if length >= _ENDLESS:
             raise DataError(
-                f"len(data) is {self.length}: the data are repeated without end. Leave out .repeat(), because the "
+                f"len(data) is {length}: the data are repeated without end. Leave out .repeat(), because the "
                 "program repeats the data in every epoch."
             )
-        self.processes, self.read_timeout = bool(num_readers), read_timeout
+        self.shard_ranges, self.processes = (ShardRange(0, length),), bool(num_readers)
         self.readers = num_readers or (num_threads if num_threads > 1 else 0)
         self._reader = _ExampleReader(source, transform, augment)
-        self.thread = FetchThread(read_timeout, abandon=self.close)
         self._threads = DaemonThreads(num_threads) if num_threads > 1 else None
         self._processes = ReaderProcesses(self._reader, num_readers) if num_readers else None
-        self.example, self.notes = self.thread.call(self._reader.first)
-        self.shard_ranges = (ShardRange(0, self.length),)
+        self.example = self.thread.call(self._reader.first)
 
     def __repr__(self) -> str:
         by = f"{self.readers} {'processes' if self.processes else 'threads'}" if self.readers else "a thread"
-        return f"{self.length} examples, read by {by}"
+        return f"{len(self)} examples, read by {by}"
 
     def rows(self, indices: np.ndarray) -> Any:
         return self.thread.call(self._rows, indices)
 
     def _rows(self, indices: np.ndarray) -> Any:
-        size = self.chunk(len(indices))
+        size, once = self.piece(len(indices)), np.zeros(len(indices), int)
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
-        reads = [(self.submit(part, FIRST_PASS), int(part[0])) for part in parts]
-        return stacked([row for read, index in reads for row in self.result(read, index)])
+        reads = [(self.submit(Request(part, once[: len(part)], 0, 0)), int(part[0])) for part in parts]
+        return joined([self.result(*read) for read in reads])
 
-    def submit(self, indices: np.ndarray, passes: Passes) -> Future[list[Any]]:
+    def submit(self, request: Request) -> Future[Any]:
         if self._processes is not None:
-            return self._processes.submit(indices, passes)
+            return self._processes.submit(request)
         if self._threads is not None:
-            return self._threads.submit(self._reader.read, indices, passes)
-        read: Future[list[Any]] = Future()
-        try:
-            read.set_result(self._reader.read(indices, passes))
-        except Exception as error:  # raised by the step that needs the example
-            read.set_exception(error)
-        return read
+            return self._threads.submit(self._reader.read, request)
+        return _done(self._reader.read, request)
 
     def close(self) -> None:
         if self._processes is not None:
@@ -227,27 +244,29 @@ class _ExampleReader:
         self._source, self._transform, self._augment = source, transform, augment
         self._first: Any = None
 
-    def first(self) -> tuple[Any, tuple[str, ...]]:
-        """Read example 0, which defines the structure, shapes and dtypes of all, and return notes on it."""
-        self._first, notes = first_taken(self._read(0, 0, FIRST_PASS), "data[0]")
-        return self._first, notes
+    def first(self) -> Any:
+        """Read example 0, which defines the structure, shapes and dtypes of all."""
+        self._first = first_taken(self._item(0, 0, 0, 0), "data[0]")
+        return self._first
 
-    def read(self, indices: np.ndarray, passes: Passes) -> list[Any]:
-        """Return the examples at these indices, on the host."""
-        rows, epochs = [], np.broadcast_to(passes.epochs, len(indices))
-        for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
-            row = taken(self._read(index, epoch, passes), f"data[{index}]")
-            rows.append(checked(row, self._first, f"example {index}"))
-        return rows
+    def read(self, request: Request) -> Any:
+        """Return examples on the host, as a batch."""
+        indices = request.indices.tolist()
+        # All are read before any is converted: after a wait the caches are cold, and each function called costs more.
+        items = [self._item(i, e, *request[2:]) for i, e in zip(indices, request.epochs.tolist(), strict=True)]
+        rows = [taken(item, f"data[{index}]") for index, item in zip(indices, items, strict=True)]
+        return stacked(
+            [checked(row, self._first, f"example {index}") for index, row in zip(indices, rows, strict=True)]
+        )
 
-    def _read(self, index: int, epoch: int, passes: Passes) -> Any:
+    def _item(self, index: int, epoch: int, seed: int, shard: int) -> Any:
         begin_read(f"example {index} of the data")
         try:
             item = self._source[index]
             if self._transform is not None:
                 item = self._transform(item)
             if self._augment is not None:
-                item = self._augment(item, random_numbers(index, epoch, passes.seed, passes.shard))
+                item = self._augment(item, random_numbers(index, epoch, seed, shard))
         except Exception as error:
             error.add_note(f"in reading example {index} of the data, a {type(self._source).__name__}")
             raise
@@ -294,11 +313,11 @@ def from_source(
       map: `fn(example)`, applied to each example; returns a pytree of arrays and numbers.
       random_map: `fn(example, rng)`, like `map` with random numbers. An example's `rng` depends only on the program's
         seed, the epoch and the example's index, not on which process reads it; `evaluate` uses the first epoch's.
-      num_readers: number of reader processes for each process of the program; 0 to read in threads. Reader processes
-        start on demand. Their code is sent by cloudpickle, so scripts need no `if __name__ == "__main__"`.
+      num_readers: number of reader processes for each process of the program; 0 to read in threads. They start on
+        demand, without running the script again.
       num_threads: how many threads of each process call `data[i]` and the functions at the same time, on the same
-        objects; 1 by default, because few data sets are written for threads. Several help where reading waits for a
-        disk or a network. Arrays without functions are read by row, in one go, whatever it says.
+        objects; 1 by default, because few data sets are written for threads. Arrays without functions are read by row,
+        in one go, whatever it says.
       read_timeout: seconds after which one read for a waiting step fails with a DataError; 0 for no limit. A thread
         reads one example at a time, a process some examples of a batch. By default 1.5 times the world's
         `hang_timeout`, and no limit on one process.
@@ -314,7 +333,6 @@ def from_source(
         raise DataError("pass num_readers= (processes) or num_threads=, not both.")
     if isinstance(data, Rows):
         raise DataError(f"{data!r}: pass map=, random_map=, num_readers=, num_threads= and read_timeout= in one call.")
-    read_timeout = checked_timeout(read_timeout)
     if not _is_source(data):
         arrays = ArrayRows(data)
         if map is None and random_map is None:
@@ -341,7 +359,7 @@ def _is_source(data: Any) -> bool:
         return False
     if isinstance(data, Mapping):
         raise DataError(f"data is a {type(data).__name__}, which JAX takes for a single leaf. Pass dict(data).")
-    return isinstance(data, RandomAccess)
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def _is_mapped(column: np.ndarray) -> bool:
@@ -353,7 +371,7 @@ def _is_mapped(column: np.ndarray) -> bool:
 
 def _column(leaf: Any, name: str) -> Any:
     if isinstance(leaf, np.ndarray) and _is_mapped(leaf):
-        taken(np.asarray(leaf)[:1], name)
+        taken(np.asarray(leaf)[:1], name)  # refuses what holds no numbers
         return np.asarray(leaf)
     return taken(leaf, name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -14,57 +13,53 @@ import numpy as np
 
 from adaptive.base.tree_paths import leaf_names
 
-from .example import stacked
 from .iterators import IterableData
-from .rows import Rows
+from .rows import Data, Rows
 
 # Arrays are compared as a whole (0.8 s per GB) up to `_ALL_BYTES`. Of larger ones, and of sources, whose rows run user
 # code, a sample is compared: if one row in a hundred differs, 512 rows miss that in one of 170 cases.
 _ALL_BYTES = 256 << 20
 _BLOCK_BYTES = 16 << 20
-_ROWS_OF_LARGE, _ROWS_OF_SOURCES, _ROWS_READ_TWICE, _FIRST_OF_ITERATORS = 4096, 512, 16, 16
-# For a source that a single process reads: an augmentation of every second example is missed in one of 32 cases. After
-# `_SECONDS_OF_READING_TWICE` no further row is started, so a slow source costs two reads.
-_ROWS_READ_TWICE_ALONE, _SECONDS_OF_READING_TWICE = 5, 0.2
+_ROWS_OF_LARGE, _ROWS_OF_SOURCES, _FIRST_OF_ITERATORS = 4096, 512, 16
+# So many rows are read twice, or as many as the seconds allow, but at least one.
+_ROWS_READ_TWICE, _SECONDS_OF_READING_TWICE = 16, 0.2
 
 _log = logging.getLogger("adaptive")
 
 
-def digests_of_data(data: Rows | IterableData) -> dict[str, str]:
+def digests_of_data(data: Data) -> dict[str, str]:
     """Return the number of examples (of each shard) and a digest of each leaf, as text by name. Local.
 
     Of an iterator, the first examples, which stay available to the stream; of iterators per worker, only the examples'
     shapes and dtypes.
     """
     count, digests = "iterators of each worker's own", [""] * len(jax.tree.leaves(data.example))
-    if not isinstance(data, IterableData):
+    if isinstance(data, Rows):
         count = " + ".join(str(shard.length) for shard in data.shard_ranges) + " examples"
         digests = _digests(data, _compared(data))
-    elif not data.how.per_worker:
-        count, digests = "an iterator", _hashes([stacked(data.first_examples(_FIRST_OF_ITERATORS))])
+    elif isinstance(data, IterableData) and not data.how.per_worker:
+        count, digests = "an iterator", _hashes([data.first_batch(_FIRST_OF_ITERATORS)])
     leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), digests, strict=True)
     return {"data": count, **{name: f"{leaf.dtype}{list(leaf.shape)} {digest}" for name, leaf, digest in leaves}}
 
 
-def steadiness(data: Rows | IterableData, rank: int) -> dict[str, str]:
+def steadiness(data: Data, rank: int) -> dict[str, str]:
     """Return {} if sampled rows of a source are the same when read twice; otherwise a text that names a row and rank.
 
     Processes compare the results, so that one process's finding becomes an error on all.
     """
-    row = _unsteady_row(data, _ROWS_READ_TWICE)
+    row = _unsteady_row(data)
     text = f"data[{row}] is another example the second time (seen by rank {rank})"
     return {} if row is None else {"data, read twice,": text}
 
 
-def warn_unless_steady(data: Rows | IterableData) -> None:
+def warn_unless_steady(data: Data) -> None:
     """Log a warning if one of a few examples of a source differs when it is read twice.
 
     For a single process, which cannot compare its data with others. Skips sources with reader processes, whose start
     would take long.
     """
-    if isinstance(data, IterableData) or data.processes:
-        return
-    row = _unsteady_row(data, _ROWS_READ_TWICE_ALONE, _SECONDS_OF_READING_TWICE)
+    row = None if data.processes else _unsteady_row(data)
     if row is not None:
         _log.warning(
             "data[%d] differs when it is read again: the source draws its own random numbers (of np.random, random or "
@@ -75,18 +70,18 @@ def warn_unless_steady(data: Rows | IterableData) -> None:
         )
 
 
-def _unsteady_row(data: Rows | IterableData, rows: int, seconds: float = math.inf) -> int | None:
+def _unsteady_row(data: Data) -> int | None:
     """Return the first of some rows of a source that differs when it is read twice, or `None`."""
-    if isinstance(data, IterableData) or data.by_row:
+    if not isinstance(data, Rows) or data.by_row:
         return None
-    end = time.monotonic() + seconds
-    for row in _sample(len(data), rows).tolist():
+    end = time.monotonic() + _SECONDS_OF_READING_TWICE
+    for row in _sample(len(data), _ROWS_READ_TWICE):
         try:
             first, again = (_digests(data, np.array([row])) for _ in range(2))
         except Exception:  # raised by user code; a step will raise it again, and the others wait for this result
             return None
         if first != again:
-            return row
+            return int(row)
         if time.monotonic() > end:
             return None
     return None
@@ -96,13 +91,16 @@ def _compared(data: Rows) -> np.ndarray:
     """Return the indices of the rows that processes compare."""
     if not data.by_row:
         return _sample(len(data), _ROWS_OF_SOURCES)
-    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
-    return np.arange(len(data)) if len(data) * row_bytes <= _ALL_BYTES else _sample(len(data), _ROWS_OF_LARGE)
+    return np.arange(len(data)) if len(data) * _row_bytes(data) <= _ALL_BYTES else _sample(len(data), _ROWS_OF_LARGE)
+
+
+def _row_bytes(data: Rows) -> int:
+    return max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
 
 
 def _digests(data: Rows, numbers: np.ndarray) -> list[str]:
     """Return a digest of each leaf over these rows; reads blocks, so that the data may be larger than memory."""
-    block = max(1, _BLOCK_BYTES // max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))))
+    block = max(1, _BLOCK_BYTES // _row_bytes(data))
     return _hashes(data.rows(numbers[start : start + block]) for start in range(0, len(numbers), block))
 
 

@@ -11,7 +11,7 @@ read by `Lookahead` for data with an index, and by `IterableData` for iterators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate, repeat
 from operator import getitem
@@ -21,13 +21,11 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
-from adaptive.base.world import World
 
 from .example import joined
-from .fetch_thread import FetchThread
 from .iterators import IterableData
 from .lookahead import Lookahead, PositionSpan
-from .rows import Rows, SourceRows
+from .rows import Data, Rows
 
 _SMALL = 1 << 20  # bytes of a share of arrays in memory that are read in the calling thread, sooner than one wakes up
 
@@ -51,7 +49,6 @@ class Stream:
       data: the data set.
       seed: the seed of the permutations.
       workers: the workers of this process.
-      world: the world whose other processes wait while this one reads; `None` if there are none.
       beside: whether rows of arrays in memory are prefetched while kernels run. If kernels run on the same cores, that
         would slow down both by more than the time of the rows; then rows are taken on demand.
 
@@ -62,33 +59,25 @@ class Stream:
       fetched: called with the batches of each share, by the thread that has read them; `None`: nothing is called.
     """
 
-    def __init__(
-        self, data: Rows | IterableData, *, seed: int, workers: range, world: World | None = None, beside: bool = True
-    ):
-        self.data, self.seed, self.workers = data, seed, workers
+    def __init__(self, data: Data, *, seed: int, workers: range, beside: bool = True):
+        self.seed, self.workers = seed, workers
         self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
-        self._iterators = data if isinstance(data, IterableData) else None
-        self._lookahead = None if isinstance(data, IterableData) else Lookahead(data, seed)
-        self._thread = self._thread_of(data, world)
+        self.length, self.in_memory = 0, data.in_memory
+        self._data, self._thread = data, data.thread
+        if isinstance(data, Rows):
+            self._lookahead, self.length = Lookahead(data, seed), len(data)
+            self._order, self._rows = self._lookahead.order.examples, data.rows
+        elif isinstance(data, IterableData):
+            data.seed = seed
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # the cursors when `_ahead` was requested
         self._closed = False
         self.fetched: Callable[[tuple[Any, ...]], None] | None = None
-        self._beside, self.in_memory = beside, data.in_memory
+        self._beside = beside
         # Rows of arrays in memory, of one shard: nothing is read ahead or kept.
         self._simple = self.in_memory and len(self.shard_ranges) == 1
         self._row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
-        self.length = 0 if isinstance(data, IterableData) else len(data)
-        if self._lookahead is not None and isinstance(data, Rows):
-            self._order, self._rows = self._lookahead.order.examples, data.rows
-
-    @staticmethod
-    def _thread_of(data: Rows | IterableData, world: World | None) -> FetchThread:
-        """Return the thread that reads, or waits for the readers."""
-        if isinstance(data, IterableData | SourceRows):
-            return data.thread
-        return FetchThread(data.read_timeout, world, data.close)
 
     @property
     def consumed(self) -> int:
@@ -98,17 +87,17 @@ class Stream:
     @property
     def epoch(self) -> int:
         """Whole epochs of data consumed. Replicated."""
-        return int(self.epochs) if self._iterators is not None else sum(self.cursors) // self.length
+        return int(self.epochs)
 
     @property
     def epochs(self) -> float:
         """Epochs of data consumed, as a fraction. Replicated."""
-        return self._iterators.epochs(self.cursors) if self._iterators is not None else sum(self.cursors) / self.length
+        return self._data.epochs(self.cursors)
 
     @property
     def epoch_length(self) -> int | None:
         """Number of examples in an epoch; `None` if it is unknown, or there are no epochs. Replicated."""
-        return self._iterators.epoch_length(self.cursors) if self._iterators is not None else self.length
+        return self._data.epoch_length(self.cursors)
 
     def check_epochs(self, instead: str) -> None:
         """Raise if the epochs of the data are unknown.
@@ -119,15 +108,14 @@ class Stream:
         Raises:
           DataError: the epochs are unknown.
         """
-        why = self._iterators.epochs_are_unknown() if self._iterators is not None else ""
+        why = self._data.why_no_epochs()
         if why:
             raise DataError(f"{why}. Write {instead}, or pass the length= of an epoch to from_iterator.")
 
     def in_words(self) -> list[str]:
         """Return notes for the user on how the data are read."""
-        if isinstance(self.data, IterableData) or self.data.by_row:
-            return list(self.data.notes)
-        return [f"data with an index: {self.data!r}, each once per epoch", *self.data.notes]
+        read = isinstance(self._data, Rows) and not self._data.by_row
+        return [f"data with an index: {self._data!r}, each once per epoch"] * read + [*self._data.notes]
 
     def take(self, sizes: Sequence[int]) -> Share:
         """Return the share of the step at the cursors, without moving them: call `advance` after the step."""
@@ -182,8 +170,6 @@ class Stream:
         ahead = self._ahead
         if ahead is not None and ahead[1] == tuple(sizes) and self._before == self.cursors:
             self.cursors = ahead[0]  # already computed by `prefetch`
-        elif self._simple:
-            self.cursors = (self.cursors[0] + sum(sizes),)
         else:
             self.cursors = self._deal(self.cursors, sizes)[1]
 
@@ -193,7 +179,8 @@ class Stream:
         Raises:
           DataError: workers of other processes have their own iterators.
         """
-        if self._iterators is not None and self._iterators.how.per_worker and len(sizes) > len(self.workers):
+        data = self._data
+        if isinstance(data, IterableData) and data.how.per_worker and len(sizes) > len(self.workers):
             raise DataError("each worker has an iterator of its own, which others cannot read. Pass a batch to check.")
         batches = self._thread.call(self._read, self.cursors, tuple(sizes), range(len(sizes)), self.cursors)
         return joined([batch for batch in batches if batch is not None])
@@ -213,40 +200,31 @@ class Stream:
 
     def _read(self, cursors: Cursors, sizes: tuple[int, ...], workers: range, committed: Cursors) -> list[Any]:
         """Return the batches of these workers in the step at the cursors. Called in the thread that reads."""
-        starts, end = self._deal(cursors, sizes)
-        spans = [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers]
-        if self._iterators is not None:
-            return self._iterators.read(spans, committed, end, self.seed)
-        assert self._lookahead is not None
-        ahead = []
-        for _ in range(self._lookahead.steps_ahead(sum(sizes[w] for w in workers))):
-            starts, end = self._deal(end, sizes)
-            ahead += [PositionSpan(self._shard_of(w), starts[w], sizes[w]) for w in workers]
-        return self._lookahead.read(spans, ahead, committed)
+        steps = self._spans(cursors, sizes, workers)
+        if isinstance(self._data, IterableData):
+            return self._data.read(next(steps), committed, self._deal(cursors, sizes)[1])
+        return self._lookahead.read(next(steps), steps, committed)
+
+    def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
+        """Yield the spans of these workers in the step at the cursors, and in the steps after it."""
+        while True:
+            starts, cursors = self._deal(cursors, sizes)
+            yield [PositionSpan(w if len(cursors) > 1 else 0, starts[w], sizes[w]) for w in workers]
 
     def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
         """Return each worker's first position in its shard, and the cursors after the step."""
-        if len(self.shard_ranges) == 1:
-            *starts, end = accumulate(sizes, initial=cursors[0])
-            return starts, (end,)
-        starts, moved = [], list(cursors)
-        for worker, size in enumerate(sizes):
-            shard = self._shard_of(worker)
-            starts.append(moved[shard])
-            moved[shard] += size
-        return starts, tuple(moved)
-
-    def _shard_of(self, worker: int) -> int:
-        return worker if len(self.shard_ranges) > 1 else 0
+        if len(cursors) > 1:
+            return list(cursors), tuple(cursor + size for cursor, size in zip(cursors, sizes, strict=True))
+        *starts, end = accumulate(sizes, initial=cursors[0])
+        return starts, (end,)
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Return the indices of the examples at `count` positions of a shard, for data with an index."""
-        assert self._lookahead is not None
         return self._lookahead.indices(PositionSpan(shard, position, count))
 
     def place(self) -> str:
         """Return the text that, with the cursors, is needed to resume here; "" for data with an index."""
-        return self._iterators.place(self.cursors) if self._iterators is not None else ""
+        return self._data.place(self.cursors)
 
     def go_on(self, cursors: Cursors, place: str) -> None:
         """Resume at the point of another stream of these data.
@@ -257,16 +235,16 @@ class Stream:
         """
         self._drop_ahead()
         self.cursors = cursors
-        if self._iterators is not None:
-            self._thread.call(self._iterators.go_on, cursors, place)
+        self._thread.call(self._go_on, cursors, place)
+
+    def _go_on(self, cursors: Cursors, place: str) -> None:
+        self._data.go_on(cursors, place)
+        if isinstance(self._data, Rows):
+            self._lookahead.forget_all()
 
     def close(self) -> None:
         """Close the data, reader processes and iterators included, without waiting for reads: one may hang."""
-        if self._closed:
-            return
-        self._closed = True
-        self._drop_ahead()
-        if self._iterators is not None:
-            self._thread.submit(self._iterators.close)  # iterators are closed in the thread that reads them
-        else:
-            self.data.close()  # ends processes that the thread may be waiting for
+        if not self._closed:
+            self._closed = True
+            self._drop_ahead()
+            self._data.close()

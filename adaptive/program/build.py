@@ -83,7 +83,7 @@ def build(
     examples = stream_of(data, world.capacity, world.workers, world)
     form, leaves = StateForm.of(made_by(state), per_worker_state)
     on_device = world.devices[0].platform != "cpu"
-    stream = Stream(examples, seed=seed, workers=world.workers, world=world, beside=on_device)
+    stream = Stream(examples, seed=seed, workers=world.workers, beside=on_device)
     planner = Planner(
         driver, form.shapes, examples.shapes, capacity=world.capacity, local_state=form.local, ambient=ambient
     )

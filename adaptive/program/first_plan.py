@@ -17,8 +17,7 @@ from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import check_same_build, digest_of_plan, digest_of_tree
-from adaptive.data.iterators import IterableData
-from adaptive.data.rows import Rows
+from adaptive.data.rows import Data
 from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -29,7 +28,7 @@ from .arguments import StateForm
 
 def first_plan(
     planner: Planner,
-    data: Rows | IterableData,
+    data: Data,
     world: World,
     members: Sequence[int],
     *,
@@ -77,9 +76,7 @@ def plan_for_capacity(planner: Planner, limits: Limits, global_batch: int, micro
         return planner.reference
 
 
-def _limits(
-    data: Rows | IterableData, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int
-) -> Limits:
+def _limits(data: Data, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int) -> Limits:
     examples = len(data)
     largest = [examples] * workers if max_local_batch is None else most_of_each(max_local_batch, workers)
     lengths = np.broadcast_to([shard.length for shard in data.shard_ranges], (workers,))
@@ -103,7 +100,7 @@ def check_alike(
     name: str,
     form: StateForm,
     leaves: Sequence[Any],
-    data: Rows | IterableData,
+    data: Data,
     plan: Plan,
     settings: dict[str, Any],
     whole: Callable[[], Plan],

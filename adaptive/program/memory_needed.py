@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from adaptive.data.iterators import IterableData
-from adaptive.data.rows import Rows
+from adaptive.data.rows import Data
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.message import Layout
 from adaptive.runtime.segment_io import bytes_per_execution
@@ -25,7 +24,7 @@ class Needed(NamedTuple):
     details: str
 
 
-def memory_needed(engine: Engine, data: Rows | IterableData, batch_sizes: Sequence[int]) -> list[Needed]:
+def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> list[Needed]:
     """Return the memory that a worker of this process needs in a step, by purpose. Local.
 
     Does not include the interpreter, libraries, compiled code, and memory that the C library keeps for reuse.

@@ -13,7 +13,6 @@ from adaptive.base.activity import COMPUTING, HOOKS, OTHER
 from adaptive.base.decision import Decision
 from adaptive.base.failure import report_failure
 from adaptive.base.thread_status import thread_status
-from adaptive.data.shards import unused_shards
 from adaptive.observe.events import Asked, StepEvent, hook_values
 from adaptive.observe.report import Report
 from adaptive.runtime.outcome import Outcome
@@ -39,8 +38,6 @@ def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
     consumed = stream.consumed
     p.clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
     notes = [*come_and_gone, *notes]
-    if p.shards is not None:
-        notes += unused_shards(p.shards, *ran, first=run.step == 1)
     if run.checkpointer is not None:
         run.notes += run.checkpointer.drain_notes()
     notes, run.notes = [*run.notes, *notes], []

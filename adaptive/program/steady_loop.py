@@ -63,7 +63,6 @@ class SteadyLoop:
         self._size, self._total = self._sizes[self._workers[0]], sum(self._sizes)
         self._min_microbatches = p.engine.min_microbatches_of(self._size, self._total)
         self._epoch = p.stream.epoch
-        self._simple = p.shards is None  # reports need no notes on shards
         self._said: tuple[Any, ...] = ()
         self._in_force = p.hyperparameters.values
         self._more = p.decisions.last
@@ -199,7 +198,6 @@ class SteadyLoop:
         return (
             outcome.trouble is None
             and p.run.step + 1 < p.hooks.next_due
-            and self._simple
             and p.run.checkpointer is None
             and not p.run.notes
             and not p.decisions.by_script

@@ -1,7 +1,7 @@
 """Programs on three ranks that take sources of the catalogue, one program after the other; see test_on_ranks.py.
 
-`adaptive run -n 3 on_ranks.py walk "grain: data" …`: one worker leaves and comes back in mid-epoch, and a restored
-program repeats what the first one did. `adaptive run -n 3 on_ranks.py kill "grain: data" …`, for one or two sources: a
+`adaptive run -n 3 on_ranks.py "grain: data" … kill "torch: Dataset()" …`: a worker leaves and comes back in mid-epoch,
+and a restored program repeats what the first one did. With the sources after `kill`, of which there are two at most, a
 rank kills itself in mid-epoch.
 """
 
@@ -39,38 +39,18 @@ def walk(group: Group, row: Row, world: ad.World) -> None:
         kept = program.checkpoint()
         for report in program.run(steps=STEPS - KEPT):
             seen[report.step] = check(row, program, report)
-    restored(group, row, kept, seen)
-
-
-def walk_alone(group: Group, row: Row) -> None:
-    """The same with an iterator per worker: no resizes, and each worker has its own epochs."""
-    seen = {}
-    with program_of(row, group.build(row), global_batch=6) as program:
-        for report in program.run(steps=KEPT):
-            seen[report.step] = check(row, program, report, once=report.examples % row.length == 0)
-        kept = program.checkpoint()
-        for report in program.run(steps=STEPS - KEPT):
-            seen[report.step] = check(row, program, report, once=False)
-    restored(group, row, kept, seen, global_batch=6)
-
-
-def restored(group: Group, row: Row, kept: ad.Checkpoint, seen: dict[int, list[int]], **options: int) -> None:
-    """A new program with a new source takes what the first one took after the checkpoint."""
-    with program_of(row, group.build(row), **options) as program:
+    with program_of(row, group.build(row)) as program:
         program.restore(kept)
         for report in program.run(steps=STEPS - KEPT):
-            assert check(row, program, report, once=not options) == seen[report.step], (report, seen)
+            assert check(row, program, report) == seen[report.step], (report, seen)
 
 
 def kill(group: Group, row: Row, world: ad.World, victim: int) -> None:
-    """One rank kills itself in mid-epoch; the others take each example once, those of the interrupted step again.
-
-    Where each worker has an iterator of its own, the rest of the lost worker's examples is lost with it.
-    """
+    """One rank kills itself in mid-epoch; the others take each example once, those of the interrupted step again."""
     with program_of(row, group.build(row)) as program:
         lost: list[ad.Loss] = []
         for report in program.run(steps=STEPS):
-            check(row, program, report, once=not row.per_worker)
+            check(row, program, report)
             lost += report.lost
             if report.step == 2 and world.workers[0] == victim:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -79,24 +59,18 @@ def kill(group: Group, row: Row, world: ad.World, victim: int) -> None:
 
 
 def main() -> None:
-    what, *names = sys.argv[1:]
-    victims = iter([2, 1])
+    at = sys.argv.index("kill")
     rows = {name(group, row): (group, row) for group in GROUPS for row in group.rows}
     with comm.world() as world:
         own = world.workers[0]
-        for group, row in map(rows.__getitem__, names):
-            began = time.monotonic()
-            try:
-                if what == "kill":
-                    kill(group, row, world, next(victims))
-                elif row.per_worker:
-                    walk_alone(group, row)
-                else:
-                    walk(group, row, world)
-            except Exception:
-                traceback.print_exc()
-                os._exit(3)  # a rank that is alone in its error must not wait for the others
-            print(f"rank {own}: {what} {name(group, row)} ({time.monotonic() - began:.1f} s)", flush=True)
+        try:
+            for source in sys.argv[1:at]:
+                walk(*rows[source], world)
+            for victim, source in zip((2, 1), sys.argv[at + 1 :], strict=False):
+                kill(*rows[source], world, victim)
+        except Exception:
+            traceback.print_exc()
+            os._exit(3)  # a rank that is alone in its error must not wait for the others
     print(f"rank {own} ended well", flush=True)
 
 

@@ -28,14 +28,14 @@ class Row:
       refused: whether the data are refused, with an error whose last words are the line to write. The program takes
         what that line says.
       per_worker: whether each worker has an iterator of its own, so that nothing can be resized.
-      quick: whether it is tested on ranks.
+      on_ranks: whether it is tested on ranks.
     """
 
     data: str
     examples: Any
     refused: bool = False
     per_worker: bool = False
-    quick: bool = False
+    on_ranks: bool = False
 
     @property
     def length(self) -> int:

@@ -149,7 +149,7 @@ def test_a_function_that_returns_no_iterator_is_refused(make, options, says):
             "does it return the same iterator",
         ),
         (ad.data.from_iterator(counted(5), length=7), [(6,)], "ended after 5 examples; length= says 7"),
-        (ad.data.from_iterator(lambda: [{"i": 1}, {"i": 1.5}]), [(2,)], "of example 1 is float32, of example 0 int32"),
+        (ad.data.from_iterator(lambda: [{"i": 1}, {"i": 1.5}]), [(2,)], "of example 1 is float32[], of example 0 int32[]"),
         (ad.data.from_iterator(lambda: [{"i": [1.0, 2.0]}]), [], "example 0['i'] is a list of numbers"),
     ],
 )
@@ -414,9 +414,10 @@ def test_the_first_examples_are_compared_and_taken_all_the_same():
     ]
     assert digests[0] == digests[1]
     assert [name for name in digests[0] if digests[0][name] != digests[2][name]] == ["data['i']"]
-    stream = opened(ad.data.from_iterator(counted(20)))
-    digests_of_data(stream.data)
-    assert steadiness(stream.data, 0) == {}
+    data = stream_of(ad.data.from_iterator(counted(20)), 1, range(1))
+    digests_of_data(data)
+    assert steadiness(data, 0) == {}
+    stream = Stream(data, seed=0, workers=range(1))
     assert flat(walk(stream, [(20,)])) == list(range(20))
     stream.close()
     own_data = [IterableData(ad.data.from_iterator(own), 2, [k]) for k in range(2)]
