@@ -90,7 +90,7 @@ class Data:
         return len(self)
 
     def place(self, cursors: Sequence[int]) -> str:
-        """Return the text that, with the cursors, is needed to resume there; "" if there is none. Replicated."""
+        """Return the text that, with the cursors, is needed to resume there; "" if there is none. Local."""
         del cursors
         return ""
 

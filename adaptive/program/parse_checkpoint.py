@@ -77,7 +77,8 @@ class Parsed:
     def digests(self) -> dict[str, str]:
         """Return digests of all that must be equal on all processes, by name for errors."""
         leaves = {**self.state, **self.op_states}
-        numbers = "step", "run_id", "cursors", "place", "batch_sizes", "shares", "wanted", "members", "workers"
+        # Not the place: the state of this process's iterator can hold an address.
+        numbers = "step", "run_id", "cursors", "batch_sizes", "shares", "wanted", "members", "workers"
         return {
             **{name.replace("_", " "): str(getattr(self, name)) for name in numbers},
             **{label: digest_of_tree(leaf) for label, leaf in leaves.items()},

@@ -149,7 +149,11 @@ def test_a_function_that_returns_no_iterator_is_refused(make, options, says):
             "does it return the same iterator",
         ),
         (ad.data.from_iterator(counted(5), length=7), [(6,)], "ended after 5 examples; length= says 7"),
-        (ad.data.from_iterator(lambda: [{"i": 1}, {"i": 1.5}]), [(2,)], "of example 1 is float32[], of example 0 int32[]"),
+        (
+            ad.data.from_iterator(lambda: [{"i": 1}, {"i": 1.5}]),
+            [(2,)],
+            "of example 1 is float32[], of example 0 int32[]",
+        ),
         (ad.data.from_iterator(lambda: [{"i": [1.0, 2.0]}]), [], "example 0['i'] is a list of numbers"),
     ],
 )
@@ -381,15 +385,6 @@ def test_epochs_of_data_of_unknown_length_are_refused(how, says, tmp_path):
         with pytest.raises(ad.DataError, match="Write every=\"100 steps\" for every='1 epoch'"):
             next(program.run(steps=1, checkpoint=ad.Checkpoints(tmp_path, every="1 epoch")))
         assert [report.epoch for report in program.run(steps=3)] == [0, 0, 0]
-
-
-def test_the_given_epoch_length_of_endless_data_counts():
-    def endless():
-        return ({"i": i} for i in itertools.count())
-
-    stream = opened(ad.data.from_iterator(endless, length=8))
-    assert [stream.epochs for _ in walk(stream, [(4,)] * 3)] == [0.5, 1, 1.5]
-    stream.close()
 
 
 def test_data_without_an_index_are_not_evaluated():

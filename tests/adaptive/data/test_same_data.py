@@ -65,15 +65,6 @@ def test_rows_that_differ_at_regular_distances_are_found():
     assert differ(Source(data), Source(odd)) == ["data['x']"]
 
 
-def test_of_a_source_no_more_rows_are_read_than_need_be():
-    source = Source(np.zeros((10**6, 1), np.float32))
-    digests_of_data(rows_of(source))
-    assert len(source.read) == 1 + _same_data._ROWS_OF_SOURCES
-    small = Source(np.zeros((20, 1), np.float32))
-    digests_of_data(rows_of(small))
-    assert sorted(set(small.read)) == list(range(20))
-
-
 def test_of_data_larger_than_memory_some_rows_are_compared(monkeypatch, tmp_path):
     monkeypatch.setattr(_same_data, "_ROWS_OF_LARGE", 8)
     data = np.memmap(tmp_path / "x", np.float32, "w+", shape=(1000, 2))
@@ -92,6 +83,7 @@ def test_shards_are_compared_as_one_data_set():
     digests = [digests_of_data(s) for s in shards]
     assert digests[0] == digests[1] != digests[2]
     assert digests[0]["data"] == "5 + 7 examples"
+    assert digests_of_data(ad.Shards([make_data(7), make_data(5)]))["data"] == "7 + 5 examples"
 
 
 def test_a_source_that_augments_at_random_is_found_out():

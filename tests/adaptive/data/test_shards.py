@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import adaptive as ad
 import collectives as comm
 from adaptive.data.rows import rows_of
-from adaptive.data.same_data import digests_of_data
 from adaptive.data.stream import Stream
 from adaptive.runtime.local_world import LocalWorld
 
@@ -52,12 +51,6 @@ def taken(stream: Stream, plan, ahead=False) -> list[np.ndarray]:
         stream.advance(sizes)
         steps.append([batch["number"] for batch in share.batches])
     return [np.concatenate(of_worker) for of_worker in zip(*steps, strict=True)]
-
-
-def test_shards_are_in_memory_if_all_of_them_are():
-    arrays, source = numbered(0, 4), ad.data.from_source(Source(4, 4))
-    assert ad.Shards([arrays, arrays]).in_memory is True
-    assert ad.Shards([arrays, source]).in_memory is False
 
 
 # --- the streams ------------------------------------------------------------------------------------------------------
@@ -102,17 +95,6 @@ def test_the_order_of_a_shard_does_not_depend_on_batch_sizes(course, data):
     two.close()
 
 
-def test_each_shard_each_epoch_and_each_seed_has_an_order_of_its_own():
-    lengths = (40, 40, 40)
-    orders = []
-    for seed in (0, 1):
-        stream = Stream(shards_of(lengths), seed=seed, workers=range(3))
-        orders += [numbers % 40 for epoch in range(2) for numbers in taken(stream, [lengths])]
-        stream.close()
-    assert len({tuple(order) for order in orders}) == 12
-    assert all(sorted(order) == list(range(40)) for order in orders)
-
-
 def test_one_shard_for_one_worker_is_plain_data():
     alone, shared = (Stream(d, seed=3, workers=range(1)) for d in (shards_of((9,)), rows_of(numbered(0, 9))))
     plan = [(4,), (9,), (2,), (7,)]
@@ -139,16 +121,6 @@ def test_a_process_reads_the_shards_of_its_own_workers_only():
     assert [len(batch["number"]) for batch in share.batches] == [3, 4]
 
 
-def test_peek_returns_the_batch_of_the_next_step():
-    stream = Stream(shards_of(), seed=0, workers=range(3))
-    for sizes in [(3, 4, 5), (7, 1, 2), (1, 12, 3)]:
-        seen = stream.peek(sizes)
-        share = stream.take(sizes)
-        assert seen["number"].tolist() == np.concatenate([b["number"] for b in share.batches]).tolist()
-        stream.advance(sizes)
-    stream.close()
-
-
 # --- as one data set --------------------------------------------------------------------------------------------------
 
 
@@ -164,12 +136,8 @@ def test_arrays_and_sources_may_stand_side_by_side():
     shards = ad.Shards([numbered(0, 4), Source(4, 3)])
     assert len(shards) == 7
     assert repr(shards) == "Shards of 4 + 3 examples"
-
-
-def test_a_digest_depends_on_shard_boundaries():
-    assert digests_of_data(shards_of((5, 7))) == digests_of_data(shards_of((5, 7)))
-    assert digests_of_data(shards_of((5, 7))) != digests_of_data(shards_of((7, 5)))
-    assert digests_of_data(shards_of((5, 7))) != digests_of_data(rows_of(numbered(0, 12)))
+    assert not shards.in_memory
+    assert shards_of().in_memory
 
 
 @pytest.mark.parametrize(
