@@ -232,7 +232,7 @@ def test_a_checkpoint_with_an_empty_worker_slot_can_be_restored_anywhere(worker_
             assert report.joined == ((2,) if world.size == 4 else ())
 
 
-def test_an_absent_clients_data_is_not_used_and_the_report_notes_it(worker_slots):
+def test_an_absent_clients_data_is_not_used(worker_slots):
     shards = ad.Shards([{"x": np.full((12, 2), float(n + 1), np.float32)} for n in range(4)])
 
     def driver(state, batch):
@@ -244,18 +244,14 @@ def test_an_absent_clients_data_is_not_used_and_the_report_notes_it(worker_slots
     with build(driver, jnp.zeros(()), shards, 12, world=worker_slots) as program:
         report = program.step()
         assert float(report.metrics["least"]) == 1
-        assert not any("not used" in note for note in report.notes)
         worker_slots.leave(0)
         report = program.step()
         assert float(report.metrics["least"]) == 2
-        assert "no examples for worker 0, whose data are not used." in report.notes
         assert program._parts.stream.cursors[0] == 3
-        assert program.step().notes == ()
+        program.step()
         worker_slots.join(0)
         assert float(program.step().metrics["least"]) == 1
         assert program._parts.stream.cursors[0] == 6
-    with build(driver, jnp.zeros(()), shards, 12, world=worker_slots, shares=[0, 1, 1, 1]) as program:
-        assert "no examples for worker 0, whose data are not used." in program.step().notes
 
 
 def test_the_broadcasting_worker_must_be_a_member(worker_slots):
