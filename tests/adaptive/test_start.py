@@ -70,8 +70,8 @@ def started(*, monitored: bool = False, **options: object) -> list:
     ("options", "programs"),
     [
         ({}, 2),  # the gradient, and the update
-        ({"resizable": False}, 2),
-        ({"microbatch": 8}, 3),  # and the sum of two calls
+        pytest.param({"resizable": False}, 2, marks=pytest.mark.long),
+        pytest.param({"microbatch": 8}, 3, marks=pytest.mark.long),  # and the sum of two calls
         ({"monitored": True}, 3),  # a noise scale on one worker compares two calls
     ],
 )

@@ -71,7 +71,7 @@ def second_key(step):
 
 
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", ["2bit", *(pytest.param(w, marks=pytest.mark.long) for w in WIRES if w != "2bit")])
 def test_the_update_is_that_of_a_plain_loop_given_the_codes(wire):
     """v = x + e; c = Q(v); e = v - c; the mean by examples of all c, which is coded again.
 
@@ -94,7 +94,7 @@ def test_the_update_is_that_of_a_plain_loop_given_the_codes(wire):
 
 
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("wire", ["2bit", "4bit"])
+@pytest.mark.parametrize("wire", [pytest.param("2bit", marks=pytest.mark.long), "4bit"])
 def test_with_hosts_one_worker_of_each_sends_the_exact_mean_of_its_host(wire):
     """Its feedback is the host's; where it leaves, the next worker of the host sends, without any."""
     world, hosts = LocalWorld(3), [[0, 2], [1]]

@@ -139,6 +139,7 @@ def test_a_learning_rate_without_a_rule_is_refused():
         ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, examples=512)
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 @pytest.mark.on_ranks(2)
 def test_ranks_measure_the_same():

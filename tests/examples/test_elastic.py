@@ -93,5 +93,6 @@ def test_numbers_of_workers_that_cannot_be(arguments, says):
     assert f"WorkerCountError: {says}" in done.stderr
 
 
+@pytest.mark.long
 def test_the_last_worker_may_be_killed():
     assert alone("--kill", "0@3").returncode == -signal.SIGKILL

@@ -38,7 +38,8 @@ def test_under_mpirun():
     check(run([SCRIPT, *BRIEF], n=2).stdout, clients=2)
 
 
-@pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("clients", [1, 3])
 def test_in_one_process(clients):
     command = [sys.executable, str(SCRIPT), *BRIEF, "--clients", str(clients)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

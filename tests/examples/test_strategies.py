@@ -22,6 +22,7 @@ def accuracies(printed: str) -> dict[str, float]:
     return {name: float(a) for name, a in re.findall(r"^(\w+) +([\d.]+)% +\d+ +\d+$", printed, re.MULTILINE)}
 
 
+@pytest.mark.long
 def test_one_word_picks_a_strategy():
     command = [sys.executable, str(SCRIPT), "--workers", "2", "--epochs", "2", "--strategy", "hybrid"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

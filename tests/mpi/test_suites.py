@@ -56,7 +56,7 @@ def test_on_ranks(n, kinds, files):
 @pytest.mark.parametrize(
     ("n", "kinds", "files"),
     [
-        (2, "jax-uneven", [WORLDS]),
+        pytest.param(2, "jax-uneven", [WORLDS], marks=long),
         pytest.param(3, "jax jax-uneven", [WORLDS, MEETINGS], marks=long),
         pytest.param(2, "jax", [MEETINGS, ON_RANKS, MATHEMATICS], marks=long),
         pytest.param(2, "jax", PROGRAMS, marks=long),

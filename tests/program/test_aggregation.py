@@ -132,7 +132,7 @@ def test_the_model_learns_beside_two_bad_workers_however_large_their_gradients(o
         assert np.linalg.norm(vector(params)[1:] - np.arange(4.0)) < 0.8, wrong
 
 
-@pytest.mark.parametrize("op", ["median", comm.geometric_median()], ids=str)
+@pytest.mark.parametrize("op", ["median", pytest.param(comm.geometric_median(), marks=pytest.mark.long)], ids=str)
 def test_nans_on_most_workers_raise(op):
     def spoil(grads):
         return jax.tree.map(lambda g: jnp.where(ad.worker_index() < 3, jnp.nan, g), grads)
@@ -144,7 +144,7 @@ def test_nans_on_most_workers_raise(op):
     np.testing.assert_array_equal(vector(program.state), before)
 
 
-@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_contributions_that_are_not_finite_are_dropped_with_their_examples(microbatch):
     def spoil(grads):
         return {"w": grads["w"], "b": jnp.where(ad.worker_index() == 2, jnp.nan, grads["b"])}

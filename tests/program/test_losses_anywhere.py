@@ -26,7 +26,7 @@ COVERS = ("adaptive/control/readiness.py", "adaptive/program/tracing.py")
 
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 4, 3
 DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
-WHO = [(0,), (2,), (0, 1), pytest.param((1, 2), marks=pytest.mark.long)]
+WHO = [(0,), *(pytest.param(who, marks=pytest.mark.long) for who in ((2,), (0, 1), (1, 2)))]
 
 
 def driver(state, batch):
@@ -107,6 +107,7 @@ def test_while_a_program_is_built_and_trained(who):
     assert ["step" in said for said in runs[0]].index(True) == BUILDING
 
 
+@pytest.mark.long
 def test_while_a_second_program_is_built():
     def script(world):
         with built(world, resizable=False) as one:
@@ -167,7 +168,7 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
     dying(script, who, first=BUILDING)
 
 
-@pytest.mark.parametrize("who", [(0,), (2,)])
+@pytest.mark.parametrize("who", [(0,), pytest.param((2,), marks=pytest.mark.long)])
 def test_while_replicas_are_averaged(who):
     """Of those that are left each counts once."""
     strategy = SimpleNamespace(find=lambda state: state, model=lambda s: s["own"].astype(jnp.float32), counts=None)
@@ -207,6 +208,7 @@ def test_where_one_process_decides_for_all(monkeypatch):
     assert any("the end of run()" in said for said in runs[0])
 
 
+@pytest.mark.long
 def test_while_a_trace_is_written(tmp_path):
     def script(world):
         with built(world, resizable=False) as program:

@@ -134,7 +134,7 @@ class Loop:
 INNER = optax.sgd(RATE, momentum=0.5)
 
 
-@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_the_update_is_that_of_a_plain_loop(microbatch):
     groups = [[0, 2], [1]]
     strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
@@ -150,7 +150,7 @@ def test_the_update_is_that_of_a_plain_loop(microbatch):
                 np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 3], [1], [2]]])
+@pytest.mark.parametrize("groups", [pytest.param([[0, 1], [2, 3]], marks=pytest.mark.long), [[0, 3], [1], [2]]])
 def test_leaving_and_joining_workers(groups):
     """A lost worker leaves its island's state to the others; a joining one waits for the end of a round."""
     world = LocalWorld(4)
@@ -195,7 +195,7 @@ def test_one_island_is_synchronous_to_the_bit():
             close(other.state.params, one.state.params)
 
 
-@pytest.mark.parametrize("wire", [None, "8bit"])
+@pytest.mark.parametrize("wire", [pytest.param(None, marks=pytest.mark.long), "8bit"])
 def test_islands_of_one_are_diloco(wire):
     """With batches whose weights are powers of two, and so divide exactly. XLA rounds some sums of loops elsewhere."""
     rng, sizes = np.random.default_rng(0), (4, 8, 4)

@@ -93,7 +93,14 @@ def scripts(seed, workers, rounds):
         yield {i: int(rng.integers(1, STEPS + 1)) for i in range(workers) if rng.random() < 0.6}
 
 
-@pytest.mark.parametrize(("quorum", "expected"), [(None, {0, 3, 4}), (1, {0, 3, 4}), (4, {4})])
+@pytest.mark.parametrize(
+    ("quorum", "expected"),
+    [
+        (None, {0, 3, 4}),
+        pytest.param(1, {0, 3, 4}, marks=pytest.mark.long),
+        pytest.param(4, {4}, marks=pytest.mark.long),
+    ],
+)
 def test_the_update_is_that_of_a_plain_loop(quorum, expected):
     world, loop, counted = Scripted(4), Loop(4, quorum), []
     program = built(sync.quorum(INNER, OUTER, STEPS, quorum=quorum), world, shares=(4, 4, 8, 4), global_batch=20)
