@@ -6,7 +6,7 @@ import os
 import pickle
 import platform
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from warnings import warn
 
 import jax
@@ -20,7 +20,6 @@ from adaptive.extend import share_compilations
 from .base import describe
 from .devices import check_devices
 from .launch import LaunchError
-from .mailboxes.mailbox import ProcessMailbox
 from .multi_process import MultiProcessWorld
 from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
@@ -99,8 +98,8 @@ class JaxWorld(MultiProcessWorld):
         infos = self._exchange_infos()
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         self.capacity = sum(len(info.devices) for info in infos)
-        self._everyone = _as_processes(infos)
-        self.workers = self._everyone[self.rank].worker_slots
+        self.everyone = _as_processes(infos)
+        self.workers = self.everyone[self.rank].worker_slots
         of_all = [by_id[id] for info in infos for id in info.devices]
         self.sharded = Sharded(of_all, self.devices, in_preamble=ROOM)
         if on_cpu and self.rank == 0:
@@ -134,14 +133,6 @@ class JaxWorld(MultiProcessWorld):
         traveling[:] = status
         transport.run(operation)
         return results.pop()
-
-    def why_no_mailbox(self) -> str:
-        """Return why there can be no mailbox: "", since there always can be."""
-        return ""
-
-    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
-        """Create a mailbox: see `World`."""
-        return self._make_mailbox(about, nbytes, lambda: self._everyone, instead_of, None)
 
     def close(self) -> None:
         """Close the world on all processes. Called by all of them at the end of their `with` blocks.

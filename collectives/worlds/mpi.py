@@ -26,7 +26,6 @@ from .devices import DeviceWorld, check_devices
 from .elastic.processes_of_job import spawned_process, started_processes
 from .elastic.spawning import receive_spawn_request
 from .launch import check_agreement, no_mpi
-from .mailboxes import mailbox
 from .multi_process import MultiProcessWorld
 from .oversubscription import OversubscriptionWarning, oversubscription
 from .transport.mpi_channel import MPIChannel
@@ -156,15 +155,6 @@ class MPIWorld(MultiProcessWorld):
         """Return a channel for messages of one layout: see `World.channel`."""
         return MPIChannel(self, self.transport, self._local.channel, parts, status, name)
 
-    def why_no_mailbox(self) -> str:
-        """Return why there can be no mailbox: see `World`."""
-        return mailbox.why_none(self._mpi)
-
-    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> mailbox.ProcessMailbox:
-        """Create a mailbox: see `World`. It uses MPI windows if no process can be lost or spawned."""
-        windows = None if self.survives or self.spawns else self._mpi
-        return self._make_mailbox(about, nbytes, lambda: self.transport.group.everyone, instead_of, windows)
-
     def checkpoint_saved(self, step: int) -> None:
         """Report a checkpoint to the launcher: see `World`."""
         ending.checkpoint_saved(step)
@@ -172,6 +162,7 @@ class MPIWorld(MultiProcessWorld):
     # --- membership: see `World` --------------------------------------------------------------------------------------
 
     survives: bool = forward("transport.survives")
+    everyone: tuple[Process, ...] = forward("transport.group.everyone")
     members: tuple[int, ...] = forward("elastic.worker_slots.members")
     joined_in_generation: tuple[int, ...] = forward("elastic.worker_slots.joined_in_generation")
     generation: int = forward("elastic.generation")
@@ -217,7 +208,6 @@ class MPIWorld(MultiProcessWorld):
             self.elastic.dismiss()
             transport.run(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
             with suppress(self._mpi.Exception):  # a process lost after the end does not matter
-                self._mailboxes.free_among(transport.group.everyone)
                 transport.comm.Free()
             ending.world_ended()
         finally:
@@ -265,7 +255,6 @@ def _load() -> ModuleType | Any:
     """Load and return the module `mpi4py.MPI`, with the settings that this library needs."""
     if "mpi4py.MPI" not in sys.modules:
         prepare_environment()
-        mailbox.prepare_environment()
     try:
         if enabled():
             import mpi4py

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .base import WorldBase, forward
@@ -23,12 +23,14 @@ class MultiProcessWorld(WorldBase):
 
     Attributes:
       hang_timeout: the longest such time, in seconds.
+      everyone: the processes that communicate, by rank.
 
     Raises:
       CollectiveError: `hang_timeout` is not a number of seconds.
     """
 
     transport: Transport
+    everyone: tuple[Process, ...]
 
     def __init__(self, hang_timeout: float | None):
         super().__init__()
@@ -53,18 +55,15 @@ class MultiProcessWorld(WorldBase):
         """Make all other processes raise WorkerError, in their current or next operation."""
         self.transport.report_failure(why)
 
-    def _make_mailbox(
-        self,
-        about: str,
-        nbytes: Sequence[int],
-        everyone: Callable[[], Sequence[Process]],
-        replaces: Any,
-        mpi: Any,
-    ) -> ProcessMailbox:
-        """Create a mailbox on all processes, with MPI windows if `mpi` is given."""
-        creation = self._mailboxes.creation(about, nbytes, everyone, replaces, mpi)
+    def why_no_mailbox(self) -> str:
+        """Return "": there are mailboxes."""
+        return ""
+
+    def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
+        """Create a mailbox: see `World`."""
+        creation = self._mailboxes.creation(about, nbytes, lambda: self.everyone)
         self.transport.run(creation)
-        return self._mailboxes.keep(creation.result, replaces)
+        return self._mailboxes.keep(creation.result, instead_of)
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)

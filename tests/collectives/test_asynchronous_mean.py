@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from itertools import pairwise
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ import collectives as comm
 from adaptive.base.mailbox import LocalMailbox
 from adaptive.operators.peer_read import peers
 from adaptive.runtime.local_world import LocalWorld
-from collectives.worlds.mailboxes.mailbox import prepare_environment, why_none
 from tests.adaptive.drivers import make_data, mean_loss
 
 COVERS = ("adaptive/base/mailbox.py", "adaptive/operators/peer_read.py", "adaptive/program/mailboxes.py")
@@ -255,23 +253,6 @@ def test_worlds_without_a_board():
     world = LocalWorld(3)
     world.why_no_mailbox = lambda: "it has none today"  # type: ignore[method-assign]
     refused(pairs(), "has no mailboxes: it has none today.", world=world)
-
-
-def test_processes_without_a_board():
-    mpi = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3)
-    assert "XLA's threads" in why_none(mpi)
-    mpi.Query_thread = lambda: 3
-    assert why_none(mpi) == ""
-
-
-def test_on_one_host_nothing_is_asked_of_networks():
-    for size, local, found in ((4, 4, "^ucx"), (4, 2, None)):
-        environ = {"OMPI_COMM_WORLD_SIZE": str(size), "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
-        prepare_environment(environ)
-        assert environ.get("OMPI_MCA_osc") == found
-    environ["OMPI_MCA_osc"] = "rdma"
-    prepare_environment(environ)
-    assert environ["OMPI_MCA_osc"] == "rdma"
 
 
 # --- mailboxes of one process -----------------------------------------------------------------------------------------

@@ -14,11 +14,8 @@ import pytest
 import collectives as comm
 from adaptive.base.channel import PartSpec, SentMessage
 from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
-from collectives.worlds.mailboxes.mailbox import CreateMailbox
-from collectives.worlds.mailboxes.serving import MailboxServer
 from collectives.worlds.transport import transport
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES
-from collectives.worlds.transport.process_group import Process
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
@@ -125,24 +122,6 @@ def test_an_error_that_is_not_of_mpi_while_a_world_is_created_stays_what_it_is(w
 
     with pytest.raises(OSError, match="Too many open files"):
         comm.MPIWorld(Broken())
-
-
-def test_a_mailbox_in_a_window_is_freed_for_the_next_one(world):
-    """Where all ranks have the same one; the window of a rank that was on standby would not match."""
-    mpi, everyone = world.transport.mpi, [Process((rank,), "h", 0, 0) for rank in range(world.processes)]
-
-    def create(outdated):
-        made = CreateMailbox("", (8,), lambda: everyone, MailboxServer, outdated, mpi)
-        made.carry_out(world.transport.comm)
-        return made.result
-
-    first = create(None)
-    first.publish(world.rank, 0, [np.array([1.5])])
-    assert first.look(world.rank, world.rank, 0)[0].view(np.float64) == [1.5]
-    second = create(first)
-    with pytest.raises(AttributeError, match="NoneType"):  # there is no window
-        first.look(world.rank, world.rank, 0)
-    second.free_among(everyone)
 
 
 def test_the_world_describes_its_rank_and_host(world):

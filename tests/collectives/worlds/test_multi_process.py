@@ -15,7 +15,6 @@ from adaptive import CollectiveError, DisagreementError, WorkerError
 from adaptive.base.channel import SentMessage
 from adaptive.base.world import MembersChanged
 from collectives.worlds import mpi
-from collectives.worlds.mailboxes.memory import Files, Windows
 from collectives.worlds.oversubscription import OversubscriptionWarning
 from collectives.worlds.transport.repair import ENABLED
 
@@ -177,28 +176,17 @@ def test_with_too_few_workers_left_all_stop(monkeypatch):
     assert on_processes(3, work, job, min_workers=3) == [True, None, True]
 
 
-@pytest.mark.parametrize("enabled", [False, True])
-def test_mailboxes_are_in_files_if_processes_can_be_lost(enabled, monkeypatch, loaded):
-    monkeypatch.setenv(ENABLED, str(int(enabled)))
-    monkeypatch.setattr(loaded, "Is_thread_main", lambda: True)
-    monkeypatch.setattr(loaded, "Query_thread", lambda: loaded.THREAD_MULTIPLE)
-
+def test_a_world_has_mailboxes():
     def work(world):
         assert world.why_no_mailbox() == ""
         kept = world.create_mailbox((8,), "a mailbox")
-        assert isinstance(kept._memory, Files if enabled else Windows)
         kept.publish(world.rank, 0, [np.array([1.5])])
         world.barrier()
-        return [kept.look(rank, world.rank, 0)[0].view(float).item() for rank in range(2)]
+        found = [kept.look(rank, world.rank, 0)[0].view(float).item() for rank in range(2)]
+        assert world.create_mailbox((8,), "another", kept).look(0, world.rank, 0) is None
+        return found
 
     assert on_processes(2, work) == [[1.5, 1.5]] * 2
-
-
-def test_there_are_no_mailboxes_if_mpi_was_initialized_for_one_thread(monkeypatch, loaded):
-    monkeypatch.setattr(loaded, "Is_thread_main", lambda: True)
-    monkeypatch.setattr(loaded, "Query_thread", lambda: loaded.THREAD_MULTIPLE - 1)
-    found = on_processes(2, lambda world: world.why_no_mailbox())
-    assert [text.startswith("MPI was initialized for one thread at a time") for text in found] == [True, True]
 
 
 @pytest.mark.parametrize(("hosts", "warned"), [((0, 0), True), ((0, 1), False)])

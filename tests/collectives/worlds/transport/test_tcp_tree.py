@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import jax
 import numpy as np
 import pytest
 
+from collectives.worlds.connections import connect
 from collectives.worlds.launch import LaunchError
 from collectives.worlds.transport import tcp_tree
 from collectives.worlds.transport.tcp_tree import TCPTree, TCPTreeError, in_order_of_lines
 from tests.speed import limit
 
-SECRET = bytes(range(2 * tcp_tree._SECRET))
-
-
-@pytest.fixture
-def hurried(monkeypatch):
-    monkeypatch.setattr(tcp_tree, "_SECONDS_TO_CONNECT", 0.2)
+KEY = bytes(range(32))
 
 
 @pytest.fixture
@@ -33,16 +28,16 @@ def door():
 
 @contextmanager
 def coming(door, *processes):
-    """Have threads connect to the door, as (rank, secret). Yields their lines or errors, by rank."""
+    """Have threads connect to the door, as (rank, key). Yields their connections or errors, by rank."""
     results = {}
 
-    def connect(rank, secret):
+    def go(rank, key):
         try:
-            results[rank] = tcp_tree._connect(0, secret, [door.getsockname()], rank)
+            results[rank] = tcp_tree._connect(0, key.hex(), socket.gethostname(), [door.getsockname()], rank)
         except LaunchError as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=connect, args=process) for process in processes]
+    threads = [threading.Thread(target=go, args=process) for process in processes]
     for thread in threads:
         thread.start()
     try:
@@ -50,63 +45,24 @@ def coming(door, *processes):
     finally:
         for thread in threads:
             thread.join(limit(30))
-        for line in results.values():
-            if isinstance(line, socket.socket):
-                line.close()
 
 
-@pytest.mark.parametrize("resets", [False, True])
-def test_a_rank_that_has_closed_its_connection_is_named(door, resets):
-    here = socket.create_connection(door.getsockname())
-    there, _ = door.accept()
-    if resets:  # instead of an end of its data
-        there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    there.close()
-    with closing(here), pytest.raises(TCPTreeError, match="rank 3 has closed its connection"):
-        tcp_tree._receive(3, here)
-
-
-def test_processes_with_the_secret_are_let_in_in_the_order_of_their_ranks(door):
-    with coming(door, (2, SECRET), (1, SECRET)) as results:
-        admitted = tcp_tree._admit(door, SECRET, [1, 2])
+def test_processes_with_the_key_are_let_in_in_the_order_of_their_ranks(door):
+    with coming(door, (2, KEY), (1, KEY)) as results:
+        admitted = tcp_tree._admit(door, KEY, [1, 2])
         assert list(admitted) == [1, 2]
-        admitted[1].sendall(b"hello")
-    assert isinstance(results[1], socket.socket)
-    for line in admitted.values():
-        line.close()
+        admitted[1].send_bytes(b"hello")
+    assert results[1].recv_bytes() == b"hello"
 
 
-@pytest.mark.usefixtures("hurried")
-def test_a_process_that_never_connects_is_named(door):
-    with coming(door, (2, SECRET)), pytest.raises(LaunchError, match="ranks 1, 3 have not connected by TCP"):
-        tcp_tree._admit(door, SECRET, [1, 2, 3])
-
-
-@pytest.mark.usefixtures("hurried")
-def test_a_peer_with_another_secret_or_rank_is_refused(door):
+def test_a_process_that_does_not_connect_or_has_another_key_is_named(door, monkeypatch):
+    monkeypatch.setattr(tcp_tree, "_SECONDS_TO_CONNECT", 0.2)
     with (
-        coming(door, (1, bytes(2 * tcp_tree._SECRET)), (7, SECRET)) as results,
-        pytest.raises(LaunchError, match="ranks 1 have not connected"),
+        coming(door, (1, bytes(32)), (2, KEY)) as results,
+        pytest.raises(LaunchError, match="ranks 1, 3 have not connected by TCP"),
     ):
-        tcp_tree._admit(door, SECRET, [1])
-    assert all("cannot reach rank 0 by TCP" in str(error) for error in results.values())
-
-
-@pytest.mark.usefixtures("hurried")
-def test_a_process_connects_by_whichever_address_answers_with_the_secret(door):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()
-    with closing(socket.create_connection(door.getsockname())):  # which says nothing, and is not waited for
-        pass
-    with coming(door), pytest.raises(LaunchError, match="rank 4 cannot reach rank 0 by TCP"):
-        tcp_tree._connect(0, SECRET, [nobody], 4)
-    admitted = {}
-    thread = threading.Thread(target=lambda: admitted.update(tcp_tree._admit(door, SECRET, [4])))
-    thread.start()
-    with closing(tcp_tree._connect(0, SECRET, [nobody, door.getsockname()], 4)):
-        thread.join(limit(30))
-    assert list(admitted) == [4]
-    admitted[4].close()
+        tcp_tree._admit(door, KEY, [1, 2, 3])
+    assert "rank 1 cannot reach rank 0 by TCP" in str(results[1])
 
 
 # --- trees of processes that are threads ------------------------------------------------------------------------------
@@ -169,7 +125,6 @@ def test_all_get_the_same_sums_and_values(grown, processes):
         numbers = np.array([1e308, -np.inf])
         with np.errstate(all="raise"):
             tree.sum(numbers)
-        tree.check_open()
         return [*found, numbers.tolist(), tree.processes]
 
     sums = [in_order_of_lines(list(rows[:, :size])).tobytes() for size in (50, 3, 3)]
@@ -190,9 +145,9 @@ def test_when_a_process_leaves_all_notice_and_use_the_tree_no_more(grown, leaves
             with pytest.raises(TCPTreeError, match="has closed its connection") as e:
                 tree.allgather(1) if gathers else tree.sum(np.ones(3))
             with pytest.raises(TCPTreeError, match=str(e.value)):
-                tree.check_open()
+                tree.sum(np.ones(3))
         with pytest.raises(TCPTreeError) as e:
-            tree.check_open()
+            tree.sum(np.ones(3))
         return str(e.value) == "rank has left"
 
     assert grown(6, work) == [rank == leaves for rank in range(6)]
@@ -203,7 +158,7 @@ def test_an_aborted_collective_closes_the_tree(grown):
         with pytest.raises(Exception, match=r"pickle|closed its connection"):
             tree.allgather(threading.Lock() if tree.rank == 1 else 0)
         with pytest.raises(TCPTreeError) as e:
-            tree.check_open()
+            tree.sum(np.ones(3))
         return str(e.value)
 
     first, second, third = grown(3, work)
@@ -214,15 +169,15 @@ def test_an_aborted_collective_closes_the_tree(grown):
 
 def test_on_other_hosts_a_parent_is_not_sought_at_its_loopback_address(grown, monkeypatch):
     monkeypatch.setattr(tcp_tree, "own_hosts", lambda: ["127.0.0.1", "elsewhere"])
-    sought, connect = {}, tcp_tree._connect
+    sought = []
 
-    def noting(rank, secret, addresses, own):
-        sought[own] = rank, [host for host, _ in addresses]
-        return connect(rank, secret, [("127.0.0.1", addresses[0][1])], own)
+    def noting(addresses, key, seconds):
+        sought.append([host for host, _ in addresses])
+        return connect([("127.0.0.1", addresses[0][1])], key, seconds)
 
-    monkeypatch.setattr(tcp_tree, "_connect", noting)
+    monkeypatch.setattr(tcp_tree, "connect", noting)
     grown(4, lambda tree: tree.allgather(0), hosts="aabb")
-    assert sought == {1: (0, ["127.0.0.1", "elsewhere"]), 2: (0, ["elsewhere"]), 3: (1, ["elsewhere"])}
+    assert sorted(sought) == [["127.0.0.1", "elsewhere"], ["elsewhere"], ["elsewhere"]]
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -236,7 +191,7 @@ def test_at_its_exit_a_process_waits_for_nobody_if_one_was_lost(grown, exits, mo
         (at_exit,) = exits
         at_exit()
         with pytest.raises(TCPTreeError, match="rank 1 has closed" if lost else "its script is over"):
-            tree.check_open()
+            tree.sum(np.ones(3))
         return True
 
     assert grown(1, work) == [True]
