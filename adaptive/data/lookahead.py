@@ -16,7 +16,7 @@ import numpy as np
 
 from .example import joined
 from .order import Order
-from .rows import Request, Rows
+from .rows import ReadRequest, Rows
 
 _STEPS_AHEAD = 2  # for several readers; more if batches are too small to keep them busy
 
@@ -98,7 +98,7 @@ class Lookahead:
             for first in range(start, stop, size):
                 part = PositionSpan(span.shard, first, min(size, stop - first))
                 indices = self.indices(part)
-                read = self._data.submit(Request(indices, self.order.epochs(*part), self._seed, span.shard))
+                read = self._data.submit(ReadRequest(indices, self.order.epochs(*part), self._seed, span.shard))
                 pieces.append(Piece(first, part.stop, read, int(indices[0])))
         pieces.sort(key=lambda piece: piece.start)
 

@@ -34,7 +34,7 @@ class ShardRange(NamedTuple):
     length: int
 
 
-class Request(NamedTuple):
+class ReadRequest(NamedTuple):
     """Examples to read, all of one shard; the last three attributes determine their random numbers.
 
     Attributes:
@@ -121,7 +121,7 @@ class Rows(Data):
         """Return the examples at these indices, in their first epoch, as a batch; leaves of shape=(len(indices), …)."""
         raise NotImplementedError
 
-    def submit(self, request: Request) -> Future[Any]:
+    def submit(self, request: ReadRequest) -> Future[Any]:
         """Start to read examples, as a batch. Called in a fetch thread."""
         return _done(self.rows, request.indices)
 
@@ -222,10 +222,10 @@ class SourceRows(Rows):
     def _rows(self, indices: np.ndarray) -> Any:
         size, once = self.piece(len(indices)), np.zeros(len(indices), int)
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
-        reads = [(self.submit(Request(part, once[: len(part)], 0, 0)), int(part[0])) for part in parts]
+        reads = [(self.submit(ReadRequest(part, once[: len(part)], 0, 0)), int(part[0])) for part in parts]
         return joined([self.result(*read) for read in reads])
 
-    def submit(self, request: Request) -> Future[Any]:
+    def submit(self, request: ReadRequest) -> Future[Any]:
         if self._processes is not None:
             return self._processes.submit(request)
         if self._threads is not None:
@@ -249,7 +249,7 @@ class _ExampleReader:
         self._first = first_taken(self._item(0, 0, 0, 0), "data[0]")
         return self._first
 
-    def read(self, request: Request) -> Any:
+    def read(self, request: ReadRequest) -> Any:
         """Return examples on the host, as a batch."""
         indices = request.indices.tolist()
         # All are read before any is converted: after a wait the caches are cold, and each function called costs more.

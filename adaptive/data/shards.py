@@ -14,7 +14,7 @@ from adaptive.base.world import World
 
 from .example import checked, joined
 from .iterators import FromIterator, IterableData
-from .rows import Data, Request, Rows, ShardRange, rows_of
+from .rows import Data, ReadRequest, Rows, ShardRange, rows_of
 
 
 class Shards(Rows):
@@ -65,7 +65,7 @@ class Shards(Rows):
     def __repr__(self) -> str:
         return f"Shards of {' + '.join(str(shard.length) for shard in self.shard_ranges)} examples"
 
-    def submit(self, request: Request) -> Future[Any]:
+    def submit(self, request: ReadRequest) -> Future[Any]:
         shard = int(np.searchsorted(self._ends, request.indices[0], side="right"))
         return self._shards[shard].submit(request._replace(indices=request.indices - self.shard_ranges[shard].start))
 
