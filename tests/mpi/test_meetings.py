@@ -22,7 +22,7 @@ from adaptive.runtime.spmd_step import SPMDStep
 from tests.program.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
 
-COVERS = ("collectives/worlds/transport/preamble.py",)
+COVERS = ("collectives/worlds/transport/operations.py", "collectives/worlds/transport/repair.py")
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 

@@ -10,7 +10,6 @@ from collectives.worlds.transport.disagreement import Intent, disagreement_error
 from collectives.worlds.transport.operations import NUMBERS, Operation
 from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
-COVERS = ("collectives/worlds/transport/disagreement.py",)
 LAST = 2**32 - 1
 
 
