@@ -1,139 +1,75 @@
-"""Measurements among ranks: clocks, latency and bandwidth, and whether they see the same files.
+"""Measurements among the ranks of a job: clocks, times of messages, and whether all see the same files.
 
-All ranks of a communicator call these functions together. Pairs of ranks are measured one after the other.
+All ranks call these functions together.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil
 
-PINGS = 50
-LARGE_BYTES = 4 << 20
-LARGE_PINGS = 4
-ALL_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20  # many times what a shaper lets through at once
+MOST_PAIRS = 120  # of hosts: all of 16, and of more hosts each with its neighbors
 SEEN_SECONDS = 3.0  # time for a network file system to show a new file
 
 
-@dataclass(frozen=True)
-class LinkTimes:
-    """Times between rank 0 and another rank.
-
-    Attributes:
-      latency: seconds, one way.
-      bandwidth: bytes per second.
-      offset: seconds by which the other rank's clock is ahead of rank 0's.
-      within: error bound of `offset` in seconds: half the fastest round trip.
-    """
-
-    rank: int
-    latency: float
-    bandwidth: float
-    offset: float
-    within: float
-
-
-@dataclass(frozen=True)
-class ExchangeTimes:
-    """Times of an Allreduce over all ranks.
-
-    Attributes:
-      small: seconds for 8 bytes.
-      large: seconds for `ALL_BYTES` bytes.
-    """
-
-    small: float
-    large: float
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder and how the ranks see it.
-
-    Attributes:
-      kind: type of the file system on rank 0; "" if unknown.
-      free: free bytes.
-      trouble: why rank 0 cannot write there; "" if it can.
-      unseen: ranks that do not see a file that rank 0 has written.
-    """
-
-    path: str
-    kind: str
-    free: int
-    trouble: str
-    unseen: tuple[int, ...]
-
-
-def links(comm: Any) -> list[LinkTimes]:
-    """Measure the link between rank 0 and each other rank. Returns the results on rank 0, and [] on other ranks."""
-    found = []
-    for rank in range(1, comm.size):
+def clocks(comm: Any) -> list[float]:
+    """Return by how many seconds each rank's clock is ahead of rank 0's; to some ms, after a barrier."""
+    offsets = []
+    for _ in range(5):
         comm.Barrier()
-        if comm.rank == 0:
-            found.append(_ping(comm, rank))
-        elif comm.rank == rank:
-            _pong(comm)
-    comm.Barrier()
-    return found
+        times = comm.allgather(time.time())
+        offsets.append([their - times[0] for their in times])
+    return [min(column, key=abs) for column in zip(*offsets, strict=True)]
 
 
-def _ping(comm: Any, rank: int) -> LinkTimes:
-    theirs, took, offsets = np.zeros(1), [], []
-    for _ in range(PINGS):
-        start = time.time()
-        comm.Send(theirs, rank)
-        comm.Recv(theirs, rank)
-        end = time.time()
-        took.append(end - start)
-        offsets.append(theirs[0] - (start + end) / 2)
-    large, seconds = np.zeros(LARGE_BYTES, np.uint8), []
-    for _ in range(LARGE_PINGS):
-        start = time.perf_counter()
-        comm.Send(large, rank)
-        comm.Recv(large, rank)
-        seconds.append(time.perf_counter() - start)
-    best = int(np.argmin(took))
-    return LinkTimes(rank, median(took) / 2, 2 * LARGE_BYTES / min(seconds), float(offsets[best]), took[best] / 2)
-
-
-def _pong(comm: Any) -> None:
-    mine, large = np.zeros(1), np.zeros(LARGE_BYTES, np.uint8)
-    for _ in range(PINGS):
-        comm.Recv(mine, 0)
-        mine[0] = time.time()
-        comm.Send(mine, 0)
-    for _ in range(LARGE_PINGS):
-        comm.Recv(large, 0)
-        comm.Send(large, 0)
-
-
-def exchange(comm: Any) -> ExchangeTimes:
-    """Measure the median time of an Allreduce over all ranks, small and large."""
-
-    def seconds(size: int, times: int) -> float:
+def exchange(comm: Any) -> dict[str, float]:
+    """Return the median seconds of an Allreduce of 8 bytes ("small") and of 16 MiB ("large") over all ranks."""
+    found = {}
+    for name, size, times in (("small", 2, 50), ("large", 4 << 20, 5)):
         sent, received, took = np.ones(size, np.float32), np.empty(size, np.float32), []
         for _ in range(times):
             comm.Barrier()
             start = time.perf_counter()
             comm.Allreduce(sent, received)
             took.append(time.perf_counter() - start)
-        return median(took)
+        found[name] = median(took)
+    return found
 
-    return ExchangeTimes(seconds(2, PINGS), seconds(ALL_BYTES // 4, 5))
+
+def host_pairs(comm: Any, hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the bandwidth between each two hosts, in bytes per second and in each direction at once.
+
+    Args:
+      hosts: the host of each rank.
+    """
+    leaders = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
+    pairs = sorted(combinations(leaders, 2), key=lambda pair: abs(leaders[pair[0]] - leaders[pair[1]]))[:MOST_PAIRS]
+    found = []
+    sent, received = np.zeros(CHUNK_BYTES, np.uint8), np.zeros(CHUNK_BYTES, np.uint8)
+    for a, b in pairs:
+        comm.Barrier()
+        if comm.rank in (leaders[a], leaders[b]):
+            other, took = leaders[b] if comm.rank == leaders[a] else leaders[a], []
+            for _ in range(4):  # the fastest counts: other work on a host only adds time
+                start = time.perf_counter()
+                comm.Sendrecv(sent, other, recvbuf=received, source=other)
+                took.append(time.perf_counter() - start)
+            if comm.rank == leaders[a]:
+                found.append({"hosts": [a, b], "bandwidth": CHUNK_BYTES / max(min(took), 1e-9)})
+    return [pair for of_rank in comm.allgather(found) for pair in of_rank]
 
 
-def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> Folder:
-    """Check whether all ranks see a file that rank 0 writes into a folder. The result is the same on all ranks.
+def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> dict[str, Any]:
+    """Return why rank 0 cannot write into a folder ("trouble"), and which ranks do not see its file ("unseen").
 
     Args:
       path: the folder.
@@ -148,10 +84,10 @@ def folder(path: Path, gather: Callable[[bytes], list[bytes]], rank: int) -> Fol
             trouble = error.strerror or str(error)
     name, trouble = (text.decode() for text in gather(f"{name}\n{trouble}".encode())[0].split(b"\n", 1))
     seen = bool(trouble) or _seen(path / name)
-    unseen = tuple(r for r, answer in enumerate(gather(b"1" if seen else b"0")) if answer == b"0")
+    unseen = [r for r, answer in enumerate(gather(b"1" if seen else b"0")) if answer == b"0"]
     if rank == 0 and not trouble:
         (path / name).unlink(missing_ok=True)
-    return Folder(str(path), kind(path), _free(path), trouble, unseen)
+    return {"path": str(path), "trouble": trouble, "unseen": unseen}
 
 
 def _seen(file: Path) -> bool:
@@ -166,18 +102,3 @@ def _seen(file: Path) -> bool:
         if time.monotonic() > until:
             return False
         time.sleep(0.05)
-
-
-def kind(path: Path, mounts: Mapping[str, str] | None = None) -> str:
-    """Return the type of the file system of a folder; "" if it is unknown."""
-    if mounts is None:
-        mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
-    whole = path.resolve()
-    return next((mounts[str(p)] for p in (whole, *whole.parents) if str(p) in mounts), "")
-
-
-def _free(path: Path) -> int:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:
-        return 0

