@@ -15,6 +15,7 @@ disk, is skipped.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -37,7 +38,7 @@ _DTYPES: dict[str, type] = dict.fromkeys(
     ("step", "global_batch", "workers", "restores", "repeated", "batch_size/"), np.int64
 )
 _DTYPES["skipped"] = np.bool_
-_BLOCK = 1024  # rows that are collected in lists before they become arrays
+_BLOCK = 64  # rows that are collected in lists before they become arrays, while they are in the cache
 
 _log = logging.getLogger("adaptive")
 
@@ -257,24 +258,22 @@ def read(path: str | os.PathLike[str], run: int = -1) -> Record:
       OSError: the file cannot be read.
     """
     header, steps = read_run(path, run)
-    columns: dict[str, _GrowingColumn] = {}
-    count = 0
-    for number, fields in steps:
-        try:
-            row = _row(header, fields)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RecordError(f"{path}:{number}: a step without {error}.") from error
-        for name, value in row.items():
-            if name not in columns:
-                columns[name] = _GrowingColumn(name)
-            columns[name].add(count, value)
-        count += 1
-    if not count:
-        raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
+    table, rows = _Table(), list[dict[str, Any]]()
     try:
-        return Record(header, _by_worker({name: column.close(count) for name, column in columns.items()}))
+        for number, fields in steps:
+            try:
+                rows.append(_row(header, fields))
+            except (KeyError, TypeError, AttributeError) as error:
+                raise RecordError(f"{path}:{number}: a step without {error}.") from error
+            if len(rows) == _BLOCK:
+                table.add(rows)
+                rows = []
+        table.add(rows)
+        if table.size:
+            return Record(header, _by_worker(table.columns()))
     except ValueError as error:
         raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
+    raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
 
 
 def _row(header: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -294,27 +293,33 @@ def _row(header: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return row | {name: fields.get(name) or None for name in _OBJECTS}
 
 
-class _GrowingColumn:
-    """A growing column. Rows become arrays block by block, because long lists are slow."""
+class _Table:
+    """Growing columns. Rows become arrays block by block, because long lists are slow.
 
-    def __init__(self, name: str):
-        self._name, self._size = name, 0
-        self._rows: list[Any] = []
-        self._blocks: list[np.ndarray] = []
+    Attributes:
+      size: the number of rows.
+    """
 
-    def add(self, row: int, value: Any) -> None:
-        """Add the value of a row; the rows since the last one that was added are unknown."""
-        self._rows += [None] * (row - self._size) + [value]
-        self._size = row + 1
-        if len(self._rows) >= _BLOCK:
-            self._blocks.append(_array(self._name, self._rows))
-            self._rows = []
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[np.ndarray]] = {}
+        self._sizes: list[int] = []
 
-    def close(self, rows: int) -> np.ndarray:
-        """Return all rows; shape=(rows,), or (rows, workers)."""
-        self._rows += [None] * (rows - self._size)
-        blocks = [*self._blocks, *([_array(self._name, self._rows)] if self._rows else [])]
-        return np.concatenate(blocks)
+    @property
+    def size(self) -> int:
+        return sum(self._sizes)
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add some rows; values that a row lacks are unknown."""
+        names = dict.fromkeys(itertools.chain(self._blocks, *rows)) if rows else {}
+        for name in names:
+            if name not in self._blocks:
+                self._blocks[name] = [_array(name, [None] * size) for size in self._sizes]
+            self._blocks[name].append(_array(name, [row.get(name) for row in rows]))
+        self._sizes += [len(rows)] if rows else []
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return all rows; shape=(rows,) each, or (rows, workers)."""
+        return {name: np.concatenate(blocks) for name, blocks in self._blocks.items()}
 
 
 def _array(name: str, rows: list[Any]) -> np.ndarray:
