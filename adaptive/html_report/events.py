@@ -81,7 +81,8 @@ def _of_hook(run: Columns, hook: Mapping[str, Any], made: Mapping[str, int]) -> 
         return f"{name} made {counted(made[name], 'request')} in {calls}{'' if changed else nothing}."
     if not due.any():
         return f"{name} never acted: it is called every {counted(every, 'step')}, and was not due."
-    values = [run.record[f"hook/{hook['name']}/{leaf}"][due] for leaf in hook["leaves"]]
+    columns = (run.record.get(f"hook/{hook['name']}/{leaf}") for leaf in hook["leaves"])
+    values = [column[due] for column in columns if column is not None]
     unknown = sum(not any(map(_is_known, row)) for row in zip(*values, strict=True)) if values else 0
     missing = f", in {unknown:,} of them without measurements (all values NaN)" if unknown else ""
     why = next((each[hook["name"]] for each in reversed(run.record["why"]) if each and hook["name"] in each), "")

@@ -19,7 +19,7 @@ from .formatting import counted, duration, number, percent
 from .seconds import goodput
 
 _FINDINGS = 3
-_SHOWN, _LISTED = 12, 200  # changes: more are folded, and still more are in the record only
+_LISTED = 200  # changes; more are in the record
 _METRICS = 3  # in the headline
 
 
@@ -44,7 +44,6 @@ def render(run: Columns, ledger: Ledger, causes: Mapping[str, float], name: str)
         figures=_figures(run, ledger, causes),
         findings=[(each.text, f"≈ {duration(each.seconds)}") for each in findings(run, causes)[:_FINDINGS]],
         changes=[(f"{run.step[e.row]:,}", duration(float(run.elapsed[e.row])), e) for e in events[:_LISTED]],
-        shown=_SHOWN,
         left_out=max(len(events) - _LISTED, 0),
         hooks=hook_summary(run),
         causes=[

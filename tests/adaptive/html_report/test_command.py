@@ -126,10 +126,10 @@ def test_noise_scales_of_layers_are_in_one_chart(made, run):
     assert [*read_columns(run).noise] == ["layers.a", "layers.b"]
 
 
-def test_further_changes_are_folded_and_counted(made):
+def test_further_changes_are_counted(made):
     fields = {step: {"notes": [f"note {step}"]} for step in range(1, 331)}
     text = Text(made(uneven(400, 1, 0.1), fields=fields)).text
-    assert "188 more, up to step 200" in text
+    assert "Note 200 " in text
     assert "130 further changes are in the record." in text
 
 
