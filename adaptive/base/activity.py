@@ -101,17 +101,17 @@ class Activity:
       now: the current activity; read from any thread.
       turned: called when an activity ends; `None` for no callback.
       message: the number of the current message, or of the last one.
-      waited_before: `world.waited` at the beginning of the step; set by callers of `took`.
     """
 
     def __init__(self, world: Waits):
-        self._world, self.waited_before = world, world.waited
+        self._world = world
         self.now, self._waited = BETWEEN, world.waited
         self._began = self._since = time.perf_counter()
         self._seconds = [0.0] * len(NAMES)  # of all steps so far
         self._before = list(self._seconds)  # when the step began
         self._known = list(self._seconds)  # at the last call of `between`
-        self._reported = self._by_itself  # when the last status was sent
+        # Total seconds without waiting for other processes and without messages, when the last status was sent.
+        self._reported = 0.0
         self.turned: Turned | None = None
         self.message = 0
 
@@ -126,29 +126,6 @@ class Activity:
         self.now, self._since, self._waited = to, now, waited
         return before
 
-    def took(self, began: float, times: Sequence[float], until: float) -> None:
-        """Account for the first part of a step, for a caller that reads the clock and sets `now` itself.
-
-        Args:
-          began: when the step began, by the clock of `time.perf_counter`.
-          times: seconds of `INPUT`, `COMPUTING` and `EXCHANGING`, the only ones that include waiting for others; the
-            rest of the time counts as `OTHER`.
-          until: when that part ended. The activity is `OTHER` from then on.
-        """
-        seconds, waited = self._seconds, self._world.waited
-        input_, computing, exchanging = times
-        between, others = self.waited_before - self._waited, waited - self.waited_before
-        exchanging = max(exchanging, others)  # can be less in a step that was abandoned in its message
-        seconds[BETWEEN] += began - self._since - between
-        seconds[WAITING] += between
-        self._before = list(seconds)
-        seconds[INPUT] += input_
-        seconds[COMPUTING] += computing
-        seconds[EXCHANGING] += exchanging - others
-        seconds[WAITING] += others
-        seconds[OTHER] += until - began - input_ - computing - exchanging
-        self.now, self._since, self._waited = OTHER, until, waited
-
     @contextmanager
     def doing(self, what: int) -> Iterator[None]:
         """Switch to an activity for the duration of the block."""
@@ -158,9 +135,9 @@ class Activity:
         finally:
             self.turn(before)
 
-    def begin(self) -> None:
-        """Start a step."""
-        self.turn(OTHER)
+    def begin(self, what: int = OTHER) -> None:
+        """Start a step with an activity."""
+        self.turn(what)
         self._before = list(self._seconds)
 
     def end(self) -> Breakdown:
@@ -181,8 +158,8 @@ class Activity:
         self._known = list(self._seconds)
         return found
 
-    def of_workers(self, computing: Sequence[float]) -> tuple[float, list[float], list[float]]:
-        """Return this process's part of `WorkerSeconds` for the status, shortly before it is sent.
+    def of_workers(self, computing: Sequence[float]) -> tuple[float, Sequence[float], list[float]]:
+        """Return this process's part of `WorkerSeconds` for the status. Call it directly after `turn`.
 
         Args:
           computing: seconds per worker of this process; NaN for one without examples.
@@ -191,27 +168,13 @@ class Activity:
           `(input, computing, busy)`, the last two per worker. Workers of one process compute side by side: one that
           finished early was busy for less.
         """
-        self.turn(self.now)
-        own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
-        busy, self._reported = self._by_itself - self._reported, self._by_itself
+        by_itself = self._since - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]
+        busy, self._reported = by_itself - self._reported, by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]
+        if len(computing) == 1 and computing[0] == computing[0]:
+            return input_, computing, [busy]
+        own = [0.0 if math.isnan(seconds) else seconds for seconds in computing]
         # Computation during an exchange takes no time of this thread: scale the measured seconds to cover it.
         longest = max(own, default=0.0)
         least = [busy * seconds / longest if longest else 0.0 for seconds in own]
         return input_, own, [max(busy - (longest - s), part) for s, part in zip(own, least, strict=True)]
-
-    def busy(self, now: float) -> float:
-        """Return the seconds without waiting or messages since the last call of this or of `of_workers`.
-
-        Args:
-          now: the time, by `time.perf_counter`. This process has waited for no other since the last `turn` or `took`.
-        """
-        between = self.waited_before - self._waited
-        by_itself = now - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING] - between
-        busy, self._reported = by_itself - self._reported, by_itself
-        return busy
-
-    @property
-    def _by_itself(self) -> float:
-        """Total seconds without waiting for other processes and without messages."""
-        return self._since - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]

@@ -24,6 +24,7 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.numbers import brief
+from adaptive.base.revision import Revision
 from adaptive.base.split import check_shares, equal, split
 
 from .global_batch import auto_quantum, changed_to, checked_global_batch
@@ -63,6 +64,7 @@ class BatchSizes:
       resizable: whether sizes change at all.
       fixed_by: if not, why, and what to change.
       waits: whether new sizes come into force at once; the program then waits for their kernels.
+      revision: incremented when sizes in force or pending ones change.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class BatchSizes:
         self.next: Split | None = None
         self.one_by_one = self.waits = False
         self.resizable, self.fixed_by = True, ""
+        self.revision = Revision()
         self._readiness: Readiness = AtOnce()
         self._all_ready = self._all_able = False
 
@@ -101,8 +104,10 @@ class BatchSizes:
         waits: bool = False,
         resizable: bool = True,
         fixed_by: str = NOT_RESIZABLE,
+        revision: Revision | None = None,
     ) -> None:
         """Set how sizes are prepared. Before this call, all sizes count as ready."""
+        self.revision = revision or self.revision
         self._readiness, self.one_by_one, self.waits = readiness, one_by_one, waits
         self.resizable, self.fixed_by = resizable, fixed_by
 
@@ -176,6 +181,7 @@ class BatchSizes:
             self.next = None if sizes == self.pending else sizes
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
+        self.revision.increment()
 
     def _nearest(
         self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
@@ -245,6 +251,7 @@ class BatchSizes:
         self.limits = self._with_quantum(total, self.shares)
         self.current = split(total, self.shares, self.limits)
         self.pending = self.next = None
+        self.revision.increment()
         if not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
         self._prepare()
@@ -280,6 +287,7 @@ class BatchSizes:
     def _take_up(self) -> None:
         if self.pending is not None:
             self.current, self.pending, self.next = self.pending, self.next, None
+            self.revision.increment()
 
     def restart(
         self,
@@ -299,6 +307,7 @@ class BatchSizes:
         self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
         self.current = self.previous = tuple(sizes)
         self.pending = self.next = None
+        self.revision.increment()
         self._all_ready = False
         self.limits = self._with_quantum(sum(self.current), self.shares)
 
@@ -311,6 +320,7 @@ class BatchSizes:
         """Replace the state with what another process has exported."""
         split, self.members, (self._all_ready, self._all_able) = exported
         self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
+        self.revision.increment()
 
     # --- validation ---------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from adaptive.base.errors import BatchSizeError, WorkerCountError
 from adaptive.base.numbers import brief
+from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import number_of_workers
@@ -74,10 +75,9 @@ class Membership:
       fixed_by: if not, why, and what to change.
       needed: worker slots whose workers must stay, because the driver needs their values.
       roster: the members at first; by default the current ones.
+      revision: incremented when the target changes, and when a process reports that it must leave.
 
     Attributes:
-      asked: the number of members requested last, less those lost since; `None` without a request; then the target
-        is the current number.
       leave_requested: whether any process reported that it must leave. Replicated.
     """
 
@@ -91,17 +91,30 @@ class Membership:
         needed: Sequence[int] = (),
         termination: Callable[[], TerminationNotice | None] = lambda: None,
         roster: Roster | None = None,
+        revision: Revision | None = None,
     ):
         self._world, self._in_status, self._resizable, self._needed = world, in_status, resizable, needed
         self._fixed_by = fixed_by
-        self._termination = termination
-        self.asked: int | None = None
+        self._termination, self._revision = termination, revision or Revision()
+        self._asked: int | None = None
         roster = Roster.of(world) if roster is None else roster
         self._there, self._generation = len(roster.members), roster.generation  # at the last `_refresh`
         self._ready_elsewhere = 0
         self._set_leave_requests(np.zeros(world.capacity))
 
     # --- target -------------------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> int | None:
+        """The number of members requested last, less those lost since; `None` without a request: then the target is the
+        current number.
+        """
+        return self._asked
+
+    @asked.setter
+    def asked(self, number: int | None) -> None:
+        self._asked = number
+        self._revision.increment()
 
     @property
     def target(self) -> int:
@@ -271,6 +284,8 @@ class Membership:
 
     def _set_leave_requests(self, leave_requests: np.ndarray) -> None:
         self._leave_requests, self.leave_requested = leave_requests, bool(leave_requests.any())
+        if self.leave_requested:
+            self._revision.increment()
 
     def _count_ready(self, about: str) -> int:
         if self._world.processes == 1:

@@ -69,7 +69,6 @@ class Status:
     def __init__(self, world: World, digest: DecisionDigest, sizes: BatchSizes, members: Membership):
         self._n = world.capacity
         self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
-        self._first_second = self._n_facts  # index of this process's first element of seconds
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
         self.checkpoint_due = self.checkpoint_requested = self.repeats = False
         self.own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
@@ -84,18 +83,9 @@ class Status:
             self._seconds_view[0], self._seconds_view[1], self._seconds_view[2] = self.own_seconds
         return self._own
 
-    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
-        """Return what `encode` does, with the seconds of this process's only worker."""
-        if not self.repeats:
-            self._write_facts()
-        own, n, first = self._own, self._n, self._first_second
-        own[first], own[first + n], own[first + 2 * n] = input_, computing, busy
-        return own
-
     def _write_facts(self) -> None:
         workers, sizes, n = self._world.workers, self._sizes, self._n
         self._own = np.zeros(self.length)
-        self._first_second = self._n_facts + workers.start
         self._seconds_view = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
         self._own[workers.start : workers.stop] = _REQUESTS * self._digest.value + self._members.leave_request
         can = sizes.can_make_pending, sizes.can_make_any

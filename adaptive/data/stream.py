@@ -11,7 +11,7 @@ read by `Lookahead` for data with an index, and by `IterableData` for iterators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import accumulate, repeat
 from operator import getitem
@@ -56,7 +56,6 @@ class Stream:
       cursors: examples taken so far from each shard. Replicated.
       length: number of examples in an epoch; 0 for iterators.
       in_memory: whether examples are rows of arrays in memory.
-      fetched: called with the batches of each share, by the thread that has read them; `None`: nothing is called.
     """
 
     def __init__(self, data: Data, *, seed: int, workers: range, beside: bool = True):
@@ -73,7 +72,6 @@ class Stream:
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # the cursors when `_ahead` was requested
         self._closed = False
-        self.fetched: Callable[[tuple[Any, ...]], None] | None = None
         self._beside = beside
         # Rows of arrays in memory, of one shard: nothing is read ahead or kept.
         self._simple = self.in_memory and len(self.shard_ranges) == 1
@@ -150,8 +148,6 @@ class Stream:
         first, last = ends[workers.start], ends[workers.stop]
         whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
         batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
-        if self.fetched is not None:
-            self.fetched(batches)
         # tuple.__new__ runs in C; the named tuple's constructor does not.
         return tuple.__new__(Share, (sizes, tuple(ends[workers.start : workers.stop]), batches, whole))
 
@@ -194,8 +190,6 @@ class Stream:
     def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
         offsets = list(accumulate(sizes, initial=0))
         batches = tuple(self._read(cursors, sizes, self.workers, committed))
-        if self.fetched is not None:
-            self.fetched(batches)
         return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
 
     def _read(self, cursors: Cursors, sizes: tuple[int, ...], workers: range, committed: Cursors) -> list[Any]:

@@ -73,7 +73,7 @@ class Branch:
             self._loop.compile_for(batch_sizes)
             sizes.restart(batch_sizes, sizes.shares, sizes.members, total)
         p.hyperparameters.request(decision.hyperparameters)
-        self._loop.steady.stop()
+        p.revision.increment()
 
     @with_build_settings
     def __exit__(self, *exc: object) -> None:

@@ -10,6 +10,7 @@ from weakref import proxy
 
 from adaptive.base.activity import Activity
 from adaptive.base.ambient import AmbientContext
+from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster
 from adaptive.base.signals import pending_termination
 from adaptive.base.source_lines import at
@@ -115,7 +116,7 @@ def build(
     mailboxes = ProgramMailboxes(world, plan, planner.mailboxes, name)
     if world.processes > 1:
         share_compilations()
-    machines = HostSurvey(world, f"machines of {name}")
+    machines, revision = HostSurvey(world, f"machines of {name}"), Revision()
     digest, activity = DecisionDigest({each.hook.name: each.line for each in plan.hooks}), Activity(world)
     membership = Membership(
         world,
@@ -125,6 +126,7 @@ def build(
         needed=sizes.needed,
         termination=pending_termination,
         roster=roster,
+        revision=revision,
     )
     notes = [*examples.notes, *plan.unused, *_of_fixed_sizes(plan), *notes_on_draws(plan)]
     run = RunState(new_run_id(world, name), notes=notes)
@@ -142,13 +144,21 @@ def build(
         kernels=KernelOptions(microbatch, deterministic, resizable, machines.compile_order, memory),
         finite=nonfinite != "allow",
         activity=activity,
+        revision=revision,
     )
     # Without a status no process knows whether all are ready. In deterministic programs, speeds must not decide.
     waits = deterministic or not engine.has_status
     expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
     readiness = KernelsOf(engine.kernels, world.workers, expect)
     sizes.limits = sizes.limits._replace(call_overhead=CALL_OVERHEAD if plan.splittable else 0.0)
-    sizes.take_effect(readiness, one_by_one=not plan.splittable, waits=waits, resizable=resizable, fixed_by=fixed_by)
+    sizes.take_effect(
+        readiness,
+        one_by_one=not plan.splittable,
+        waits=waits,
+        resizable=resizable,
+        fixed_by=fixed_by,
+        revision=revision,
+    )
     if memory is not None and not plan.splittable:
         run.notes += fit_local_batches(engine, sizes, name)
     hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
@@ -174,6 +184,7 @@ def build(
         data=examples,
         plan=plan,
         build_digests=build_digests,
+        revision=revision,
         stream=stream,
         sizes=sizes,
         membership=membership,

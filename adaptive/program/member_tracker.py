@@ -87,4 +87,4 @@ class MemberTracker:
         there, generation = Roster.of(self._world)
         self.joined_in_generation = since
         self._generation = generation if since == there else None
-        self._engine.workers.present = self.places(since)
+        self._engine.workers.change_members(self.places(since), ())

@@ -10,7 +10,7 @@ import jax
 from adaptive.data.rows import Data
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.message import Layout
-from adaptive.runtime.segment_io import bytes_per_execution
+from adaptive.runtime.step_plan import bytes_per_execution
 
 _MIB = 1 << 20
 _BATCHES = 2  # the step's batch, and the next one, which is fetched during the step
@@ -39,8 +39,6 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     op_states = [a for values in engine.op_states[one] for a in values]
     sent, largest = bytes_per_execution(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
     several = any(engine.kernels.may_split(i, batch_sizes[worker]) for i, worker in enumerate(world.workers))
-    steady = engine.steady_step(batch_sizes)
-    ahead = steady is not None and steady.runs_ahead
     arrives = [layout for layout, m in zip(engine.layouts, plan.messages, strict=True) if m.travels]
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
@@ -54,8 +52,7 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
             "parts of messages",
             sent * (1 + several),
             "gradients and other values that a microbatch sends"
-            + "; twice, as a batch may run as several microbatches" * several
-            + "; also between steps, as the next microbatches are dispatched ahead" * ahead,
+            + "; twice, as a batch may run as several microbatches" * several,
         ),
         Needed("receive buffers", 0 if alone else _bytes_of(arrives), "for reduced messages"),
         Needed(
@@ -85,8 +82,8 @@ def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
 
 def _constants(engine: Engine) -> Iterable[Any]:
     """Yield each constant once, even if several programs read it."""
-    arrays = [c for values in engine.context.consts.values() for c in values]
-    arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.consts]
+    arrays = [c for values in engine.context.consts.values() for c in values[0].values()]
+    arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.consts.values()]
     return {id(c): c for c in arrays}.values()
 
 

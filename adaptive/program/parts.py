@@ -11,6 +11,7 @@ import jax
 
 from adaptive.base.activity import Activity
 from adaptive.base.ambient import AmbientContext
+from adaptive.base.revision import Revision
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
@@ -95,6 +96,7 @@ class ProgramParts:
     Attributes:
       name: the program's name in errors and messages.
       build_digests: digests that processes compare if a message does not match: see `World.build_digests`.
+      revision: incremented by every change on which prepared steps depend.
       members: the members for which the parts' state is valid.
     """
 
@@ -106,6 +108,7 @@ class ProgramParts:
     data: Any
     plan: Plan
     build_digests: Mapping[str, str]
+    revision: Revision
     stream: Stream
     sizes: BatchSizes
     membership: Membership

@@ -1,10 +1,9 @@
-"""The end of a general step: runs hooks and reports the step."""
+"""The end of a step: counts it, runs the hooks that are due, and reports it."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,90 +12,139 @@ from adaptive.base.activity import COMPUTING, HOOKS, OTHER
 from adaptive.base.decision import Decision
 from adaptive.base.failure import report_failure
 from adaptive.base.thread_status import thread_status
+from adaptive.base.world import Loss
 from adaptive.observe.events import Asked, StepEvent, hook_values
-from adaptive.observe.report import Report
+from adaptive.observe.report import Report, report_of
 from adaptive.runtime.outcome import Outcome
 
 from .parts import ProgramParts
 
+Sizes = tuple[int, ...]
 
-def finish_step(p: ProgramParts, outcome: Outcome, notes: list[str]) -> Report:
-    """Count a step, run the hooks, and report the step. May communicate.
+
+class Reports:
+    """Ends the steps of one program.
+
+    A step calls only what it needs: most have no hook that is due, no listener, and no notes.
 
     Args:
-      p: the program's parts.
-      notes: notes on the step so far.
+      parts: the program's parts.
+
+    Attributes:
+      members_changed: whether workers may have come or gone since the last report.
+      in_force: the hyperparameters of the next step.
+      epoch: whole epochs of data consumed.
     """
-    run, sizes, stream, activity, kernels = p.run, p.sizes, p.stream, p.activity, p.engine.kernels
-    activity.turn(OTHER)
-    ran, limits, members = (sizes.current, sizes.previous), sizes.limits, sizes.members
-    by_script, p.decisions.by_script = p.decisions.by_script, []
-    joined, lost, come_and_gone = p.members.drain_events()
-    run.step += 1
-    epochs_before = stream.epoch
-    stream.advance(ran[0])
-    consumed = stream.consumed
-    p.clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
-    notes = [*come_and_gone, *notes]
-    if run.checkpointer is not None:
-        run.notes += run.checkpointer.drain_notes()
-    notes, run.notes = [*run.notes, *notes], []
-    sizes.step_done()
-    epoch = stream.epochs
-    asked, decision = Asked.so_far(sizes, p.membership) if p.listeners.any else None, None
-    in_force = p.hyperparameters.values
-    if outcome.committed:
-        if run.step >= p.hooks.next_due:  # waiting for values does not count as time of the hooks
-            with activity.doing(COMPUTING):
-                jax.block_until_ready(outcome.hooks)
-        activity.turn(HOOKS)
-        decision, more = _decide(p, outcome, epoch, ran)
-        activity.turn(OTHER)
-        notes += more
-    counters, metrics, breakdown = kernels.counters, _metrics(p, outcome), activity.end()
-    report = Report(
-        step=run.step,
-        epoch=stream.epoch,
-        examples=consumed,
-        metrics=metrics,
-        batch_sizes=ran[0],
-        global_batch=sum(ran[0]),
-        messages=outcome.messages,
-        message_bytes=outcome.message_bytes,
-        seconds=sum(breakdown),
-        compute_seconds=tuple(outcome.compute_seconds),
-        microbatches=tuple(outcome.microbatches),
-        kernels=counters.kernels,
-        compile_seconds=counters.compile_seconds,
-        waited_seconds=counters.waited_seconds,
-        decision=decision,
-        skipped=not outcome.committed,
-        notes=tuple(notes),
-        members=members,
-        joined=joined,
-        lost=lost,
-        breakdown=breakdown,
-        epoch_ended=stream.epoch > epochs_before,
-        hyperparameters=in_force,
-    )
-    if not p.world.rank:
-        p.run_warnings.take(report, p.status.heard, p.clock.beside_compiler)
-    if asked is not None:
-        values = hook_values(p.hooks, outcome.hooks)
-        decided, requests = p.decisions.last_asked if decision is not None else ((), ())
-        details = limits, p.seed, values, asked, decided, p.status.seconds(breakdown.waiting), (*by_script, *requests)
-        origin, run.origin = run.origin, None
-        clock = time.time(), activity.between(), origin
-        failed = p.listeners.notify(StepEvent(report, epoch, ran[1], *details, run.run_id, run.restored, *clock))
-        report = replace(report, notes=(*report.notes, *failed)) if failed else report
-    run.restored = False
-    p.tracing.after(run.step)
-    return report
+
+    def __init__(self, parts: ProgramParts):
+        self._parts = parts
+        self.members_changed = True
+        self.in_force = parts.hyperparameters.values
+        self.epoch = parts.stream.epoch
+
+    def finish(self, outcome: Outcome, notes: list[str]) -> Report:
+        """Count a step, run the hooks, and report the step. May communicate.
+
+        Args:
+          notes: notes on the step so far.
+        """
+        p = self._parts
+        run, sizes, stream, clock, kernels = p.run, p.sizes, p.stream, p.clock, p.engine.kernels
+        p.activity.turn(OTHER)
+        ran, limits, members, listens = (sizes.current, sizes.previous), sizes.limits, sizes.members, p.listeners.any
+        by_script, p.decisions.by_script = p.decisions.by_script, []
+        run.step += 1
+        stream.advance(ran[0])
+        if kernels.busy:
+            clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
+        else:
+            clock.compute_seconds, clock.beside_compiler = outcome.compute_seconds, 0
+        joined, lost = tuple[int, ...](), tuple[Loss, ...]()
+        if self.members_changed:
+            self.members_changed = False
+            joined, lost, come_and_gone = p.members.drain_events()
+            notes = [*come_and_gone, *notes]
+        if run.checkpointer is not None:
+            run.notes += run.checkpointer.drain_notes()
+        if run.notes:
+            notes, run.notes = [*run.notes, *notes], []
+        if sizes.pending is not None or ran[0] is not ran[1]:
+            sizes.step_done()
+        examples, ended = sum(stream.cursors), self.epoch
+        self.epoch = epoch = examples // stream.length if stream.length else stream.epoch
+        asked = Asked.so_far(sizes, p.membership) if listens else None
+        decision, committed = None, outcome.trouble is None
+        if committed and (p.hooks.watches or run.step >= p.hooks.next_due):
+            decision, more = self._hooks(outcome, ran)
+            notes = [*notes, *more]
+        tree, counters, breakdown = p.plan.graph.metrics_tree, kernels.compiled.counters, p.activity.end()
+        report = report_of(
+            {
+                "step": run.step,
+                "epoch": epoch,
+                "examples": examples,
+                "metrics": tree.unflatten(outcome.results[outcome.steps.metrics] if committed else _unknown(p)),
+                "batch_sizes": ran[0],
+                "global_batch": sum(ran[0]),
+                "messages": outcome.messages,
+                "message_bytes": outcome.message_bytes,
+                "seconds": sum(breakdown),
+                "breakdown": breakdown,
+                "compute_seconds": tuple(outcome.compute_seconds),
+                "microbatches": tuple(outcome.microbatches),
+                "kernels": counters.kernels,
+                "compile_seconds": counters.compile_seconds,
+                "waited_seconds": counters.waited_seconds,
+                "decision": decision,
+                "skipped": not committed,
+                "notes": tuple(notes),
+                "members": members,
+                "joined": joined,
+                "lost": lost,
+                "epoch_ended": epoch > ended,
+                "hyperparameters": dict(self.in_force),
+            }
+        )
+        if not p.world.rank:
+            p.run_warnings.take(report, p.status.heard, clock.beside_compiler)
+        if asked is not None:
+            decided, requests = p.decisions.last_asked if decision is not None else ((), ())
+            values = hook_values(p.hooks, outcome.hooks if committed else [])
+            details = (
+                limits,
+                p.seed,
+                values,
+                asked,
+                decided,
+                p.status.seconds(breakdown.waiting),
+                (*by_script, *requests),
+            )
+            origin, run.origin = run.origin, None
+            at = time.time(), p.activity.between(), origin
+            event = StepEvent(report, p.stream.epochs, ran[1], *details, run.run_id, run.restored, *at)
+            failed = p.listeners.notify(event)
+            report = replace(report, notes=(*report.notes, *failed)) if failed else report
+        run.restored = False
+        if p.engine.context.timeline is not None:
+            p.tracing.after(run.step)
+        return report
+
+    def _hooks(self, outcome: Outcome, ran: tuple[Sizes, Sizes]) -> tuple[Decision | None, list[str]]:
+        """Run the hooks that are due; those that observe every step keep this one."""
+        p = self._parts
+        step, epoch = p.run.step, p.stream.epochs
+        if step < p.hooks.next_due:
+            p.hooks.note(step, epoch, outcome.hooks, ran, p.sizes.members)
+            return None, []
+        with p.activity.doing(COMPUTING):  # waiting for values does not count as time of the hooks
+            jax.block_until_ready(outcome.hooks)
+        with p.activity.doing(HOOKS):
+            return _decide(p, outcome, epoch, ran)
 
 
 @thread_status("in the hooks")
 def _decide(
-    p: ProgramParts, outcome: Outcome, epoch: float, ran: tuple[tuple[int, ...], tuple[int, ...]]
+    p: ProgramParts, outcome: Outcome, epoch: float, ran: tuple[Sizes, Sizes]
 ) -> tuple[Decision | None, list[str]]:
     step = p.run.step
     try:
@@ -107,9 +155,6 @@ def _decide(
         raise
 
 
-def _metrics(p: ProgramParts, outcome: Outcome) -> Any:
-    """Return the metrics; NaN for a skipped step."""
-    graph = p.plan.graph
-    if outcome.committed:
-        return graph.metrics_tree.unflatten(outcome.metrics)
-    return jax.tree.unflatten(graph.metrics_tree, [np.full(a.aval.shape, np.nan) for a in graph.metrics])
+def _unknown(p: ProgramParts) -> list[np.ndarray]:
+    """Return the metrics of a skipped step: NaN."""
+    return [np.full(a.aval.shape, np.nan) for a in p.plan.graph.metrics]

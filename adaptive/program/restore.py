@@ -72,7 +72,7 @@ def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, 
     p.stream.go_on(parsed.cursors, parsed.place)
     p.tracing.shift(parsed.step - p.run.step)
     p.run.step, p.skipped.in_a_row = parsed.step, 0
-    loop.steady.stop()
+    p.revision.increment()
     p.clock.restart()
     p.run_warnings.begin()
     p.mailboxes.forget()

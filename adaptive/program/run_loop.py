@@ -1,4 +1,4 @@
-"""The loop over a program's steps: a steady step if nothing has changed, otherwise a general step."""
+"""The loop over a program's steps."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from adaptive.base.activity import COMPILING, INPUT
+from adaptive.base.activity import COMPILING, INPUT, OTHER
 from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError, WorkerError
 from adaptive.base.failure import report_failure
+from adaptive.base.signals import PENDING_TERMINATION
 from adaptive.base.source_lines import at, current_line
 from adaptive.base.thread_status import IN_A_STEP, thread_status
 from adaptive.base.world import MembersChanged
-from adaptive.data.stream import Share
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
 from adaptive.runtime.outcome import Outcome
 
 from .membership_changes import MembershipChanges, RunEnds, RunOver
 from .parts import ProgramParts
-from .reports import finish_step
-from .steady_loop import SteadyLoop
+from .reports import Reports
+from .step_checks import MOST_SKIPPED
 
 _log = logging.getLogger("adaptive")
 
@@ -32,15 +33,23 @@ _log = logging.getLogger("adaptive")
 class RunLoop:
     """Runs the steps of one program, in one thread at a time.
 
+    What is equal in two consecutive steps is prepared when it changes: steps need one comparison with the revision,
+    which every change increments (`base/revision.py`).
+
     Attributes:
       membership_changes: changes of membership, applied between steps.
-      steady: runs the steps in which nothing changes.
     """
 
     def __init__(self, parts: ProgramParts):
         self._parts = parts
         self.membership_changes = MembershipChanges(parts)
-        self.steady = SteadyLoop(parts, self.membership_changes)
+        self._reports = Reports(parts)
+        self._valid: tuple[Any, ...] | None = None  # what the preparation is valid for
+        self._sizes: tuple[int, ...] = ()
+        self._fixed: list[tuple[Any, ...]] = []  # the fields of each worker's `Reading` that stay
+        self._taking_part = np.zeros(0, bool)  # which workers have examples
+        self._facts: tuple[Any, ...] = ()  # those that the status has reported
+        self._details = ""  # the last decisions, for errors
         self._under_way = threading.Lock()  # held during a step
         self._pid = os.getpid()
 
@@ -51,7 +60,8 @@ class RunLoop:
           DriverError: a step of this program is already running; or this process is a forked child of the program's.
           RunEnds: there is no next step.
         """
-        self.check_process()
+        if os.getpid() != self._pid:
+            self.check_process()
         if not self._under_way.acquire(blocking=False):
             raise DriverError(
                 f"{self._parts.name} is already in a step, in another thread, or because a hook called step(). Use a "
@@ -82,23 +92,26 @@ class RunLoop:
     @thread_status(IN_A_STEP)
     def _step(self) -> Report:
         p, began = self._parts, time.perf_counter()
-        run, clock, kernels = p.run, p.clock, p.engine.kernels
-        steady = self.steady.holds()
-        if not steady:
-            p.activity.begin()
-            self.compile_first()
+        run, clock, kernels, world = p.run, p.clock, p.engine.kernels, p.world
+        p.activity.begin(INPUT)
         since, clock.began = began - clock.began, began
         try:
             if kernels.busy:
                 kernels.check()
-            p.world.build_digests = p.build_digests
-            outcome = self.steady.step(began, since) if steady else None
-            if outcome is None:
-                steady = False
-                p.world.begin_run()
-                outcome = self._general_step(since)
-            plain = steady and self.steady.is_plain(outcome)
-            notes = [] if plain else p.skipped.check(outcome.trouble, run.step + 1)
+            world.build_digests = p.build_digests
+            outcome = None
+            while outcome is None:
+                now = (p.revision.number, world.generation, world.run_under_way)
+                if now != self._valid or PENDING_TERMINATION:
+                    self._prepare()
+                try:
+                    outcome = self._take_step(p, since)
+                except MembersChanged:  # the step is taken again, on the same examples
+                    self._valid = None
+                    p.activity.turn(INPUT)
+            notes = []
+            if outcome.trouble is not None or p.skipped.in_a_row:
+                notes = p.skipped.check(outcome.trouble, run.step + 1)
         except RunEnds as end:
             if isinstance(end, RunOver):
                 p.progress = end.progress
@@ -112,45 +125,63 @@ class RunLoop:
             error.add_note(f"in step {run.step + 1}, on {p.workers_in_words}")
             report_failure(p.world, f"in step {run.step + 1} of {p.name}", error)
             raise
-        if plain:
-            return self.steady.report(outcome)
-        report = finish_step(p, outcome, notes)
-        self.steady.prepare()
-        return report
+        return self._reports.finish(outcome, notes)
 
-    def _general_step(self, since: float) -> Outcome:
-        """Run a general step; go on with the same examples if members are lost, or memory runs out.
-
-        Args:
-          since: seconds since the start of the previous step.
-        """
-        p = self._parts
+    def _prepare(self) -> None:
+        """Apply all changes of members, and prepare the next steps. Communicates if there are any."""
+        p, world = self._parts, self._parts.world
+        p.activity.turn(OTHER)
+        self.compile_first()
+        world.begin_run()
         while True:
             if not self.membership_changes.settled:
                 p.progress = self.membership_changes.apply(p.progress)
-            if p.mailboxes.make():
-                continue  # members may have been lost in the exchange
-            try:
-                before = p.activity.turn(INPUT)
-                try:
-                    share = p.stream.take(p.sizes.current)
-                finally:
-                    p.activity.turn(before)
-                return self._run_engine(share, since)
-            except MembersChanged:
-                continue
+            if not p.mailboxes.make():  # members may have been lost in the exchange
+                break
+        self._reports.members_changed, self._reports.epoch = True, p.stream.epoch
+        is_settled = self.membership_changes.settled
+        self._valid = (p.revision.number, world.generation, world.run_under_way) if is_settled else None
+        sizes = p.sizes.current
+        if sizes != self._sizes:  # the same objects while sizes stay
+            self._sizes, self._taking_part = sizes, np.asarray(sizes) > 0
+        self._facts = ()
+        self._fixed = [(p.seed, w, sum(sizes), sizes[w], sizes[w], 1) for w in world.workers]
+        p.activity.turn(INPUT)
 
-    def _run_engine(self, share: Share, since: float) -> Outcome:
-        p, sizes, seconds = self._parts, self._parts.sizes.current, self._parts.clock.compute_seconds
-        step, total, taking_part = p.run.step, sum(sizes), np.asarray(sizes) > 0
-        readings = [
-            Reading(
-                *(step, p.seed, w, total, sizes[w], sizes[w], 1, share.offsets[i]),
-                *(seconds[i], since, taking_part),
-            )
-            for i, w in enumerate(p.world.workers)
-        ]
-        return p.engine.step(share, readings, p.stream.prefetch, search=p.skipped.next_raises, more=p.decisions.last)
+    def _take_step(self, p: ProgramParts, since: float) -> Outcome:
+        """Read the examples, compute, exchange, and commit.
+
+        Args:
+          since: seconds since the start of the previous step.
+
+        Raises:
+          MembersChanged: members were lost; the step is not committed.
+        """
+        status, digest, seconds = p.status, p.digest, p.clock.compute_seconds
+        share = p.stream.take(self._sizes)
+        facts = (
+            digest.value,
+            digest.step,
+            status.checkpoint_due,
+            p.world.processes,
+            p.engine.kernels.compiled.complete,
+            p.world.run_under_way and p.membership.leave_request,  # also of processes in reserve
+        )
+        status.repeats = facts == self._facts and p.sizes.pending is None and not PENDING_TERMINATION
+        if facts != self._facts:
+            self._facts, self._details, self._reports.in_force = facts, p.decisions.last, p.hyperparameters.values
+        readings, step, taking_part = [], p.run.step, self._taking_part
+        for fixed, offset, known in zip(self._fixed, share.offsets, seconds, strict=True):
+            # Skips the initializer in Python.
+            readings.append(tuple.__new__(Reading, (step, *fixed, offset, known, since, taking_part)))
+        search = p.skipped.raises or p.skipped.in_a_row == MOST_SKIPPED
+        try:
+            return p.engine.step(share, readings, p.stream.prefetch, None, search, self._details)
+        except BaseException:
+            self._facts = ()  # they may not have been sent
+            raise
+        finally:
+            status.repeats = False
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 

@@ -50,17 +50,13 @@ class SkippedSteps:
 
     Attributes:
       checks: whether values that are not finite prevent a commit, and NaNs in the state a checkpoint.
+      raises: whether such a step raises an error.
       in_a_row: steps that were skipped since the last one that was committed.
     """
 
     def __init__(self, nonfinite: NonFinite):
-        self.checks, self._raises = nonfinite != "allow", nonfinite == "raise"
+        self.checks, self.raises = nonfinite != "allow", nonfinite == "raise"
         self.in_a_row = 0
-
-    @property
-    def next_raises(self) -> bool:
-        """Whether the next step that is not finite raises an error."""
-        return self._raises or self.in_a_row == MOST_SKIPPED
 
     def check(self, trouble: Trouble | None, step: int) -> list[str]:
         """Return notes on why a step is skipped; an empty list for a committed step.
@@ -71,7 +67,7 @@ class SkippedSteps:
         if trouble is None:
             self.in_a_row = 0
             return []
-        if self._raises:
+        if self.raises:
             raise not_finite(trouble, step)
         if self.in_a_row == MOST_SKIPPED:
             raise skipped_too_often(trouble, step, MOST_SKIPPED)

@@ -13,11 +13,10 @@ from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.operators.sources import Reading, source_p
 
-from .finite import Culprit, find_together
+from .finite import Culprit, Trouble, find_together
 from .message import unpack
 from .microbatches import Microbatches
 from .nan_origin import nan_origin
-from .outcome import Outcome
 from .step_plan import StepContext
 
 
@@ -25,52 +24,40 @@ class FailedStep(NamedTuple):
     """The data of a step that ended at a message that is not finite.
 
     Attributes:
-      share, readings, microbatches: see `GeneralStep`.
-      packed: the parts that each worker has packed for the messages of the last level, by local index.
-      messages: the reduced parts of earlier messages, by message and local index.
-      sent: the numbers of the messages that were sent.
-      seconds: seconds of each worker's microbatches, by local index.
+      share, readings, microbatches: see `HostStep`.
+      number: the number of the message.
+      parts: the message's parts that each worker has packed, by local index.
+      reduced: its reduced parts.
+      earlier: the reduced parts of messages of earlier levels, by message and local index.
     """
 
     share: Share
     readings: Sequence[Reading]
     microbatches: Sequence[Microbatches]
-    packed: Sequence[Sequence[jax.Array]]
-    messages: Mapping[int, Sequence[Sequence[jax.Array]]]
-    sent: Sequence[int]
-    seconds: list[float]
+    number: int
+    parts: Sequence[Sequence[jax.Array]]
+    reduced: Sequence[jax.Array]
+    earlier: Mapping[int, Sequence[Sequence[jax.Array]]]
 
 
-def give_up(
-    ctx: StepContext, failed: FailedStep, number: int, reduced: Sequence[jax.Array], *, search: bool
-) -> Outcome:
-    """Determine the workers whose contributions to message `number` are not finite. All processes call it;
-    communicates.
+def give_up(ctx: StepContext, failed: FailedStep, *, search: bool) -> Trouble:
+    """Determine the workers whose contributions are not finite. All processes call it; communicates.
 
     Args:
-      reduced: the message's reduced parts.
       search: whether to determine also the driver's lines that computed the values, which takes seconds.
-
-    Returns:
-      The outcome of a step without a commit.
     """
-    steps, plan = ctx.step_plan, ctx.step_plan.plan
-    message, check = plan.messages[number], steps.finite_checks[number]
+    steps = ctx.step_plan
+    message, check = steps.plan.messages[failed.number], steps.finite_checks[failed.number]
     own: list[Culprit] = []
     for local_index, worker in enumerate(ctx.world.workers):
-        if not failed.microbatches[local_index]:
-            continue
-        found = check.of_worker(failed.packed[local_index][steps.part_slices[number]])
+        found = check.of_worker(failed.parts[local_index]) if failed.microbatches[local_index] else []
         if found:
-            origin = _origin(ctx, failed, local_index, number, found) if search and not own else ""
+            origin = _origin(ctx, failed, local_index, found) if search and not own else ""
             own.append(Culprit(worker, tuple(found), origin))
-    trouble = find_together(ctx.world, message.contributions, check.of_all(reduced), own)
-    seconds = failed.seconds if message.level == plan.levels - 1 else [float("nan")] * len(failed.seconds)
-    sent = len(failed.sent), sum(steps.layouts[n].nbytes for n in failed.sent)
-    return Outcome([], [], {}, seconds, list(failed.microbatches), *sent, trouble)
+    return find_together(ctx.world, message.contributions, check.of_all(failed.reduced), own)
 
 
-def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int, numbers: Sequence[int]) -> str:
+def _origin(ctx: StepContext, failed: FailedStep, local_index: int, numbers: Sequence[int]) -> str:
     """Return a description of the origin of a worker's values that are not finite.
 
     Args:
@@ -80,9 +67,9 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, message: int
     try:
         for size in failed.microbatches[local_index]:
             plan = ctx.step_plan.plans(size)
-            sent = [plan.messages[message][i] for i in numbers]
+            sent = [plan.messages[failed.number][i] for i in numbers]
             atoms = [a for c in sent for a in (c.value, c.weight) if a is not None]
-            known = _given_values(ctx, failed, plan, local_index, plan.messages[message].level, start, size)
+            known = _given_values(ctx, failed, plan, local_index, plan.messages[failed.number].level, start, size)
             found = nan_origin(plan, known, atoms, taking_part)
             if found:
                 return found
@@ -118,7 +105,7 @@ def _given_values(
             known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
     for earlier in (number for number, m in enumerate(plan.messages) if m.level < level):
         results = [c.result for c in plan.messages[earlier]]
-        parts = failed.messages[earlier][local_index]
+        parts = failed.earlier[earlier][local_index]
         arrived = unpack(steps.layouts[earlier], parts, range(len(results)), worker=vectors[1][0])
         known.update(zip(results, arrived, strict=True))
     return known

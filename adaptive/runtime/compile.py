@@ -17,7 +17,7 @@ from .cache import one_compiles
 
 @thread_status("compiling", compiles=True)
 def compile_segment(
-    function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: bool = False
+    function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: int = 0
 ) -> Callable:
     """Compile a function ahead of time for one device, and return the program.
 
@@ -25,11 +25,11 @@ def compile_segment(
       function: a function of pytrees of arrays. Its `__name__` is set.
       shapes: shapes of its arguments.
       name: the name in profiles, after "jit_".
-      donate: whether the memory of the first argument may be reused for results.
+      donate: the number of arguments, from the first on, whose memory may be reused for results.
     """
     sharding = jax.sharding.SingleDeviceSharding(device)
     placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
-    lowered = _lower(function, placed, name, (0,) if donate else ())
+    lowered = _lower(function, placed, name, tuple(range(donate)))
     with one_compiles(name):
         return lowered.compile()
 
@@ -53,7 +53,7 @@ def compile_over(
 
 def _lower(function: Callable, shapes: Any, name: str, donate: tuple[int, ...]) -> jax.stages.Lowered:
     function.__name__ = name  # of the program; not by a wrapper, because JAX traces a function once for all devices
-    # Unused arguments are kept: the engine gives all segments the same structure of inputs.
+    # Unused arguments are kept: each segment is given all that it is said to read.
     return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes)
 
 

@@ -14,24 +14,23 @@ import numpy as np
 from adaptive.base.activity import COMPUTING, Activity
 from adaptive.base.channel import Arrived, PartSpec, SentMessage
 from adaptive.base.cores import n_cores
+from adaptive.base.revision import Revision
 from adaptive.base.world import World, retry_on_members_changed
 from adaptive.data.stream import Share
 from adaptive.operators.sources import MICROBATCHES, Reading
 
 from .compile import side_by_side
-from .general_step import GeneralStep
+from .host_step import HostStep
 from .kernels import KernelOptions, Kernels
-from .microbatch_segments import MicrobatchSegments, Plans
+from .microbatch_segments import MicrobatchSegments, Plans, consts_of
 from .microbatches import Microbatches
 from .neutral import NeutralContributions
 from .out_of_memory import check_memory
 from .outcome import Outcome
 from .programs import Programs
-from .segment_io import bytes_per_execution
 from .spmd_program import why_not
 from .spmd_step import SPMDStep
-from .steady_step import SteadyStep, is_flat
-from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan
+from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan, bytes_per_execution
 from .worker_state import OpStates, States, WorkerState
 
 
@@ -46,6 +45,7 @@ class Engine:
       finite: whether values that are not finite prevent a commit.
       name: the program's name, which distinguishes its messages from those of other programs.
       activity: records the engine's activities.
+      revision: incremented when steps must be prepared again.
 
     Attributes:
       workers: the state of the workers.
@@ -63,25 +63,27 @@ class Engine:
         finite: bool = False,
         name: str = "",
         activity: Activity | None = None,
+        revision: Revision | None = None,
     ):
-        plan, status = plans.reference, status or NoStatus()
+        plan, status, revision = plans.reference, status or NoStatus(), revision or Revision()
         self.plan, self.world, self.plans, self.name = plan, world, plans, name
         steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
         self.layouts = steps.layouts
         # A noise scale needs at least two groups of examples; a single worker splits its batch into two.
-        self._compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
-        self.min_microbatches = 2 if world.capacity == 1 and self._compares_groups else 1
+        compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
+        self.min_microbatches = 2 if world.capacity == 1 and compares_groups else 1
         self.kernels = Kernels(
-            MicrobatchSegments(plans, steps.feed, steps.layouts),
+            MicrobatchSegments(plans, steps.feed, status.length),
             world.devices,
             splittable=plan.splittable,
             min_microbatches=self.min_microbatches,
             microbatch_bytes=bytes_per_execution(plan, steps.layouts),
             options=kernels,
             name=steps.label,
+            revision=revision,
         )
-        self.workers = WorkerState(plan, state, world)
-        values = list(plan.graph.consts.values())
+        self.workers = WorkerState(plan, state, world, revision)
+        segments = {**{("prologue", level): s for level, s in plan.prologues.items()}, ("final", 0): plan.final}
         constants = self.kernels.compiled.constants
         ctx = self.context = StepContext(
             step_plan=steps,
@@ -94,9 +96,11 @@ class Engine:
             ),
             neutral=NeutralContributions(plan, steps.layouts, world),
             consts={
-                (s.kind, s.level, i): [constants.on(device, values[n]) for n in s.reads("const")]
-                for s in (*plan.prologues.values(), plan.final)
-                for i, device in enumerate(world.devices)
+                which: [
+                    {address: constants.on(device, value) for address, value in consts_of(plan, segment).items()}
+                    for device in world.devices
+                ]
+                for which, segment in segments.items()
             },
             channels=[
                 world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], layout.status, (name, number))
@@ -112,11 +116,8 @@ class Engine:
             self._spmd = self.workers.held_by = SPMDStep(ctx, mesh, world)
             self.kernels.compiled.compile_step = self._spmd.compile
         self.kernels.compiled.compile_sums = ctx.programs.compile_sums
-        self._steady = SteadyStep(ctx) if is_flat(plan, len(world.devices)) else None
-
-    def steady_step(self, sizes: Sequence[int]) -> SteadyStep | None:
-        """Return an object that runs steps of these sizes (of all workers) faster than `step`, or `None`."""
-        return None if self._spmd is not None and self._spmd.size_of(sizes) else self._steady
+        self._host_step = HostStep(ctx, compares_groups=compares_groups)
+        self.min_microbatches_of = self._host_step.min_microbatches_of
 
     @property
     def states(self) -> States:
@@ -199,12 +200,6 @@ class Engine:
         """Set the minimum number of microbatches for these sizes of all workers. Precedes questions about kernels."""
         self.kernels.min_microbatches = self.min_microbatches_of(max(sizes), sum(sizes))
 
-    def min_microbatches_of(self, size: int, global_batch: int) -> int:
-        """Return the minimum number of microbatches of a worker: two if it has all examples and a driver compares
-        groups.
-        """
-        return 2 if size == global_batch and self._compares_groups else 1
-
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(
@@ -228,27 +223,16 @@ class Engine:
         """
         spmd, status_taken = self._spmd, False
         self.context.activity.turn(COMPUTING)
-        if microbatches is None and (spmd is None or self.world.processes == 1):
-            microbatches = self._microbatches(readings)
         if spmd is not None and spmd.fits(share.sizes, microbatches):
-            outcome = spmd(share, readings, microbatches, prefetch, more)
+            outcome = spmd(share, readings, prefetch, more)
             if outcome is not None:
                 return outcome
             prefetch, status_taken = _fetched, True
-        if microbatches is None:
-            microbatches = self._microbatches(readings)
-        step = GeneralStep(self.context, share, readings, microbatches)
         try:
-            return step.run(prefetch, more=more, search=search, status_taken=status_taken)
+            return self._host_step(share, readings, prefetch, microbatches, search, more, status_taken)
         except jax.errors.JaxRuntimeError as error:
-            check_memory(self.context, error, microbatches)
+            check_memory(self.context, error, self._host_step.microbatches)
             raise
-
-    def _microbatches(self, readings: Sequence[Reading]) -> list[Microbatches]:
-        return [
-            self.kernels.microbatches(i, r.batch_size, self.min_microbatches_of(r.batch_size, r.global_batch))
-            for i, r in enumerate(readings)
-        ]
 
     def exchange_status(self, about: str, more: str) -> None:
         """Exchange the status in a separate message. Communicates."""

@@ -74,14 +74,14 @@ class FiniteCheck:
         """
         if not self._on_host:
             return bool(self.dispatch(parts))
-        host = [np.asarray(part).reshape(-1) for part in parts]
+        host = list(map(np.asarray, parts))
         for i, checked in self._weights:
             total = float(host[0][i])
             if not self._least <= total < _INF and (checked or total == total):
                 return False
         for r, limit in self._ranges:
             weight = 1.0 if r.weight is None else float(host[0][r.weight.offset])
-            values = host[r.part][r.start : r.stop]
+            values = host[r.part].reshape(-1)[r.start : r.stop]
             if values.size >= _LARGE and weight >= 1.0 and values.dtype == r.dtype and _sum_is_finite(values):
                 continue
             # A call of Python less in a steady step, for all but complex numbers.

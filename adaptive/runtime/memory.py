@@ -28,18 +28,6 @@ def memory_of(leaf: jax.Array) -> np.ndarray:
     return np.empty_like(numbers_of(leaf), order="C")
 
 
-def has_room(device: jax.Device, nbytes: int) -> bool:
-    """Return whether a device has room for `nbytes` beyond its peak so far, and three times as much as a margin.
-
-    Args:
-      device: the device. Devices that report no limit have room: those that use the host's memory, and GPUs with CUDA's
-        own allocator.
-    """
-    held = device.memory_stats() or {}
-    limit, peak = held.get("bytes_limit"), held.get("peak_bytes_in_use")
-    return not limit or peak is None or 4 * nbytes <= limit - peak
-
-
 def return_freed_memory() -> bool:
     """Return free pages of the C library's heap to the system. Returns whether that is possible: only with glibc.
 

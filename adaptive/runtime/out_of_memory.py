@@ -22,7 +22,7 @@ def check_memory(ctx: StepContext, error: jax.errors.JaxRuntimeError, microbatch
     """
     if not ran_out_of_memory(error):
         return
-    for leaf in jax.tree.leaves((ctx.workers.local_states, ctx.workers.local_op_states)):
+    for leaf in jax.tree.leaves([values[: len(ctx.workers.places)] for values in ctx.workers.values]):
         try:
             leaf.block_until_ready()
         except (RuntimeError, jax.errors.JaxRuntimeError):  # on accelerators an update may fail after its step

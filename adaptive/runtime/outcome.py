@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from .finite import Trouble
 from .microbatches import Microbatches
 
+if TYPE_CHECKING:
+    from .step_plan import StepPlan
 
-@dataclass
-class Outcome:
+
+class Outcome(NamedTuple):
     """The result of one step. Hook values and metrics are replicated, and on the first worker's device.
 
     Attributes:
-      hooks: the leaves of each hook's values.
-      metrics: the leaves of the metrics.
-      reduced: the reduced parts, by message and local index. Valid until the next step.
+      results: those of the final segment (`Plan.final_outputs`); empty if the step was not committed.
       compute_seconds: by local index; NaN if the step ended before its last message.
       microbatches: sizes of microbatches, by local index.
       trouble: why the step was not committed, or `None`.
     """
 
-    hooks: list[list[jax.Array]]
-    metrics: list[jax.Array]
-    reduced: dict[int, list[list[jax.Array]]]
+    steps: StepPlan
+    results: list[Any]
     compute_seconds: list[float]
     microbatches: list[Microbatches]
     messages: int
     message_bytes: int
     trouble: Trouble | None = None
+
+    @property
+    def hooks(self) -> list[list[jax.Array]]:
+        """The leaves of each hook's values."""
+        return [self.results[place] for place in self.steps.hooks]
+
+    @property
+    def metrics(self) -> list[jax.Array]:
+        """The leaves of the metrics."""
+        return self.results[self.steps.metrics]
 
     @property
     def committed(self) -> bool:

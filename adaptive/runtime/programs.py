@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from adaptive.base.reductions import Reduction
 from adaptive.graph.plan import Plan
 
 from .compile import compile_segment
 from .kernels.memory_bound import ran_out_of_memory
 from .message import Layout, accumulate
-from .microbatch_segments import segment_shapes
-from .segment import Feed, segment_function
+from .segment import Feed, SegmentFunction, segment_function
 
 Segment = tuple[str, int]  # kind and level
 _COMPILED = (
@@ -25,11 +25,11 @@ _COMPILED = (
 
 
 class _Compilable(NamedTuple):
-    """A function to be compiled for each device."""
+    """A function to be compiled for each device: see `SegmentFunction`."""
 
     function: Callable[..., Any]
     shapes: tuple[Any, ...]
-    donate: bool = False
+    donated: int = 0
 
 
 class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
@@ -41,20 +41,20 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     Args:
       label: prefix of the programs' names.
       devices: one per worker of this process.
+
+    Attributes:
+      segments: the prologues and the final segment as functions, by kind and level.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        feed: Feed,
-        layouts: Sequence[Layout],
-        devices: Sequence[jax.Device],
-        *,
-        label: str,
-    ):
+    def __init__(self, plan: Plan, feed: Feed, layouts: Sequence[Layout], devices: Sequence[jax.Device], *, label: str):
         super().__init__()
-        self._plan, self._feed, self._layouts = plan, feed, layouts
+        self._plan, self._layouts = plan, layouts
         self._devices, self._label = devices, label
+        # Each function is created once, so that JAX traces it once for all devices.
+        self.segments: dict[Segment, SegmentFunction] = {
+            **{("prologue", level): segment_function(plan, s, feed, layouts) for level, s in plan.prologues.items()},
+            ("final", 0): segment_function(plan, plan.final, feed, layouts),
+        }
         self._sums = self._sum_programs()
         self._lock = threading.Lock()  # the compiler's thread and the steps' thread may need the same sum
 
@@ -62,12 +62,9 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         """Return jobs that compile the programs of every step; an empty list if they are compiled."""
         if ("final", 0, len(self._devices) - 1) in self:
             return []
-        # Each function is created once, so that JAX traces it once for all devices.
-        programs = {("final", 0): self._final_program()}
-        for level, segment in self._plan.prologues.items():
-            writes = [] if level in self._plan.microbatches else [self._layouts[n] for n in self._plan.sent_at(level)]
-            function = segment_function(segment, segment.outputs, self._feed, self._layouts, writes)
-            programs["prologue", level] = _Compilable(function, (segment_shapes(segment, self._feed, self._layouts),))
+        programs = {
+            which: _Compilable(segment.run, segment.shapes, segment.donated) for which, segment in self.segments.items()
+        }
         return [partial(self._compile, *which, program) for which, program in programs.items()]
 
     def missing(self, *, with_sums: bool) -> int:
@@ -100,7 +97,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
                 continue
             try:
                 self[kind, level, local_index] = compile_segment(
-                    program.function, program.shapes, device, name=name, donate=program.donate
+                    program.function, program.shapes, device, name=name, donate=program.donated
                 )
             except jax.errors.JaxRuntimeError as error:
                 if ran_out_of_memory(error):  # compilers of accelerators allocate memory to try programs out
@@ -119,26 +116,15 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
             sent = [part for number in self._plan.sent_at(level) for part in self._layouts[number].parts]
             if sent:
                 parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
-                added = partial(accumulate, [p.op for p in sent])
-                found["add", level] = _Compilable(added, (parts, parts), donate=True)
+                added = _adder([p.op for p in sent])
+                found["add", level] = _Compilable(added, (*parts, *parts), len(parts))
         return found
 
-    def _final_program(self) -> _Compilable:
-        plan = self._plan
-        final, changed = plan.final, set(plan.changed_state)
-        function = segment_function(final, plan.final_outputs, self._feed, self._layouts, [])
-        shapes = segment_shapes(final, self._feed, self._layouts)
-        gone = [i in changed for i in final.reads("state")]
 
-        def run(given_up: tuple[list[Any], list[Any]], given: dict[str, Any]) -> Any:
-            old, kept = iter(given_up[0]), iter(given["state"])
-            state = [next(old if g else kept) for g in gone]
-            return function({**given, "state": state, "op_state": given_up[1]})["outputs"]
+def _adder(ops: Sequence[Reduction]) -> Callable[..., list[jax.Array]]:
+    """Return a function of the parts of a worker's microbatches so far, and those of a further one."""
 
-        # Only the first argument is donated: the leaves that the step replaces, in the order of the results. JAX
-        # assigns donated memory to results of the same shape in order. In another order a result would get the memory
-        # of an operand that is read later, and XLA would copy that operand first.
-        old = [shape for shape, g in zip(shapes["state"], gone, strict=True) if g]
-        kept = [shape for shape, g in zip(shapes["state"], gone, strict=True) if not g]
-        split = (old, shapes["op_state"]), {**shapes, "state": kept, "op_state": []}
-        return _Compilable(run, split, donate=True)
+    def add(*parts: jax.Array) -> list[jax.Array]:
+        return accumulate(ops, parts[: len(ops)], parts[len(ops) :])
+
+    return add

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,13 @@ from .message import LARGE_BYTES, Layout, pack, unpack_per_use
 # Elementwise operations and reductions of optimizers and monitors, which are cheap to fuse with a preceding division.
 _FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
 _FUSED |= {"assert_scope", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
+
+# Where a value of a worker's step is: its kind, an index and an item, as in `Origin`. Further kinds are "floats" and
+# "ints" (`Feed`); "part", a message's own part as the worker has packed it, and "message", the reduced one, by number
+# and part; "hook", by number and leaf; and "metric".
+Address = tuple[str, Any, int]
+FLOATS: Address = ("floats", 0, 0)
+INTS: Address = ("ints", 0, 0)
 
 
 @dataclass(frozen=True)
@@ -91,47 +98,71 @@ class Feed:
         return ints[len(self.ints) :] > 0
 
 
+class SegmentFunction(NamedTuple):
+    """A segment as a JAX function of arrays.
+
+    Attributes:
+      run: the function; returns a list.
+      arguments, results: the addresses of its arguments and results, in order.
+      shapes: those of its arguments.
+      donated: the number of arguments, from the first on, whose memory results may take.
+    """
+
+    run: Callable[..., list[Any]]
+    arguments: tuple[Address, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    results: tuple[Address, ...]
+    donated: int = 0
+
+
 def segment_function(
+    plan: Plan,
     segment: Segment,
-    outputs: Sequence[Atom],
     feed: Feed,
     layouts: Sequence[Layout],
-    writes: Sequence[Layout],
+    *,
+    sends: Sequence[int] | None = None,
+    outputs: Sequence[Atom] | None = None,
     taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
     as_one: Set[Var] = frozenset(),
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a segment as a JAX function of one dict: lists by kind of input ("state", "op_state", "const", "batch",
-    "message", "prologue", "microbatch"), each in the order of the segment's inputs; and the vectors "floats" and
-    "ints".
-    "message" holds the parts of the messages that the segment reads (`Segment.read_messages`).
-
-    The function returns `{"outputs": […]}`, and "parts" if it writes messages: those of all messages, concatenated.
+) -> SegmentFunction:
+    """Return a segment of a plan as a function.
 
     Args:
+      layouts: of the plan's messages.
+      sends: the numbers of the messages whose parts it packs; by default those of its level.
+      outputs: its results before the parts; by default the segment's own.
       taken_as: maps a variable and its computed value to the value that the rest of the segment uses; traced.
       as_one: weights of means that are equal on all workers, so that 1 is used in their place.
     """
+    if outputs is None:
+        outputs = plan.final_outputs if segment.kind == "final" else segment.outputs
     eqns, uses = segment.eqns, _separate_uses(segment, outputs)
+    sent = sends_of(plan, segment) if sends is None else sends
+    results = final_results(plan) if segment.kind == "final" else _results(segment, len(outputs), layouts, sent)
+    shapes = _arguments(segment, feed, layouts, results)
+    arguments, donated = tuple(shapes), len(shapes.keys() & set(results))
 
-    def run(given: dict[str, Any]) -> dict[str, Any]:
+    def run(*values: Any) -> list[Any]:
+        given = dict(zip(arguments, values, strict=True))
+        floats, ints = given[FLOATS], given[INTS]
         env: dict[Var, Any] = {}
         per_use: dict[Var, list[jax.Array]] = {}  # values for the remaining uses of a message's result
-        scalars, taking_part = feed.values(given["floats"], given["ints"]), feed.taking_part(given["ints"])
-        at = dict.fromkeys(given, 0)
-        results: dict[int, Iterator[list[jax.Array]]] = {}
-        for number, parts in zip(segment.read_messages, given["message"], strict=True):
+        scalars, taking_part = feed.values(floats, ints), feed.taking_part(ints)
+        arrived: dict[int, Iterator[list[jax.Array]]] = {}
+        for number in segment.read_messages:
+            parts = [given["message", number, part] for part in range(len(layouts[number].parts))]
             read = [(o.item, uses.get(var, 1)) for var, o in segment.inputs if o[:2] == ("message", number)]
             items, counts = [item for item, _ in read], [count for _, count in read]
-            results[number] = iter(unpack_per_use(layouts[number], parts, items, counts, worker=given["ints"][0]))
+            arrived[number] = iter(unpack_per_use(layouts[number], parts, items, counts, worker=ints[0]))
         for var, origin in segment.inputs:
             if origin.kind == "source":
                 env[var] = scalars[origin.index].astype(var.aval.dtype)
             elif origin.kind == "message":
-                env[var], *again = next(results[origin.index])
+                env[var], *again = next(arrived[origin.index])
                 per_use[var] = again
             else:
-                env[var] = given[origin.kind][at[origin.kind]]
-                at[origin.kind] += 1
+                env[var] = given[origin]
 
         def value_of(atom: Atom) -> Any:
             if isinstance(atom, Literal):
@@ -145,15 +176,59 @@ def segment_function(
         for eqn in eqns:
             results_of = evaluate(eqn, [value_of(a) for a in operands_of(eqn)], taking_part)
             env.update((v, taken_as(v, x)) for v, x in zip(eqn.outvars, results_of, strict=True))
-        out: dict[str, Any] = {"outputs": [jnp.asarray(value_of(a)) for a in outputs]}
-        for layout in writes:
-            values = [value_of(c.value) for c in layout.contributions]
+        out = [jnp.asarray(value_of(a)) for a in outputs]
+        for layout in [layouts[number] for number in sent]:
+            contributed = [value_of(c.value) for c in layout.contributions]
             weights = [c.weight if c.weight is None else weight_of(c.weight) for c in layout.contributions]
-            parts = pack(layout, values, weights, worker=given["ints"][0], first=given["floats"][0])
-            out["parts"] = [*out.get("parts", ()), *parts]
+            out += pack(layout, contributed, weights, worker=ints[0], first=floats[0])
         return out
 
-    return run
+    return SegmentFunction(run, arguments, tuple(shapes.values()), results, donated)
+
+
+def sends_of(plan: Plan, segment: Segment) -> Sequence[int]:
+    """Return the numbers of the messages that a segment packs."""
+    if segment.kind == "final" or (segment.kind == "prologue" and segment.level in plan.microbatches):
+        return ()
+    return plan.sent_at(segment.level)
+
+
+def _arguments(
+    segment: Segment, feed: Feed, layouts: Sequence[Layout], results: Sequence[Address]
+) -> dict[Address, jax.ShapeDtypeStruct]:
+    """Return the addresses and shapes of a segment's arguments: first those that the results replace.
+
+    Their memory is donated, in the order of the results. JAX assigns donated memory to results of the same shape in
+    order. In another order a result would get the memory of an operand that is read later, and XLA would copy that
+    operand first.
+    """
+    found: dict[Address, jax.ShapeDtypeStruct] = {
+        FLOATS: jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32),
+        INTS: jax.ShapeDtypeStruct((len(feed.ints) + feed.capacity,), np.int32),
+    }
+    for var, origin in segment.inputs:
+        if origin.kind not in ("source", "message"):
+            found[tuple(origin)] = jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
+    for number in segment.read_messages:
+        for i, part in enumerate(layouts[number].parts):
+            found["message", number, i] = jax.ShapeDtypeStruct(part.shape, part.dtype)
+    order = {address: n for n, address in enumerate(results)}
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _results(segment: Segment, count: int, layouts: Sequence[Layout], sent: Sequence[int]) -> tuple[Address, ...]:
+    outputs = [(segment.kind, segment.level, i) for i in range(count)]
+    return (*outputs, *(("part", number, i) for number in sent for i in range(len(layouts[number].parts))))
+
+
+def final_results(plan: Plan) -> tuple[Address, ...]:
+    """Return the addresses of `Plan.final_outputs`."""
+    return (
+        *(("state", i, 0) for i in plan.changed_state),
+        *(("op_state", k, leaf) for k, s in enumerate(plan.op_states) for leaf in range(len(s.new))),
+        *(("hook", n, leaf) for n, hook in enumerate(plan.hooks) for leaf in range(len(hook.values))),
+        *(("metric", 0, i) for i in range(len(plan.graph.metrics))),
+    )
 
 
 def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:

@@ -1,6 +1,6 @@
 """A whole step as one XLA program over a mesh of the workers' devices: `jax.shard_map` with the collectives inside.
 
-The program consists of the plan's segments and messages, in the order in which `general_step.py` runs them, so it
+The program consists of the plan's segments and messages, in the order in which `host_step.py` runs them, so it
 computes the same. Barriers between segments keep XLA from fusing across them, so on CPU devices the results are bitwise
 equal.
 
@@ -36,7 +36,8 @@ from adaptive.operators.sources import EXAMPLES, STEP, source_p
 
 from .compile import compile_over
 from .message import lay_out_all
-from .segment import segment_function
+from .microbatch_segments import consts_of
+from .segment import FLOATS, INTS, Address, final_results, segment_function
 
 if TYPE_CHECKING:
     from .step_plan import StepContext
@@ -57,7 +58,7 @@ class Given(NamedTuple):
     floats: Any
     ints: Any
     step: Any
-    consts: list[Any]
+    consts: list[dict[Address, Any]]
     batch: list[Any]
 
 
@@ -128,13 +129,12 @@ class SPMDProgram:
         devices = tuple(mesh.mesh.devices.flat)
         self.run = compile_over(over_mesh, (state, op_states, given), devices, name=name, donate=(0, 1))
 
-    def _consts_of(self, segment: Segment) -> list[jax.Array]:
+    def _consts_of(self, segment: Segment) -> dict[Address, jax.Array]:
         ctx, plan = self._ctx, self._sized if segment.kind == "microbatch" else self._steps.plan
-        values = list(plan.graph.consts.values())
-        found: list[jax.Array] = []
-        for i in segment.reads("const"):
-            copies = [ctx.kernels.compiled.constants.on(device, values[i]) for device in ctx.world.devices]
-            found.append(jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies))
+        found: dict[Address, jax.Array] = {}
+        for address, value in consts_of(plan, segment).items():
+            copies = [ctx.kernels.compiled.constants.on(device, value) for device in ctx.world.devices]
+            found[address] = jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies)
         return found
 
     def _shapes(self) -> tuple[list[Any], list[Any], Given]:
@@ -172,28 +172,21 @@ class SPMDProgram:
 
 
 class _OneWorker:
-    """One worker's step while it is traced; compare `general_step.GeneralStep`."""
+    """One worker's step while it is traced; compare `host_step.HostStep`."""
 
     def __init__(self, program: SPMDProgram, changed: list[Any], op_states: list[Any], given: Given):
         ctx, steps, plan = program._ctx, program._steps, program._steps.plan
         self._ctx, self._steps, self._plan, self._mesh = ctx, steps, plan, program._mesh
         self._sized, self._size, self._given = program._sized, program.size, given
-        self._changed, self._old_op_states = changed, op_states
-        places, kept = {i: n for n, i in enumerate(plan.changed_state)}, iter(given.state)
-        self._state = [changed[places[i]] if i in places else next(kept) for i in range(len(plan.graph.state_vars))]
-        of_op_states = iter(op_states)
-        self._op_states = [[next(of_op_states) for _ in op_state.values] for op_state in plan.op_states]
+        self._old = [*changed, *op_states]
+        kept = [i for i in range(len(plan.graph.state_vars)) if i not in plan.changed_state]
+        self._values: dict[Address, Any] = dict(zip(final_results(plan), self._old, strict=False))
+        self._values.update(zip([("state", i, 0) for i in kept], given.state, strict=True))
+        self._values.update({("batch", i, 0): leaf for i, leaf in enumerate(given.batch)})
+        self._values.update({FLOATS: given.floats[0], INTS: self._with_step()})
         self._consts = {(s.kind, s.level): c for s, c in zip(program._segments, given.consts, strict=True)}
-        self._floats, self._ints = given.floats[0], self._with_step()
         status = sum(layout.status for layout in steps.layouts)
-        messages, capacity = self._sized.messages, plan.graph.capacity
-        self._layouts = {
-            "microbatch": lay_out_all(messages, capacity=capacity, status=status)
-        }  # other kinds use the step plan's layouts
-        self._prologues: dict[int, list[Any]] = {}
-        self._call: dict[int, list[Any]] = {}
-        self._parts: list[Any] = []  # of the messages of this level
-        self._messages: dict[int, list[Any]] = {}
+        self._layouts = lay_out_all(self._sized.messages, capacity=plan.graph.capacity, status=status)
         self._ok: list[Any] = []
 
     def _with_step(self) -> Any:
@@ -204,31 +197,18 @@ class _OneWorker:
                 ints = ints.at[place].set(self._given.step)
         return ints
 
-    def _run(
-        self,
-        segment: Segment,
-        outputs: Sequence[Any],
-        level: int | None,
-        taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
-    ) -> dict[str, Any]:
-        """Return the results of a segment, and the parts of the messages of `level`, if that is not `None`."""
-        plan = self._sized if segment.kind == "microbatch" else self._plan
-        layouts = self._layouts.get(segment.kind, self._steps.layouts)
-        writes = [] if level is None else [layouts[number] for number in plan.sent_at(level)]
-        wiring = segment.wiring
-        given = {
-            "state": [self._state[i] for i in segment.reads("state")],
-            "op_state": [self._op_states[k][leaf] for k, leaf in wiring["op_state"]],
-            "floats": self._floats,
-            "ints": self._ints,
-            "const": self._consts[segment.kind, segment.level],
-            "batch": [self._given.batch[i] for i in segment.reads("batch")],
-            "prologue": [self._prologues[of][i] for of, i in wiring["prologue"]],
-            "microbatch": [self._call[of][i] for of, i in wiring["microbatch"]],
-            "message": [self._messages[number] for number in segment.read_messages],
-        }
+    def _run(self, segment: Segment, taken_as: Callable[[Var, Any], Any] = lambda var, value: value) -> list[Any]:
+        """Compute a segment, keep its results, and return them."""
+        sized = segment.kind == "microbatch"
+        plan, layouts = (self._sized, self._layouts) if sized else (self._plan, self._steps.layouts)
         even = self._as_one(plan)
-        return segment_function(segment, outputs, self._steps.feed, layouts, writes, taken_as, even)(given)
+        call = segment_function(plan, segment, self._steps.feed, layouts, taken_as=taken_as, as_one=even)
+        values = {**self._values, **self._consts[segment.kind, segment.level]}
+        results = call.run(*(values[address] for address in call.arguments))
+        if segment.kind != "final":
+            results = jax.lax.optimization_barrier(results)
+            self._values.update(zip(call.results, results, strict=True))
+        return results
 
     def _as_one(self, plan: Plan) -> frozenset[Var]:
         """Return the weights in place of which 1 is sent, because all batches have the same size.
@@ -244,47 +224,37 @@ class _OneWorker:
 
     def segments(self, level: int) -> None:
         """Compute the segments before the messages of a level."""
-        prologue, microbatch = self._plan.prologues.get(level), self._sized.microbatches.get(level)
-        if prologue is not None:
-            out = self._run(prologue, prologue.outputs, level if microbatch is None else None)
-            out = jax.lax.optimization_barrier(out)
-            self._prologues[level], self._parts = out["outputs"], out.get("parts", [])
-        if microbatch is not None:
-            out = jax.lax.optimization_barrier(self._run(microbatch, microbatch.outputs, level))
-            self._call[level], self._parts = out["outputs"], out.get("parts", [])
+        for segment in (self._plan.prologues.get(level), self._sized.microbatches.get(level)):
+            if segment is not None:
+                self._run(segment)
 
     def exchange(self, level: int) -> None:
         """Reduce the messages of a level, and check that they are finite."""
         steps = self._steps
         for number in self._plan.sent_at(level):
-            own = self._parts[steps.part_slices[number]]
-            if not self._plan.messages[number].travels:
-                self._messages[number] = own
-                continue
-            arrived = self._mesh.reduce_within(own, steps.layouts[number].ops, self._given.step + 1)
-            self._messages[number] = arrived = jax.lax.optimization_barrier(arrived)
-            if steps.finite_checks:
-                even, layout = self._as_one(self._plan), steps.layouts[number]
-                known = zip(layout.contributions, layout.weights, strict=True)
-                whole = {weight.offset for c, weight in known if weight is not None and c.weight in even}
-                self._ok.append(steps.finite_checks[number].all_finite(arrived, whole))
+            layout = steps.layouts[number]
+            arrived = [self._values["part", number, i] for i in range(len(layout.parts))]
+            if self._plan.messages[number].travels:
+                arrived = self._mesh.reduce_within(arrived, layout.ops, self._given.step + 1)
+                arrived = jax.lax.optimization_barrier(arrived)
+                if steps.finite_checks:
+                    even = self._as_one(self._plan)
+                    known = zip(layout.contributions, layout.weights, strict=True)
+                    whole = {weight.offset for c, weight in known if weight is not None and c.weight in even}
+                    self._ok.append(steps.finite_checks[number].all_finite(arrived, whole))
+            self._values.update({("message", number, i): part for i, part in enumerate(arrived)})
 
     def commit(self) -> Results:
         """Run the final segment, whose results replace the state if all messages are finite."""
-        plan, found, checked = self._plan, self._steps.results, bool(self._steps.finite_checks)
+        plan, checked, changed = self._plan, bool(self._steps.finite_checks), len(self._plan.changed_state)
         chosen = _Chosen(self._ok)
         if checked:
-            of_op_states = [a for op_state in plan.op_states for a in op_state.new]
-            new = [*(plan.graph.new_state[i] for i in plan.changed_state), *of_op_states]
-            chosen.replace(new, [*self._changed, *self._old_op_states])
-        out = self._run(plan.final, plan.final_outputs, None, chosen)["outputs"]
-        kept = len(plan.changed_state) + len(self._old_op_states)
-        replaced = out[:kept]
+            chosen.replace(plan.final_outputs[: len(self._old)], self._old)
+        out = self._run(plan.final, chosen)
+        new, shown = out[: len(self._old)], out[len(self._old) :]
         if checked:
-            replaced = chosen.all_of(replaced, [*self._changed, *self._old_op_states])
-        state, op_states = replaced[: len(plan.changed_state)], replaced[len(plan.changed_state) :]
-        shown = [*(x for place in found.hooks for x in out[place]), *out[found.metrics]]
-        return Results(state, op_states, self._given.step + 1, chosen.ok if checked else None, shown)
+            new = chosen.all_of(new, self._old)
+        return Results(new[:changed], new[changed:], self._given.step + 1, chosen.ok if checked else None, shown)
 
 
 class _Chosen:

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
@@ -81,12 +80,7 @@ class SPMDStep:
         self._kept: list[jax.Array] = []  # leaves that no step changes
         self._changed = plan.changed_state
         self._read_only = [i for i in range(len(plan.graph.state_vars)) if i not in set(self._changed)]
-        self._op_state_places = [(k, leaf) for k, s in enumerate(plan.op_states) for leaf in range(len(s.values))]
-        found = steps.results
-        counts = [len(hook.values) for hook in plan.hooks]
-        ends = np.cumsum([0, *counts]).tolist()
-        self._hooks = [slice(start, end) for start, end in pairwise(ends)]
-        self._metrics = slice(ends[-1], ends[-1] + found.metrics.stop - found.metrics.start)
+        self._replaced = len(plan.changed_state) + sum(len(s.values) for s in plan.op_states)
         self._sent = [number for number, message in enumerate(plan.messages) if message.travels]
         self._bytes = sum(steps.layouts[number].nbytes for number in self._sent)
         self._has_status = steps.status_message >= 0
@@ -254,15 +248,14 @@ class SPMDStep:
 
     def _join(self) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return the workers' state and operator states as arrays over the mesh."""
-        states, op_states, joined = self._ctx.workers.states, self._ctx.workers.op_states, self._arrays.joined
-        self._kept = [joined([state[i] for state in states]) for i in self._read_only]
-        return (
-            [joined([state[i] for state in states]) for i in self._changed],
-            [joined([of_worker[k][leaf] for of_worker in op_states]) for k, leaf in self._op_state_places],
-        )
+        workers, joined = self._ctx.workers, self._arrays.joined
+        values, places, changed = workers.fetch(), workers.places, len(self._changed)
+        self._kept = [joined([of_worker[places["state", i, 0]] for of_worker in values]) for i in self._read_only]
+        replaced = [joined([of_worker[place] for of_worker in values]) for place in range(self._replaced)]
+        return replaced[:changed], replaced[changed:]
 
-    def give_back(self, states: list[list[jax.Array]], op_states: list[list[list[jax.Array]]]) -> None:
-        """Write the state to these lists, if this object holds it.
+    def give_back(self, values: list[list[Any]]) -> None:
+        """Write the state to the first values of each worker, if this object holds it.
 
         Raises:
           WorkerError: the state is lost.
@@ -274,13 +267,10 @@ class SPMDStep:
             )
         if self._held is None:
             return
-        (changed, of_op_states), self._held = self._held, None
-        for i, array in zip(self._changed, changed, strict=True):
-            for state, leaf in zip(states, self._arrays.apart(array), strict=True):
-                state[i] = leaf
-        for (k, number), array in zip(self._op_state_places, of_op_states, strict=True):
-            for of_worker, leaf in zip(op_states, self._arrays.apart(array), strict=True):
-                of_worker[k][number] = leaf
+        (changed, op_states), self._held = self._held, None
+        for place, array in enumerate((*changed, *op_states)):
+            for of_worker, leaf in zip(values, self._arrays.apart(array), strict=True):
+                of_worker[place] = leaf
 
     def forget(self) -> None:
         """Drop the held state, because it was replaced."""
@@ -292,7 +282,6 @@ class SPMDStep:
         self,
         share: Share,
         readings: Sequence[Reading],
-        microbatches: Sequence[Microbatches] | None,
         prefetch: Prefetch,
         more: str = "",
     ) -> Outcome | None:
@@ -324,15 +313,9 @@ class SPMDStep:
             return None
         shown = list(map(arrays.of_first, results.shown))
         activity.turn(OTHER)
-        return Outcome(
-            [shown[place] for place in self._hooks],
-            shown[self._metrics],
-            {},
-            list(seconds),
-            list(microbatches or [(self._size,)] * len(seconds)),
-            len(self._sent),
-            self._bytes,
-        )
+        unknown = [None] * self._replaced  # the state is held as arrays over the mesh
+        microbatches: list[Microbatches] = [(self._size,)] * len(seconds)
+        return Outcome(self._steps, [*unknown, *shown], list(seconds), microbatches, len(self._sent), self._bytes)
 
     def _run(
         self, program: SPMDProgram, held: tuple[list[jax.Array], list[jax.Array]], given: Given, heard: np.ndarray

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import jax
@@ -15,15 +17,15 @@ from adaptive.base.activity import Activity
 from adaptive.base.channel import Channel
 from adaptive.base.timeline import Timeline
 from adaptive.base.world import World
+from adaptive.graph.plan import Plan
 
 from .finite import FiniteCheck
 from .kernels import Kernels
-from .message import lay_out_all
+from .message import Layout, lay_out_all
 from .microbatch_segments import Plans
 from .neutral import NeutralContributions
 from .programs import Programs
-from .segment import Feed
-from .segment_io import FinalResults, SegmentInputs, part_slices
+from .segment import Address, Feed
 from .worker_state import WorkerState
 
 
@@ -35,10 +37,6 @@ class StatusLike(Protocol):
 
     def encode(self) -> np.ndarray:
         """Return this process's part of the status; shape=(length,)."""
-        ...
-
-    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
-        """Return the result of `encode`, with these seconds for this process's only worker."""
         ...
 
     def decode(self, elements: np.ndarray) -> None:
@@ -53,10 +51,6 @@ class NoStatus:
     own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
 
     def encode(self) -> np.ndarray:
-        return np.zeros(0)
-
-    def encode_one(self, input_: float, computing: float, busy: float) -> np.ndarray:
-        del input_, computing, busy
         return np.zeros(0)
 
     def decode(self, elements: np.ndarray) -> None:
@@ -79,8 +73,7 @@ class StepPlan:
       layouts: the layout of each message.
       finite_checks: one for each message; empty without `finite`.
       part_slices: for each message, its parts among those of its level.
-      inputs: origins of each segment's inputs, by kind and level.
-      results: positions of the final segment's results.
+      hooks, metrics: for each hook, and for the metrics, a slice of `Plan.final_outputs`.
       status_message: the number of the message that carries the status; -1 if there is none.
     """
 
@@ -93,9 +86,10 @@ class StepPlan:
         platform = world.devices[0].platform
         self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
         self.part_slices = part_slices(plan, self.layouts)
-        segments = (*plan.prologues.values(), *plan.microbatches.values(), plan.final)
-        self.inputs = {(s.kind, s.level): SegmentInputs(s) for s in segments}
-        self.results = FinalResults(plan)
+        of_hooks = [len(hook.values) for hook in plan.hooks]
+        first = len(plan.final_outputs) - sum(of_hooks) - len(plan.graph.metrics)
+        ends = list(accumulate(of_hooks, initial=first))
+        self.hooks, self.metrics = [slice(*found) for found in pairwise(ends)], slice(ends[-1], None)
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
 
     def about(self, number: int, step: int) -> str:
@@ -109,7 +103,7 @@ class StepContext:
 
     Attributes:
       neutral: contributions of workers without examples.
-      consts: arrays of the driver's closure for segments that are compiled once, by kind, level and local index.
+      consts: arrays of the driver's closure for segments that are compiled once, by kind and level, and local index.
       channels: one for each message.
       waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
       timeline: the timeline, while a trace is recorded. Steps then wait for each microbatch, to time it.
@@ -121,7 +115,7 @@ class StepContext:
     kernels: Kernels
     programs: Programs
     neutral: NeutralContributions
-    consts: dict[tuple[str, int, int], list[jax.Array]]
+    consts: dict[tuple[str, int], list[dict[Address, jax.Array]]]
     channels: list[Channel]
     status: StatusLike
     activity: Activity
@@ -130,3 +124,19 @@ class StepContext:
 
 
 Prefetch = Callable[[Sequence[int]], None]  # starts to fetch the examples of a next step with these sizes
+
+
+def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
+    """Return the bytes of the parts that a microbatch writes, at the level with most of them."""
+    of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
+    return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.microbatches), default=0)
+
+
+def part_slices(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:
+    """Return for each message the slice of its parts among those of its level."""
+    places: dict[int, slice] = {}
+    for level in range(plan.levels):
+        sent = plan.sent_at(level)
+        ends = accumulate((len(layouts[number].parts) for number in sent), initial=0)
+        places.update((number, slice(*found)) for number, found in zip(sent, pairwise(ends), strict=True))
+    return [places[number] for number in range(len(layouts))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -10,21 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import is_key, numbers_of
+from adaptive.base.revision import Revision
 from adaptive.base.world import World
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 
 from .memory import memory_of
+from .segment import Address, final_results
 
 States = list[list[jax.Array]]  # by local index: the leaves of the state
 OpStates = list[list[list[jax.Array]]]  # by local index: the leaves of each operator state
 
 
 class HoldsState(Protocol):
-    """Something that keeps the state in another form between its own steps: see `SPMDStep`."""
+    """Something that keeps the state in another form between its own steps: see `FusedStep`."""
 
-    def give_back(self, states: States, op_states: OpStates) -> None:
-        """Write the state to these lists, if this object holds it.
+    def give_back(self, values: list[list[Any]]) -> None:
+        """Write the state to the first values of each worker, if this object holds it.
 
         Raises:
           WorkerError: the state is lost.
@@ -43,42 +45,62 @@ class WorkerState:
 
     Attributes:
       present: local indices of the workers that are members.
-      local_states, local_op_states: the lists themselves. Up to date unless `held_by` has the state; `states` and
-        `op_states` always are.
+      places: the places of a worker's values, by address: first the state and operator states that a step replaces, in
+        the order of the final segment's results, then the leaves of the state that no step changes.
+      values: the values of each worker by place, by local index. Those after `places` belong to the step that runs.
+        State and operator states are up to date unless `held_by` has them; `states` and `op_states` always are.
       held_by: the object that may hold the state in another form.
       committed: one result of the last step's final segment per worker. When they are ready, the step's receive buffers
         may be overwritten.
+      revision: incremented when the members change.
     """
 
-    def __init__(self, plan: Plan, state: list[Any], world: World):
-        self._plan, self._world = plan, world
+    def __init__(self, plan: Plan, state: list[Any], world: World, revision: Revision | None = None):
+        self._plan, self._world, self.revision = plan, world, revision or Revision()
         self._initial = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
-        self.local_states: States = [[] for _ in world.devices]
-        while state:
+        of_state = [("state", i, 0) for i in range(len(state))]
+        replaced = [a for a in final_results(plan) if a[0] in ("state", "op_state")]
+        self.places: dict[Address, int] = {a: n for n, a in enumerate(dict.fromkeys((*replaced, *of_state)))}
+        self.values: list[list[Any]] = [[None] * len(self.places) for _ in world.devices]
+        for address in of_state:
             leaf = state.pop(0)
             copies = jax.block_until_ready([copied(leaf, device) for device in world.devices])
-            for own, copy in zip(self.local_states, copies, strict=True):
-                own.append(copy)
+            for values, copy in zip(self.values, copies, strict=True):
+                values[self.places[address]] = copy
             del leaf, copies, copy
-        initial = [s.init for s in plan.op_states]
-        self.local_op_states: OpStates = [[[copied(a, d) for a in init] for init in initial] for d in world.devices]
+        self._of_state = [self.places[address] for address in of_state]
+        self._of_op_states = [
+            [self.places["op_state", k, leaf] for leaf in range(len(s.init))] for k, s in enumerate(plan.op_states)
+        ]
+        for values, device in zip(self.values, world.devices, strict=True):
+            self._set_op_states(values, [[copied(a, device) for a in s.init] for s in plan.op_states])
+        shared = [("state", i, 0) for i in range(len(of_state)) if i not in plan.local_state]
+        shared += [a for a in self.places if a[0] == "op_state" and plan.op_states[a[1]].scope == Scope.ALL]
+        self._shared = [self.places[address] for address in shared]  # of replicated leaves: state, then operator states
         self.held_by: HoldsState | None = None
         self.present = list(range(len(world.devices)))
         self.committed: list[jax.Array] = []
 
+    def _set_op_states(self, values: list[Any], op_states: Sequence[Sequence[Any]]) -> None:
+        for places, leaves in zip(self._of_op_states, op_states, strict=True):
+            for place, leaf in zip(places, leaves, strict=True):
+                values[place] = leaf
+
+    def fetch(self) -> list[list[Any]]:
+        """Return the values of each worker, with the state of the last step."""
+        if self.held_by is not None:
+            self.held_by.give_back(self.values)
+        return self.values
+
     @property
     def states(self) -> States:
         """The leaves of each worker's state, after the last step."""
-        if self.held_by is not None:
-            self.held_by.give_back(self.local_states, self.local_op_states)
-        return self.local_states
+        return [[values[place] for place in self._of_state] for values in self.fetch()]
 
     @property
     def op_states(self) -> OpStates:
         """The leaves of each worker's operator states, after the last step."""
-        if self.held_by is not None:
-            self.held_by.give_back(self.local_states, self.local_op_states)
-        return self.local_op_states
+        return [[[values[place] for place in places] for places in self._of_op_states] for values in self.fetch()]
 
     @property
     def some_present(self) -> int:
@@ -93,7 +115,10 @@ class WorkerState:
         """Continue from another state, of the workers in `present`."""
         if self.held_by is not None:
             self.held_by.forget()
-        self.local_states, self.local_op_states = states, op_states
+        for values, state, of_worker in zip(self.values, states, op_states, strict=True):
+            for place, leaf in zip(self._of_state, state, strict=True):
+                values[place] = leaf
+            self._set_op_states(values, of_worker)
 
     def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.
@@ -103,50 +128,44 @@ class WorkerState:
             member that is not new, and starts with the initial values of local leaves.
         """
         for local_index in joined:
-            self._reset(local_index, iter(self._replicated()))
+            self._reset(local_index, self._replicated())
         self.present = list(present)
+        self.revision.increment()
 
-    def _reset(self, local_index: int, values: Iterator[Any]) -> None:
-        """Set a worker's replicated leaves to `values`, and its local leaves to their initial values.
+    def _reset(self, local_index: int, replicated: Sequence[Any]) -> None:
+        """Set a worker's replicated leaves, and its local leaves to their initial values.
 
         Args:
-          values: in the order of `_replicated`. Copied, except the worker's own arrays.
+          replicated: in the order of `_replicated`. Copied, except the worker's own arrays.
         """
-        plan, device = self._plan, self._world.devices[local_index]
-
-        def placed(old: jax.Array) -> jax.Array:
-            value = next(values)
-            return value if value is old else copied(value, device)
-
-        self.states[local_index] = [
-            copied(self._initial[i], device) if i in plan.local_state else placed(old)
-            for i, old in enumerate(self.states[local_index])
-        ]
-        self.op_states[local_index] = [
-            [
-                placed(old) if op_state.scope == Scope.ALL else copied(a, device)
-                for a, old in zip(op_state.init, olds, strict=True)
-            ]
-            for op_state, olds in zip(plan.op_states, self.op_states[local_index], strict=True)
-        ]
+        plan, device, values = self._plan, self._world.devices[local_index], self.fetch()[local_index]
+        for place, value in zip(self._shared, replicated, strict=True):
+            if value is not values[place]:
+                values[place] = copied(value, device)
+        for i in plan.local_state:
+            values[self._of_state[i]] = copied(self._initial[i], device)
+        for places, op_state in zip(self._of_op_states, plan.op_states, strict=True):
+            if op_state.scope != Scope.ALL:
+                for place, initial in zip(places, op_state.init, strict=True):
+                    values[place] = copied(initial, device)
 
     def set_op_state(self, number: int, value: np.ndarray) -> None:
         """Set a replicated operator state of one leaf, on all workers."""
-        for op_states, device in zip(self.op_states, self._world.devices, strict=True):
-            op_states[number] = [copied(value, device)]
+        (place,) = self._of_op_states[number]
+        for values, device in zip(self.fetch(), self._world.devices, strict=True):
+            values[place] = copied(value, device)
 
     def op_state(self, number: int) -> np.ndarray:
         """Return the value of a replicated operator state of one leaf. Waits for the last step."""
-        return np.asarray(self.op_states[self.some_present][number][0])
+        (place,) = self._of_op_states[number]
+        return np.asarray(self.fetch()[self.some_present][place])
 
     # --- transfer to joining processes --------------------------------------------------------------------------------
 
     def _replicated(self) -> list[jax.Array]:
         """Return the replicated leaves, of the state and then of operator states."""
-        own = self.some_present
-        state = [leaf for i, leaf in enumerate(self.states[own]) if i not in self._plan.local_state]
-        op_states = zip(self._plan.op_states, self.op_states[own], strict=True)
-        return [*state, *(a for op_state, values in op_states if op_state.scope == Scope.ALL for a in values)]
+        values = self.fetch()[self.some_present]
+        return [values[place] for place in self._shared]
 
     def export(self) -> list[np.ndarray]:
         """Return the replicated leaves as contiguous arrays, for `adopt` on a joining process."""
@@ -164,7 +183,7 @@ class WorkerState:
         """
         values = [_as_leaf(array, leaf) for array, leaf in zip(arrays, self._replicated(), strict=True)]
         for local_index in range(len(self._world.devices)):
-            self._reset(local_index, iter(values))
+            self._reset(local_index, values)
 
 
 def _as_leaf(array: np.ndarray, leaf: jax.Array) -> Any:

@@ -283,9 +283,8 @@ def main(seed: int, folder: str, strategy: str = "") -> None:
     import controllers as ctrl
     import monitors as mon
     from adaptive.runtime.finite import FiniteCheck
-    from adaptive.runtime.general_step import GeneralStep
+    from adaptive.runtime.host_step import HostStep
     from adaptive.runtime.kernels.compiled import CompiledKernels
-    from adaptive.runtime.steady_step import SteadyStep
     from collectives.worlds import mpi
     from collectives.worlds.elastic import elastic_processes, rendezvous, standby
     from collectives.worlds.transport import mpi_channel, mpi_transport, operations, repair, transport
@@ -295,9 +294,8 @@ def main(seed: int, folder: str, strategy: str = "") -> None:
     for name, kind, method in (
         ("a frame", transport, "announce"),
         ("an exchange", mpi_channel.ReduceByMPI, "carry_out"),
-        ("an exchange", FiniteCheck, "_take_in"),
-        ("a commit", GeneralStep, "commit"),
-        ("a commit", SteadyStep, "_commit"),
+        ("an exchange", FiniteCheck, "passes"),
+        ("a commit", HostStep, "_commit"),
         ("a change", elastic_processes.ElasticProcesses, "change"),
         ("a meeting", rendezvous, "_meet"),
         ("a regroup", operations.Regroup, "carry_out"),

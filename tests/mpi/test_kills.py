@@ -15,7 +15,7 @@ COVERS = (
     "adaptive/program/run_checkpointer.py",
     "adaptive/program/runs.py",
     "adaptive/program/state_transfer.py",
-    "adaptive/program/steady_loop.py",
+    "adaptive/program/run_loop.py",
     "collectives/worlds/elastic/elastic_processes.py",
     "collectives/worlds/elastic/rendezvous.py",
     "collectives/worlds/elastic/spawning.py",

@@ -23,8 +23,7 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.control.hosts import HostSurvey
 from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.steady_step import SteadyStep
-from tests.adaptive.runtime import test_steady_step as steady
+from tests.adaptive.runtime import test_host_step as steady
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 COVERS = ("adaptive/base/failure.py",)
@@ -673,13 +672,3 @@ def test_a_steady_step_makes_few_calls_in_python(world):
     """Of which the exchange makes some, over MPI."""
     if isinstance(world, comm.MPIWorld):
         assert steady.calls_of_a_step(steady.plain, resizable=False, deterministic=True) < steady.MOST_CALLS
-
-
-def test_steady_steps_and_general_ones_give_the_same_on_ranks(monkeypatch):
-    reports, state = steady.trained(steady.monitored)
-    monkeypatch.setattr(SteadyStep, "fits", lambda self, choice: False)
-    others, other_state = steady.trained(steady.monitored)
-    steady.same(state, other_state)
-    for mine, other in zip(reports, others, strict=True):
-        steady.same(mine.metrics, other.metrics)
-        assert (mine.batch_sizes, mine.skipped, mine.notes) == (other.batch_sizes, other.skipped, other.notes)

@@ -141,14 +141,14 @@ def force_microbatches(program: ad.Program, seed: int, largest: int) -> None:
     rng = np.random.default_rng([seed, program.world.rank])
     powers = [1 << i for i in range(largest.bit_length())]
 
-    def microbatches(local: int, size: int, at_least: int = 1) -> tuple[int, ...]:
+    def choose(local: int, size: int, at_least: int = 1, *, taken: int = 1) -> tuple[tuple[int, ...], int]:
         found = []
         while size:
             found.append(int(rng.choice([p for p in powers if p <= size])))
             size -= found[-1]
-        return tuple(found)
+        return tuple(found), 1  # for one step
 
-    program._parts.engine.kernels.microbatches = microbatches
+    program._parts.engine.kernels.choose = choose
 
 
 def same_everywhere(world: Any, value: Any) -> bool:

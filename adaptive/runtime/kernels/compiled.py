@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -13,11 +12,12 @@ from typing import Any
 
 import jax
 
+from adaptive.base.revision import Revision
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
+from adaptive.runtime.segment import Address, SegmentFunction
 
-from .choice import NO_CHOICE, Choice
 from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory, temporary_bytes
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
@@ -28,15 +28,18 @@ _TRACES = 2  # number of sizes whose traces are kept for other devices of this p
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled segment on one device, and the arrays that the driver closed over.
+    """A compiled segment on one device.
 
     Attributes:
       run: the compiled segment.
+      call: the segment: its arguments and results.
+      consts: the arrays that the driver closed over, by address.
       batch_bytes: bytes of the examples that it reads.
     """
 
-    run: Callable[[dict[str, Any]], dict[str, Any]]
-    consts: tuple[Any, ...]
+    run: Callable[..., list[Any]]
+    call: SegmentFunction
+    consts: dict[Address, Any]
     batch_bytes: int = 0
 
 
@@ -59,13 +62,12 @@ class CompiledKernels:
     Args:
       calls: returns for a size, by level, what is compiled.
       devices: one per worker of this process.
-      choices: one per worker. Replaced here by `NO_CHOICE` when the worker's kernels change.
+      revision: incremented when kernels change.
       name: prefix of the names of programs, in profiles.
       memory: refuses kernels that do not fit the memory; `None` to refuse none.
 
     Attributes:
       ready: kernels by size, by local index.
-      changes: by local index, a counter that changes whenever `ready` changes.
       buckets: the sizes of which all others are composed.
       complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
       compile_times: the end of each compile, by (size, start); infinite while it runs. Times of `time.perf_counter`.
@@ -78,14 +80,13 @@ class CompiledKernels:
         self,
         calls: Callable[[int], Mapping[int, MicrobatchSegment]],
         devices: Sequence[jax.Device],
-        choices: list[Choice],
+        revision: Revision,
         name: str,
         memory: MemoryBound | None = None,
     ):
-        self._segments_of, self._choices, self._name, self._memory = calls, choices, name, memory
+        self._segments_of, self.revision, self._name, self._memory = calls, revision, name, memory
         self.devices = list(devices)
         self.ready: list[dict[int, KernelSet]] = [{} for _ in devices]
-        self.changes = [0 for _ in devices]
         self.buckets: set[int] = set()
         self.complete = False
         self.counters, self.constants = Counters(), Constants()
@@ -95,7 +96,6 @@ class CompiledKernels:
         self.compile_sums: Callable[[], None] = lambda: None
         self._traced: dict[int, Mapping[int, MicrobatchSegment]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
-        self._versions = itertools.count(1)
 
     def compile(self, local_index: int, size: int) -> None:
         """Compile the kernels of one size, and wait for them. With `NO_WORKER`: programs of all workers."""
@@ -113,7 +113,7 @@ class CompiledKernels:
         kernels = self._compile_if_it_fits(size, device) if found is None else found
         if kernels is not None:
             self.ready[local_index][size] = kernels
-            self._has_changed(local_index)
+            self.revision.increment()
         self.add_buckets(())
 
     def _compile_if_it_fits(self, size: int, device: jax.Device) -> KernelSet | None:
@@ -155,15 +155,11 @@ class CompiledKernels:
     def drop(self, local_index: int, size: int) -> None:
         """Drop the kernels of one size."""
         self.ready[local_index].pop(size, None)
-        self._has_changed(local_index)
+        self.revision.increment()
 
     def all_of(self, local_index: int) -> list[Kernel]:
         """Return the kernels of one worker, of all sizes."""
         return [kernel for kernels in list(self.ready[local_index].values()) for kernel in kernels.values()]
-
-    def _has_changed(self, local_index: int) -> None:
-        self.changes[local_index] = next(self._versions)
-        self._choices[local_index] = NO_CHOICE
 
     def _compile(self, size: int, device: jax.Device) -> KernelSet:
         start = time.perf_counter()
@@ -175,12 +171,13 @@ class CompiledKernels:
                     del self._traced[next(iter(self._traced))]
             traced = self._traced[size]
         kernels = {}
-        for level, call in traced.items():
+        for level, (call, values) in traced.items():
             name = f"{self._name}microbatch_{level}_{size}"
-            run = compile_segment(call.function, (call.shapes,), device, name=name)
-            consts = tuple(self.constants.on(device, c) for c in call.consts)
-            rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in call.shapes["batch"])
-            kernels[level] = Kernel(run, consts, rows)
+            run = compile_segment(call.run, call.shapes, device, name=name)
+            consts = {address: self.constants.on(device, value) for address, value in values.items()}
+            batch = [shape for (kind, *_), shape in zip(call.arguments, call.shapes, strict=True) if kind == "batch"]
+            rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in batch)
+            kernels[level] = Kernel(run, call, consts, rows)
         if self.temporaries is None and (nbytes := temporary_bytes([k.run for k in kernels.values()])) is not None:
             self.temporaries = size, nbytes
         self.compile_times[size, start] = end = time.perf_counter()

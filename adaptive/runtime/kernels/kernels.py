@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import jax
 
 from adaptive.base.cores import n_cores
+from adaptive.base.revision import Revision
 from adaptive.base.thread_status import thread_status
 from adaptive.runtime.cache import compile_order
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
@@ -30,7 +31,6 @@ from adaptive.runtime.microbatches import (
 )
 
 from .background_compiler import BackgroundCompiler
-from .choice import NO_CHOICE, Choice
 from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
 from .options import KernelOptions
 
@@ -49,9 +49,8 @@ class _Worker:
       asked: the size requested last by `Kernels.ask`.
       current: the size of the steps until the requested one is in force.
       own: the last size for which a kernel of its own was requested.
-      size, steps: the size of the last steps, and their number, the next one included.
-      choice: the last choice.
-      granted: `choice.steps` when it was made.
+      size, steps: the size of the last steps, and their number.
+      microbatches: those of the last steps.
       used: sizes of microbatches, the most recently used last.
     """
 
@@ -60,18 +59,17 @@ class _Worker:
     own: int = 0
     size: int = 0
     steps: int = 0
-    choice: Choice = NO_CHOICE
-    granted: int = -1
+    microbatches: Microbatches = ()
     used: dict[int, None] = field(default_factory=dict)
 
-    def count_steps(self, size: int) -> None:
-        """Count the steps since the last choice, the next one included."""
-        taken = 1 + self.granted - self.choice.steps
+    def count_steps(self, size: int, taken: int) -> None:
+        """Count the steps since the last choice, if they had this size."""
         self.steps = self.steps + taken if size == self.size else 0
         self.size = size
 
     def note_used(self, microbatches: Microbatches) -> None:
         """Record the microbatches of the next steps."""
+        self.microbatches = microbatches
         for size in set(microbatches):
             self.used.pop(size, None)
             self.used[size] = None
@@ -82,7 +80,7 @@ class _Worker:
         Keeps what the next steps may use: buckets, the microbatches of the last step, the current size, and the
         requested one, which this process may have announced as ready.
         """
-        needed = {*buckets, *self.choice.microbatches, self.current, self.asked, self.own}
+        needed = {*buckets, *self.microbatches, self.current, self.asked, self.own}
         last_use = {size: when for when, size in enumerate(self.used)}
         spare = sorted((s for s in ready if s not in needed), key=lambda s: last_use.get(s, -1))
         return spare[: max(0, len(spare) - _KEPT)]
@@ -98,13 +96,10 @@ class Kernels:
       min_microbatches: how many microbatches every step has at least, from the first one on.
       microbatch_bytes: bytes of the gradient and all other parts of messages that a microbatch writes.
       name: prefix of the names of programs, in profiles.
-
-    Results that steps need are kept in attributes, so that a step without changes makes no Python call.
+      revision: incremented when `choose` may choose others.
 
     Attributes:
       compiled: the compiled kernels.
-      choices: the microbatches of each worker in its next step. Replaced by `NO_CHOICE`, also by the compiler's thread,
-        when `choose` must be called again.
       busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
         called.
       min_microbatches: as given; may be changed between steps.
@@ -120,9 +115,9 @@ class Kernels:
         microbatch_bytes: int = 0,
         options: KernelOptions = _DEFAULTS,
         name: str = "",
+        revision: Revision | None = None,
     ):
-        self.choices: list[Choice] = [NO_CHOICE] * len(devices)
-        self.compiled = CompiledKernels(calls, devices, self.choices, name, options.memory)
+        self.compiled = CompiledKernels(calls, devices, revision or Revision(), name, options.memory)
         self._largest_microbatch, self.memory = options.largest_microbatch, options.memory
         self.deterministic, self._microbatch_bytes = options.deterministic, microbatch_bytes
         self.resizable, self.splittable, self.min_microbatches = options.resizable, splittable, min_microbatches
@@ -203,19 +198,17 @@ class Kernels:
         """Return what `is_one_microbatch` does, by settings alone, whatever the memory permits. Replicated."""
         return self._kernels_up_to(self._largest_microbatch, size) == [size]
 
-    def microbatches(self, local_index: int, size: int, at_least: int = 1) -> Microbatches:
-        """Return the microbatches for `size` examples of a worker in this step; at least `at_least` of them."""
-        choice = self.choices[local_index]
-        if choice.steps and choice.size == size and choice.at_least == at_least:
-            choice.steps -= 1
-        else:
-            choice = self.choose(local_index, size, at_least)
-        return choice.microbatches
+    def choose(self, local_index: int, size: int, at_least: int = 1, *, taken: int = 1) -> tuple[Microbatches, int]:
+        """Choose the microbatches of a worker for its next steps: those for `size` examples; at least `at_least`.
 
-    def choose(self, local_index: int, size: int, at_least: int) -> Choice:
-        """Choose the microbatches of a worker for the next step, and the number of steps for which they are valid."""
-        worker, changes, steps = self._workers[local_index], self.compiled.changes[local_index], _FOR_EVER
-        worker.count_steps(size)
+        Args:
+          taken: steps taken since the last call.
+
+        Returns:
+          The microbatches, and the number of steps for which they are valid while the revision stays.
+        """
+        worker, steps = self._workers[local_index], _FOR_EVER
+        worker.count_steps(size, taken)
         if size == 0:
             microbatches: Microbatches = ()
         elif not self.splittable:
@@ -228,15 +221,9 @@ class Kernels:
                 if worker.steps >= OWN_KERNEL_AFTER:
                     self._ask_for_own(local_index, size)
                 else:
-                    steps = OWN_KERNEL_AFTER - worker.steps - 1
-        if microbatches == worker.choice.microbatches:
-            microbatches = worker.choice.microbatches  # the same object: see `SteadyStep`
-        choice = worker.choice = self.choices[local_index] = Choice(size, at_least, microbatches, steps)
-        worker.granted = steps
+                    steps = OWN_KERNEL_AFTER - worker.steps
         worker.note_used(microbatches)
-        if self.compiled.changes[local_index] != changes:  # a kernel was added meanwhile
-            self.choices[local_index] = NO_CHOICE
-        return choice
+        return microbatches, steps
 
     def _of_compiled(self, local_index: int, size: int, at_least: int) -> Microbatches:
         """Return the fewest microbatches of compiled kernels: of those within `_limit`, if these make not many more."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -85,9 +84,9 @@ def test_time_between_two_messages_counts_as_busy(clock):
         clock.pass_(1)
         activity.turn(COMPUTING)
         clock.pass_(10)
+        activity.turn(EXCHANGING)
         result = activity.of_workers([10.0, 7.0, math.nan])
         assert result == (1, [10, 7, 0], [11 + between, 8 + between, 1 + between])
-        activity.turn(EXCHANGING)
         clock.pass_(5, waited=4)
         activity.turn(OTHER)
         activity.end()
@@ -157,17 +156,3 @@ def test_a_step_that_waits_for_its_input_says_so(monkeypatch):
         assert event.workers.input.tolist() == [pytest.approx(event.report.breakdown.input, rel=1e-3)] * 2
         assert event.workers.computing == pytest.approx(event.report.compute_seconds, rel=1e-3)
         assert (event.workers.busy >= event.workers.computing).all()
-
-
-def test_waiting_between_steps_is_not_subtracted_from_messages(monkeypatch):
-    world = SimpleNamespace(waited=0.0)
-    activity = Activity(world)
-    activity.begin()
-    activity.end()
-    world.waited += 5.0  # in an operation of the script's own
-    activity.waited_before = world.waited
-    world.waited += 0.25
-    now = time.perf_counter()
-    activity.took(now - 1.0, (0.125, 0.25, 0.5), now)
-    found = activity.end()
-    assert (found.input, found.computing, found.exchanging, found.waiting) == (0.125, 0.25, 0.25, 0.25)

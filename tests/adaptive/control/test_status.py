@@ -126,8 +126,6 @@ def test_all_hear_each_workers_seconds():
     # Worker 1 was busy for 4 s and waited for 15 s, in all messages; the others were busy for less or more of these 19.
     assert these[0].status.seconds(15.0).waiting.tolist() == [16, 15, 3]
     assert these[0].status.inputs(heard).tolist() == [1, 1, 0.5]
-    before = these[1].status.encode().copy()
-    assert these[1].status.encode_one(0.25, 8.0, 16.0).tolist() == before.tolist()
 
 
 def test_repeated_facts_are_applied_once_and_others_at_once():

@@ -13,7 +13,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.operators.sources import Reading
 from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.segment import Feed, segment_function
+from adaptive.runtime.segment import FLOATS, INTS, Feed, segment_function
 from tests.adaptive.drivers import batch_of, planned, traced
 
 
@@ -100,10 +100,10 @@ def keys_in(examples, reading):
     segment = plan.microbatches[0]
     (sent,) = plan.messages[0]
     floats, ints = feed.for_microbatch(feed.measure(reading), reading, 0, reading.examples)
-    run = segment_function(segment, [sent.value], feed, [], [])
-    inputs = {kind: [] for kind in ("state", "op_state", "batch", "message", "prologue", "microbatch")}
-    consts = [list(plan.graph.consts.values())[i] for i in segment.reads("const")]
-    return np.asarray(run({**inputs, "const": consts, "floats": floats, "ints": ints})["outputs"][0])
+    call = segment_function(plan, segment, feed, [], sends=(), outputs=[sent.value])
+    consts = list(plan.graph.consts.values())
+    given = {FLOATS: floats, INTS: ints, **{("const", i, 0): consts[i] for i in segment.reads("const")}}
+    return np.asarray(call.run(*map(given.get, call.arguments))[0])
 
 
 SIZES = [1, 2, 3, 4, 8]

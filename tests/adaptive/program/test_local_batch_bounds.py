@@ -83,11 +83,11 @@ def runs_out(monkeypatch):
         run = compile_segment(function, shapes, device, name=name, **options)
         size = int(name.split("_stage_")[0].rsplit("_", 1)[1])
 
-        def checked(given):
+        def checked(*given):
             ran.append(size)
             if size > limit[0]:
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate\nmore")
-            return run(given)
+            return run(*given)
 
         return checked
 
@@ -240,6 +240,7 @@ def test_an_update_that_runs_out_of_memory_has_lost_the_state(workers, steps):
         programs = program._parts.engine.context.programs
         for local_index in range(workers):
             programs["final", 0, local_index] = Fails()
+        program._parts.revision.increment()
         with pytest.raises(
             ad.OutOfMemoryError, match=r"in the update of the state: RESOURCE_EXHAUSTED: no room.*restore"
         ):
@@ -250,7 +251,7 @@ def test_a_state_that_an_earlier_update_has_lost_is_not_taken_for_a_lack_of_room
     with built(resizable=False, global_batch=32) as program:
         program.step()
         runs_out[0][0] = 4
-        for leaf in program._parts.engine.workers.local_states[0]:
+        for leaf in program._parts.engine.states[0]:
             leaf.delete()
         with pytest.raises((ad.OutOfMemoryError, RuntimeError), match=r"update of the state|deleted"):
             program.step()

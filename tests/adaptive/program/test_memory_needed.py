@@ -204,7 +204,8 @@ def test_explain_lists_memory(workers):
         }
         lasting = needed["state"] + needed["operator states"] + needed["constants"]
         if workers == 1:
-            fed = jax.tree.leaves(program._parts.engine._steady._same_vectors[-1])  # what sources say while sizes stay
+            # What sources say while sizes stay.
+            fed = [vector for fed in program._parts.engine._host_step._schedule._fed for vector in fed.device]
             assert held == lasting + sum(a.nbytes for a in fed)
         else:  # workers of one device share constants, and scalars that are equal
             assert abs(held - workers * lasting) <= needed["constants"]

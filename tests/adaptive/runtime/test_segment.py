@@ -8,11 +8,12 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+from adaptive import operators
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading, Source, read
 from adaptive.runtime.message import accumulate, lay_out_all
-from adaptive.runtime.segment import Feed, evaluate, segment_function
-from tests.adaptive.drivers import planned
+from adaptive.runtime.segment import FLOATS, INTS, Feed, evaluate, segment_function
+from tests.adaptive.drivers import Recorder, planned
 
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
 READING = Reading(
@@ -102,28 +103,58 @@ def test_segments_of_two_workers_compute_a_step():
 
     plan = planned(driver, {"a": 0.0, "b": 0.0}, examples=2, workers=2)
     feed, layouts = Feed.of(plan), lay_out_all(plan.messages, capacity=2, status=0)
-    segment, final = plan.microbatches[0], plan.final
-    call = segment_function(segment, segment.outputs, feed, layouts, layouts)
-    update = segment_function(final, plan.final_outputs, feed, layouts, [])
-    state, given = [np.float32(10), np.float32(3)], {"const": [], "prologue": [], "microbatch": [], "op_state": []}
-    sent = []
+    call = segment_function(plan, plan.microbatches[0], feed, layouts)
+    update = segment_function(plan, plan.final, feed, layouts)
+    values = {("state", i, 0): value for i, value in enumerate([np.float32(10), np.float32(3)])}
+
+    def computed(function):
+        return dict(zip(function.results, function.run(*map(values.get, function.arguments)), strict=True))
+
+    sent, ops = [], [op for layout in layouts for op in layout.ops]
     for worker, sizes in enumerate([(2, 2), (2,)]):
         reading = READING._replace(worker=worker, taking_part=np.ones(2, bool), compute_seconds=1.0 + worker)
         vectors, start, parts = feed.measure_step(reading, len(sizes)), 0, None
         for size in sizes:
-            floats, ints = feed.for_microbatch(vectors, reading, start, size)
+            values[FLOATS], values[INTS] = feed.for_microbatch(vectors, reading, start, size)
             inputs = {"x": np.zeros((size, 3), np.float32), "y": np.arange(size, dtype=np.float32) + start + 4 * worker}
-            batch = [list(inputs.values())[i] for i in segment.reads("batch")]
-            of_state = [state[i] for i in segment.reads("state")]
-            out = call({**given, "state": of_state, "batch": batch, "message": [], "floats": floats, "ints": ints})
-            ops = [op for layout in layouts for op in layout.ops]
-            parts = out["parts"] if parts is None else accumulate(ops, parts, out["parts"])
+            values.update({("batch", i, 0): leaf for i, leaf in enumerate(inputs.values())})
+            out = [value for address, value in computed(call).items() if address[0] == "part"]
+            parts = out if parts is None else accumulate(ops, parts, out)
             start += size
         sent.append(parts)
-    arrived = accumulate(ops, *sent)
-    floats, ints = vectors
-    of_state = [state[i] for i in final.reads("state")]
-    found = update({**given, "state": of_state, "batch": [], "message": [arrived], "floats": floats, "ints": ints})
+    arrived = iter(accumulate(ops, *sent))
+    for number, layout in enumerate(layouts):
+        values.update({("message", number, i): next(arrived) for i in range(len(layout.parts))})
+    values[FLOATS], values[INTS] = vectors
+    found = computed(update)
     expected = [10 - np.mean([0, 1, 2, 3, 4, 5]), 30.0, 3.0, [0, 1]]  # the seconds are counted once for each worker
-    for value, wanted in zip(found["outputs"], expected, strict=True):
+    for value, wanted in zip(found.values(), expected, strict=True):
         np.testing.assert_allclose(value, wanted)
+
+
+def several_results(state, batch):
+    """Two levels of messages, two operator states of several leaves, two hooks, and metrics."""
+    mean = comm.all_reduce(batch["y"].mean())
+    most = comm.all_reduce((batch["y"] * mean + state["read"][0]).max(), op="max")
+    for label, n in (("a", 2), ("b", 1)):
+        init = [np.zeros(()) for _ in range(n)]
+        operators.operator_state(label, init, lambda old: ([x + mean for x in old], None))
+    operators.hook("one", Recorder(), (mean, state["read"], most))
+    operators.hook("two", Recorder(), (most,))
+    new = {**state, "new": jnp.full(3, mean), "w": state["w"] + most * state["read"].sum()}
+    return new, {"mean": mean, "steps": ad.step_number()}
+
+
+def test_the_memory_of_what_a_step_replaces_is_given_to_the_results_in_order():
+    state = {name: jnp.zeros(n) for n, name in enumerate(("kept", "new", "read", "unread"), 2)} | {"w": jnp.zeros(())}
+    plan = planned(several_results, state)
+    layouts = lay_out_all(plan.messages, capacity=2, status=0)
+    final = segment_function(plan, plan.final, Feed.of(plan), layouts)
+    assert len(final.results) == len(plan.final_outputs) == len(set(final.results))
+    replaced = [("state", 4, 0), ("op_state", 0, 0), ("op_state", 0, 1), ("op_state", 1, 0)]
+    assert final.arguments[: final.donated] == tuple(replaced)  # "new" is not read
+    assert final.results[:5] == (("state", 1, 0), *replaced)
+    first, second = (segment_function(plan, s, Feed.of(plan), layouts) for s in plan.microbatches.values())
+    assert (first.donated, second.donated) == (0, 0)
+    assert ("state", 2, 0) in second.arguments
+    assert ("state", 2, 0) not in first.arguments

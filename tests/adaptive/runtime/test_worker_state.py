@@ -40,13 +40,13 @@ def held(n=3):
 
 def marked(workers, by=100):
     """Let each worker have other numbers in all leaves, which tell it apart."""
-    for i in range(len(workers.local_states)):
-        mark = by * (1 + i)
-        workers.local_states[i] = [
-            jax.random.key(mark) if name == "key" else leaf + mark
-            for name, leaf in zip(PLACES, workers.local_states[i], strict=True)
+    states, op_states = workers.states, workers.op_states
+    for i, mark in enumerate(by * (1 + n) for n in range(len(states))):
+        states[i] = [
+            jax.random.key(mark) if name == "key" else leaf + mark for name, leaf in zip(PLACES, states[i], strict=True)
         ]
-        workers.local_op_states[i] = [[a + mark for a in leaves] for leaves in workers.local_op_states[i]]
+        op_states[i] = [[a + mark for a in leaves] for leaves in op_states[i]]
+    workers.replace(states, op_states)
     return workers
 
 
@@ -129,9 +129,9 @@ def test_state_that_something_else_holds_is_fetched_before_it_is_read_and_droppe
         def __init__(self):
             self.fetched = self.dropped = 0
 
-        def give_back(self, states, op_states):
+        def give_back(self, values):
             self.fetched += 1
-            states[0][PLACES["n"]] = jnp.int32(41 + self.fetched)
+            values[0][workers.places["state", PLACES["n"], 0]] = jnp.int32(41 + self.fetched)
 
         def forget(self):
             self.dropped += 1
@@ -139,6 +139,5 @@ def test_state_that_something_else_holds_is_fetched_before_it_is_read_and_droppe
     workers = held(1)
     workers.held_by = holder = Holder()
     assert numbers(workers, 0)["n"] == 42  # of the first look
-    assert workers.op_states is workers.local_op_states
-    workers.replace([[*workers.local_states[0]]], workers.local_op_states)
-    assert (holder.fetched, holder.dropped) == (3, 1)
+    workers.replace(workers.states, workers.op_states)
+    assert (holder.fetched, holder.dropped) == (4, 1)

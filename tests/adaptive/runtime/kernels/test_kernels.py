@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import time
 
@@ -18,15 +17,14 @@ from adaptive.runtime.cache import compile_order
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import compiled as _compiled
-from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.kernels.kernels import _KEPT as KEPT
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from adaptive.runtime.microbatches import OWN_KERNEL_AFTER
+from adaptive.runtime.segment import SegmentFunction
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
 
 COVERS = (
-    "adaptive/runtime/kernels/choice.py",
     "adaptive/runtime/kernels/options.py",
     "adaptive/runtime/kernels/compiled.py",
 )
@@ -36,8 +34,8 @@ DEADLINE = limit(60)  # seconds, for what happens in a moment
 
 def trace(size):
     """A segment that sums a batch, on level 0."""
-    shapes = {"batch": [jax.ShapeDtypeStruct((size,), jnp.float32)]}
-    return {0: MicrobatchSegment(lambda given: {"outputs": [given["batch"][0].sum()]}, shapes, ())}
+    shapes = (jax.ShapeDtypeStruct((size,), jnp.float32),)
+    return {0: MicrobatchSegment(SegmentFunction(lambda batch: [batch.sum()], (("batch", 0, 0),), shapes, ()), {})}
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def take_steps(kernels, size, steps, *, at_least=1, local=0):
     """Take steps as the loop does. Returns the microbatches of each step."""
     taken = []
     for _ in range(steps):
-        taken.append(kernels.microbatches(local, size, at_least))
+        taken.append(kernels.choose(local, size, at_least)[0])
         if kernels.busy:
             kernels.step_ended()
     return taken
@@ -138,7 +136,7 @@ def test_the_buckets_makes_every_size(make, first):
     assert kernels.makes_all
     for size in range(1, 2 * first + 1):
         assert kernels.can_make(0, size)
-        assert sum(kernels.microbatches(0, size)) == size
+        assert sum(kernels.choose(0, size)[0]) == size
 
 
 @pytest.mark.parametrize("first", [2, 7, 8, 40, 1000])
@@ -243,14 +241,14 @@ def test_on_a_cpu_microbatches_are_as_large_as_its_cache_permits(make):
     kernels = make(microbatch_bytes=1000)
     kernels.require([256])
     kernels.compiled.temporaries = 256, 64 << 20  # a quarter of a MiB for each example
-    assert kernels.microbatches(0, 256) == (256,)  # until smaller ones are compiled
+    assert kernels.choose(0, 256)[0] == (256,)  # until smaller ones are compiled
     kernels.extend(1024)
     kernels._compiler.compile()
     assert max(set(ready(kernels)) - {256}) == 128  # asked for before that was known
-    assert kernels.microbatches(0, 256) == (32,) * 8
+    assert kernels.choose(0, 256)[0] == (32,) * 8
     assert take_steps(kernels, 100, 200)[-1] == (32, 32, 32, 4)
     assert kernels.warm  # no kernel of its own for 100
-    assert kernels.microbatches(0, 24) == (16, 8)
+    assert kernels.choose(0, 24)[0] == (16, 8)
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"microbatch_bytes": 64 << 20}], ids=str)
@@ -259,7 +257,7 @@ def test_the_cache_does_not_bound_microbatches_of_large_gradients_and_determinis
     kernels.require([256])
     kernels.compiled.temporaries = 256, 64 << 20
     kernels._compiler.compile()
-    assert kernels.microbatches(0, 256) == (256,)
+    assert kernels.choose(0, 256)[0] == (256,)
 
 
 def test_a_batch_above_microbatch_runs_in_several(make):
@@ -278,7 +276,7 @@ def test_no_kernel_is_larger_than_microbatch(make):
     assert [size for _, size in kernels._compiler.asked] == [4, 1]
     kernels._compiler.compile()
     for size in range(1, 50):
-        assert max(kernels.microbatches(0, size)) <= 6
+        assert max(kernels.choose(0, size)[0]) <= 6
     kernels.extend(1000)
     assert kernels._compiler.asked == []
 
@@ -288,7 +286,7 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     kernels.require([6])
     assert ready(kernels) == [6]
     assert kernels._compiler.asked == []
-    assert kernels.microbatches(0, 6) == (6,)
+    assert kernels.choose(0, 6)[0] == (6,)
     assert not kernels.can_make(0, 12)
     assert not kernels.makes_all
     assert kernels.can_join()  # and compiles behind that, whatever size it is given
@@ -296,14 +294,14 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     assert kernels._compiler.asked == [(0, 12)]
     kernels._compiler.compile()
     assert kernels.can_make(0, 12)
-    assert kernels.microbatches(0, 12) == (12,)
+    assert kernels.choose(0, 12)[0] == (12,)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
 def test_a_batch_runs_in_at_least_the_required_number_of_microbatches(make, size):
     kernels = warmed(make(), 13)
     for _ in range(6):
-        microbatches = kernels.microbatches(0, size, at_least=2)
+        microbatches = kernels.choose(0, size, at_least=2)[0]
         assert sum(microbatches) == size
         assert len(microbatches) >= min(size, 2)
 
@@ -311,7 +309,7 @@ def test_a_batch_runs_in_at_least_the_required_number_of_microbatches(make, size
 def test_before_smaller_kernels_exist_a_batch_is_one_microbatch(make):
     kernels = make()
     kernels.require([6])
-    assert kernels.microbatches(0, 6, at_least=2) == (6,)
+    assert kernels.choose(0, 6, at_least=2)[0] == (6,)
 
 
 @given(
@@ -343,7 +341,7 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
         if number and not kernels.can_make(0, wanted):
             kernels.require([wanted])
         for _ in range(4):
-            microbatches = kernels.microbatches(0, wanted, min_microbatches)
+            microbatches = kernels.choose(0, wanted, min_microbatches)[0]
             assert sum(microbatches) == wanted
             assert set(microbatches) <= set(ready(kernels))
             assert max(microbatches) <= (microbatch or wanted)
@@ -356,18 +354,18 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
 
 def test_a_batch_runs_as_few_microbatches_as_possible(make):
     kernels = warmed(make(), 40)
-    assert kernels.microbatches(0, 40) == (40,)
-    assert kernels.microbatches(0, 41) == (40, 1)
-    assert kernels.microbatches(0, 56) == (40, 16)
-    assert kernels.microbatches(0, 60) == (32, 16, 8, 4)
+    assert kernels.choose(0, 40)[0] == (40,)
+    assert kernels.choose(0, 41)[0] == (40, 1)
+    assert kernels.choose(0, 56)[0] == (40, 16)
+    assert kernels.choose(0, 60)[0] == (32, 16, 8, 4)
 
 
 def test_deterministic_microbatches_depend_on_the_size_alone(make):
     kernels = warmed(make(deterministic=True), 40)
     sizes = (40, 24, 7)
     for _ in range(300):
-        assert kernels.microbatches(0, 40) == (32, 8)
-    assert [kernels.microbatches(0, size) for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
+        assert kernels.choose(0, 40)[0] == (32, 8)
+    assert [kernels.choose(0, size)[0] for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
     assert kernels._compiler.asked == []
 
 
@@ -377,47 +375,32 @@ def test_deterministic_microbatches_do_not_depend_on_earlier_sizes(make):
         kernels = make(deterministic=True)
         for size in before:
             kernels.require([size])
-        microbatches.append(kernels.microbatches(0, 24))
+        microbatches.append(kernels.choose(0, 24)[0])
     assert microbatches == [(16, 8)] * 3
 
 
 # --- what a step asks -------------------------------------------------------------------------------------------------
 
 
-def calls_of(function):
-    """How many Python functions run while this one does."""
-    calls = []
-    sys.setprofile(lambda frame, event, argument: calls.append(frame.f_code.co_name) if event == "call" else None)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return len(calls) - 1
-
-
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"splittable": False}], ids=str)
-def test_a_steady_step_chooses_no_microbatches(make, options):
-    kernels = warmed(make(**options), 8)
-    take_steps(kernels, 8, 200)
-    counts = [calls_of(lambda: kernels.microbatches(0, 8)) for _ in range(100)]
-    assert sum(count > 1 for count in counts) <= 10
-    assert not kernels.busy
-
-
-def test_a_choice_stays_the_same_object(make):
+def test_microbatches_are_valid_until_a_kernel_of_their_own_may_be_asked_for(make):
     kernels = warmed(make(), 8)
-    taken = take_steps(kernels, 6, 200)  # in which a kernel of its own is asked for
-    assert len({id(microbatches) for microbatches in taken}) == 1
-    assert kernels.choices[0] is kernels.choices[0]
+    microbatches, steps = kernels.choose(0, 8)
+    assert microbatches == (8,)
+    assert steps > 1 << 60
+    assert kernels.choose(0, 7) == ((4, 2, 1), OWN_KERNEL_AFTER)
+    assert kernels.choose(0, 7, taken=10) == ((4, 2, 1), OWN_KERNEL_AFTER - 10)
+    kernels.choose(0, 7, taken=OWN_KERNEL_AFTER - 10)
+    assert kernels._compiler.asked == [(0, 7)]
 
 
 def test_a_new_kernel_is_noticed_at_once(make):
     kernels = make()
     kernels.require([8])
-    take_steps(kernels, 8, 30)
-    assert kernels.choices[0].steps
+    before = kernels.compiled.revision.number
+    kernels.compiled.compile(0, 8)
+    assert kernels.compiled.revision.number == before
     kernels.compiled.compile(0, 4)
-    assert kernels.choices[0] is _kernels.NO_CHOICE
+    assert kernels.compiled.revision.number != before
 
 
 def test_a_step_knows_whether_there_is_a_compiler_to_be_asked_about(make):
@@ -445,7 +428,7 @@ def test_a_size_that_has_stayed_gets_a_kernel_of_its_own(make):
     assert take_steps(kernels, 7, 1) == [(4, 2, 1)]  # asked for, and compiled in the background
     assert kernels._compiler.asked == [(0, 7)]
     kernels._compiler.compile()
-    assert kernels.microbatches(0, 7) == (7,)
+    assert kernels.choose(0, 7)[0] == (7,)
     take_steps(kernels, 7, 200)
     assert kernels._compiler.asked == []
 
@@ -528,13 +511,13 @@ def go_through(kernels, sizes, current):
         assert kernels.can_make(0, size)  # as announced to the other processes
         assert kernels.can_make(0, current)
         current = size
-        assert kernels.microbatches(0, size) == (size,)
+        assert kernels.choose(0, size)[0] == (size,)
 
 
 def test_kernels_that_were_used_longest_ago_are_let_go(make):
     kernels = make(splittable=False)
     kernels.require([10])
-    kernels.microbatches(0, 10)
+    kernels.choose(0, 10)[0]
     go_through(kernels, range(11, 100), 10)
     assert len(ready(kernels)) <= KEPT + 3
     assert ready(kernels)[-KEPT:] == list(range(100 - KEPT, 100))
@@ -546,7 +529,7 @@ def test_kernels_that_were_used_longest_ago_are_let_go(make):
 def test_kernels_of_pending_sizes_are_kept_among_many_sizes(make):
     kernels = make(splittable=False)
     kernels.require([10])
-    kernels.microbatches(0, 10)
+    kernels.choose(0, 10)[0]
     kernels.require_microbatches([range(100, 150)])
     kernels.ask([11], [10])
     kernels._compiler.compile()
@@ -562,14 +545,14 @@ def test_kernels_of_pending_sizes_are_kept_among_many_sizes(make):
 def test_the_buckets_is_never_let_go(make):
     kernels = warmed(make(), 64)
     kernels.require_microbatches([list(range(65, 128))])
-    assert kernels.microbatches(0, 65) == (65,)
+    assert kernels.choose(0, 65)[0] == (65,)
     kernels.ask([66], [65])
     assert {1, 2, 4, 8, 16, 32, 64, 65} <= set(ready(kernels))
     assert len(ready(kernels)) <= 7 + KEPT + 3
-    assert sum(kernels.microbatches(0, 66)) == 66
+    assert sum(kernels.choose(0, 66)[0]) == 66
     for size in range(1, 300):
         assert kernels.can_make(0, size)
-        assert sum(kernels.microbatches(0, size)) == size
+        assert sum(kernels.choose(0, size)[0]) == size
 
 
 def test_no_kernel_is_dropped_before_buckets_can_replace_it(make):
@@ -608,7 +591,7 @@ def test_buckets_are_compiled_in_the_background():
         assert kernels.warm
         assert kernels.counters.compile_seconds > 0
         run = kernels.kernel(0, 2, 0).run
-        assert float(run({"batch": [np.array([3.0, 4.0], np.float32)]})["outputs"][0]) == 7.0
+        assert float(run(np.array([3.0, 4.0], np.float32))[0]) == 7.0
     finally:
         kernels.close()
 

@@ -1,0 +1,258 @@
+"""The host step: kernels, messages, the check for NaNs and the update, with the host between them.
+
+It executes the schedule (`schedule.py`), for any number of workers of this process, microbatches and levels of
+messages. The schedule is built again when the revision changes. A step commits completely or not at all: the final
+operations, which reuse the memory of the old state, start after all messages have arrived and are finite.
+
+Short steps spend most of their time in Python, so the loops here call what the schedule has prepared, and little else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from operator import getitem
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive.base.activity import COMPUTING, EXCHANGING
+from adaptive.base.channel import SentMessage
+from adaptive.data.stream import Share
+from adaptive.operators.sources import Reading
+
+from .autopsy import FailedStep, give_up
+from .microbatches import Microbatches
+from .out_of_memory import check_update
+from .outcome import Outcome
+from .schedule import Schedule, Sent, Stage
+from .step_plan import Prefetch, StepContext
+
+_NO_STATUS = np.zeros(0)
+_NAN = float("nan")
+
+
+class HostStep:
+    """Takes steps on this process's workers.
+
+    Args:
+      ctx: the parts that steps share.
+      compares_groups: whether the driver compares groups of examples, so that a lone worker needs two microbatches.
+    """
+
+    def __init__(self, ctx: StepContext, *, compares_groups: bool):
+        self._ctx, self._steps, self._compares_groups = ctx, ctx.step_plan, compares_groups
+        self._key: tuple[Any, ...] = ()  # what the schedule depends on: revision, sizes, microbatches if given, seed
+        self._schedule: Schedule | None = None
+        self._left = self._granted = 0  # steps for which the microbatches are still valid, and at first
+        self._with_gaps = False
+        self._nbytes = [layout.nbytes for layout in ctx.step_plan.layouts]
+
+    @property
+    def microbatches(self) -> list[Microbatches]:
+        """The microbatches of the last step, by local index."""
+        return [] if self._schedule is None else self._schedule.microbatches
+
+    # --- the schedule -------------------------------------------------------------------------------------------------
+
+    def _build(self, share: Share, readings: Sequence[Reading], given: Sequence[Microbatches] | None) -> Schedule:
+        """Build the schedule for a step."""
+        ctx, taken = self._ctx, self._granted - self._left
+        self._left = self._granted = 1 << 62
+        if given is None:
+            chosen = [
+                ctx.kernels.choose(i, r.batch_size, self.min_microbatches_of(r.batch_size, r.global_batch), taken=taken)
+                for i, r in enumerate(readings)
+            ]
+            given = [microbatches for microbatches, _ in chosen]
+            self._left = self._granted = min(steps for _, steps in chosen)
+        self._schedule = None  # frees what it holds
+        self._with_gaps = bool(ctx.world.unowned_slots)
+        return Schedule(ctx, given, readings, share.batches)
+
+    def min_microbatches_of(self, size: int, global_batch: int) -> int:
+        """Return the minimum number of microbatches of a worker: two if it has all examples and a driver compares
+        groups.
+        """
+        return 2 if size == global_batch and self._compares_groups else 1
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        share: Share,
+        readings: Sequence[Reading],
+        prefetch: Prefetch,
+        microbatches: Sequence[Microbatches] | None,
+        search: bool,
+        more: str,
+        status_taken: bool,
+    ) -> Outcome:
+        """Compute, exchange, and commit: see `Engine.step`.
+
+        Args:
+          status_taken: whether the status of this step was decoded before.
+        """
+        ctx, schedule = self._ctx, self._schedule
+        if ctx.workers.held_by is not None:
+            ctx.workers.fetch()
+        key = (ctx.workers.revision.number, share.sizes, microbatches, readings[0].seed)
+        if schedule is None or key != self._key or not self._left:
+            self._key, schedule = key, self._build(share, readings, microbatches)
+            self._schedule = schedule
+        self._left -= 1
+        seconds, sent = list(schedule.seconds), list[int]()
+        try:
+            schedule.begin(readings, share.batches)
+            for level in schedule.levels:
+                if level.operations or level is schedule.levels[0]:
+                    self._compute(level, seconds, prefetch if level is schedule.levels[0] else None, share.sizes)
+                if level.messages:
+                    failed = self._exchange(level, seconds, sent, readings[0].step + 1, more, status_taken)
+                    if failed is not None:
+                        return self._give_up(failed, share, readings, schedule, sent, seconds, search=search)
+            results = self._commit(schedule)
+        finally:
+            for place in schedule.frees:
+                place.values[place.places] = place.nothing
+        nbytes = sum(map(self._nbytes.__getitem__, sent))
+        return Outcome(self._steps, results, seconds, schedule.microbatches, len(sent), nbytes)
+
+    def _compute(self, level: Stage, seconds: list[float], prefetch: Prefetch | None, sizes: tuple[int, ...]) -> None:
+        """Dispatch the operations of a level, and wait until all workers have computed their parts of its messages.
+
+        Args:
+          seconds: by local index; how long that took is added.
+          prefetch: called when the operations are dispatched.
+        """
+        waiters, timeline, started = self._ctx.waiters, self._ctx.timeline, time.perf_counter()
+        for run, values, arguments, results, frees, local_index, name in level.operations:
+            began = started if timeline is None else time.perf_counter()
+            values[results] = run(*arguments(values))
+            if frees is not None:
+                values[frees.places] = frees.nothing
+            if timeline is not None and waiters is None:  # otherwise other threads wait, for several devices
+                jax.block_until_ready(values[results])
+                timeline.add(local_index, name, began)
+        if prefetch is not None:
+            prefetch(sizes)
+        if waiters is None:
+            for i, (values, place) in enumerate(level.waits):
+                values[place].block_until_ready()
+                seconds[i] += time.perf_counter() - started
+            return
+        # One thread cannot tell when each of several devices was ready.
+        for i, ended in enumerate(waiters.map(_ready_at, level.waits)):
+            seconds[i] += ended - started
+            if timeline is not None and seconds[i] == seconds[i]:
+                timeline.add(i, "microbatches", started, max(started, ended))
+
+    def _exchange(
+        self, level: Stage, seconds: list[float], sent: list[int], step: int, more: str, status_taken: bool
+    ) -> Sent | None:
+        """Exchange the messages of one level.
+
+        Args:
+          sent: grows by the numbers of the messages that were sent.
+          more: added to the error if processes are in different collectives.
+
+        Returns:
+          A message that is not finite; `None` if all are.
+        """
+        ctx, steps, arrived = self._ctx, self._steps, []
+        # The previous step's update must have finished reading the receive buffers before they are overwritten.
+        for result in ctx.workers.committed:
+            result.block_until_ready()
+        ctx.activity.turn(EXCHANGING)
+        for message in level.messages:
+            number, dtype, travels, gate, parts, arrives = message
+            rows: Sequence[Sequence[Any]] = list(map(getitem, *parts))
+            if not travels or not (gate is None or bool(gate[0][gate[1]])):
+                for values, places, row in zip(*arrives, rows, strict=True):
+                    values[places] = row
+                continue
+            about = f"message {number + 1} of step {step} of {steps.name}"
+            if number == steps.status_message:
+                ctx.status.own_seconds = ctx.activity.of_workers(seconds)
+                own = ctx.status.encode().astype(dtype)
+            else:
+                own = _NO_STATUS.astype(dtype)
+            if self._with_gaps:
+                rows = ctx.neutral.with_gaps(number, rows)
+            if ctx.timeline is not None:
+                ctx.timeline.sends(about)
+            ctx.activity.message = number
+            sent.append(number)
+            sent_message = SentMessage(rows, own, about, more, step)
+            arrived.append((message, *ctx.channels[number].exchange(sent_message)))
+        del rows
+        ctx.activity.turn(COMPUTING)
+        for message, results, status in arrived:
+            if message.number == steps.status_message and not status_taken:
+                ctx.status.decode(status)
+            for values, places, row in zip(*message.arrives, results, strict=True):
+                values[places] = row
+            if steps.finite_checks and not steps.finite_checks[message.number].passes(results[0]):
+                return message
+        for place in level.frees:  # memory as large as the gradient, for the next level or the update
+            place.values[place.places] = place.nothing
+        return None
+
+    def _commit(self, schedule: Schedule) -> list[Any]:
+        """Run the final operations, whose results become the workers' state. Returns those of the first worker."""
+        workers, timeline, found = self._ctx.workers, self._ctx.timeline, []
+        for (run, values, arguments, _, _, local_index, name), keeps in schedule.commits:
+            kept = list(map(jnp.copy, map(values.__getitem__, keeps))) if keeps else keeps
+            began = time.perf_counter()
+            try:
+                found.append((run(*arguments(values)), kept))
+            except jax.errors.JaxRuntimeError as error:
+                check_update(error)
+                raise
+            if timeline is not None:
+                jax.block_until_ready(found[-1])
+                timeline.add(local_index, name, began)
+        workers.committed = []
+        for (operation, keeps), (results, kept) in zip(schedule.commits, found, strict=True):
+            workers.committed += results[:1]
+            operation.values[operation.results] = results[operation.results]
+            for place, value in zip(keeps, kept, strict=True):
+                operation.values[place] = value
+        return found[0][0]
+
+    def _give_up(
+        self,
+        message: Sent,
+        share: Share,
+        readings: Sequence[Reading],
+        schedule: Schedule,
+        sent: list[int],
+        seconds: list[float],
+        *,
+        search: bool,
+    ) -> Outcome:
+        """End a step without a commit, because a message is not finite. All processes call it; communicates."""
+        levels, last = schedule.levels, self._steps.plan.messages[message.number].level
+        earlier = [message for level in levels[:last] for message in level.messages]
+        failed = FailedStep(
+            share,
+            readings,
+            schedule.microbatches,
+            message.number,
+            list(map(getitem, *message.parts)),
+            next(map(getitem, *message.arrives)),
+            {arrived.number: list(map(getitem, *arrived.arrives)) for arrived in earlier},
+        )
+        trouble = give_up(self._ctx, failed, search=search)
+        if last < self._steps.plan.levels - 1:
+            seconds = [_NAN] * len(seconds)
+        nbytes = sum(self._nbytes[number] for number in sent)
+        return Outcome(self._steps, [], seconds, schedule.microbatches, len(sent), nbytes, trouble)
+
+
+def _ready_at(place: tuple[list[Any], int]) -> float:
+    values, at = place
+    values[at].block_until_ready()
+    return time.perf_counter()

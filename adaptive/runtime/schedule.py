@@ -1,0 +1,362 @@
+"""The schedule of a step: a list of operations, each bound to the places of its arguments and results.
+
+A schedule belongs to one choice of microbatches and members. It is built when one of these changes, and executed in
+each step (`host_step.py`). Each worker has one list of values (`WorkerState.values`): first its state, then what the
+schedule needs. An operation takes its arguments from places of that list, and puts its results there.
+
+    vectors, constants, neutral values     set when the schedule is built; vectors also when a source changes
+    the batch of each microbatch           set when the step begins
+    kept values, parts, messages           results of operations; freed when no later operation reads them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive.graph.flow import Scope
+from adaptive.operators.sources import FIXED, Reading
+
+from .microbatches import Microbatches
+from .segment import FLOATS, INTS, Address, SegmentFunction
+
+if TYPE_CHECKING:
+    from .step_plan import StepContext
+
+Values = list[Any]
+
+
+def taking(places: Sequence[int]) -> Callable[[Values], Sequence[Any]]:
+    """Return a function that returns the values at some places. It makes no call in Python."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+
+
+class Range:
+    """Adjacent places of one worker's values."""
+
+    def __init__(self, values: Values, start: int, count: int):
+        self.values, self.places, self.nothing = values, slice(start, start + count), [None] * count
+
+
+class BoundProgram(NamedTuple):
+    """A compiled program, and the places of its arguments and results.
+
+    Attributes:
+      arguments: returns the arguments, from the worker's values.
+      frees: dropped afterwards.
+      name: for timelines.
+    """
+
+    run: Callable[..., list[Any]]
+    values: Values
+    arguments: Callable[[Values], Sequence[Any]]
+    results: slice
+    frees: Range | None
+    local_index: int
+    name: str
+
+
+class Sent(NamedTuple):
+    """A message of a level.
+
+    Attributes:
+      dtype: of the part with the status.
+      travels: whether it is sent. If not, each worker's own parts are its results.
+      gate: where the condition is for sending it; `None` if it is sent in every step.
+      parts, arrives: the places of its own and its reduced parts: values and slices, by local index.
+    """
+
+    number: int
+    dtype: np.dtype
+    travels: bool
+    gate: tuple[Values, int] | None
+    parts: tuple[list[Values], list[slice]]
+    arrives: tuple[list[Values], list[slice]]
+
+
+class Stage(NamedTuple):
+    """The operations before the messages of one level, and the messages.
+
+    Attributes:
+      waits: the place of a value of each worker that is ready when its parts are, by local index.
+      frees: the parts, which are dropped when all messages have arrived.
+    """
+
+    operations: list[BoundProgram]
+    messages: list[Sent]
+    waits: list[tuple[Values, int]]
+    frees: list[Range]
+
+
+class Commit(NamedTuple):
+    """The final operation of one worker. Of its results the first ones are kept, which replace the state.
+
+    Attributes:
+      keeps: the places of local leaves, which a worker without examples keeps.
+    """
+
+    operation: BoundProgram
+    keeps: list[int]
+
+
+class Batch(NamedTuple):
+    """Where the examples of one microbatch go.
+
+    Attributes:
+      leaves_of: returns all leaves of the worker's batch.
+      takes: returns the leaves that kernels read, of all.
+      rows: those of the worker's batch; `None`: all.
+    """
+
+    local_index: int
+    leaves_of: Callable[[Any], list[Any]]
+    takes: Callable[[list[Any]], Sequence[Any]]
+    rows: slice | None
+    place: Range
+
+
+class Fed(NamedTuple):
+    """Where the two vectors of sources go, of one microbatch or of a worker's whole step.
+
+    Attributes:
+      place: of the floats; the integers are at the next one.
+      host, device: the vectors when the schedule was built.
+      replaced: fields of the worker's reading that differ for it; "offset" is among them for a microbatch.
+    """
+
+    local_index: int
+    values: Values
+    place: int
+    host: Sequence[np.ndarray]
+    device: Sequence[jax.Array]
+    replaced: dict[str, Any]
+
+
+class Schedule:
+    """The operations of a step, in order.
+
+    Args:
+      microbatches: sizes, by local index; none for a worker without examples.
+      readings, batches: those of the first step, by local index.
+
+    Attributes:
+      levels: the operations of each level; the last one has no messages.
+      commits: the operations that end the step, of the present workers.
+      seconds: by local index, 0; NaN for a worker without examples.
+      frees: everything of the step but the state; dropped when it ends.
+    """
+
+    def __init__(
+        self,
+        ctx: StepContext,
+        microbatches: Sequence[Microbatches],
+        readings: Sequence[Reading],
+        batches: Sequence[Any],
+    ):
+        self.microbatches, plan, feed = list(microbatches), ctx.step_plan.plan, ctx.step_plan.feed
+        workers = [_WorkerPlaces(ctx, i, *of) for i, of in enumerate(zip(microbatches, readings, batches, strict=True))]
+        self.seconds = [0.0 if of_worker else float("nan") for of_worker in microbatches]
+        self.levels = [_level(ctx, level, workers) for level in range(plan.levels + 1)]
+        self.commits = [worker.commit() for worker in workers if worker.present]
+        self._batches = [batch for worker in workers for batch in worker.batches]
+        self._fed = [fed for worker in workers for fed in worker.fed]
+        self.frees = [place for worker in workers for place in worker.frees]
+        self._is_new = True  # its vectors are those of the first step
+        # Sources that change from step to step, and their places in the vectors.
+        self._changing = [
+            (vector, place, source)
+            for vector, (sources, first) in enumerate(((feed.floats, 1), (feed.ints, 0)))
+            for place, source in enumerate(sources, first)
+            if source not in FIXED
+        ]
+
+    def begin(self, readings: Sequence[Reading], batches: Sequence[Any]) -> None:
+        """Put a step's examples and changing sources in their places."""
+        for local_index, leaves_of, takes, rows, into in self._batches:
+            leaves = takes(leaves_of(batches[local_index]))
+            into.values[into.places] = leaves if rows is None else [leaf[rows] for leaf in leaves]
+        if not self._changing or self._is_new:
+            self._is_new = False
+            return
+        whole: list[Any] = []  # the vectors of the worker's whole step
+        for local_index, values, place, host, device, replaced in self._fed:
+            reading = readings[local_index]._replace(**replaced) if replaced else readings[local_index]
+            of_microbatch, vectors = "offset" in replaced, list[Any](device)
+            for vector, index, source in self._changing:
+                if vectors[vector] is device[vector]:
+                    vectors[vector] = host[vector].copy()  # a kernel may still read the old one
+                read = source.scope == "microbatch" or not of_microbatch
+                vectors[vector][index] = source.read(reading) if read else whole[vector][index]
+            values[place : place + 2] = vectors
+            whole = whole if of_microbatch else vectors
+
+
+def _level(ctx: StepContext, level: int, workers: Sequence[_WorkerPlaces]) -> Stage:
+    plan, layouts = ctx.step_plan.plan, ctx.step_plan.layouts
+    operations = [op for worker in workers for op in worker.prologue(level)]
+    operations += [op for worker in workers for op in worker.kernels(level)]
+    messages, frees, first = list[Sent](), list[Range](), workers[ctx.workers.some_present]
+    waits: list[tuple[Values, int]] = []
+    for number in plan.sent_at(level):
+        message, count = plan.messages[number], len(layouts[number].parts)
+        gate = None if message.gate is None else (first.values, first.places["prologue", 0, message.gate])
+        parts = [worker.parts_of(number, count) for worker in workers]
+        arrives = [worker.temporary([("message", number, i) for i in range(count)]) for worker in workers]
+        dtype = layouts[number].parts[0].dtype
+        messages.append(Sent(number, dtype, message.travels, gate, _apart(parts), _apart(arrives)))
+        waits = waits or [(place.values, place.places.start) for place in parts]
+        frees += [place for place, worker in zip(parts, workers, strict=True) if worker.microbatches]
+    return Stage(operations, messages, waits, frees)
+
+
+def _apart(places: Sequence[Range]) -> tuple[list[Values], list[slice]]:
+    return [place.values for place in places], [place.places for place in places]
+
+
+class _WorkerPlaces:
+    """The places and operations of one worker, while a schedule is built.
+
+    Attributes:
+      places: of the values of the whole step. Those of several microbatches hide them.
+    """
+
+    def __init__(self, ctx: StepContext, local_index: int, microbatches: Microbatches, reading: Reading, batch: Any):
+        self._ctx, self._steps, self._plan = ctx, ctx.step_plan, ctx.step_plan.plan
+        self._local_index, self.microbatches = local_index, microbatches
+        self._device = ctx.world.devices[local_index]
+        self.present = local_index in ctx.workers.present
+        self.values: Values = ctx.workers.values[local_index]
+        self.places: dict[Address, int] = dict(ctx.workers.places)
+        del self.values[len(self.places) :]
+        self.batches: list[Batch] = []
+        self.fed: list[Fed] = []
+        self.frees: list[Range] = []
+        self._own: list[dict[Address, int]] = [{} for _ in microbatches]  # places of each microbatch
+        if self.present:
+            self._feed(reading)
+        if microbatches:
+            self._take_batch(batch)
+
+    # --- places -------------------------------------------------------------------------------------------------------
+
+    def _new(self, addresses: Sequence[Address], places: dict[Address, int]) -> Range:
+        """Return new places for these addresses, next to each other."""
+        start, count = len(self.values), len(addresses)
+        places.update(zip(addresses, range(start, start + count), strict=True))
+        self.values += [None] * count
+        return Range(self.values, start, count)
+
+    def _fixed(self, values: dict[Address, Any], places: dict[Address, int]) -> None:
+        """Put values in new places, where they stay."""
+        place = self._new(list(values), places)
+        self.values[place.places] = values.values()
+
+    def temporary(self, addresses: Sequence[Address], places: dict[Address, int] | None = None) -> Range:
+        """Return new places that are freed at the end of each step."""
+        place = self._new(addresses, self.places if places is None else places)
+        start, stop = place.places.start, place.places.stop
+        if self.frees and self.frees[-1].places.stop == start:
+            start = self.frees.pop().places.start
+        self.frees.append(Range(self.values, start, stop - start))
+        return place
+
+    def parts_of(self, number: int, count: int) -> Range:
+        """Return the places of a message's own parts; neutral ones for a worker without examples."""
+        if not self.microbatches:
+            neutral = self._ctx.neutral.parts(self._plan.messages[number].level, self._local_index)
+            parts = enumerate(neutral[self._steps.part_slices[number]])
+            self._fixed({("part", number, i): part for i, part in parts}, self.places)
+        return Range(self.values, self.places["part", number, 0], count)
+
+    # --- inputs -------------------------------------------------------------------------------------------------------
+
+    def _feed(self, reading: Reading) -> None:
+        """Put the vectors of sources in their places: of the whole step, and of each of several microbatches."""
+        feed, n, start = self._steps.feed, len(self.microbatches), 0
+        whole = feed.measure_step(reading, n)
+        self._put_vectors(whole, self.places, {} if n == 1 else {"microbatches": n})
+        for size, own in zip(self.microbatches if n > 1 else (), self._own, strict=n > 1):
+            replaced = {"examples": size, "microbatches": 1, "offset": reading.offset + start}
+            self._put_vectors(feed.for_microbatch(whole, reading, start, size), own, replaced)
+            start += size
+
+    def _put_vectors(self, host: Sequence[np.ndarray], places: dict[Address, int], replaced: dict[str, Any]) -> None:
+        device = jax.device_put(list(host), self._device)
+        self._fixed(dict(zip((FLOATS, INTS), device, strict=True)), places)
+        self.fed.append(Fed(self._local_index, self.values, places[FLOATS], host, device, replaced))
+
+    def _take_batch(self, batch: Any) -> None:
+        wanted = sorted({i for segment in self._plan.microbatches.values() for i in segment.reads("batch")})
+        addresses: list[Address] = [("batch", i, 0) for i in wanted]
+        leaves_of, takes = jax.tree.structure(batch).flatten_up_to, taking(wanted)
+        alone, start = len(self.microbatches) == 1, 0
+        for size, own in zip(self.microbatches, self._own, strict=True):
+            rows = None if alone else slice(start, start + size)
+            self.batches.append(Batch(self._local_index, leaves_of, takes, rows, self.temporary(addresses, own)))
+            start += size
+
+    # --- operations ---------------------------------------------------------------------------------------------------
+
+    def _operation(
+        self,
+        run: Callable[..., list[Any]],
+        call: SegmentFunction,
+        consts: dict[Address, Any],
+        own: dict[Address, int],
+        results: slice,
+        name: str,
+    ) -> BoundProgram:
+        places = {**self.places, **own}
+        if consts:
+            self._fixed(consts, places)
+        arguments = taking([places[address] for address in call.arguments])
+        return BoundProgram(run, self.values, arguments, results, None, self._local_index, name)
+
+    def prologue(self, level: int) -> Iterator[BoundProgram]:
+        """Yield the operation that runs once before the messages of a level, if there is one."""
+        if level in self._plan.prologues and self.present:
+            programs, which = self._ctx.programs, ("prologue", level)
+            call, run = programs.segments[which], programs[*which, self._local_index]
+            results = self.temporary(call.results).places
+            consts = self._ctx.consts[which][self._local_index]
+            yield self._operation(run, call, consts, {}, results, f"once, before message {level + 1}")
+
+    def kernels(self, level: int) -> Iterator[BoundProgram]:
+        """Yield the operations of the microbatches at a level. The parts of further ones are added to the first's."""
+        if level not in self._plan.microbatches:
+            return
+        if self.present and not self.microbatches:
+            kept = enumerate(self._ctx.neutral.outputs(level, self._local_index))
+            self._fixed({("microbatch", level, i): value for i, value in kept}, self.places)
+        parts: list[Address] = []
+        for n, (size, own) in enumerate(zip(self.microbatches, self._own, strict=True)):
+            kernel = self._ctx.kernels.kernel(self._local_index, size, level)
+            results = self.temporary(kernel.call.results, own if n else None)
+            name = f"{size} examples"
+            yield self._operation(kernel.run, kernel.call, kernel.consts, own, results.places, name)
+            parts = [address for address in kernel.call.results if address[0] == "part"]
+            if n and parts:
+                added = [places[address] for places in (self.places, own) for address in parts]
+                into = slice(added[0], added[0] + len(parts))
+                frees = Range(self.values, added[len(parts)], len(parts))
+                run = self._ctx.programs["add", level, self._local_index]
+                yield BoundProgram(run, self.values, taking(added), into, frees, self._local_index, "add")
+
+    def commit(self) -> Commit:
+        """Return the final operation."""
+        programs, plan = self._ctx.programs, self._plan
+        call, run = programs.segments["final", 0], programs["final", 0, self._local_index]
+        consts = self._ctx.consts["final", 0][self._local_index]
+        keeps = []
+        if not self.microbatches:
+            local: list[Address] = [("state", i, 0) for i in plan.changed_state if i in plan.local_state]
+            local += [a for a in call.results if a[0] == "op_state" and plan.op_states[a[1]].scope != Scope.ALL]
+            keeps = [self.places[address] for address in local]
+        replaced = sum(address[0] in ("state", "op_state") for address in call.results)
+        return Commit(self._operation(run, call, consts, {}, slice(0, replaced), "final"), keeps)
