@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,13 +36,17 @@ class RunOrigin:
         """Return all of it as JSON has it, with the versions of Python and libraries, the command line, and the commit
         of the git checkout that has the script. Reads some files.
         """
+        versions = {"python": platform.python_version()}
+        for name in _PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
         return {
             "process": round(self.process, 3),
             "build": round(self.build, 6),
             "built": round(self.built, 6),
             "hosts": list(self.hosts),
             "settings": dict(self.settings),
-            "versions": versions(),
+            "versions": versions,
             "command": list(sys.argv),
             "commit": commit_of(Path(sys.argv[0] or ".").absolute().parent),
         }
@@ -52,48 +54,24 @@ class RunOrigin:
 
 def process_started() -> float:
     """Return when this process started, in seconds since 1970."""
-    with suppress(OSError, ValueError, IndexError):  # Linux, where psutil knows the time only to the second
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.time() - age
     import psutil
 
     return float(psutil.Process().create_time())
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that compute, by name."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
 def commit_of(folder: Path) -> str:
-    """Return the commit of the git checkout that contains a folder; "" if there is none. Reads git's files, because a
-    process under MPI must not fork.
+    """Return the commit of the git checkout that contains a folder; "" if that is not known. Reads git's files, because
+    a process under MPI must not fork.
     """
-    for parent in (folder, *folder.parents):
-        git = parent / ".git"
-        with suppress(OSError, UnicodeDecodeError):
-            if git.is_file():  # of a linked work tree: "gitdir: …"
-                git = parent / git.read_text().partition("gitdir:")[2].strip()
-            if git.is_dir():
-                return _head(git)
+    git = next((parent / ".git" for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+    with suppress(OSError, UnicodeDecodeError):
+        if git is not None and git.is_file():  # of a linked work tree: "gitdir: …/.git/worktrees/name"
+            git = Path(git.parent, git.read_text().partition("gitdir:")[2].strip())
+        if git is not None:
+            head = (git / "HEAD").read_text().strip()
+            name, common = head.partition("ref: ")[2], git.parents[1] if git.parent.name == "worktrees" else git
+            if not name or (common / name).is_file():
+                return (common / name).read_text().strip() if name else head
+            packed = (common / "packed-refs").read_text().splitlines()
+            return next((line.split()[0] for line in packed if line.endswith(f" {name}")), "")
     return ""
-
-
-def _head(git: Path) -> str:
-    """Return the commit that HEAD of a git directory names; "" if it names none."""
-    head = (git / "HEAD").read_text().strip()
-    if not head.startswith("ref:"):
-        return head
-    name, common = head.partition("ref:")[2].strip(), git
-    if (git / "commondir").is_file():
-        common = git / (git / "commondir").read_text().strip()
-    if (common / name).is_file():
-        return (common / name).read_text().strip()
-    packed = common / "packed-refs"
-    lines = packed.read_text().splitlines() if packed.is_file() else []
-    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")

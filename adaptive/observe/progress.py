@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,13 @@ from rich.progress import BarColumn, ProgressColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, HOOKS, INPUT, Activity
+from adaptive.base.activity import BETWEEN, NAMES, Activity
 from adaptive.base.ambient import without_debug_checks
 from adaptive.base.exit_hooks import register_exit_hook
 from adaptive.base.thread_status import thread_status_of
 from adaptive.base.world import World
 from adaptive.runtime.kernels import Kernels
 
-from .adapted import Adapted
 from .events import StepEvent
 from .scalars import noise_of
 
@@ -84,7 +83,7 @@ class Progress:
         self._began = self._last_seen = self._printed = time.monotonic()
         self._last: StepEvent | None = None
         self._shown = deque([(self._began, 0)], maxlen=_LINES)  # time and examples of the last lines
-        self._adapted = Adapted()
+        self._asked: Counter[str] = Counter()  # decisions by hook
         self._steps = self._examples = self._again = 0
         self._bar: Bar | None = None
         self._shows, self._closed = False, threading.Event()
@@ -104,7 +103,7 @@ class Progress:
         else:
             self._again += max(before.report.step + 1 - report.step, 0)
         self._last = event
-        self._adapted.take(event)
+        self._asked.update(event.decided)
         self._steps += 1
         self._examples += report.global_batch
         if self._world.rank:
@@ -130,7 +129,7 @@ class Progress:
         self._console.show_cursor(True)  # a hidden cursor would stay hidden if this process were killed
 
     def close(self, error: BaseException | None = None) -> None:
-        """Print how the run ended, and which sizes and values adapted."""
+        """Print how the run ended, and what its hooks asked for."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -138,9 +137,8 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._shows:
-            self._print(self._summary(error))
-            if adapted := self._adapted.line(compiling=not self._kernels.warm):
-                self._print(adapted)
+            for line in self._summary(error):
+                self._print(line)
 
     # --- called from any thread ---------------------------------------------------------------------------------------
 
@@ -157,13 +155,21 @@ class Progress:
         event, now, waits = self._last, time.monotonic(), self._waits_for()
         if event is None:
             return waits or "starting"
-        report, course, (since, before) = event.report, self._course, self._shown[0]
+        since, before = self._shown[0]
         self._shown.append((now, self._examples))
-        rate = (self._examples - before) / (now - since) if now > since + 0.1 else report.examples_per_second
-        parts = [f"epoch {event.epoch:.1f}{_of(course.epochs)}", f"step {report.step}{_of(course.steps)}"]
-        parts += [*_metrics_in_short(event), f"{rate:,.0f} examples/s"]
-        parts += [f"batch {sizes_in_short(report.batch_sizes)}", *noise_in_short(event), *([waits] if waits else [])]
-        return "  ".join(parts)
+        rate = (self._examples - before) / (now - since) if now > since + 0.1 else event.report.examples_per_second
+        return "  ".join([*self._figures(event, rate), *([waits] if waits else [])])
+
+    def _figures(self, event: StepEvent, rate: float) -> list[str]:
+        report, course, limit = event.report, self._course, "/{}".format
+        return [
+            f"epoch {event.epoch:.1f}{limit(course.epochs) if course.epochs else ''}",
+            f"step {report.step}{limit(course.steps) if course.steps else ''}",
+            *_metrics_in_short(event),
+            f"{rate:,.0f} examples/s",
+            f"batch {sizes_in_short(report.batch_sizes)}",
+            *noise_in_short(event),
+        ]
 
     def _print_lines(self) -> None:
         while not self._closed.wait(max(0.1, self._printed + PLAIN_SECONDS - time.monotonic())):
@@ -179,43 +185,27 @@ class Progress:
         """Return what a stuck run is waiting for, or what compiles in the background; "" for neither."""
         still, last = time.monotonic() - self._last_seen, self._last
         if last is None or still >= max(_LONG_SECONDS, _LONG * last.report.seconds):
-            return f"waiting {still:.0f} s{self._stands_in()}"
-        return "" if self._kernels.warm else f"(compiling {self._kernel_in_words()} in the background)"
-
-    def _stands_in(self) -> str:
-        now, what = self._activity.now, thread_status_of(sys._current_frames().get(self._training_thread))
-        if now == COMPILING or what.compiles:
-            if self._last is None and self._course.to_compile:
-                return f" for the compiler: {counted(self._course.to_compile, 'program')}"
-            return f" for the compiler: {self._kernel_in_words()}"
-        if now == EXCHANGING:
-            return f" for other processes in message {self._activity.message + 1}"
-        words = {INPUT: "input", HOOKS: "the hooks", COMPUTING: "the devices"}
-        if now == BETWEEN and not what.words:
-            return f" for the script{f', {what.line}' if what.line else ''}"
-        return f" for {words[now]}" if now in words else f": {what}"
-
-    def _kernel_in_words(self) -> str:
+            now, what = self._activity.now, thread_status_of(sys._current_frames().get(self._training_thread))
+            words = "compiling" if what.compiles else str(what) if now == BETWEEN and what.words else NAMES[now]
+            return f"waiting {still:.0f} s: {words}{f', {what.line}' if words == 'script' else ''}"
         there, wanted = self._kernels.buckets_compiled
-        return f"kernel {min(there + 1, wanted)} of {wanted}" if wanted else "a program"
+        return "" if self._kernels.warm else f"(compiling kernel {min(there + 1, wanted)} of {wanted})"
 
-    def _summary(self, error: BaseException | None) -> str:
+    def _summary(self, error: BaseException | None) -> list[str]:
         event, seconds = self._last, time.monotonic() - self._began
         ended_well = error is None or isinstance(error, GeneratorExit)
-        how = f"{self._course.name} ended" + ("" if ended_well else f" by {type(error).__name__}")
+        how = f"{self._course.name} ended{'' if ended_well else f' by {type(error).__name__}'}"
         if event is None:
-            return f"{how} before its first step, after {seconds:.1f} s"
-        report = event.report
+            return [f"{how} before its first step, after {seconds:.1f} s"]
         again = f" ({self._again:,} of them again, after a restore)" if self._again else ""
-        parts = [
-            f"{how} after {counted(self._steps, 'step')}{again} in {seconds:.1f} s: step {report.step}",
-            f"epoch {event.epoch:.1f}",
-            *_metrics_in_short(event),
-            f"{self._examples / seconds:,.0f} examples/s",
-            f"batch {sizes_in_short(report.batch_sizes)}",
-            f"{counted(report.kernels, 'kernel')} compiled, steps waited {report.waited_seconds:.1f} s for a compiler",
-        ]
-        return ", ".join(parts)
+        waited = f"{event.report.waited_seconds:.1f} s of waiting for a compiler"
+        parts = f"in {seconds:.1f} s", *self._figures(event, self._examples / seconds), waited
+        lines = [f"{how} after {counted(self._steps, 'step')}{again} {', '.join(parts)}"]
+        for hook in event.hooks:
+            name = hook.name.partition("/")[2]
+            asked = counted(self._asked[name], "request") + f"; the last time none: {hook.why}" * bool(hook.why)
+            lines.append(f"{name}: {asked}")
+        return lines
 
 
 class _Line(ProgressColumn):
@@ -233,10 +223,6 @@ class _Line(ProgressColumn):
 
 
 # --- formatting -------------------------------------------------------------------------------------------------------
-
-
-def _of(limit: int | None) -> str:
-    return "" if limit is None else f"/{limit}"
 
 
 def _metrics_in_short(event: StepEvent, most: int = 3) -> list[str]:

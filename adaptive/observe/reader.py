@@ -15,7 +15,6 @@ disk, is skipped.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -258,7 +257,8 @@ def read(path: str | os.PathLike[str], run: int = -1) -> Record:
       OSError: the file cannot be read.
     """
     header, steps = read_run(path, run)
-    table, rows = _Table(), list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
+    blocks: list[dict[str, np.ndarray]] = []  # long lists of rows are slow
     try:
         for number, fields in steps:
             try:
@@ -266,11 +266,11 @@ def read(path: str | os.PathLike[str], run: int = -1) -> Record:
             except (KeyError, TypeError, AttributeError) as error:
                 raise RecordError(f"{path}:{number}: a step without {error}.") from error
             if len(rows) == _BLOCK:
-                table.add(rows)
+                blocks.append(_block(rows))
                 rows = []
-        table.add(rows)
-        if table.size:
-            return Record(header, _by_worker(table.columns()))
+        blocks += [_block(rows)] if rows else []
+        if blocks:
+            return Record(header, _columns(blocks))
     except ValueError as error:
         raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
     raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
@@ -293,40 +293,28 @@ def _row(header: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return row | {name: fields.get(name) or None for name in _OBJECTS}
 
 
-class _Table:
-    """Growing columns. Rows become arrays block by block, because long lists are slow.
+def _block(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the columns of some rows; values that a row lacks are unknown."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _array(name, [row.get(name) for row in rows]) for name in names}
 
-    Attributes:
-      size: the number of rows.
-    """
 
-    def __init__(self) -> None:
-        self._blocks: dict[str, list[np.ndarray]] = {}
-        self._sizes: list[int] = []
-
-    @property
-    def size(self) -> int:
-        return sum(self._sizes)
-
-    def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add some rows; values that a row lacks are unknown."""
-        names = dict.fromkeys(itertools.chain(self._blocks, *rows)) if rows else {}
-        for name in names:
-            if name not in self._blocks:
-                self._blocks[name] = [_array(name, [None] * size) for size in self._sizes]
-            self._blocks[name].append(_array(name, [row.get(name) for row in rows]))
-        self._sizes += [len(rows)] if rows else []
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return all rows; shape=(rows,) each, or (rows, workers)."""
-        return {name: np.concatenate(blocks) for name, blocks in self._blocks.items()}
+def _columns(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the columns of all rows, with one for each worker slot in place of an array of all."""
+    found: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for block in blocks for name in block):
+        parts = [block[name] if name in block else _array(name, [None] * len(block["step"])) for block in blocks]
+        column = np.concatenate(parts)
+        if name.endswith("/"):
+            found |= {f"{name}{slot}": column[:, slot] for slot in range(column.shape[1])}
+        else:
+            found[name] = column
+    return found
 
 
 def _array(name: str, rows: list[Any]) -> np.ndarray:
-    if name in _DTYPES:
-        return np.array(rows, _DTYPES[name])
-    if name.endswith("/"):
-        return np.array(rows, np.float32)
+    if name in _DTYPES or name.endswith("/"):
+        return np.array(rows, _DTYPES.get(name, np.float32))
     if name not in _OBJECTS:
         try:
             numbers = np.array(rows, np.float64)  # None becomes NaN, "inf" infinity
@@ -338,14 +326,3 @@ def _array(name: str, rows: list[Any]) -> np.ndarray:
     for place, value in enumerate(rows):
         objects[place] = value
     return objects
-
-
-def _by_worker(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the columns with one for each worker slot in place of an array of all."""
-    found: dict[str, np.ndarray] = {}
-    for name, column in columns.items():
-        if name.endswith("/"):
-            found |= {f"{name}{slot}": column[:, slot] for slot in range(column.shape[1])}
-        else:
-            found[name] = column
-    return found

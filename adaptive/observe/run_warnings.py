@@ -32,28 +32,16 @@ class RunWarnings:
     Args:
       plan: the plan of a step.
       hooks: the program's hooks.
-      resizable: whether batch sizes can change.
       inputs: `Status.inputs`; `None` if examples are rows of arrays in memory, which cause no waiting.
       deterministic: whether the program waits for kernels so that no measured time decides when sizes change.
-      has_status: whether every step has a message in which processes can report that their kernels are ready.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        hooks: Hooks,
-        resizable: bool,
-        inputs: Inputs | None,
-        *,
-        deterministic: bool,
-        has_status: bool,
-    ):
-        self._inputs = inputs
-        self._plan, self._hooks, self._resizable = plan, hooks, resizable
-        self._deterministic, self._has_status = deterministic, has_status
+    def __init__(self, plan: Plan, hooks: Hooks, inputs: Inputs | None, *, deterministic: bool):
+        self._plan, self._hooks, self._inputs, self._deterministic = plan, hooks, inputs, deterministic
         self._said: set[object] = set()
-        self._steps, self._seconds = 0, 0.0
-        self._input, self._heard = 0.0, list[np.ndarray]()
+        self._steps = 0
+        self._seconds = self._input = 0.0
+        self._heard: list[np.ndarray] = []
         self._waited: float | None = None
 
     def begin(self) -> None:
@@ -102,47 +90,37 @@ class RunWarnings:
     def _idle(self, plan: HookPlan, values: Sequence[int], steps: int, beside_compiler: int) -> str:
         names = value_names(plan)
         missing = ", ".join(names[value] for value in values)
-        said = (
-            f"{plan.hook.name!r}{at(plan.line)} has no measurements yet: {missing} had no known value in any of "
-            f"{steps} steps"
-        )
         if beside_compiler >= STEPS:
-            return (
-                f"{said}, because kernels were being compiled beside all of them. On fewer than four cores a compiler "
-                "slows the steps down, so their seconds do not count. Give each process more cores, or compile before "
-                "the run:  program.warm_up()"
+            why = (
+                "because kernels were being compiled beside all of them. On fewer than four cores a compiler slows the "
+                "steps down. Give each process more cores, or compile before the run:  program.warm_up()"
             )
-        if any(f"{names[value]}.scale" in plan.hook.leaf_names for value in values):
-            return (
-                f"{said}. A noise scale compares groups of examples, and there were fewer than two in a step: use "
-                "more workers, or run a batch as several microbatches:  ad.Program(..., microbatch=)"
+        elif any(f"{names[value]}.scale" in plan.hook.leaf_names for value in values):
+            why = (
+                "because a noise scale compares groups of examples, and there were fewer than two in a step. Use more "
+                "workers, or run a batch as several microbatches:  ad.Program(..., microbatch=)"
             )
-        return f"{said}. The hook's value is NaN: look at how the driver computes it."
+        else:
+            why = "where it was NaN: look at how the driver computes it."
+        return (
+            f"{plan.hook.name!r}{at(plan.line)} has no measurements yet: {missing} had no known value in any of "
+            f"{steps} steps, {why}"
+        )
 
     def _compiler(self, report: Report, seconds: float) -> None:
         if self._plan.unsplittable:
             why = (
-                f"a batch of this driver is one microbatch ({self._plan.unsplittable[0]}), so each new size needs a "
+                f"A batch of this driver is one microbatch ({self._plan.unsplittable[0]}), so each new size needs a "
                 "kernel of its own: let sizes change less often, in larger steps."
             )
-        elif not self._resizable:
-            why = "a program that is not resizable takes other sizes only from a checkpoint."
         elif self._deterministic:
             why = (
-                "deterministic programs wait for the kernels of a new size. Compile them before the run "
+                "Deterministic programs wait for the kernels of a new size. Compile them before the run "
                 "(program.warm_up()), or let sizes change when their kernels are ready (deterministic=False)."
             )
-        elif not self._has_status:
-            why = (
-                "this driver does not send a message in every step, by which processes report that their kernels are "
-                "ready, so a new size waits for its kernels. Compile them before the run:  program.warm_up()"
-            )
         else:
-            why = (
-                "they needed kernels that were not compiled yet, for instance because a worker was lost and its batch "
-                "was split over the others at once. Compile kernels before the run:  program.warm_up()"
-            )
-        self._say("compiler", f"up to step {report.step} steps have waited {seconds:.1f} s for a compiler: {why}")
+            why = "They needed kernels that were not compiled yet. Compile them before the run:  program.warm_up()"
+        self._say("compiler", f"up to step {report.step} steps have waited {seconds:.1f} s for a compiler. {why}")
 
     def _say(self, about: object, line: str) -> None:
         if about not in self._said:

@@ -166,11 +166,8 @@ def build(
     decisions = Decisions(
         *(world, name, hooks, sizes, membership, hyperparameters, digest), heterogeneous=machines.heterogeneous
     )
-    run_warnings = RunWarnings(
-        *(plan, hooks, resizable, None if stream.in_memory else status.inputs),
-        deterministic=deterministic,
-        has_status=engine.has_status,
-    )
+    inputs = None if stream.in_memory else status.inputs
+    run_warnings = RunWarnings(plan, hooks, inputs, deterministic=deterministic)
     activity.begin()
     activity.end()
     activity.between()  # seconds from here on do not belong to building

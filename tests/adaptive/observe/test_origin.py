@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 
 import jax
 import psutil
 
-from adaptive.observe.origin import RunOrigin, commit_of, process_started, versions
+from adaptive.observe.origin import RunOrigin, commit_of, process_started
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_the_start_of_the_process_is_that_of_the_kernel():
-    assert abs(process_started() - psutil.Process().create_time()) < 2  # psutil knows it to the second
-    program = "from adaptive.observe.origin import process_started; import time; print(time.time() - process_started())"
-    before = time.time()
-    age = float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
-    assert 0 < age < time.time() - before + 0.1
+    assert time.time() - 86400 < process_started() == psutil.Process().create_time() < time.time() + 1
 
 
 def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path):
@@ -53,7 +48,7 @@ def test_fields_are_json_types():
     fields = RunOrigin(1.0, 2.0, 3.0, ("a", "b"), {"global_batch": 8}).fields()
     assert fields["hosts"] == ["a", "b"]
     assert fields["settings"] == {"global_batch": 8}
-    assert fields["versions"]["jax"] == jax.__version__ == versions()["jax"]
+    assert fields["versions"]["jax"] == jax.__version__
     assert fields["command"] == sys.argv
 
 

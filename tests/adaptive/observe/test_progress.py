@@ -123,38 +123,18 @@ def test_sizes_in_short(sizes, text):
 @pytest.mark.parametrize(
     ("activity", "words"),
     [
-        (_activity.INPUT, "waiting 7 s for input"),
-        (_activity.HOOKS, "waiting 7 s for the hooks"),
-        (_activity.COMPILING, "waiting 7 s for the compiler: kernel 4 of 9"),
-        (_activity.EXCHANGING, "waiting 7 s for other processes in message 2"),
-        (_activity.BETWEEN, "waiting 7 s for the script, test_progress.py:"),
+        (_activity.INPUT, "waiting 7 s: input"),
+        (_activity.HOOKS, "waiting 7 s: hooks"),
+        (_activity.COMPILING, "waiting 7 s: compiling"),
+        (_activity.EXCHANGING, "waiting 7 s: exchanging"),
+        (_activity.BETWEEN, "waiting 7 s: script, test_progress.py:"),
     ],
 )
 def test_progress_names_what_a_stalled_run_waits_for(bench, activity, words):
     there = bench()
     there.line(event(2))
-    there.activity.message = 1
     there.activity.turn(activity)
     assert words in there.stands_still()
-
-
-def test_before_the_first_step_it_waits_for_the_compiler(bench):
-    there = bench()
-    there.activity.turn(_activity.COMPILING)
-    assert there.stands_still() == "waiting 7 s for the compiler: 5 programs"
-    there.activity.turn(_activity.EXCHANGING)
-    assert there.stands_still() == "waiting 14 s for other processes in message 1"
-
-
-@pytest.mark.parametrize(
-    ("compiled", "words"), [((8, 9), "kernel 9 of 9"), ((9, 9), "kernel 9 of 9"), ((0, 0), "a program")]
-)
-def test_a_stalled_step_names_the_kernel_that_is_compiled(bench, compiled, words):
-    there = bench()
-    there.kernels.buckets_compiled = compiled
-    there.line(event())
-    there.activity.turn(_activity.COMPILING)
-    assert there.stands_still().endswith(f"waiting 7 s for the compiler: {words}")
 
 
 @pytest.mark.parametrize(("seconds_a_step", "waits"), [(0.5, True), (2.0, True), (3.0, False)])
@@ -183,7 +163,7 @@ def test_progress_shows_kernels_compiled_in_the_background(bench):
     there.line(event())
     assert "kernel" not in there.line.line()
     there.kernels.warm = False
-    assert there.line.line().endswith("(compiling kernel 4 of 9 in the background)")
+    assert there.line.line().endswith("(compiling kernel 4 of 9)")
 
 
 # --- how it is shown --------------------------------------------------------------------------------------------------
@@ -213,15 +193,20 @@ def test_plain_lines_at_the_start_at_ends_of_epochs_and_now_and_then(bench, monk
 @pytest.mark.parametrize(
     ("error", "how"), [(None, "ended"), (GeneratorExit(), "ended"), (ValueError("no"), "ended by ValueError")]
 )
-def test_the_last_line_sums_the_run_up(bench, error, how):
+def test_the_last_lines_sum_the_run_up(bench, error, how):
     there = bench()
+    hooks = [HookValues("0/adapt", 1, (), []), HookValues("1/balance", 1, (), [], "workers are equally fast")]
     for step in (1, 2, 3, 2, 3, 3):
-        there.line(event(step, sizes=(25, 24), kernels=1 + step, waited_seconds=step / 2))
+        made = event(step, hooks=hooks, sizes=(25, 24), waited_seconds=step / 2)
+        there.line(replace(made, decided=("adapt",) if step == 3 else ()))
     there.line._began -= 100
     there.line.close(error)
-    assert there.lines[-1].startswith(f"train {how} after 6 steps (3 of them again, after a restore) in ")
-    assert ": step 3, epoch 0.3, loss 3, 3 examples/s, batch" in there.lines[-1]
-    assert there.lines[-1].endswith("batch 25 + 24 = 49, 4 kernels compiled, steps waited 1.5 s for a compiler")
+    first, *others = there.lines[-3:]
+    assert first.startswith(f"train {how} after 6 steps (3 of them again, after a restore) in ")
+    assert first.endswith(
+        "epoch 0.3/3, step 3, loss 3, 3 examples/s, batch 25 + 24 = 49, 1.5 s of waiting for a compiler"
+    )
+    assert others == ["adapt: 3 requests", "balance: 0 requests; the last time none: workers are equally fast"]
 
 
 def test_a_run_that_ends_before_its_first_step_says_so(bench):

@@ -54,16 +54,12 @@ def said(
     beside_compiler=0,
     input_=(0.0, 0.0),
     waited=(),
-    resizable=True,
     deterministic=False,
-    has_status=True,
     reads=True,
 ):
     """Return the log of so many steps of half a second each."""
     inputs = partial(np.sum, axis=0) if reads else None
-    advice = RunWarnings(
-        program._parts.plan, hooks, resizable, inputs, deterministic=deterministic, has_status=has_status
-    )
+    advice = RunWarnings(program._parts.plan, hooks, inputs, deterministic=deterministic)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
         advice.begin()
@@ -89,7 +85,7 @@ def test_waiting_for_input_is_warned_of_once_with_the_workers(caplog, program):
 def input_warnings(caplog, *halves, messages=1):
     """Return the log of fifty steps of half a second for each of these seconds of input of two workers."""
     plan = SimpleNamespace(messages=messages, hooks=(), unsplittable=())
-    warnings = RunWarnings(plan, Seen(), True, partial(np.sum, axis=0), deterministic=False, has_status=True)
+    warnings = RunWarnings(plan, Seen(), partial(np.sum, axis=0), deterministic=False)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "adaptive"):
         warnings.begin()
@@ -113,7 +109,7 @@ def test_input_is_judged_over_fifty_steps_at_a_time(caplog):
 
 def test_waits_for_the_compiler_are_counted_from_the_first_step_of_each_run(caplog):
     plan = SimpleNamespace(messages=1, hooks=(), unsplittable=["a sort"])
-    warnings = RunWarnings(plan, Seen(), True, None, deterministic=True, has_status=True)
+    warnings = RunWarnings(plan, Seen(), None, deterministic=True)
 
     def take(step, waited):
         warnings.take(event(step, waited_seconds=waited).report, np.zeros(2), 0)
@@ -127,7 +123,7 @@ def test_waits_for_the_compiler_are_counted_from_the_first_step_of_each_run(capl
         (line,) = take(5, 9.25)
         assert take(6, 99.0) == [line]
     assert line.startswith(
-        "up to step 5 steps have waited 0.2 s for a compiler: a batch of this driver is one microbatch (a"
+        "up to step 5 steps have waited 0.2 s for a compiler. A batch of this driver is one microbatch (a"
     )
 
 
@@ -146,25 +142,23 @@ def test_a_policy_that_has_no_noise_scale(caplog, program):
 
 def test_a_policy_that_is_given_nothing_but_nans(caplog, program):
     (line,) = said(caplog, program, Seen((), [1], ()))
-    assert "value_1 had no known value in any of 50 steps. The hook's value is NaN" in line
+    assert "value_1 had no known value in any of 50 steps, where it was NaN" in line
     assert said(caplog, program, Seen((), [1], (), steps=STEPS - 1)) == []
 
 
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({"deterministic": True}, "deterministic programs wait for the kernels of a new size"),
-        ({"has_status": False}, "does not send a message in every step"),
-        ({}, "because a worker was lost"),
-        ({"resizable": False}, "only from a checkpoint"),
+        ({"deterministic": True}, "Deterministic programs wait for the kernels of a new size"),
+        ({}, "They needed kernels that were not compiled yet"),
     ],
 )
 def test_steps_that_wait_for_a_compiler(caplog, program, options, advice):
     assert said(caplog, program, waited=[(1, 7.0)]) == []  # all of it at the start
     (line,) = said(caplog, program, waited=[(1, 7.0), (5, 7.4), (9, 8.0)], **options)
-    assert line.startswith("up to step 5 steps have waited 0.4 s for a compiler: ")
+    assert line.startswith("up to step 5 steps have waited 0.4 s for a compiler. ")
     assert advice in line
-    assert ("deterministic" in line) == ("deterministic" in options)
+    assert ("Deterministic" in line) == ("deterministic" in options)
 
 
 def test_values_have_the_policys_names(program):
