@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from .events import StepEvent
@@ -70,6 +71,7 @@ class CSV:
         return f"CSV({str(self._path)!r})"
 
 
+@lru_cache(maxsize=1024)
 def _unquoted(text: str) -> str:
     """Return a text in one cell without quotes: a quoted cell that was cut would swallow the rows below it."""
     return " ".join(text.translate(_REPLACED).split())

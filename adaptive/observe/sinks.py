@@ -1,7 +1,8 @@
 """Sinks, which write the steps of a run, and the thread that passes events to them.
 
 A sink is slow compared with a step: encoding a line of JSON takes as long as a small kernel, a network service takes
-seconds. The step only appends its event to a queue. The thread waits for values of the device, and writes.
+seconds. The step only appends its event to a queue. Ten times a second the thread writes what is in the queue, after it
+has waited for values of the device. To wake it for each step would take two to three times the processor time.
 
 A sink that fails is disabled, and the run continues.
 """
@@ -24,9 +25,10 @@ from adaptive.base.world import World
 
 from .events import StepEvent
 
+_INTERVAL = 0.1  # seconds between two batches of writes
 _MOST_WAITING = 4096  # queued steps; while the sinks are further behind, steps are omitted
 _SECONDS_TO_END = 10.0  # to wait for a write that is under way
-_REMEMBERED = 64  # last steps that other ranks keep, in case rank 0 is lost before it writes them
+_REMEMBERED = 256  # last steps that other ranks keep, in case rank 0 is lost before it writes them
 
 _log = logging.getLogger("adaptive")
 
@@ -42,8 +44,8 @@ class Sink(Protocol):
                 pass
 
     The methods are called on rank 0, from one thread other than the main thread, which all sinks of a run share. A
-    third method is optional: `flush()` is called before a checkpoint is stored, so the checkpoint of a step is on the
-    disk only after the logs hold that step.
+    third method is optional: `flush()` is called after some steps are written, ten times a second, and before a
+    checkpoint is stored: the checkpoint of a step is on the disk only after the logs hold that step.
 
     Of a step that is written several times, the last one counts: a program that is restored takes steps again
     (`event.restored` is set in the first one), and a process that becomes rank 0 writes the last steps again, because
@@ -89,6 +91,7 @@ class SinkThread:
         self._failed: list[Sink] = []
         self._queue: SimpleQueue[StepEvent | threading.Event | None] = SimpleQueue()
         self._remembered: deque[StepEvent] = deque(maxlen=_REMEMBERED)
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._behind = self._closed = False
         self._pid = os.getpid()
@@ -120,6 +123,7 @@ class SinkThread:
         if self._thread is not None and not self._closed:
             written = threading.Event()
             self._queue.put(written)
+            self._wake.set()
             if not written.wait(_SECONDS_TO_END):
                 self._hangs()
 
@@ -130,6 +134,7 @@ class SinkThread:
         self._closed = True
         self._forget()
         self._queue.put(None)
+        self._wake.set()
         if self._thread is None:
             self._run()
             return
@@ -137,22 +142,35 @@ class SinkThread:
         if self._thread.is_alive():
             self._hangs()
 
-    @without_debug_checks
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while self._write():
+            self._wake.wait(_INTERVAL)
+            self._wake.clear()
+        for sink in self._sinks:
+            self._call(sink, sink.close)
+
+    @without_debug_checks
+    def _write(self) -> bool:
+        """Write what is in the queue. Returns whether there will be more."""
+        written: list[threading.Event] = []
+        while not self._queue.empty():
+            item = self._queue.get()
+            if item is None:
+                return False
             if isinstance(item, threading.Event):
-                for sink in self._sinks:
-                    if hasattr(sink, "flush"):
-                        self._call(sink, sink.flush)
-                item.set()
+                written.append(item)
             else:
                 for sink in self._sinks:
                     self._call(sink, sink.write, item)
         for sink in self._sinks:
-            self._call(sink, sink.close)
+            if hasattr(sink, "flush"):
+                self._call(sink, sink.flush)
+        for event in written:
+            event.set()
+        return True
 
     def _call(self, sink: Sink, method: Any, *arguments: Any) -> None:
-        if sink in self._failed and arguments:
+        if sink in self._failed and method != sink.close:
             return
         try:
             method(*arguments)

@@ -72,7 +72,11 @@ class TensorBoard:
         if notes := describe(event):
             lines = text("notes", "\n\n".join(notes))
             self._writer.write_event(events.Event(wall_time=now, step=step, summary=lines))
-        self._writer.flush()
+
+    def flush(self) -> None:
+        """Pass what was written to the operating system, so that it survives this process."""
+        if self._writer is not None:
+            self._writer.flush()
 
     def close(self) -> None:
         """Close the file; a later `run()` gets a file of its own."""

@@ -179,12 +179,12 @@ class Ranked(LocalWorld):
 def test_the_next_rank_0_writes_the_last_steps_again():
     world, sink = Ranked(2), Kept()
     thread = _sinks.SinkThread([sink], world)
-    for each in [*map(event, range(1, 101)), replace(event(98), restored=True), event(99)]:
+    for each in [*map(event, range(1, 301)), replace(event(298), restored=True), event(299)]:
         thread(each)
     world.rank = 0
-    thread(event(100))
+    thread(event(300))
     thread.close()
-    assert sink.steps == [98, 99, 100]
+    assert sink.steps == [298, 299, 300]
     assert not any(sink.restored)  # the former rank 0 has written it
 
 
