@@ -147,6 +147,11 @@ class Plan:
         return self.graph.multiple
 
     @cached_property
+    def has_local(self) -> bool:
+        """Whether any state is local to a worker."""
+        return bool(self.local_state) or any(op_state.scope != Scope.ALL for op_state in self.op_states)
+
+    @cached_property
     def levels(self) -> int:
         """The number of times that a step waits for messages."""
         return 1 + max((m.level for m in self.messages), default=-1)

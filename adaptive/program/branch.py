@@ -15,9 +15,8 @@ from adaptive.base.split import split
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
 from .checkpoint import snapshot
-from .parse_checkpoint import parse, placed
 from .parts import ProgramParts
-from .restore import adopt
+from .restore import prepare
 from .run_loop import RunLoop
 
 
@@ -50,8 +49,7 @@ class Branch:
                 decision.global_batch, hyperparameters=checked_hyperparameters(there.values, self._values, there.types)
             )
         run.flush_logs()
-        checkpoint = with_same_members(p.world, lambda: snapshot(p))
-        self._parsed = parse(checkpoint, p.engine, p.hooks, p.sizes, p.stream, like=p.form.shapes)
+        self._checkpoint = with_same_members(p.world, lambda: snapshot(p))
         self._before = run.run_id, run.restored, run.notes, p.skipped.in_a_row, p.digest.export()
         run.notes = []
         self._outer = p.hooks.suspended, p.listeners.suspended
@@ -66,7 +64,7 @@ class Branch:
         p = self._parts
         p.digest.enter(p.run.step, "program.branch", decision)
         self._loop.compile_first()
-        self._loop.compile_for(self._parsed.batch_sizes)  # in force after the branch
+        self._loop.compile_for(p.sizes.target)  # in force after the branch
         sizes, total = p.sizes, decision.global_batch
         if total is not None:
             batch_sizes = split(total, sizes.shares, sizes.bounds())
@@ -82,7 +80,7 @@ class Branch:
 
     def _restore(self) -> None:
         p, run = self._parts, self._parts.run
-        adopt(p, self._loop, self._parsed, placed(self._parsed, p.engine), Roster.of(p.world))
+        prepare(p, self._loop, self._checkpoint)(Roster.of(p.world))
         run.run_id, run.restored, run.notes, p.skipped.in_a_row, digest = self._before
         p.digest.adopt(digest)
         p.hooks.suspended, p.listeners.suspended = self._outer

@@ -1,159 +1,199 @@
 """Checkpoints: the state of a program between two steps as one pytree of host arrays and numbers.
 
 Replicated values are saved once. Values per worker (local state, and operator states of local values) have a leading
-axis of workers. Any library that stores pytrees can store a checkpoint: orbax, or pickle. `parse_checkpoint.py` reads
-them.
+axis of workers. Any library that stores pytrees can store a checkpoint, since leaves are found by name. `restore.py`
+reads them.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.errors import DriverError, NonFiniteError
-from adaptive.base.tree_paths import by_name, leaf_names
+from adaptive.base.arrays import NotAnArrayError, as_numpy, is_key, numbers_of
+from adaptive.base.errors import CheckpointError, DriverError, NonFiniteError
+from adaptive.base.tree_paths import Leaf, Name, by_name
 from adaptive.control.hooks import Hooks
 from adaptive.graph.flow import Scope
 from adaptive.runtime.engine import Engine
 
-from .checkpoint_form import (
-    HALF_OF_RUN_ID,
-    VERSION,
-    form_of,
-    forms_of_op_states,
-    forms_of_state,
-    host_copy,
-    leaf_mismatch,
-    local_indices,
-    tree_mismatch,
-)
 from .parts import ProgramParts
 
-NAMED = 5  # leaves that an error lists
-Checkpoint = dict[str, Any]
+VERSION = 1
+HALF_OF_RUN_ID = 6  # digits of a run's id; some libraries store no text, or only int32
 
 
-def snapshot(parts: ProgramParts, *, writes: bool = True) -> Checkpoint:
+def snapshot(parts: ProgramParts, *, writes: bool = True) -> dict[str, Any]:
     """Return a checkpoint. Replicated. Communicates if anything is local, so all processes call it. If members are lost
     meanwhile, it is invalid; call this function again.
 
     Args:
       writes: whether this process uses the checkpoint; otherwise replicated arrays are not copied to the host.
     """
-    p, run, engine, like, stream, sizes = parts, parts.run, parts.engine, parts.form.shapes, parts.stream, parts.sizes
-    plan, copy = engine.plan, _copied if writes else _uncopied
-    about = f"a checkpoint of {engine.name} after step {run.step}"
+    p, run, engine, stream, sizes = parts, parts.run, parts.engine, parts.stream, parts.sizes
     p.hooks.catch_up(sizes)
-    wanted_state, wanted_op_states = forms_of_state(engine, like), forms_of_op_states(engine)
-    one = engine.workers.some_present
-    state = [
-        _of_all(engine, [s[i] for s in engine.states], engine.workers.initial(i), about)
-        if wanted.local
-        else copy(engine.states[one][i])
-        for i, wanted in enumerate(wanted_state.values())
-    ]
-    op_states = {
-        op_state.name: [
-            copy(engine.op_states[one][k][leaf])
-            if op_state.scope == Scope.ALL
-            else _of_all(engine, [s[k][leaf] for s in engine.op_states], op_state.init[leaf], about)
-            for leaf in range(len(op_state.init))
-        ]
-        for k, op_state in enumerate(plan.op_states)
-    }
+    rows = _of_all_workers(p) if p.plan.has_local else {}
+    leaves = enumerate(_leaves_of_worker(engine, engine.workers.some_present))
+    # A view of the leaf itself would prevent the next step from reusing its memory; one of its data does not.
+    copies = (rows[i] if i in rows else host_copy(x.addressable_data(0)) if writes else x for i, x in leaves)
     return {
         "version": VERSION,
-        "state": jax.tree.unflatten(jax.tree.structure(like), state),
-        "slots": op_states,
-        "local": {"state": local_indices(wanted_state), "slots": local_indices(wanted_op_states)},
+        "state": jax.tree.map(lambda _: next(copies), p.form.shapes),
+        "slots": {op_state.name: [next(copies) for _ in op_state.init] for op_state in engine.plan.op_states},
         "hooks": hooks_to_keep(p.hooks),
         "step": run.step,
-        # Some libraries store no text, or only int32.
-        "run_id": [int(run.run_id[:HALF_OF_RUN_ID], 16), int(run.run_id[HALF_OF_RUN_ID:], 16)],
-        "cursor": stream.cursors[0] if len(stream.shard_ranges) == 1 else list(stream.cursors),
-        "batch_sizes": list(sizes.target),
+        "run_id": np.array([int(half, 16) for half in (run.run_id[:HALF_OF_RUN_ID], run.run_id[HALF_OF_RUN_ID:])]),
+        "cursor": np.array(stream.cursors),
+        "batch_sizes": np.array(sizes.target),
         "global_batch": sizes.wanted,
-        "shares": list(sizes.shares),
-        "members": list(sizes.members),
+        "shares": np.array(sizes.shares),
+        "members": np.array(sizes.members),
         "workers": p.membership.asked or 0,
         "seed": stream.seed,
-        "examples": [shard.length for shard in stream.shard_ranges],
+        "examples": np.array([shard.length for shard in stream.shard_ranges]),
         **({"place": place} if (place := stream.place()) else {}),
     }
 
 
-def _copied(leaf: jax.Array) -> np.ndarray:
-    """Return a copy on the host, by way of another object with the same memory: a numpy view of `leaf` itself would
-    prevent the next step from reusing its memory.
-    """
-    return host_copy(leaf.addressable_data(0))
+def _leaves_of_worker(engine: Engine, local_index: int) -> list[jax.Array]:
+    """Return the leaves of `leaves_of_program` on a worker of this process."""
+    return [*engine.states[local_index], *(x for each in engine.op_states[local_index] for x in each)]
 
 
-def _uncopied(leaf: jax.Array) -> jax.Array:
-    return leaf
+def _of_all_workers(p: ProgramParts) -> dict[int, np.ndarray]:
+    """Return the local leaves of all workers by number, stacked; the initial values for worker slots of no process."""
+    engine, world = p.engine, p.world
+    first = {i: host_copy(leaf.like) for i, leaf in enumerate(leaves_of_program(p).values()) if leaf.local}
+    workers = {slot: _leaves_of_worker(engine, k) for k, slot in enumerate(world.workers)}
+    own = pickle.dumps({slot: {i: host_copy(leaves[i]) for i in first} for slot, leaves in workers.items()})
+    rows: dict[int, dict[int, np.ndarray]] = {}
+    for theirs in world.all_gather_bytes(own, f"a checkpoint of {engine.name} after step {p.run.step}"):
+        rows |= pickle.loads(theirs)
+    return {i: np.stack([rows.get(slot, first)[i] for slot in range(world.capacity)]) for i in first}
 
 
-def leaves_with_nans(checkpoint: Mapping[str, Any]) -> list[str]:
-    """Return the names of the state's leaves that hold NaNs: "state['w']"."""
-    named = zip(leaf_names(checkpoint["state"], "state"), jax.tree.leaves(checkpoint["state"]), strict=True)
-    return [name for name, leaf in named if _holds_nans(leaf)]
-
-
-def refuse_nans(checkpoint: Mapping[str, Any]) -> None:
-    """Raise a NonFiniteError if the state of a checkpoint holds NaNs. The same on all processes."""
-    leaves = leaves_with_nans(checkpoint)
-    if leaves:
-        more = f" and {len(leaves) - NAMED} more" if len(leaves) > NAMED else ""
-        raise NonFiniteError(
-            f"no checkpoint of step {checkpoint['step']}: {', '.join(leaves[:NAMED])}{more} "
-            f"{'holds' if len(leaves) == 1 else 'hold'} NaNs. Continue from an earlier checkpoint: "
-            "program.restore(checkpoint). A leaf that may be unknown by design can hold infinities instead, or build "
-            'the program with nonfinite="allow".'
-        )
-
-
-def _holds_nans(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, np.inexact) and bool(np.isnan(leaf).any())
+def host_copy(leaf: Any) -> np.ndarray:
+    """Return a copy of a leaf in the host's memory; of a key, its numbers."""
+    return np.array(numbers_of(leaf))
 
 
 def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:
-    """Return the hooks' states, by the hooks' names.
+    """Return the hooks' states by the hooks' names, without empty arrays, which some libraries cannot store.
 
     Raises:
       DriverError: a state's structure, shapes or dtypes differ from the hook's initial state, so it could not be
         restored.
     """
-    each = zip(hooks.names, hooks.hooks, hooks.states, hooks.first_states, strict=True)
-    for name, hook, state, first in each:
-        found = by_name(state, "state")
-        wanted = {path: form_of(leaf) for path, leaf in by_name(first, "state").items()}
-        of_leaves = (leaf_mismatch(found[path], want) for path, want in wanted.items())
-        wrong = tree_mismatch(found, wanted) or next(filter(None, of_leaves), None)
-        if wrong:
-            raise DriverError(
-                f"the state of hook {name!r} differs in form from its initial state: {wrong}. It could not be "
-                f"restored from a checkpoint. Make init of {hook.name} return a state with the structure, shapes and "
-                "dtypes of later states."
-            )
-    return jax.tree.map(_plain, dict(zip(hooks.names, hooks.states, strict=True)))
+    states = dict(zip(hooks.names, hooks.states, strict=True))
+    try:
+        matched({"hooks": states}, ("hooks",), leaves_of_hooks(hooks))
+    except CheckpointError as error:
+        raise DriverError(
+            f"the state of a hook differs in form from its initial one, so that it could not be restored: {error} Make "
+            "its init return a state with the structure, shapes and dtypes of later states."
+        ) from None
+    return jax.tree.map(_plain, states)
 
 
 def _plain(leaf: Any) -> Any:
-    """Return a hook's state as plain arrays, without empty ones, which some libraries cannot store."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return host_copy(leaf) if np.size(leaf) else None
     return leaf
 
 
-def _of_all(engine: Engine, own: Sequence[jax.Array], first: Any, about: str) -> np.ndarray:
-    """Return the values of all workers, stacked; the initial value for worker slots of no process."""
-    world = engine.world
-    here = {slot: host_copy(leaf) for slot, leaf in zip(world.workers, own, strict=True)}
-    everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(pickle.dumps(here), about)]
-    rows = {slot: row for process in everyone for slot, row in process.items()}
-    return np.stack([rows[slot] if slot in rows else host_copy(first) for slot in range(world.capacity)])
+def refuse_nans(checkpoint: Mapping[str, Any]) -> None:
+    """Raise a NonFiniteError if the state of a checkpoint holds NaNs. The same on all processes."""
+    leaves = by_name(checkpoint["state"], "state").values()
+    wrong = [x.label for x in leaves if jnp.issubdtype(x.value.dtype, np.inexact) and np.isnan(x.value).any()]
+    if wrong:
+        raise NonFiniteError(
+            f"no checkpoint of step {checkpoint['step']}: {_listed(wrong)} {'holds' if len(wrong) == 1 else 'hold'} "
+            "NaNs. Continue from an earlier checkpoint: program.restore(checkpoint). A leaf that may be unknown by "
+            'design can hold infinities instead, or build the program with nonfinite="allow".'
+        )
+
+
+# --- what a checkpoint of this program has ----------------------------------------------------------------------------
+
+
+class ProgramLeaf(NamedTuple):
+    """A leaf of a program's checkpoints.
+
+    Attributes:
+      like: its initial value on one worker; of a replicated leaf of the state, only shape and dtype.
+      local: whether a checkpoint has it with a leading axis of workers.
+    """
+
+    label: str
+    like: Any
+    local: bool = False
+
+
+def leaves_of_program(p: ProgramParts) -> dict[Name, ProgramLeaf]:
+    """Return the leaves of the state, of operator states in the order of the plan, and of the hooks' states."""
+    plan, first, found = p.engine.plan, p.engine.workers.initial, {}
+    for i, (name, leaf) in enumerate(by_name(p.form.shapes, "state").items()):
+        local = i in plan.local_state
+        found["state", *name] = ProgramLeaf(leaf.label, first(i) if local else leaf.value, local)
+    for op_state in plan.op_states:
+        for name, leaf in by_name({op_state.name: list(op_state.init)}, "slots").items():
+            found["slots", *name] = ProgramLeaf(*leaf, op_state.scope != Scope.ALL)
+    return found | leaves_of_hooks(p.hooks)
+
+
+def leaves_of_hooks(hooks: Hooks) -> dict[Name, ProgramLeaf]:
+    """Return the leaves of the hooks' states."""
+    first = dict(zip(hooks.names, hooks.first_states, strict=True))
+    return {("hooks", *name): ProgramLeaf(*leaf) for name, leaf in by_name(first, "hooks").items()}
+
+
+def matched(
+    checkpoint: Mapping[str, Any], trees: Sequence[str], leaves: Mapping[Name, ProgramLeaf], workers: int = 1
+) -> dict[Name, np.ndarray]:
+    """Return copies of the arrays of a checkpoint, in the order of `leaves`. Empty ones may be missing in it.
+
+    Args:
+      trees: those to read, of `state`, `slots` and `hooks`.
+      leaves: of this program.
+      workers: rows of local arrays.
+
+    Raises:
+      CheckpointError: a leaf is missing, unknown, no array, or of another dtype or shape. Nothing is cast.
+    """
+    found = {(tree, *name): leaf for tree in trees for name, leaf in by_name(checkpoint[tree], tree).items()}
+    wanted = {name: leaf for name, leaf in leaves.items() if name[0] in trees}
+    forms = {name: _form(leaf.like, (workers,) * leaf.local) for name, leaf in wanted.items()}
+    missing = [wanted[name].label for name, (shape, _) in forms.items() if name not in found and np.prod(shape)]
+    unknown = [leaf.label for name, leaf in found.items() if name not in wanted]
+    if missing or unknown:
+        texts = [f"no {_listed(missing)}"] * bool(missing) + [_listed(unknown)] * bool(unknown)
+        raise CheckpointError(f"it is of another program: it has {', but '.join(texts)}.")
+    arrays: dict[Name, np.ndarray] = {}
+    for name, (shape, dtype) in forms.items():
+        leaf = found[name] if name in found else Leaf("", np.zeros(shape, dtype))
+        label = leaf.label
+        try:
+            array = host_copy(leaf.value if is_key(leaf.value) else as_numpy(leaf.value))
+        except NotAnArrayError as error:
+            raise CheckpointError(error.about(f"its {label}")) from error
+        if array.shape != shape:
+            raise CheckpointError(f"its {label} has shape {array.shape} for one of shape {shape}.")
+        if array.dtype != dtype:
+            convert = f"To convert it on purpose:  .astype({dtype.name!r})"
+            raise CheckpointError(f"its {label} is {array.dtype} for {dtype}. {convert}")
+        arrays[name] = array
+    return arrays
+
+
+def _form(like: Any, axis: tuple[int, ...]) -> tuple[tuple[int, ...], np.dtype]:
+    value = jax.eval_shape(jax.random.key_data, like) if is_key(like) else like
+    return (*axis, *np.shape(value)), np.dtype(getattr(value, "dtype", None) or np.asarray(value).dtype)
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:4]) + f" and {len(labels) - 4} more" * (len(labels) > 4)

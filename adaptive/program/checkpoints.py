@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.numbers import whole
-from adaptive.disk.folders import belongs_to, checkpoints
-
-from .stored import load
 
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
 _TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'
@@ -29,7 +26,6 @@ class Every(NamedTuple):
         """Return whether an interval of steps or epochs ends with a step. Replicated.
 
         Args:
-          step: the number of the step.
           before, consumed: examples consumed before the step, and including it.
           examples: examples in an epoch; `None` if unknown.
         """
@@ -133,7 +129,11 @@ class FoundCheckpoint(NamedTuple):
 
     folder: Path
     checkpoint: dict[str, Any]
-    notes: tuple[str, ...]
+    notes: list[str]
+
+
+class NoneThereError(CheckpointError):
+    """There is no checkpoint, not even an unreadable one."""
 
 
 def newest_readable(path: Path) -> FoundCheckpoint:
@@ -144,15 +144,20 @@ def newest_readable(path: Path) -> FoundCheckpoint:
     Raises:
       CheckpointError: there is none (a `NoneThereError`), or none can be read.
     """
-    there = _all(path)
+    from adaptive.disk import folders
+
     notes: list[str] = []
-    for each in there:
-        try:
-            return FoundCheckpoint(each, load(each), tuple(notes))
-        except CheckpointError as error:
-            if _all(path) != there:
-                return newest_readable(path)
-            notes.append(f"the checkpoint {each.name} is skipped: {error}")
+    try:
+        there = folders.checkpoints(path)
+        for folder in there:
+            try:
+                return FoundCheckpoint(folder, folders.read(folder), notes)
+            except CheckpointError as error:
+                if folders.checkpoints(path) != there:
+                    return newest_readable(path)
+                notes.append(f"the checkpoint {folder.name} is skipped: {error}")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     if notes:
         raise CheckpointError(f"no checkpoint in {path} can be read:\n" + "\n".join(notes))
     what = "holds no checkpoint" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
@@ -160,14 +165,3 @@ def newest_readable(path: Path) -> FoundCheckpoint:
         f"there is nothing to restore: {path} {what}. To start without a checkpoint:  "
         "program.restore(…, missing_ok=True)"
     )
-
-
-def _all(path: Path) -> list[Path]:
-    try:
-        return [path] if belongs_to(path) != path else checkpoints(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-class NoneThereError(CheckpointError):
-    """There is no checkpoint, not even an unreadable one."""

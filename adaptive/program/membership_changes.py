@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from adaptive.base.world import TransferPayload
 
-from .checkpoint_form import has_local
 from .parts import ProgramParts, RunLimit, RunProgress
 from .state_transfer import pack, receive_buffers, unpack
 from .tracing import Traced
@@ -76,7 +75,7 @@ class MembershipChanges:
 
     def _note_initial_state(self, joined: Sequence[int]) -> None:
         """Add a note if workers joined whose per-worker state is not that of the workers whose slots they take."""
-        if joined and has_local(self._parts.engine):
+        if joined and self._parts.plan.has_local:
             workers = f"worker{'s' if len(joined) > 1 else ''} {', '.join(map(str, joined))}"
             self._parts.members.note(f"{workers} joined, with the initial value of the state that is kept per worker.")
 

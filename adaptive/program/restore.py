@@ -1,78 +1,290 @@
-"""Restoring a program from a checkpoint."""
+"""Restoring a program from a checkpoint: parse, compare, replace.
+
+*Parse* checks every leaf and number, places the arrays and compiles the kernels. *Compare* exchanges digests of the
+checkpoint with the other processes. Only then is the program changed, by assignments, so a restore never fails halfway.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from adaptive.base.roster import Roster
-from adaptive.control.build_agreement import compare_across_processes
-from adaptive.runtime.worker_state import OpStates, States
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-from .checkpoints import Checkpoints
-from .parse_checkpoint import Parsed, parse, placed
+from adaptive.base.arrays import is_key
+from adaptive.base.errors import BatchSizeError, CheckpointError
+from adaptive.base.roster import Roster, broadcast_bytes
+from adaptive.base.split import check_shares, split
+from adaptive.base.tree_paths import Name, by_name
+from adaptive.base.world import World
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.build_agreement import compare_across_processes, digest_of_tree
+from adaptive.control.hooks import Hooks
+from adaptive.data.stream import Stream
+from adaptive.disk.lock import run_of
+from adaptive.runtime.worker_state import OpStates, States, copied
+
+from .checkpoint import HALF_OF_RUN_ID, VERSION, ProgramLeaf, host_copy, leaves_of_hooks, leaves_of_program, matched
+from .checkpoints import Checkpoints, FoundCheckpoint, NoneThereError, newest_readable, path_of
 from .parts import ProgramParts
 from .run_loop import RunLoop
-from .select_checkpoint import select_checkpoint
 
 _SAME_CHECKPOINT = "Restore the same checkpoint on every rank; all may read one file. Nothing has been restored."
+_FIELDS = (
+    *("version", "state", "slots", "hooks", "step", "run_id", "cursor"),
+    *("batch_sizes", "global_batch", "shares", "members", "workers", "seed", "examples"),
+)
 
 
-def restore(parts: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool, other_workers_ok: bool) -> None:
+def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool, other_workers_ok: bool) -> None:
     """Restore a program; see `Program.restore`. Communicates.
 
     Args:
+      p, loop: the program's parts and its loop.
       checkpoint: a pytree; or a directory of checkpoints, or one of them.
 
     Raises:
       CheckpointError: see `Program.restore`, also for `WorkerError` and `DisagreementError`.
     """
-    p, run, selected, roster = parts, parts.run, None, Roster.of(parts.world)
+    found: FoundCheckpoint | None = None
+    roster, about = Roster.of(p.world), f"restore of {p.name}"
     if isinstance(checkpoint, str | os.PathLike | Checkpoints):
-        selected = select_checkpoint(p.world, checkpoint, missing_ok, f"restore of {p.name}")
-        if selected.checkpoint is None:
-            if not run.step and selected.run_id:  # the process was killed before its first checkpoint
-                run.run_id, run.restored = selected.run_id, True
+        path = checkpoint.path if isinstance(checkpoint, Checkpoints) else path_of(checkpoint)
+        selected = _select(p.world, path, missing_ok, about)
+        if isinstance(selected, str):
+            if selected and not p.run.step:  # the process was killed before its first checkpoint
+                p.run.run_id, p.run.restored = selected, True
             return
-        checkpoint = selected.checkpoint
-    prepared: list[tuple[Parsed, dict[str, str], tuple[Any, Any]]] = []
+        found, checkpoint = selected, selected.checkpoint
+    prepared: list[tuple[Callable[[Roster], None], dict[str, str]]] = []
 
-    def prepare() -> tuple[dict[str, str], None]:
-        options: dict[str, Any] = {"like": p.form.shapes, "other_workers_ok": other_workers_ok}
-        parsed = parse(checkpoint, p.engine, p.hooks, p.sizes, p.stream, **options)
-        digests = parsed.digests() if p.world.processes > 1 else {}
-        prepared.append((parsed, digests, placed(parsed, p.engine)))
-        loop.compile_for(parsed.batch_sizes)
-        return digests, None
+    def parse() -> tuple[dict[str, str], None]:
+        go_on = prepare(p, loop, checkpoint, other_workers_ok=other_workers_ok)
+        prepared.append((go_on, _digests(checkpoint) if p.world.processes > 1 else {}))
+        return prepared[-1][1], None
 
-    compare_across_processes(p.world, f"restore of {p.name}", prepare, _SAME_CHECKPOINT)
-    ((parsed, digests, arrays),) = prepared
-    adopt(p, loop, parsed, arrays, roster)
-    run.run_id, run.restored = parsed.run_id, True
-    p.digest.restart(parsed.step, digests)
-    if selected is not None:
-        run.directories.add(selected.directory)
-        run.notes += selected.notes
+    compare_across_processes(p.world, about, parse, _SAME_CHECKPOINT)
+    ((go_on, digests),) = prepared
+    go_on(roster)
+    p.digest.restart(p.run.step, digests)
+    if found:
+        p.run.directories.add(found.folder.parent)
+        p.run.notes += found.notes
 
 
-def adopt(p: ProgramParts, loop: RunLoop, parsed: Parsed, arrays: tuple[States, OpStates], roster: Roster) -> None:
-    """Continue from a parsed checkpoint. Does not communicate.
+def _select(world: World, path: Path, missing_ok: bool, about: str) -> FoundCheckpoint | str:
+    """Read the checkpoint that rank 0 selects. Communicates.
+
+    Returns:
+      The checkpoint; or, if there is none and that is allowed, the id of the run that wrote to the directory, or "".
+    """
+    own: FoundCheckpoint | None = None
+
+    def select() -> bytes:
+        nonlocal own
+        try:
+            own = newest_readable(path)
+        except NoneThereError:
+            if missing_ok:
+                return json.dumps(run_of(path)).encode()
+            raise
+        return json.dumps([own.folder.relative_to(path).as_posix(), own.notes]).encode()
+
+    selected = json.loads(broadcast_bytes(world, select, f"choosing the checkpoint for the {about}"))
+    if isinstance(selected, str):
+        return selected
+    folder = path / selected[0]
+    if own is None or own.folder != folder:
+        try:
+            own = newest_readable(folder)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"rank {world.rank} cannot read {folder}, which rank 0 selected: {error} All ranks read the same "
+                "checkpoint: keep it in a directory that all hosts see."
+            ) from error
+    return own._replace(notes=selected[1])
+
+
+def _digests(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return all that must be equal on all processes, by name for errors: small arrays as text."""
+    fields = {name: value for name, value in checkpoint.items() if name != "place"}  # an iterator's can hold an address
+    leaves = {leaf.label: leaf.value for name in fields for leaf in by_name(fields[name], name).values()}
+    return {label: str(value) if np.size(value) < 9 else digest_of_tree(value) for label, value in leaves.items()}
+
+
+def prepare(
+    p: ProgramParts, loop: RunLoop, checkpoint: Any, *, other_workers_ok: bool = False
+) -> Callable[[Roster], None]:
+    """Check a checkpoint, place its arrays, and compile its kernels. Changes nothing, and does not communicate.
+
+    If the number of workers differs from that of the checkpoint, batches start equal, and hooks start with their
+    initial states, because they may hold measurements of other workers.
 
     Args:
-      p, loop: the program's parts and its loop.
-      arrays: state and operator states of the checkpoint, on the devices.
-      roster: the members when the checkpoint was parsed.
+      other_workers_ok: what local state does then: it is that of the workers that are here too, and the initial value
+        for others. Otherwise it raises an error.
+
+    Returns:
+      A function that continues from the checkpoint, by assignments. It is passed the members for which the checkpoint
+      was prepared.
+
+    Raises:
+      CheckpointError: it is damaged, or belongs to another program.
     """
-    p.members.restart(parsed.members)
-    p.engine.workers.replace(*arrays)
-    p.hooks.restart([parsed.hooks[name] for name in p.hooks.names])
-    p.hyperparameters.restart()
-    p.sizes.restart(parsed.batch_sizes, parsed.shares, parsed.members, parsed.wanted)
-    p.membership.restart(parsed.workers, roster, members=len(parsed.members))
-    p.stream.go_on(parsed.cursors, parsed.place)
-    p.tracing.shift(parsed.step - p.run.step)
-    p.run.step, p.skipped.in_a_row = parsed.step, 0
-    p.revision.increment()
-    p.clock.restart()
-    p.run_warnings.begin()
-    p.mailboxes.forget()
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"restore takes what program.checkpoint() returned, a dict; got a {type(checkpoint).__name__}."
+        )
+    missing = [repr(name) for name in _FIELDS if name not in checkpoint]
+    if missing or checkpoint["version"] != VERSION:
+        why = f"has no {', '.join(missing)}" if missing else f"is of version {checkpoint['version']}, not {VERSION}"
+        raise CheckpointError(f"the checkpoint {why}: program.checkpoint() of this version did not make it.")
+    try:
+        return _prepared(p, loop, checkpoint, other_workers_ok)
+    except (CheckpointError, BatchSizeError, TypeError, ValueError) as error:
+        reset = '\nTo reset the hooks of  checkpoint = ad.Checkpoints(…).read():  checkpoint["hooks"] = '
+        advice = f'{reset}program.checkpoint()["hooks"]' * ("hooks[" in str(error))
+        raise CheckpointError(f"the checkpoint cannot be restored: {error}{advice}") from error
+
+
+def _prepared(
+    p: ProgramParts, loop: RunLoop, fields: Mapping[str, Any], other_workers_ok: bool
+) -> Callable[[Roster], None]:
+    _check_data(fields, p.stream)
+    before, here = len(_numbers(fields, "batch_sizes")), p.world.capacity
+    same, former = before == here, _numbers(fields, "members")
+    if not former or list(former) != sorted(set(former)) or former[-1] >= before:
+        raise CheckpointError(f"its members are not worker slots: {former}.")
+    if not same and p.plan.has_local and not other_workers_ok:
+        raise CheckpointError(
+            f"it has local state of {before} workers; this world has {here}. Start {before} workers. Or let workers "
+            "that are missing count as lost, and further ones as joining, with the initial local state:\n"
+            "    program.restore(…, other_workers_ok=True)"
+        )
+    (step,), (wanted,), (workers,) = (_numbers(fields, name) for name in ("step", "global_batch", "workers"))
+    run_id = "".join(f"{half:0{HALF_OF_RUN_ID}x}" for half in _numbers(fields, "run_id"))
+    cursors, place = _numbers(fields, "cursor"), str(fields.get("place", ""))
+    members = former if same else p.sizes.members
+    batch_sizes, shares = _sizes(fields, p.sizes, wanted, here)
+    leaves = leaves_of_program(p)
+    arrays = matched(fields, ("state", "slots", "hooks") if same else ("state", "slots"), leaves, before)
+    if not same:
+        _seat(arrays, leaves, former, members, here)
+    hooks = states_of_hooks(p.hooks, arrays) if same else p.hooks.begun()
+    placed = _placed(p, leaves, arrays)
+    loop.compile_for(batch_sizes)
+
+    def go_on(roster: Roster) -> None:
+        p.members.restart(members)
+        p.engine.workers.replace(*placed)
+        p.hooks.restart(hooks)
+        p.hyperparameters.restart()
+        p.sizes.restart(batch_sizes, shares, members, wanted)
+        p.membership.restart((workers or None) if same else None, roster, members=len(members))
+        p.stream.go_on(cursors, place)
+        p.tracing.shift(step - p.run.step)
+        p.run.step, p.run.run_id, p.run.restored, p.skipped.in_a_row = step, run_id, True, 0
+        p.revision.increment()
+        p.clock.restart()
+        p.run_warnings.begin()
+        p.mailboxes.forget()
+
+    return go_on
+
+
+def _check_data(fields: Mapping[str, Any], stream: Stream) -> None:
+    """Check that the data are the checkpoint's, as far as that can be seen."""
+    examples, here = _numbers(fields, "examples"), tuple(shard.length for shard in stream.shard_ranges)
+    if examples != here:
+        raise CheckpointError(
+            f"it was made on {' + '.join(map(str, examples))} examples; this program has "
+            f"{' + '.join(map(str, here))}, so its position in the data is not valid. To continue with other data, "
+            "build a program with its state:  ad.Program(driver, state, data, …)"
+        )
+    if fields["seed"] != stream.seed:
+        raise CheckpointError(
+            f"it was made with seed={fields['seed']}; this program has seed={stream.seed}, so the order of its data "
+            f"and its random numbers differ. Build it with  ad.Program(…, seed={fields['seed']})"
+        )
+
+
+def _sizes(
+    fields: Mapping[str, Any], sizes: BatchSizes, wanted: int, here: int
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return batch sizes and shares: the checkpoint's, if the workers here are as many and can have these sizes."""
+    batch_sizes = _numbers(fields, "batch_sizes")
+    same = len(batch_sizes) == here
+    shares = check_shares(np.asarray(fields["shares"]), here) if same else np.isin(range(here), sizes.members) * 1.0
+    limits = sizes.bounds(shares)
+    each = zip(limits.lower, batch_sizes, limits.upper, strict=False)
+    if not same or not all(low <= size <= most and size % limits.multiple == 0 for low, size, most in each):
+        batch_sizes = split(limits.nearest(wanted), shares, limits._replace(quantum=limits.multiple))
+    return batch_sizes, tuple(shares.tolist())
+
+
+def _numbers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return one or several natural numbers, in the form in which any library returns them."""
+    array = np.atleast_1d(np.asarray(fields[name]))
+    if array.dtype.kind not in "iu" or (array < 0).any():
+        raise CheckpointError(f"its {name} must be whole numbers, not negative; got {fields[name]!r}.")
+    return tuple(array.tolist())
+
+
+def _seat(
+    arrays: dict[Name, np.ndarray],
+    leaves: Mapping[Name, ProgramLeaf],
+    before: tuple[int, ...],
+    members: tuple[int, ...],
+    capacity: int,
+) -> None:
+    """Give local arrays a row for each worker slot of this world. A worker gets the state of its own slot, or of a
+    former worker whose slot is not occupied here; one without any, and an empty slot, the initial value.
+    """
+    rest = iter([slot for slot in before if slot not in members])
+    old = {slot: slot if slot in before else next(rest, None) for slot in members}
+    for name in (name for name, leaf in leaves.items() if leaf.local):
+        rows = [host_copy(leaves[name].like)] * capacity
+        for slot in (slot for slot in members if old[slot] is not None):
+            rows[slot] = arrays[name][old[slot]]
+        arrays[name] = np.stack(rows)
+
+
+def states_of_hooks(hooks: Hooks, arrays: Mapping[Name, np.ndarray]) -> list[Any]:
+    """Return the hooks' states, in their own structure, from a checkpoint's arrays."""
+    first = dict(zip(hooks.names, hooks.first_states, strict=True))
+    leaves = [_as_leaf(arrays[name], leaf.like) for name, leaf in leaves_of_hooks(hooks).items()]
+    states = jax.tree.unflatten(jax.tree.structure(first), leaves)
+    return [states[name] for name in hooks.names]
+
+
+def _as_leaf(array: np.ndarray, like: Any) -> Any:
+    """Return an array as a value of a leaf's type: a number, or an array."""
+    if is_key(like):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
+    if isinstance(like, jax.Array):
+        return jnp.asarray(array)
+    if isinstance(like, np.generic):
+        return array[()]
+    return array if isinstance(like, np.ndarray) else array.item()
+
+
+def _placed(
+    p: ProgramParts, leaves: Mapping[Name, ProgramLeaf], arrays: Mapping[Name, np.ndarray]
+) -> tuple[States, OpStates]:
+    """Return state and operator states on the device of each worker of this process."""
+    states, op_states = [], []
+    each = zip(p.world.workers, p.world.devices, p.engine.states, p.engine.op_states, strict=True)
+    for worker, device, old, old_op_states in each:
+        rows = (array[worker] if leaves[name].local else array for name, array in arrays.items())
+        states.append([_on_device(next(rows), device, like) for like in old])
+        op_states.append([[_on_device(next(rows), device, like) for like in likes] for likes in old_op_states])
+    return states, op_states
+
+
+def _on_device(value: np.ndarray, device: jax.Device, like: jax.Array) -> jax.Array:
+    return copied(_as_leaf(value, like) if is_key(like) else np.asarray(value), device)

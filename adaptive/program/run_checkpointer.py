@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from adaptive.base.activity import SAVING
@@ -18,7 +19,7 @@ from adaptive.base.failure import fails_together
 from adaptive.base.roster import broadcast_bytes, with_same_members
 from adaptive.observe.report import Report
 
-from .checkpoint import snapshot
+from .checkpoint import refuse_nans, snapshot
 from .checkpoints import Checkpoints
 from .parts import ProgramParts
 from .writer import Writer
@@ -44,11 +45,9 @@ class RunCheckpointer:
                 f"got {options!r}."
             )
         self._options, self._every = options, options.interval
-        saved = parts.world.checkpoint_saved
-        self._writer = Writer(options, parts.run.flush_logs, saved, nans_ok=not parts.skipped.checks)
+        self._writer = Writer(options, parts.run.run_id, self._before_writing, parts.world.checkpoint_saved)
         self._saved = time.monotonic()
         self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint
-        self._status = parts.status
         if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 announces a due checkpoint in a step's last message, and this "
@@ -57,34 +56,35 @@ class RunCheckpointer:
         if self._every.unit == "epoch":
             parts.stream.check_epochs(f'every="100 steps" for every={options.every!r}')
         if not self.world.rank:
-            self._writer.open(options.path in parts.run.directories, parts.run.run_id)
+            self._writer.open(options.path in parts.run.directories)
         parts.run.directories.add(options.path)
         atexit.register(self.close)  # for a run whose loop was left before its end
 
     def after(self, report: Report) -> None:
         """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
-        if self._every.unit == "minute":
-            due = self._announced()
-        else:
-            before = report.examples - report.global_batch
-            epoch = self._parts.stream.epoch_length
-            due = self._every.due(report.step, before, report.examples, epoch)
         self._has_stepped = True
-        if due:
+        before, epoch = report.examples - report.global_batch, self._parts.stream.epoch_length
+        if (
+            self._is_announced()
+            if self._every.unit == "minute"
+            else self._every.due(report.step, before, report.examples, epoch)
+        ):
             self.save()
 
-    def _announced(self) -> bool:
+    def _is_announced(self) -> bool:
         """Return whether rank 0 has announced a due checkpoint; on rank 0, announce one in the next step."""
-        status = self._status
+        status, due = self._parts.status, time.monotonic() - self._saved >= 60 * self._every.number
         if self.world.processes == 1:
-            return self._is_due_here()
-        asked, status.checkpoint_requested = status.checkpoint_requested, False
-        status.checkpoint_due = not asked and self.world.rank == 0 and self._is_due_here()
-        return asked
+            return due
+        announced, status.checkpoint_requested = status.checkpoint_requested, False
+        status.checkpoint_due = not announced and self.world.rank == 0 and due
+        return announced
 
-    def _is_due_here(self) -> bool:
-        """Return whether a checkpoint is due, by this process's clock."""
-        return time.monotonic() - self._saved >= 60 * self._every.number
+    def _before_writing(self, checkpoint: Mapping[str, Any]) -> None:
+        """Refuse a state with NaNs. Write the logs, which have all earlier steps when a run continues from here."""
+        if self._parts.skipped.checks:
+            refuse_nans(checkpoint)
+        self._parts.run.flush_logs()
 
     @fails_together("in a checkpoint of")
     def save(self) -> bool:
@@ -111,15 +111,16 @@ class RunCheckpointer:
         return snapshot(self._parts, writes=writes)
 
     def _is_free(self) -> bool:
-        """Return whether this process can write a checkpoint now; if not, note that it is skipped."""
-        if self._writer.busy and not self._noted:
+        """Return whether this process can write a checkpoint now; if not, note once that it is skipped."""
+        busy = self._writer.busy
+        if busy and not self._noted:
             self._noted = True
             self._writer.note(
                 f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
                 f"checkpoints may be skipped without a note: every={self._options.every!r} is shorter than the time to "
                 "write one."
             )
-        return not self._writer.busy
+        return not busy
 
     def end(self, *, in_any_case: bool) -> None:
         """Save the last state of a run that ended without an error, unless it is saved. All processes call it, and it

@@ -5,31 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from adaptive.base.errors import CheckpointError, NonFiniteError
-from adaptive.disk import folders
-from adaptive.disk.folders import CheckpointFolders
-from adaptive.disk.lock import HeldError, Lock
+from adaptive.disk import lock
 
-from .checkpoint import refuse_nans
 from .checkpoints import Checkpoints
-from .stored import table_of
-
-_log = logging.getLogger("adaptive")
 
 
 class Writer:
     """Writes checkpoints to one directory. Local: on the process with rank 0.
 
     Args:
+      before: called with each checkpoint before it is written, in the writing thread.
       saved: called with the step of each checkpoint that is on the disk, in the writing thread.
-      nans_ok: whether a state with NaNs is written.
-      flush_logs: called before a checkpoint is committed, so that logs have all earlier steps when a run continues
-        from it.
 
     Attributes:
       newest: the step of the newest checkpoint on disk; `None` if there is none.
@@ -38,52 +27,58 @@ class Writer:
     def __init__(
         self,
         options: Checkpoints,
-        flush_logs: Callable[[], None],
-        saved: Callable[[int], object],
-        *,
-        nans_ok: bool,
+        run_id: str,
+        before: Callable[[Mapping[str, Any]], None],
+        saved: Callable[[int], Any],
     ):
-        self._nans_ok = nans_ok
-        self._options, self._path, self._flush_logs, self._saved = options, options.path, flush_logs, saved
-        self._lock = Lock(self._path)
-        self._folders: CheckpointFolders | None = None
+        self._options, self._path, self._run_id = options, options.path, run_id
+        self._before, self._saved = before, saved
+        self._lock: int | None = None
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
         self.newest: int | None = None
 
-    def open(self, known: bool, run_id: str) -> None:
+    def open(self, known: bool) -> None:
         """Lock the directory, before the first step.
 
         Args:
           known: whether the program continues from a checkpoint of the directory.
-          run_id: the id of the run.
 
         Raises:
           CheckpointError: the directory cannot be written, another job writes to it, or it has checkpoints of another
             run.
         """
+        from adaptive.disk import folders  # loads orbax now, rather than beside a step
+
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
+            self._acquire()
             there = folders.checkpoints(self._path)
-        except HeldError as error:
+        except lock.HeldError as error:
             raise CheckpointError(
-                f"{self._path} is being written{error}. Use a separate directory for each run:  "
+                f"{self._path} is being written {error}. Use a separate directory for each run:  "
                 "ad.Checkpoints(directory, …)"
             ) from None
         except OSError as error:
-            raise CheckpointError(f"no checkpoints can be written to {self._path}: {_why(error)}.") from error
+            raise CheckpointError(f"no checkpoints can be written to {self._path}: {error.strerror}.") from error
         if there and not known:
-            self._lock.release()
+            self.close()
             raise CheckpointError(
                 f"{self._path} holds checkpoints of another run, the newest {there[0].name}, which this run would "
                 f"delete. To continue from them:  program.restore({str(self._path)!r}, missing_ok=True)  before "
                 "program.run. To start a new run, use another directory, or delete this one."
             )
-        folders.sweep(self._path)
-        with suppress(OSError):  # a full disk must not end the run
-            folders.record_owner(self._path, run_id)
-        folders.load_library()
+
+    def _acquire(self) -> None:
+        """Lock the directory, unless that has been done; anew, if it was removed meanwhile."""
+        if self._lock is None or not (self._path / lock.LOCK).exists():
+            self._release()
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock.acquire(self._path, self._run_id)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            lock.release(self._lock)
+        self._lock = None
 
     @property
     def busy(self) -> bool:
@@ -91,39 +86,50 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def write(self, checkpoint: Mapping[str, Any]) -> None:
-        """Write a checkpoint in the background. Waits for the previous one.
-
-        Args:
-          checkpoint: the checkpoint; must not change until it is written.
+        """Write a checkpoint, which does not change meanwhile, in the background. Waits for the previous one.
 
         Raises:
           CheckpointError: a leaf cannot be stored.
         """
+        from adaptive.disk import folders
+
         self.wait()
-        table, self.newest = table_of(checkpoint), None
+        self.newest = None
         # Not a daemon thread, so that the process waits for it at its end.
-        self._thread = threading.Thread(target=self._write, args=(checkpoint, *table), name="adaptive-checkpoint")
+        self._thread = threading.Thread(
+            target=self._write, args=(checkpoint, folders.arrays_of(checkpoint)), name="adaptive-checkpoint"
+        )
         self._thread.start()
 
+    def _write(self, checkpoint: Mapping[str, Any], arrays: Any) -> None:
+        from adaptive.disk import folders
+
+        step = checkpoint["step"]
+        try:
+            self._before(checkpoint)
+            self._acquire()  # on a rank that takes over
+            folders.write(self._path, self._options.keep, step, arrays)
+            self.newest = step
+            self._saved(step)
+        except NonFiniteError as error:
+            self.note(str(error))
+        except lock.HeldError as error:
+            self.note(f"no checkpoint of step {step}: {self._path} is being written {error}")
+        except Exception as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            self.note(f"no checkpoint of step {step} in {self._path}: {why.partition(chr(10))[0][:300]}")
+
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the checkpoint that is being written is on disk, or has failed.
-
-        Args:
-          seconds: the longest time to wait; by default unlimited.
-
-        Returns:
-          Whether none is being written.
+        """Wait, at most so long, until the checkpoint that is being written is on disk or has failed. Returns whether
+        that is so.
         """
         if self._thread is not None:
             self._thread.join(seconds)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        return True
+        return not self.busy
 
-    def note(self, text: str, level: int = logging.WARNING) -> None:
+    def note(self, text: str) -> None:
         """Add a note to the next report, and log it."""
-        _log.log(level, "%s", text)
+        logging.getLogger("adaptive").warning("%s", text)
         self._notes.append(text)
 
     def drain_notes(self) -> list[str]:
@@ -134,39 +140,4 @@ class Writer:
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and release the directory."""
         self.wait()
-        self._forget()
-        self._lock.release()
-
-    def _forget(self) -> None:
-        if self._folders is not None:
-            self._folders.close()
-            self._folders = None
-
-    def _write(self, checkpoint: Mapping[str, Any], arrays: dict[str, np.ndarray], table: dict[str, Any]) -> None:
-        step = checkpoint["step"]
-        try:
-            if not self._nans_ok:
-                refuse_nans(checkpoint)
-            self._path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()  # on a rank that takes over; also anew, if the directory was removed
-            self._flush_logs()
-            if self._folders is None:
-                self._folders = CheckpointFolders(self._path, self._options.keep)
-            self._folders.write(step, arrays, table)
-            self.newest = step
-            self._saved(step)
-        except NonFiniteError as error:
-            self.note(str(error))
-        except HeldError as error:
-            self.note(f"no checkpoint of step {step}: {self._path} is being written{error}")
-        except Exception as error:
-            self.note(f"no checkpoint of step {step} in {self._path}: {_why(error)}")
-            self._forget()
-            with suppress(OSError):
-                folders.sweep(self._path)  # frees space, if the disk is full
-
-
-def _why(error: BaseException) -> str:
-    """Return an error in one line."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return text.partition("\n")[0][:300]
+        self._release()

@@ -13,8 +13,8 @@ import pytest
 
 import adaptive as ad
 import controllers as ctrl
-from adaptive.program.checkpoint import hooks_to_keep
-from adaptive.program.parse_checkpoint import restored_hooks
+from adaptive.program.checkpoint import hooks_to_keep, leaves_of_hooks, matched
+from adaptive.program.restore import states_of_hooks
 from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
 from tests.stored import stored
 
@@ -143,9 +143,9 @@ def test_states_survive_a_checkpoint_after_every_step(name):
         first = policy.init(4)
 
         def update(observation, state):
-            hook = SimpleNamespace(name=name)
-            barrier: Any = SimpleNamespace(names=["0/it"], hooks=[hook], states=[state], first_states=[first])
-            back = restored_hooks({"hooks": stored(hooks_to_keep(barrier))}, barrier)["0/it"]
+            barrier: Any = SimpleNamespace(names=["0/it"], states=[state], first_states=[first])
+            kept = {"hooks": stored(hooks_to_keep(barrier))}
+            (back,) = states_of_hooks(barrier, matched(kept, ("hooks",), leaves_of_hooks(barrier)))
             assert jax.tree.structure(back) == jax.tree.structure(state)
             return policy.update(observation, back)
 

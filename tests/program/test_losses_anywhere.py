@@ -17,8 +17,7 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 from adaptive.control import hosts
-from adaptive.disk.folders import checkpoints
-from adaptive.program.stored import load
+from adaptive.disk.folders import checkpoints, read
 from tests.program.problems import stream
 from tests.threaded_world import Job, ThreadedWorld
 
@@ -135,7 +134,7 @@ def test_from_restoring_to_the_last_checkpoint(who, tmp_path):
             check(program, reports)
             mean = program.evaluate(lambda state, batch: batch["x"].mean(), DATA, batch=7)
             np.testing.assert_allclose(mean, DATA["x"].mean(), rtol=1e-6)
-            kept = load(checkpoints(folder)[0])
+            kept = read(checkpoints(folder)[0])
             assert kept["step"] == STEPS
             np.testing.assert_array_equal(kept["state"]["taken"], program.state["taken"])
 
@@ -159,7 +158,7 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
         options = {"global_batch": BATCH, "per_worker_state": lambda s: s, "seed": SEED}
         with ad.Program(mixed, state, DATA, world=world, **options) as program:
             list(program.run(steps=STEPS, checkpoint=ad.Checkpoints(folder, every="100 steps")))
-            for kept in (program.checkpoint(), load(checkpoints(folder)[0])):
+            for kept in (program.checkpoint(), read(checkpoints(folder)[0])):
                 np.testing.assert_array_equal(kept["state"]["own"], kept["state"]["same"])
                 own = STEPS * (np.arange(3) + 1)
                 assert all(kept["state"]["own"][worker_slot] in (own[worker_slot], 0) for worker_slot in range(3))

@@ -194,7 +194,7 @@ def test_the_target_number_of_workers_is_saved_and_restored(kind):
         assert program.checkpoint()["workers"] == 0
         program.rescale(workers=3)
         kept = program.checkpoint()
-        assert (kept["members"], kept["workers"]) == ([0, 1], 3)
+        assert (kept["members"].tolist(), kept["workers"]) == ([0, 1], 3)
         expected = float(program.step().metrics["loss"])
         program.rescale(workers=1)
         program.step()

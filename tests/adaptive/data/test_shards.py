@@ -239,13 +239,13 @@ def test_a_checkpoint_of_other_shards_is_refused():
         of_three = program.checkpoint()
     with program_on(shards_of((9, 9)), workers=2) as program:
         program.step()
-        with pytest.raises(ad.CheckpointError, match=r"made on 3 shards, .*; this program has 2 shards"):
+        with pytest.raises(ad.CheckpointError, match=r"made on \d+ \+ \d+ \+ \d+ examples; this program has 9 \+ 9,"):
             program.restore(of_three)
         assert program.steps == 1
         of_two = program.checkpoint()
     with (
         program_on(numbered(0, 18), workers=2) as program,
-        pytest.raises(ad.CheckpointError, match=r"2 shards, .*; this program has one data set for all workers"),
+        pytest.raises(ad.CheckpointError, match=r"made on 9 \+ 9 examples; this program has 18,"),
     ):
         program.restore(of_two)
 

@@ -16,7 +16,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.disk.folders import CheckpointFolders
+from adaptive.disk import folders
 from adaptive.extend import read_run
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
@@ -130,13 +130,13 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_in_its_logs(b
 
 
 def test_a_checkpoint_is_on_the_disk_only_after_the_logs_hold_its_step(build, tmp_path, monkeypatch):
-    table, found, write = tmp_path / "run.csv", [], CheckpointFolders.write
+    table, found, write = tmp_path / "run.csv", [], folders.write
 
-    def looked_at(directory, step, *rest):
+    def looked_at(directory, keep, step, arrays):
         found.append((step, steps_of(table)[-1]))
-        return write(directory, step, *rest)
+        return write(directory, keep, step, arrays)
 
-    monkeypatch.setattr(CheckpointFolders, "write", looked_at)
+    monkeypatch.setattr(folders, "write", looked_at)
     program = build()
     for _ in program.run(steps=6, log=[ad.log.CSV(table)], checkpoint=ad.Checkpoints(tmp_path / "kept", every=2)):
         program._parts.run.checkpointer.wait()

@@ -17,8 +17,6 @@ from tests.adaptive.drivers import Recorder, mean_loss
 from tests.adaptive.program.resumable import Growing, W, build, counting, course, driver_of, local, plain, state
 from tests.stored import stored
 
-COVERS = ("adaptive/program/checkpoint_form.py",)
-
 
 def test_a_resumed_run_is_bitwise_equal_to_the_original():
     with build(driver_of(Growing()), state()) as program:
@@ -51,17 +49,6 @@ def test_a_checkpoint_has_only_arrays_and_numbers_of_its_own():
         assert np.array_equal(plain(program.state)["w"], copy["state"]["w"])
 
 
-def test_saving_a_checkpoint_does_not_change_the_run():
-    runs = []
-    for taken in (False, True):
-        with build(driver_of(Growing()), state()) as program:
-            first = course(program, 4)
-            if taken:
-                program.checkpoint()
-            runs.append(first + course(program, 4))
-    assert runs[0] == runs[1]
-
-
 def test_a_restored_policy_does_not_see_earlier_steps_again():
     handler = Growing()
     with build(driver_of(handler), state()) as program:
@@ -85,20 +72,6 @@ def test_shares_stay_in_force_after_a_restore():
             program.rescale(global_batch=21)
             sizes.append(program.batch_sizes)
     assert sizes[0] == sizes[1] == (7, 7, 7)
-
-
-def test_a_checkpoint_can_be_restored_on_another_number_of_workers():
-    with build(driver_of(Recorder()), state()) as program:
-        course(program, 3)
-        kept = program.checkpoint()
-        reference, end = course(program, 2), plain(program.state)
-    with build(driver_of(Recorder()), state(), workers=3) as other:
-        other.restore(kept)
-        assert other.global_batch == 5
-        assert max(other.batch_sizes) - min(other.batch_sizes) <= 1
-        found = course(other, 2)
-    np.testing.assert_allclose([r[4] for r in found], [r[4] for r in reference], rtol=1e-5)
-    np.testing.assert_allclose(plain(other.state)["w"], end["w"], rtol=1e-5)
 
 
 def test_local_state_is_saved_for_each_worker():
@@ -190,16 +163,6 @@ def test_a_checkpoint_that_a_library_has_stored_restores_the_whole_program(throu
         assert isinstance(hook_state["on device"], jax.Array)
 
 
-def test_local_state_that_a_library_has_stored_is_restored():
-    options = {"per_worker_state": lambda s: s["own"], "workers": 3}
-    with build(local, {"own": 0.0, "all": 0.0}, **options) as program:
-        program.step()
-        kept = stored(program.checkpoint())
-    with build(local, {"own": 0.0, "all": 0.0}, **options) as other:
-        other.restore(kept)
-        assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [1, 2, 3]
-
-
 def test_a_state_with_two_leaves_of_one_name_cannot_be_saved():
     start = OrderedDict([(1, 0.0), ("1", 1.0)])
     with (
@@ -226,18 +189,17 @@ class Handles(Recorder):
 @pytest.mark.parametrize(
     ("states", "wrong"),
     [
-        (({"a": None}, {"a": np.zeros(2)}), r"it has state\['a'\], which this program does not have"),
-        (((), (1.0,)), r"it has state\[0\], which this program does not have"),
-        ((np.zeros(2), np.zeros(3)), r"state has shape \(3,\) for one of shape \(2,\)"),
-        ((0, 0.5), "state is float64 for int64"),
-        (({"a": 1.0}, {"b": 1.0}), r"no state\['a'\], but state\['b'\]"),
+        (({"a": None}, {"a": np.zeros(2)}), r"has hooks\['0/grow'\]\['a'\]"),
+        ((np.zeros(2), np.zeros(3)), r"hooks\['0/grow'\] has shape \(3,\) for one of shape \(2,\)"),
+        ((0, 0.5), r"hooks\['0/grow'\] is float64 for int64"),
+        (({"a": 1.0}, {"b": 1.0}), r"no hooks\['0/grow'\]\['a'\], but hooks\['0/grow'\]\['b'\]"),
     ],
 )
 def test_a_hook_state_that_differs_in_form_from_the_initial_one_cannot_be_saved(states, wrong):
     with build(driver_of(Handles(*states)), state()) as program:
         program.checkpoint()
         course(program, 3)
-        with pytest.raises(ad.DriverError, match=f"state of hook '0/grow' differs .*{wrong}.*init of grow"):
+        with pytest.raises(ad.DriverError, match=f"state of a hook differs .*{wrong}.*init"):
             program.checkpoint()
 
 

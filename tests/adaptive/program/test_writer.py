@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive.disk.folders import checkpoints
-from adaptive.program.stored import load
+from adaptive.disk.folders import checkpoints, read
 
 COVERS = ("adaptive/disk/folders.py",)
 
@@ -30,9 +29,9 @@ def test_a_writer_that_is_killed_at_any_moment(tmp_path, kills):
         finally:
             job.kill()
             job.communicate()
-        kept = load(checkpoints(tmp_path)[0])  # the newest is complete
+        kept = read(checkpoints(tmp_path)[0])  # the newest is complete
         assert kept["step"] > newest
-        newest = kept["step"]
+        newest = int(kept["step"])
         assert kept["cursor"] == 4 * newest
         np.testing.assert_array_equal(kept["state"], np.full(1 << 18, newest, np.float32))
     assert newest >= kills

@@ -21,8 +21,8 @@ from tests.adaptive.program.resumable import Growing, build, counting, course, d
     [
         (counting("count"), {"a": 0.0}, r"it has no state\['a'\], but state\[0\], state\[1\]"),
         (counting("other"), [0.0, 0.0], r"no slots\['other/0'\]\[0\], but slots\['count/0'\]\[0\]"),
-        (counting("count"), 0.0, r"it has no single array as its state, but state\[0\], state\[1\]"),
-        (counting("count"), [0.0], r"of another program: it has state\[1\], which this program does not have"),
+        (counting("count"), 0.0, r"it has no state, but state\[0\], state\[1\]"),
+        (counting("count"), [0.0], r"of another program: it has state\[1\]\."),
         (counting("count"), [0.0, np.zeros(2, np.float32)], r"state\[1\] has shape \(\) for one of shape \(2,\)"),
         (counting("count", (2,)), [0.0, 0.0], r"shape \(\) for one of shape \(2,\)"),
     ],
@@ -56,49 +56,27 @@ def edited(*path, to):
 
 
 DAMAGED = {
-    "no step": (edited("step", to=None), "has no 'step'"),
-    "no hooks": (edited("hooks", to=None), "has no 'hooks'"),
     "no seed": (edited("seed", to=None), "has no 'seed'"),
-    "another version": (edited("version", to=7), "of version 7; this library reads version 1"),
-    "a negative step": (edited("step", to=-1), "step cannot be -1"),
-    "half a step": (edited("step", to=2.5), "step is not a whole number: 2.5"),
-    "a step that no driver reads": (edited("step", to=2**31), "step cannot be 2147483648"),
-    "a negative cursor": (edited("cursor", to=np.int64(-4)), "cursor cannot be -4"),
-    "a cursor that is text": (edited("cursor", to="12"), "cursor is not a whole number: '12'"),
-    "a cursor for each worker": (edited("cursor", to=[1, 2]), "made on 2 shards"),
+    "another version": (edited("version", to=7), "of version 7, not 1"),
+    "a negative step": (edited("step", to=-1), "step must be whole numbers, not negative; got -1"),
+    "half a step": (edited("step", to=2.5), r"step must be whole numbers.*got 2\.5"),
+    "a cursor that is text": (edited("cursor", to="12"), "cursor must be whole numbers.*got '12'"),
     "another seed": (edited("seed", to=3), r"made with seed=3; this program has seed=0.*seed=3\)"),
     "other data": (
         edited("examples", to=[25]),
         "made on 25 examples; this program has 24.*build a program with its state",
     ),
     "NaN shares": (edited("shares", 0, to=float("nan")), "shares must be finite"),
-    "negative shares": (edited("shares", 0, to=-1.0), "not negative"),
-    "no shares": (edited("shares", to=[0.0, 0.0]), "shares are all zero"),
     "too few shares": (edited("shares", to=[1.0]), "one number per worker, 2"),
-    "shares that are none": (edited("shares", to={"a": 1.0}), "shares is not a list of numbers"),
-    "an empty batch": (edited("batch_sizes", 0, to=0), "0 examples for worker 0, .* limits are 1 to 9"),
-    "a negative batch": (edited("batch_sizes", 0, to=-1), "batch_sizes cannot be -1"),
-    "a worker slot that is none": (edited("members", to=[0, 2]), "members cannot be 2"),
-    "members that are none": (edited("members", to=[0, 0]), "members are not worker slots"),
-    "a batch that does not fit": (edited("batch_sizes", to=[12, 1]), "12 examples for worker 0, .* limits are 1 to 9"),
-    "batches beyond the data": (edited("batch_sizes", to=[20, 5]), "larger than the data set"),
-    "a complex leaf": (edited("state", "w", to=lambda w: w + 1j), r"state\['w'\] is complex\d+ for float32\.$"),
+    "a worker slot that is none": (edited("members", to=[0, 2]), r"members are not worker slots: \(0, 2\)"),
     "a wider leaf": (edited("state", "w", to=np.float64), r"state\['w'\] is float64 for float32.*astype\('float32'\)"),
-    "a leaf that is text": (edited("state", "w", to="x"), r"state\['w'\] has shape \(\) for one of shape \(3,\)"),
+    "a leaf that is text": (edited("state", "w", to="x"), r"state\['w'\] holds text"),
     "a leaf of another shape": (edited("state", "w", to=lambda w: w[:2]), r"state\['w'\] has shape \(2,\)"),
     "a missing leaf": (edited("state", "w", to=None), r"it has no state\['w'\]"),
     "half a key": (edited("state", "key", to=lambda k: k[:1]), r"state\['key'\] has shape \(1,\)"),
     "a missing slot": (edited("slots", to={}), r"it has no slots\["),
-    "local state": (edited("local", "state", to=[2]), r"state\['w'\] is local, and not in this program"),
-    "local slots": (edited("local", "slots", to=[0]), r"slots\['[^']+'\]\[0\] is local, and not in this program"),
-    "no word on what is local": (edited("local", to={}), "does not say"),
-    "a missing hook": (edited("hooks", "0/grow", to=None), r"it has no hooks\['0/grow'\]"),
-    "another hook": (
-        edited("hooks", "1/more", to=1),
-        r"hooks\['1/more'\], which this program does not have.*To reset the hooks",
-    ),
+    "another hook": (edited("hooks", "1/more", to=1), r"it has hooks\['1/more'\].*To reset the hooks"),
     "a hook of other workers": (edited("hooks", "0/grow", "losses", to=np.zeros(3)), r"\['losses'\] has shape \(3,\)"),
-    "a hook that counts in halves": (edited("hooks", "0/grow", "steps", to=0.5), r"\['steps'\] is float64 for int64"),
 }
 
 
@@ -164,19 +142,11 @@ def test_a_restore_changes_nothing_if_a_kernel_cannot_be_compiled():
         assert all_of(program) == before
 
 
-def test_a_replicated_array_is_not_read_as_local_values_of_the_same_shape():
-    """Of the same shape: a value for each worker, and one value with as many elements."""
-
-    def driver(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()), {}
-
-    with build(driver, np.zeros(3, np.float32), workers=3) as program:
-        kept = program.checkpoint()
-    with (
-        build(driver, np.float32(0), workers=3, per_worker_state=lambda s: s) as other,
-        pytest.raises(ad.CheckpointError, match="state is not local, and it is in this program"),
-    ):
-        other.restore(kept)
+def test_batch_sizes_that_the_workers_cannot_have_here_are_split_anew(kept, standing):
+    checkpoint = pickle.loads(kept)
+    checkpoint["batch_sizes"], checkpoint["global_batch"] = [12, 1], 13
+    standing.restore(checkpoint)
+    assert sorted(standing.batch_sizes) == [6, 7]
 
 
 def test_hooks_start_with_initial_states_on_another_number_of_workers(kept):
