@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from launchers import ending
 
 from .base import describe, forward
 from .devices import DeviceWorld, check_devices
-from .elastic.processes_of_job import spawned_process, started_processes
+from .elastic.elastic_processes import ElasticProcesses, slots_at_start
 from .elastic.spawning import receive_spawn_request
 from .launch import check_agreement, no_mpi
 from .multi_process import MultiProcessWorld
@@ -121,24 +122,24 @@ class MPIWorld(MultiProcessWorld):
             self._local = DeviceWorld(self.devices)
             self.transport = MPITransport(mpi, self.lifetime, survives=continues)
             everyone = ProcessGroup(whole, all_processes(whole, host, len(self.devices)))
-            abandon, build_digests = partial(self._abandon, ""), lambda: self.build_digests
             if spawned is None:
-                numbers = workers, min_workers, max_workers
-                self.elastic = started_processes(
-                    *(self.transport, everyone, *numbers),
-                    respawn=respawn,
-                    abandon=abandon,
-                    build_digests=build_digests,
-                )
+                there = everyone.everyone[-1].worker_slots.stop
+                worker_slots = slots_at_start(there, workers, min_workers, max_workers)
             else:
-                self.elastic = spawned_process(
-                    *(self.transport, whole, *spawned, min_workers),
-                    respawn=respawn,
-                    spawns=max_workers is not None,
-                    abandon=abandon,
-                    build_digests=build_digests,
-                )
-                everyone = self.transport.group
+                pair, request = spawned
+                everyone = ProcessGroup(whole, (request.process(platform.node()),))
+                worker_slots = request.slots(min_workers)
+            self.elastic = ElasticProcesses(
+                *(self.transport, everyone, worker_slots),
+                respawn=respawn,
+                spawns=max_workers is not None,
+                abandon=partial(self._abandon, ""),
+                build_digests=lambda: self.build_digests,
+            )
+            if spawned is None:
+                self.elastic.check_start(workers)
+            else:
+                self.elastic.await_admission(pair, request.members)
             self.capacity, self.workers = self.elastic.capacity, self.elastic.workers
             if self.devices[0].platform == "cpu":
                 self._warn_if_oversubscribed(host)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from adaptive import Preempted, ReserveReleased, WorkerError
+from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
 from adaptive.base.signals import acknowledge_termination, pending_termination
-from adaptive.base.worker_slots import WorkerSlots
+from adaptive.base.worker_slots import WorkerSlots, number_of_workers
 from adaptive.base.world import Loss, TransferPayload
 from collectives.worlds.transport.mpi_transport import MPITransport
 from collectives.worlds.transport.operations import RENDEZVOUS, FinalOperation, Operation, Regroup, StateTransfer
@@ -49,6 +49,7 @@ from .standby import (
     StandbyLoop,
 )
 
+MOST_WORKERS = 1 << 20
 TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
 
 _log = logging.getLogger("adaptive")
@@ -126,6 +127,18 @@ class ElasticProcesses:
         self._transport.set_group(group)
         carried = {slot for process in group.everyone for slot in process.worker_slots}
         self.unowned_slots = tuple(slot for slot in range(self.capacity) if slot not in carried)
+
+    def check_start(self, workers: int | None) -> None:
+        """Check that whole processes can provide the number of workers that a user has asked for at the start.
+
+        Raises:
+          WorkerCountError: they cannot.
+        """
+        if workers is not None and self.nearest(workers) != workers:
+            raise WorkerCountError(
+                f"workers={workers} is not possible: all workers of a process work, or none. The nearest possible "
+                f"number is {self.nearest(workers)}."
+            )
 
     # --- which processes there are ------------------------------------------------------------------------------------
 
@@ -348,28 +361,27 @@ class ElasticProcesses:
         with transport.collective():
             transport.watch_over(self._job)
             transport.mark_begun(Operation("a rendezvous of all processes", "", RENDEZVOUS))
-            plan = partial(self._plan, purpose, workers)
-            outcome = rendezvous(
-                *(self._mpi, self._job, role, plan),
+            plan, job, comm, peers = rendezvous(
+                *(self._mpi, self._job, role, partial(self._plan, purpose, workers)),
                 survives=transport.survives,
                 spawned=spawned,
                 entry=self._entry,
             )
-        if self._job.lost_in(outcome.job):
+        if self._job.lost_in(job):
             transport.confirm_alive()
         self.spawner.admitted(spawned)
         if self._entry is not None:
             ending.joined()
             self._entry = None
-        self._job = outcome.job
-        transport.on_peers(outcome.peers)
+        self._job = job
+        transport.on_peers(peers)
         self._messages = ControlMessages(self._mpi, self._job.comm)
-        if outcome.plan is None:
+        if plan is None:
             transport.lifetime.closed = True
             raise WorkerError(f"this process was on standby, and {WORKERS_LOST}")
-        self._follow(outcome.plan, outcome.comm)
+        self._follow(plan, comm)
         self._has_state = not (was_on_standby and not self.in_reserve)
-        return outcome.plan.purpose
+        return plan.purpose
 
     def _follow(self, plan: RendezvousPlan, comm: Any) -> None:
         """Carry out the plan of a rendezvous."""
@@ -473,6 +485,21 @@ class ElasticProcesses:
         if word != MEET:
             self._transport.lifetime.closed = True
             ending.leave_job()
+
+
+def slots_at_start(
+    there: int, workers: int | None = None, min_workers: int = 1, max_workers: int | None = None
+) -> WorkerSlots:
+    """Return the worker slots of a job that is started with `there` of them. For the arguments see `MPIWorld`.
+
+    Raises:
+      WorkerCountError: a number of workers is not possible.
+    """
+    first = there if workers is None else number_of_workers(workers, there)
+    most = there
+    if max_workers is not None:
+        most = number_of_workers(max_workers, MOST_WORKERS, least=there, name="max_workers")
+    return WorkerSlots(most, first, min_workers)
 
 
 def _first_worker_slot(process: Process) -> int:

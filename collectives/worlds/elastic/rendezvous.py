@@ -43,15 +43,9 @@ class RendezvousPlan(NamedTuple):
     losses: tuple[Loss, ...]
 
 
-class RendezvousResult(NamedTuple):
-    """The result of a rendezvous for one process."""
-
-    plan: RendezvousPlan | None  # None where no working process is left
-    job: ProcessGroup
-    comm: Any  # of the working processes; MPI.COMM_NULL on the others
-    peers: Mapping[Process, Peer]  # contact data of the processes with a watchdog
-
-
+# For one process: the plan, None where no working process is left; the job; the communicator of the working processes,
+# MPI.COMM_NULL on the others; and contact data of the processes with a watchdog.
+RendezvousResult = tuple[RendezvousPlan | None, ProcessGroup, Any, Mapping[Process, "Peer"]]
 MakePlan = Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan]
 
 
@@ -150,7 +144,7 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     peers = {r.process: r.peer for r in roles if r.peer is not None}
     working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
     if not working:
-        return RendezvousResult(None, job, mpi.COMM_NULL, peers)
+        return None, job, mpi.COMM_NULL, peers
     first = min(working, key=lambda rank: roles[rank].rank)
     plan = comm.bcast(make_plan(job, roles) if comm.rank == first else None, first)
     works = comm.rank in plan.ranks
@@ -158,4 +152,4 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     new = comm.Split(0 if works else mpi.UNDEFINED, key)
     if works:
         new.Set_errhandler(mpi.ERRORS_RETURN)
-    return RendezvousResult(plan, job, new, peers)
+    return plan, job, new, peers

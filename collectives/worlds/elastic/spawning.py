@@ -13,9 +13,9 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from adaptive.base.worker_slots import WorkerSlots
 from collectives.worlds.transport.process_group import Process
 from launchers.ending import SPAWNED, leave_job
 
@@ -34,6 +34,19 @@ class SpawnRequest(NamedTuple):
     members: tuple[int, ...]
     hosts: Mapping[str, int]  # host numbers by host name
 
+    def process(self, node: str) -> Process:
+        """Return the record of this spawned process, on a host of this name, that the other processes will use."""
+        unknown = self.worker_slots[0] + (1 << 20)
+        return Process(self.worker_slots, node, self.hosts.get(node, unknown), os.getpid())
+
+    def slots(self, min_workers: int) -> WorkerSlots:
+        """Return the worker slots of the world, and which are occupied."""
+        worker_slots = WorkerSlots(self.capacity, None, min_workers)
+        for slot in range(self.capacity):
+            if slot not in self.members:
+                worker_slots.leave(slot)
+        return worker_slots
+
 
 class SpawnedProcess:
     """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`."""
@@ -43,11 +56,6 @@ class SpawnedProcess:
         self.messages = ControlMessages(mpi, pair)
         self.ready = self.refused = self.dead = False
         self.messages.send([1], ASK)
-
-    @property
-    def over(self) -> bool:
-        """Whether the process was refused or has ended, so that it will not join."""
-        return self.refused or self.dead
 
     def receive(self, build_digests: Mapping[str, str]) -> None:
         """Receive its readiness and the digests of its program; refuse it if they differ from `build_digests`."""
@@ -79,19 +87,14 @@ class Spawner:
 
     def __init__(self, mpi: Any):
         self._mpi = mpi
-        self._new: SimpleQueue[SpawnedProcess] = SimpleQueue()  # filled by threads, which change nothing else here
-        self._spawned: list[SpawnedProcess] = []
-        self._threads: list[threading.Thread] = []
-        self._taken: set[int] = set()  # worker slots of processes that are being spawned
+        self._spawned: dict[int, SpawnedProcess | None] = {}  # by first worker slot; None while it is being spawned
         self._deaths = 0  # in a row
         self.failed = False
 
     def spawn(self, request: SpawnRequest) -> None:
         """Start to spawn a process for these worker slots, in a thread."""
-        self._taken |= set(request.worker_slots)
-        thread = threading.Thread(target=self._spawn, args=(request,), name="adaptive-spawn", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._spawned[request.worker_slots[0]] = None
+        threading.Thread(target=self._spawn, args=(request,), name="adaptive-spawn", daemon=True).start()
 
     def _spawn(self, request: SpawnRequest) -> None:
         mpi = self._mpi
@@ -103,7 +106,7 @@ class Spawner:
             pair = both.Merge(high=False)
             pair.Set_errhandler(mpi.ERRORS_RETURN)
             pair.send(request, 1, _REQUEST_TAG)
-            self._new.put(SpawnedProcess(mpi, pair, request.worker_slots))
+            self._spawned[request.worker_slots[0]] = SpawnedProcess(mpi, pair, request.worker_slots)
         except mpi.Exception as error:
             self.failed = True
             _log.error(
@@ -114,46 +117,38 @@ class Spawner:
 
     def ready(self, build_digests: Mapping[str, str]) -> list[SpawnedProcess]:
         """Return the processes that can be admitted. Receives their messages."""
-        self._take_new()
-        for spawned in self._spawned:
-            if not spawned.ready and not spawned.over:
+        there = [spawned for spawned in list(self._spawned.values()) if spawned is not None]
+        for spawned in there:
+            if not spawned.ready:
                 spawned.receive(build_digests)
-        for spawned in self._spawned:
-            if spawned.over:
+            if spawned.refused or spawned.dead:
                 self._give_up(spawned)
-        self._spawned = [spawned for spawned in self._spawned if not spawned.over]
-        return [spawned for spawned in self._spawned if spawned.ready]
-
-    def _take_new(self) -> None:
-        while not self._new.empty():
-            self._spawned.append(self._new.get())
+        return [spawned for spawned in there if spawned.ready and not spawned.dead]
 
     def _give_up(self, spawned: SpawnedProcess) -> None:
         """Forget a process that will not join; if it has died, another one may be spawned in its place."""
+        del self._spawned[spawned.worker_slots[0]]
         self._deaths += spawned.dead
-        if spawned.refused or self._deaths == _MOST_DEATHS:
-            self.failed = True
+        self.failed |= spawned.refused or self._deaths == _MOST_DEATHS
         if spawned.dead:
-            self._taken -= set(spawned.worker_slots)
             text = "no more are spawned" if self.failed else "another one is spawned in its place"
             _log.warning("a spawned process has died before it joined; %s.", text)
 
     def has(self, worker_slots: range) -> bool:
-        """Return whether a process is being spawned for these worker slots."""
-        return worker_slots[0] in self._taken
+        """Return whether a process is being spawned, or waits, for these worker slots."""
+        return worker_slots[0] in self._spawned
 
     def admitted(self, spawned: Sequence[SpawnedProcess]) -> None:
         """Forget these processes: they are part of the job."""
-        self._spawned = [one for one in self._spawned if one not in spawned]
         self._deaths = 0 if spawned else self._deaths
         for one in spawned:
-            self._taken -= set(one.worker_slots)
+            del self._spawned[one.worker_slots[0]]
 
     def dismiss(self) -> None:
         """Release all processes that are not admitted yet: the job is over."""
-        self._take_new()
-        for spawned in self._spawned:
-            spawned.messages.send([1], CLOSED)
+        for spawned in list(self._spawned.values()):
+            if spawned is not None:
+                spawned.messages.send([1], CLOSED)
 
 
 def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, SpawnRequest] | None:
@@ -190,10 +185,3 @@ def enter(mpi: Any, pair: Any) -> Any:
     joined = both.Merge(high=True)
     joined.Set_errhandler(mpi.ERRORS_RETURN)
     return joined
-
-
-def as_process(request: SpawnRequest, node: str) -> Process:
-    """Return the record of this spawned process that the other processes will use."""
-    return Process(
-        request.worker_slots, node, request.hosts.get(node, request.worker_slots[0] + (1 << 20)), os.getpid()
-    )

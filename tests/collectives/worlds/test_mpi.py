@@ -262,4 +262,4 @@ def test_python_calls_of_a_message(world, shapes, status):
 
     exchange()  # the first one may have to ask the others for their devices
     called = calls_of(exchange)
-    assert len(called) - 1 <= 8, called  # the last is this function's own call
+    assert len(called) - 1 <= 4, called  # the last is this function's own call

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from adaptive import Preempted, ReserveReleased, WorkerError
-from collectives.worlds.elastic.elastic_processes import ElasticProcesses
-from collectives.worlds.elastic.processes_of_job import spawned_process, started_processes
+from collectives.worlds.elastic.elastic_processes import ElasticProcesses, slots_at_start
 from collectives.worlds.elastic.spawning import receive_spawn_request
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers.ending import SPAWNED
@@ -62,9 +61,11 @@ class ElasticJob(Job):
         names = [Process(range(k * n, k * n + k), "a", 0, n) for n in range(self.size)]
         transport = Transport(self, MPIOfProcess(self, comm.number))
         everyone = ProcessGroup(comm, tuple(names))
-        return started_processes(
-            *(transport, everyone, *self._arguments), build_digests=lambda: {"driver": "a"}, **self.options()
-        )
+        slots = slots_at_start(k * self.size, *self._arguments)
+        options = {"build_digests": lambda: {"driver": "a"}, "spawns": self._arguments[2] is not None}
+        processes = ElasticProcesses(transport, everyone, slots, **options, **self.options())
+        processes.check_start(self._arguments[0])
+        return processes
 
     def spawn(self, spawner: int) -> Comm:
         """Start a spawned process. Returns the spawner's communicator with it."""
@@ -73,8 +74,10 @@ class ElasticJob(Job):
             mpi = MPIOfProcess(self, number, Comm(pair, number))
             both, request = receive_spawn_request(mpi, {SPAWNED: "1"})
             options = {"build_digests": lambda: self._spawned_program, "spawns": True, **self.options()}
-            alone = mpi.COMM_SELF.Dup()
-            made = spawned_process(Transport(self, mpi), alone, both, request, self._arguments[1], **options)
+            alone = ProcessGroup(mpi.COMM_SELF.Dup(), (request.process("a"),))
+            slots = request.slots(self._arguments[1])
+            made = ElasticProcesses(Transport(self, mpi), alone, slots, **options)
+            made.await_admission(both, request.members)
             return self._script(number, made)
 
         with self.changed:  # several threads may spawn

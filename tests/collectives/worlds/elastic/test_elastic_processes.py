@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import threading
 import time
 from types import SimpleNamespace
@@ -12,13 +11,12 @@ import pytest
 
 from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
 from collectives.worlds.elastic import elastic_processes
-from collectives.worlds.elastic.processes_of_job import spawned_process
 from collectives.worlds.elastic.spawning import SpawnRequest
 from collectives.worlds.transport.process_group import Process
 from tests.collectives.worlds.mpi_of_threads import Killed
 from tests.speed import limit
 
-from .job_of_threads import ElasticJob, MPIOfProcess, Transport
+from .job_of_threads import ElasticJob
 
 COVERS = (
     "collectives/worlds/elastic/processes_of_job.py",
@@ -455,11 +453,9 @@ def test_numbers_of_workers_that_are_not_possible():
     assert ElasticJob(2, workers=4, max_workers=4).run(script) == {0: None, 1: None}
 
 
-@pytest.mark.parametrize(("node", "host"), [(platform.node(), 7), ("elsewhere", 4 + (1 << 20))])
+@pytest.mark.parametrize(("node", "host"), [("here", 7), ("elsewhere", 4 + (1 << 20))])
 def test_a_spawned_process_knows_the_job_and_its_host(node, host):
-    job = ElasticJob(1)
-    request = SpawnRequest(range(4, 6), 6, (0, 1), {node: 7, "other": 8})
-    mpi, options = MPIOfProcess(job, 0), {"spawns": True, "build_digests": dict, **job.options()}
-    processes = spawned_process(Transport(job, mpi), mpi.COMM_SELF, mpi.COMM_SELF, request, 1, **options)
-    assert (processes.members, processes.capacity, processes.least) == ((0, 1), 6, 1)
-    assert processes._transport.group.everyone == (Process(range(4, 6), platform.node(), host, os.getpid()),)
+    request = SpawnRequest(range(4, 6), 6, (0, 1), {"here": 7, "other": 8})
+    slots = request.slots(1)
+    assert (slots.members, slots.capacity, slots.least) == ((0, 1), 6, 1)
+    assert request.process(node) == Process(range(4, 6), node, host, os.getpid())
