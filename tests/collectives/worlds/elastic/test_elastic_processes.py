@@ -19,7 +19,6 @@ from tests.speed import limit
 from .job_of_threads import ElasticJob
 
 COVERS = (
-    "collectives/worlds/elastic/processes_of_job.py",
     "collectives/worlds/elastic/rendezvous.py",
     "collectives/worlds/elastic/spawning.py",
     "collectives/worlds/elastic/standby.py",
