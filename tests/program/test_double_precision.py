@@ -90,12 +90,14 @@ def learns(strategy, dtype):
     assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
 
 
+@pytest.mark.long
 @either
 @pytest.mark.parametrize("op", ["median", comm.geometric_median()], ids=str)
 def test_synchronous_strategies(op, dtype):
     learns(sync.synchronous(relaxed_tx(optax.adam(0.05)), op=op), dtype)
 
 
+@pytest.mark.long
 @either
 @pytest.mark.parametrize(
     "strategy",

@@ -148,6 +148,7 @@ def mixed(state, batch):
     return {**state, "own": own, "same": own}, {"mean": comm.all_reduce(batch["x"].mean())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", WHO)
 def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
     """Each of its leaves takes an operation; a worker's row is its own in all of them, or in none."""
@@ -184,6 +185,7 @@ def test_while_replicas_are_averaged(who):
     dying(script, who, first=BUILDING)
 
 
+@pytest.mark.long
 def test_where_one_process_decides_for_all(monkeypatch):
     """On machines of several kinds the first process's decisions count; in the last step they are not compared."""
     kinds = itertools.count()
