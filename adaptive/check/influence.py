@@ -1,4 +1,4 @@
-"""Data dependencies within a step: which reductions a value is computed from, by which operations and precision.
+"""Data dependencies within a step: which reductions a value is computed from.
 
 One forward pass over the graph. `check` uses it to find which results a difference can reach, and which values depend
 on the split by design.
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from adaptive.base.jaxprs import nested_equations
 from adaptive.base.source_lines import at, line_of
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
@@ -26,7 +25,6 @@ from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import EXAMPLES, MICROBATCHES, WORKERS, source_p
 
 Place = tuple[int, int]  # a contribution: (message, index in the message)
-_DECIDES = ("argmax", "argmin")  # besides equations with boolean results
 _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -35,24 +33,18 @@ class Facts:
     """Dependencies of one value.
 
     Attributes:
-      through: the contributions that it is computed from, and the numbers of workers (`Influence.counts`); bit mask.
-      decided: those of `through` that it depends on by more than a check whether they are finite; bit mask.
-      steadily: those of `decided` that it also depends on without a decision (a comparison or argmax) between, so that
-        small differences propagate; bit mask.
+      through: the contributions that it is computed from, and the numbers of workers (`Influence.counts`), by more than
+        checks whether they are finite; bit mask.
       op_states: the operator states that it is computed from; bit mask.
       of_data: whether it depends on examples, on the number of examples in a microbatch (the batch's shape), or on
         per-worker state.
       sources: names of the sources of scope "microbatch" that it is computed from, other than as the weight of a mean.
-      eps: machine epsilon of the lowest precision in its computation; 0 if nothing is rounded.
     """
 
     through: int = 0
-    decided: int = 0
-    steadily: int = 0
     op_states: int = 0
     of_data: bool = False
     sources: frozenset[str] = frozenset()
-    eps: float = 0.0
 
 
 _NOTHING = Facts()
@@ -61,14 +53,10 @@ _NOTHING = Facts()
 def _joined(facts: Sequence[Facts]) -> Facts:
     if len(facts) < 2:
         return facts[0] if facts else _NOTHING
-    through = decided = steadily = op_states = 0
+    through = op_states = 0
     for f in facts:
-        through, decided = through | f.through, decided | f.decided
-        steadily, op_states = steadily | f.steadily, op_states | f.op_states
-    sources = frozenset().union(*(f.sources for f in facts))
-    return Facts(
-        through, decided, steadily, op_states, any(f.of_data for f in facts), sources, max(f.eps for f in facts)
-    )
+        through, op_states = through | f.through, op_states | f.op_states
+    return Facts(through, op_states, any(f.of_data for f in facts), frozenset().union(*(f.sources for f in facts)))
 
 
 class Influence:
@@ -114,14 +102,10 @@ class Influence:
 
     def _of_equation(self, eqn: JaxprEqn) -> None:
         known = _joined([self.of(a) for a in eqn.invars])
-        inner = max((eps_of(v.aval) for nested in nested_equations(eqn) for v in nested.outvars), default=0.0)
         if self._asks_if_finite(eqn):
-            known = replace(known, decided=0)
+            known = replace(known, through=0)
         for var in eqn.outvars:
-            decides = eqn.primitive.name in _DECIDES or getattr(var.aval, "dtype", None) == np.bool_
-            facts = replace(known, steadily=0) if decides else known
-            of_data = facts.of_data or var in self._plan.sized
-            self._facts[var] = replace(facts, of_data=of_data, eps=max(facts.eps, inner, eps_of(var.aval)))
+            self._facts[var] = replace(known, of_data=known.of_data or var in self._plan.sized)
 
     def _asks_if_finite(self, eqn: JaxprEqn) -> bool:
         """Return whether all finite values give the same result: `isfinite`, `isnan` (`x != x`) or `isinf`."""
@@ -142,15 +126,11 @@ class Influence:
             if result in self._results:
                 level, i = place = self._results[result]
                 c = self._plan.messages[level][i]
-                weight = _NOTHING if c.weight is None else replace(self.of(c.weight), sources=frozenset(), eps=0.0)
-                known = _joined([known, weight])
-                bit = self.bit[place]
-                known = replace(
-                    known, through=known.through | bit, decided=known.decided | bit, steadily=known.steadily | bit
-                )
+                weight = _NOTHING if c.weight is None else replace(self.of(c.weight), sources=frozenset())
+                known = _joined([known, weight, Facts(through=self.bit[place])])
             elif _counts_workers(eqn):
                 known = _joined([known, self._of_count(f"{eqn.params['how'].about} of equal values", eqn)])
-            self._facts[result] = replace(known, eps=max(known.eps, eps_of(result.aval)))
+            self._facts[result] = known
 
     def _of_count(self, what: str, eqn: JaxprEqn) -> Facts:
         """Return the facts of a number of workers. Each place in the driver has a bit of its own."""
@@ -158,7 +138,7 @@ class Influence:
         bit = next((bit for bit, known in self.counts.items() if known == where), 0)
         bit = bit or 1 << len(self.places) + len(self.counts)
         self.counts[bit] = where
-        return Facts(through=bit, decided=bit, steadily=bit)
+        return Facts(through=bit)
 
 
 def _counts_workers(eqn: JaxprEqn) -> bool:
@@ -167,27 +147,6 @@ def _counts_workers(eqn: JaxprEqn) -> bool:
     taking_part = jax.ShapeDtypeStruct((eqn.params["capacity"],), np.bool_)
     jaxpr = jax.make_jaxpr(how.of_replicated)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype), taking_part)
     return any(jaxpr.jaxpr.invars[1] in e.invars for e in jaxpr.jaxpr.eqns)
-
-
-def dtypes_of(eqns: Sequence[JaxprEqn]) -> set[np.dtype]:
-    """Return the dtypes of all values that a jaxpr computes, including nested jaxprs."""
-    return {
-        v.aval.dtype
-        for eqn in eqns
-        for e in (eqn, *nested_equations(eqn))
-        for v in (*e.outvars, *e.invars)
-        if hasattr(v.aval, "dtype")
-    }
-
-
-def eps_of(aval: Any) -> float:
-    """Return the machine epsilon of a value's dtype; 0 if it is not floating point."""
-    return eps_of_dtype(getattr(aval, "dtype", np.dtype(bool)))
-
-
-def eps_of_dtype(dtype: Any) -> float:
-    """Return the machine epsilon of a dtype; 0 if it is not floating point."""
-    return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, np.inexact) else 0.0
 
 
 def steps_named(plan: Plan, source: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 The check runs steps on one batch, split into equal shares and into random uneven ones of several microbatches: a few
 consecutive steps and, if the driver reads the step number, some later ones. Every trial of a step starts from the same
-state, so rounding errors do not grow from step to step. Trials run in double precision if possible.
+state, so rounding errors do not grow from step to step. Trials run in double precision (`widen.py`).
 
 Reduced messages are compared first, because their rounding errors have known bounds; then the state, metrics and hook
 values. Optimizers such as Adam magnify rounding errors where gradients are near zero, so a difference in an output
@@ -19,8 +19,9 @@ that they depend on are
 
 The batch's shape, such as len(batch), is none of these: it is the size of one microbatch.
 
-A decision (a comparison or argmax) can hide a difference, because it gives the same result until a threshold is
-crossed. If only such decisions depend on a differing value, and they gave the same results, the answer is "not known".
+If a reduced value differs, and nothing that follows from it does, the answer is "not known": a decision (a comparison
+or argmax) gives the same until a threshold is crossed, and a learning rate of zero hides everything. So it is where the
+driver cannot be computed in double precision.
 
 Where a monitor is given a local value and its mean over all examples, it is also checked that one is the mean of the
 other (`paired_means.py`).
@@ -35,8 +36,8 @@ examples, or reductions in some steps only. Such a step depends on its split.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -54,16 +55,15 @@ from adaptive.runtime.microbatch_segments import Plans
 from .influence import Influence, Place, steps_named
 from .paired_means import wrong_means
 from .relevance import Relevance
-from .rounding import Precisions, RoundingErrors, apart, beyond, differences, in_double, is_finite, is_noisy, norm, rms
-from .trials import Bench, Result, Split, Start, even_split, fine_split, uneven_splits, with_fewer_workers
+from .rounding import ROUNDING, beyond, differences, in_double, is_finite, is_noisy, rms
+from .trials import Bench, Result, Split, Start, even_split, uneven_splits, with_fewer_workers
 from .verdict import Invariance
-from .widen import CannotWidenError, Width, widened, widths_for
+from .widen import CannotWidenError, is_narrow, widened
 
 _SPLITS = 3
 _STEPS_IN_A_ROW = 3
 _LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _MOST_NAMED = 8
-_ROUNDING = 100  # tolerance of a sum over a batch, in units in the last place
 _NUDGES = 2  # trials with perturbed inputs, of each kind
 _NEGLIGIBLE = 1e-4  # relative to other reduced values; smaller values count as 0 with rounding errors
 
@@ -125,22 +125,20 @@ def _of_splits(
     splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
     if not splits:
         return few
-    fine = fine_split(examples, n, plan, most=most)
-
-    def compared(width: Width | None) -> Invariance:
-        with width.settings() if width else nullcontext():
-            plans = widened(own_plans, width) if width else own_plans
-            bench = Bench(plans, engine, batch, seed=program_seed, width=width)
+    try:
+        if engine.world.devices[0].platform == "tpu":
+            raise CannotWidenError("float64")
+        with jax.enable_x64(True):
+            bench = Bench(widened(own_plans), engine, batch, seed=program_seed)
             try:
-                return _Comparison(bench, plan, even, splits, fine, rng, tolerance).of_steps(step)
+                return _Comparison(bench, plan, even, splits, rng, tolerance).of_steps(step)
             finally:
                 bench.close()
-
-    *better, own = widths_for(plan, engine.world.devices[0])
-    for width in better:
-        with suppress(CannotWidenError, jax.errors.JaxRuntimeError):  # memory may not suffice
-            return compared(width)
-    return compared(own)
+    except CannotWidenError as error:
+        why = f"{error} on this device, or in other dtypes than its own"
+    except jax.errors.JaxRuntimeError as error:  # memory may not suffice
+        why = str(error)
+    return Invariance({}, {}, (), note=f"the driver cannot be computed in double precision: {why}.")
 
 
 def _for_several_workers(engine: Engine) -> Plans:
@@ -169,17 +167,6 @@ def _each_workers_own(plan: Plan) -> str:
     return ""
 
 
-@dataclass
-class _Difference:
-    """A contribution that differed, in the first step in which it did, with the data to examine it."""
-
-    value: float  # relative to the contribution's value
-    start: Start
-    step: int
-    even: Result
-    other: Result
-
-
 class _Comparison:
     """The trials of one driver and their comparison so far."""
 
@@ -189,26 +176,26 @@ class _Comparison:
         driver: Plan,
         even: Split,
         splits: tuple[Split, ...],
-        fine: Split,
         rng: np.random.Generator,
         tolerance: float | None,
     ):
-        self.bench, self.even, self.splits, self.fine = bench, even, splits, fine
-        self.rng, self.tolerance = rng, tolerance
+        self.bench, self.even, self.splits, self.rng, self.tolerance = bench, even, splits, rng, tolerance
         self.plan, self.influence, self.outputs = bench.plan, Influence(bench.plan), bench.outputs
         self.relevance = Relevance(self.plan, self.influence, self.outputs)
-        self.precisions = Precisions(self.plan, self.influence, self.outputs, driver)
+        self.eps = float(
+            np.finfo(np.float32 if any(is_narrow(v.aval.dtype) for v in driver.graph.invars) else float).eps
+        )
         self.states: dict[str, float] = {}
         self.reports: dict[str, float] = {}
-        self.reductions: dict[str, float] = {}
         self.by_workers: dict[str, float] = {}
         self.counted: dict[str, None] = {}
         self.uncounted: dict[str, None] = {}  # numbers of workers that are read, without a difference
         self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
-        self.differing: dict[Place, _Difference] = {}
-        self.noisy: dict[str, float] = {}
+        self.differing: dict[Place, float] = {}
+        self.noisy: dict[str, None] = {}
         self.not_finite: dict[str, None] = {}
-        self.rounding = RoundingErrors()
+        # The largest change of each element by rounding, in the trials so far; by contribution, and by output's index.
+        self.rounding: dict[Place | int, np.ndarray] = {}
 
     def of_steps(self, first: int) -> Invariance:
         start, tried = self.bench.start, []
@@ -222,17 +209,13 @@ class _Comparison:
         for step in [] if self.states or self.reports else self._later_steps(tried):
             tried.append(step)
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
-        if self._undecided():  # a maximum differs most between small microbatches
-            self._of_step(self.bench.start, first, [self.fine])
         if not (self.states or self.reports):
             self._leave_workers_out(first)
-        hidden = {} if self.states else {self.relevance.label(p): self.differing[p].value for p in self._hidden()}
         return Invariance(
             self.states,
-            self.reductions,
+            {self.relevance.label(p): value for p, value in self._differing_by_data().items()},
             self.splits,
             self.reports,
-            hidden,
             tuple(tried),
             self._note(),
             self._drawn(),
@@ -254,12 +237,12 @@ class _Comparison:
         if self.not_finite:
             return f"{_some(self.not_finite)} is not finite on this batch, so there is nothing to compare."
         if self.noisy:
-            by = max(self.noisy.values())
-            return f"rounding alone moves {_some(self.noisy)} by {by:.2g} of its value, which hides any difference."
-        if undecided := self._undecided():
+            return f"rounding alone moves {_some(self.noisy)} by so much that it hides any difference."
+        if differing := self._differing_by_data():
+            labels = dict.fromkeys(map(self.relevance.label, differing))
             return (
-                f"{_some(undecided)} depends on the split, but is only used in comparisons or an argmax. These gave "
-                "the same in all trials; they may not for another batch or a later state."
+                f"{_some(labels)} depends on the split, and nothing that follows from it shows it in these trials: a "
+                "comparison, an argmax or a learning rate of zero may show it for another batch or a later state."
             )
         if not any(self.relevance.facts(p).of_data for p in self.relevance.places):
             return "nothing to compare: the state, metrics and hook values do not depend on examples."
@@ -275,7 +258,7 @@ class _Comparison:
         return ""
 
     def _of_data(self) -> list[Place]:
-        """Return the reductions of examples on which the state depends by more than decisions."""
+        """Return the reductions of examples on which the state depends."""
         rel = self.relevance
         reduced = [p for p in rel.places if rel.contribution(p).how.reduces and rel.facts(p).of_data]
         return [p for p in reduced if rel.reaches_state(p)]
@@ -294,10 +277,6 @@ class _Comparison:
             self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
         for other in others:
             found = self._differing(whole, other)
-            for place, value in found.items():
-                known = self.differing.get(place)
-                if known is None or value > known.value:
-                    self.differing[place] = _Difference(value, start, step, whole, other)
             self._follow(whole, other, found)
         return whole.after
 
@@ -308,12 +287,10 @@ class _Comparison:
         for split in with_fewer_workers(self.even, self.plan):
             other = self.bench.run(start, split, step)
             found = {p: value for p, value in self._differing(whole, other).items() if not rel.is_of_count(p)}
-            for place, value in found.items():
-                self.differing.setdefault(place, _Difference(value, start, step, whole, other))
             self._follow(whole, other, found)
             for k, output in enumerate(self.outputs):
                 counted = rel.counted(output)
-                ratio = self._difference(k, whole, other, self.rounding.outputs.get(k)) if counted else None
+                ratio = self._difference(k, whole, other) if counted else None
                 if ratio is not None:
                     _raise_to(self.by_workers, output.name, ratio)
                     self.counted.update(dict.fromkeys(counted))
@@ -343,66 +320,54 @@ class _Comparison:
         found = {}
         for place in self.relevance.places:
             a, b = whole.contributions[place], other.contributions[place]
-            gaps = differences(a, b)
-            if not gaps.any():
-                continue
-            own, computed = self.precisions.of_place(place)
-            value, allowed = np.maximum(np.abs(a), np.abs(b)), self._relative(own)
-            floor = self.rounding.contributions.get(place)
-            ratio = beyond(gaps, value, allowed * value, (own, computed), floor, by_element=self.tolerance is None)
+            value, floor = np.maximum(np.abs(a), np.abs(b)), self.rounding.get(place, 0.0)
+            ratio = self._beyond(differences(a, b), value, self._relative * value, floor)
             if ratio is not None:
                 found[place] = ratio
-            elif floor is not None and is_noisy(gaps, value, allowed, floor) and not self._is_negligible(place, whole):
-                self.noisy[self.relevance.label(place)] = norm(floor) / (norm(value) or 1.0)
+            elif is_noisy(value, floor) and not self._is_negligible(place, whole):
+                self.noisy[self.relevance.label(place)] = None
         return found
 
     def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
-        """Record the outputs that differ because of these contributions."""
+        """Record these contributions, and the outputs that differ because of them."""
+        for place, value in found.items():
+            _raise_to(self.differing, place, value)
         for k, output in enumerate(self.outputs):
             through = [p for p in found if self.relevance.counts(p, output)]
-            ratio = self._difference(k, whole, other, self.rounding.outputs.get(k)) if through else None
+            ratio = self._difference(k, whole, other) if through else None
             if ratio is None:
                 continue
             noted = self.states if self.relevance.is_state(output) else self.reports
             _raise_to(noted, output.name, ratio)
-            for place in through:
-                _raise_to(self.reductions, self.relevance.label(place), found[place])
 
-    def _difference(self, k: int, whole: Result, other: Result, floor: np.ndarray | None = None) -> float | None:
+    def _difference(self, k: int, whole: Result, other: Result) -> float | None:
         """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
-        a, b = whole.outputs[k], other.outputs[k]
-        own, _ = self.precisions.outputs[k]
-        change = _changes(whole, k)
-        allowed = self._relative(own) * change + 4 * own * np.abs(a)
-        return beyond(
-            differences(a, b), change, allowed, self.precisions.outputs[k], floor, by_element=self.tolerance is None
-        )
+        a, change = whole.outputs[k], _changes(whole, k)
+        allowed = self._relative * change + 4 * self.eps * np.abs(a)
+        return self._beyond(differences(a, other.outputs[k]), change, allowed, self.rounding.get(k, 0.0))
 
-    def _relative(self, eps: float) -> float:
-        return self.tolerance if self.tolerance is not None else _ROUNDING * eps
+    def _beyond(self, gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any) -> float | None:
+        return beyond(gaps, value, allowed, floor, by_element=self.tolerance is None)
+
+    @property
+    def _relative(self) -> float:
+        return self.tolerance if self.tolerance is not None else ROUNDING * self.eps
 
     # --- rounding -----------------------------------------------------------------------------------------------------
 
     def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
-        """Measure how values change if inputs change by one unit in the last place or examples are permuted."""
+        """Measure how values change if inputs change by one unit in the last place."""
         for split, result in trials.items():
             for whole in (False, True) * _NUDGES:
                 nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
-                self.rounding.add(result, self.bench.run(nudged, split, step, batch=batch), outputs=not whole)
-        even = trials[self.even]
-        for _ in range(_NUDGES):
-            again = self.bench.run(start, self.even, step, batch=self.bench.reordered(self.even, self.rng))
-            if self._has_place(even, again):
-                break  # results depend on an example's position in the microbatch, which is not a rounding error
-            self.rounding.add(even, again)
+                again = self.bench.run(nudged, split, step, batch=batch)
+                for place, value in result.contributions.items():
+                    self._add_rounding(place, value, again.contributions[place])
+                for k, value in enumerate([] if whole else result.outputs):
+                    self._add_rounding(k, value, again.outputs[k])
 
-    def _has_place(self, a: Result, b: Result) -> bool:
-        """Return whether a value that is not negligible differs by much more than rounding errors."""
-        return any(
-            apart(a.contributions[p], b.contributions[p]) > 1e-3 * norm(a.contributions[p])
-            for p in self.relevance.places
-            if self.relevance.contribution(p).how.reduces and not self._is_negligible(p, a)
-        )
+    def _add_rounding(self, key: Place | int, a: np.ndarray, b: np.ndarray) -> None:
+        self.rounding[key] = np.maximum(differences(a, b), self.rounding.get(key, 0.0))
 
     def _is_negligible(self, place: Place, result: Result) -> bool:
         """Return whether a contribution's elements are so small that they must be rounding errors.
@@ -414,43 +379,9 @@ class _Comparison:
         largest = max(rms(result.contributions[p]) for p in peers)
         return rms(result.contributions[place]) <= _NEGLIGIBLE * largest
 
-    # --- differences that the outputs hide ----------------------------------------------------------------------------
-
-    def _hidden(self) -> list[Place]:
-        """Return the contributions that differ without a difference in the outputs that depend on them.
-
-        Each contribution alone is replaced by its value under the other split. If the outputs do not change, they hide
-        the difference, for instance because of a learning rate of zero. If they change for each one, but not for all
-        together, the differences cancel by the driver's arithmetic, and nothing is hidden.
-        """
-        outputs_of = {p: self._unchanged(p) for p in self.differing if self.relevance.facts(p).of_data}
-        hidden = [place for place, outputs in outputs_of.items() if outputs]
-        for place in hidden:
-            difference = self.differing[place]
-            instead = self.bench.taking(difference.other, place)
-            alone = self.bench.run(difference.start, self.even, difference.step, instead=instead)
-            if all(self._difference(k, difference.even, alone) is None for k in outputs_of[place]):
-                return hidden
-        return []
-
-    def _unchanged(self, place: Place) -> list[int]:
-        """Return the outputs that depend on a contribution by more than decisions, and did not differ."""
-        shown, rel = {**self.states, **self.reports}, self.relevance
-        return [
-            k
-            for k, o in enumerate(self.outputs)
-            if o.name not in shown and rel.counts(place, o) and rel.is_steady(place, o)
-        ]
-
-    def _undecided(self) -> dict[str, None]:
-        """Return the names of differing contributions on which unchanged outputs depend by decisions alone."""
-        shown, rel = {**self.states, **self.reports}, self.relevance
-        unchanged = [o for o in self.outputs if o.name not in shown]
-        return {
-            rel.label(p): None
-            for p in self.differing
-            if any(rel.counts(p, o) and rel.is_decided(p, o) for o in unchanged)
-        }
+    def _differing_by_data(self) -> dict[Place, float]:
+        """Return the contributions of examples that differed, with the relative difference."""
+        return {p: value for p, value in self.differing.items() if self.relevance.facts(p).of_data}
 
 
 def _raise_to(found: dict, key: Any, value: float) -> None:

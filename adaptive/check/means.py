@@ -8,19 +8,17 @@ as one batch and as two batches, in double precision if possible, and the result
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from adaptive.base.errors import DriverError
 from adaptive.base.jaxprs import asks_the_host, has_effects, nested_equations
 
-from .influence import dtypes_of, eps_of_dtype
-from .widen import DOUBLE, CannotWidenError, Evaluation, Width
+from .widen import CannotWidenError, inlined, is_narrow, wide
 
 _FEW = 8  # examples to compare; with few examples, a function that is not a mean differs most from one
 _LOOKS = 3  # most attempts per function; repeated while both parts give the same, as before training
@@ -151,29 +149,33 @@ class _Trial:
             [jax.tree.map(lambda a: a[first:], self._batch)],
         ]
         try:
-            relative, found = _RELATIVE, self._computed(given, Width(DOUBLE))
+            with jax.enable_x64(True):
+                relative, found = (
+                    _RELATIVE,
+                    self._computed(given, lambda closed: lambda *operands: inlined(closed, operands), wide),
+                )
         except (CannotWidenError, jax.errors.JaxRuntimeError):
-            eps = max(map(eps_of_dtype, dtypes_of(self.traced[0].jaxpr.eqns)), default=0.0)
-            relative, found = max(_RELATIVE, _ROUNDING * eps), self._computed(given, None)
+            relative, found = self._own_precision(), self._computed(given, jaxpr_as_fun, lambda leaf: leaf)
         for values in zip(*found, strict=True):
             yield _Leaf(values, self._parts, relative)
 
-    def _computed(self, given: Sequence[Sequence[Any]], width: Width | None) -> list[list[np.ndarray]]:
+    def _own_precision(self) -> float:
+        """Return the tolerance for the function's own precision."""
+        dtypes = {v.aval.dtype for e in _equations(self.traced[0]) for v in e.outvars if hasattr(v.aval, "dtype")}
+        return max([_RELATIVE, *(_ROUNDING * float(jnp.finfo(d).eps) for d in dtypes if is_narrow(d))])
+
+    def _computed(
+        self, given: Sequence[Sequence[Any]], function_of: Callable[[ClosedJaxpr], Any], leaf_as: Callable[[Any], Any]
+    ) -> list[list[np.ndarray]]:
         """Return the function's results for batches of each size, as lists of leaves."""
         found = []
-        with width.settings() if width else nullcontext():
-            for closed, batches in zip(self.traced, given, strict=True):
-                function = jax.jit(partial(_wide, closed, width) if width else jaxpr_as_fun(closed))
-                for batch in batches:
-                    leaves = zip(jax.tree.leaves((self._state, batch)), closed.in_avals, strict=True)
-                    typed = [_as(leaf, aval) for leaf, aval in leaves]
-                    results = function(*map(width.wide, typed) if width else typed)
-                    found.append([np.asarray(v) for v in results])
+        for closed, batches in zip(self.traced, given, strict=True):
+            function = jax.jit(function_of(closed))
+            for batch in batches:
+                leaves = zip(jax.tree.leaves((self._state, batch)), closed.in_avals, strict=True)
+                results = function(*(leaf_as(_as(leaf, aval)) for leaf, aval in leaves))
+                found.append([np.asarray(v) for v in results])
         return found
-
-
-def _wide(closed: ClosedJaxpr, width: Width, *operands: Any) -> list[Any]:
-    return Evaluation(width).inlined(closed, operands)
 
 
 def _as(leaf: Any, aval: Any) -> Any:

@@ -55,17 +55,8 @@ class Relevance:
         return output.kind == "state" or of_state
 
     def reaches_state(self, place: Place) -> bool:
-        """Return whether any state depends on a contribution by more than decisions."""
-        return any(self.is_state(o) and self.counts(place, o) and self.is_steady(place, o) for o in self._outputs)
-
-    def is_steady(self, place: Place, output: Output) -> bool:
-        """Return whether an output depends on a contribution by more than decisions, so that small differences show."""
-        return bool(self._influence.of(output.atom).steadily & self._influence.bit[place])
-
-    def is_decided(self, place: Place, output: Output) -> bool:
-        """Return whether an output depends on a contribution by decisions alone, beside checks for NaNs."""
-        decided = bool(self._influence.of(output.atom).decided & self._influence.bit[place])
-        return decided and not self.is_steady(place, output)
+        """Return whether any state depends on a contribution."""
+        return any(self.is_state(o) and self.counts(place, o) for o in self._outputs)
 
     def contribution(self, place: Place) -> Contribution:
         return self._plan.messages[place[0]][place[1]]

@@ -1,110 +1,48 @@
 """Which differences between two trials are rounding errors.
 
-The tolerance follows from the precisions of the driver and of the trials. For each leaf it is also measured: inputs are
+Trials are computed in double precision, in which a difference of 100 units in the last place of single precision is far
+above rounding, but for values that cancel. So rounding errors are also measured, element by element: inputs are
 perturbed by one unit in the last place, and changes of the size that this causes do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from adaptive.graph.plan import Plan
-
-from .influence import Influence, Place
-from .trials import Output, Result, outputs_of
-from .widen import SINGLE
-
-_MULTIPLE = 16  # tolerance, as a multiple of the effect of perturbed inputs
+ROUNDING = 100  # the default tolerance, relative to an element, in units in the last place of the driver's precision
+_MULTIPLE = 100  # tolerance, as a multiple of the effect of perturbed inputs
 _NOISY = 0.03  # a value with a larger relative rounding error cannot be compared
-_OF_ELEMENT = 100  # tolerance of a single element, as a multiple of the same
-_OF_LARGEST = 4  # smaller differences are ignored; in units in the last place of a leaf's largest element
-_SINGLE_EPS = float(np.finfo(SINGLE).eps)
+_OF_LARGEST = 4 * float(
+    np.finfo(np.float64).eps
+)  # smaller differences are ignored, relative to a leaf's largest element
 
 
-class Precisions:
-    """Machine epsilon for every contribution and output: of the driver's lowest precision on the path to it (at most
-    single), and of the precision of the trials.
-    """
-
-    def __init__(self, plan: Plan, influence: Influence, outputs: Sequence[Output], driver: Plan):
-        given = influence if driver is plan else Influence(driver)
-        self._same = given.places == influence.places
-        self._driver, self._plan, self._given, self._influence = driver, plan, given, influence
-        atoms = [o.atom for o in outputs]
-        theirs = [o.atom for o in outputs_of(driver)]
-        self.outputs = [self._both(given.of(t).eps, influence.of(a).eps) for a, t in zip(atoms, theirs, strict=True)]
-
-    def of_place(self, place: Place) -> tuple[float, float]:
-        """Return a contribution's two epsilons: the driver's, and that of the trials."""
-        level, i = place
-        computed = self._influence.carried(self._plan.messages[level][i]).eps
-        own = self._given.carried(self._driver.messages[level][i]).eps if self._same else _SINGLE_EPS
-        return self._both(own, computed)
-
-    def _both(self, own: float, computed: float) -> tuple[float, float]:
-        return max(computed, min(own, _SINGLE_EPS)), computed
-
-
-@dataclass
-class RoundingErrors:
-    """The largest change of each element by rounding, in the trials so far; by contribution, and by output's index."""
-
-    contributions: dict[Place, np.ndarray] = field(default_factory=dict)
-    outputs: dict[int, np.ndarray] = field(default_factory=dict)
-
-    def add(self, a: Result, b: Result, *, outputs: bool = True) -> None:
-        """Add the differences of two trials that differ by rounding alone. `outputs`: also those of the outputs."""
-        for place, value in a.contributions.items():
-            _raise_each(self.contributions, place, differences(value, b.contributions[place]))
-        for k, value in enumerate(a.outputs if outputs else ()):
-            _raise_each(self.outputs, k, differences(value, b.outputs[k]))
-
-
-def _raise_each(found: dict, key: Any, values: np.ndarray) -> None:
-    found[key] = np.maximum(values, found[key]) if key in found else values
-
-
-def beyond(
-    gaps: np.ndarray,
-    value: np.ndarray,
-    allowed: np.ndarray,
-    precisions: tuple[float, float],
-    floor: np.ndarray | None,
-    *,
-    by_element: bool,
-) -> float | None:
+def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any, *, by_element: bool) -> float | None:
     """Return the difference of two arrays relative to their value; `None` if it may be rounding.
 
     Args:
       gaps, value: absolute differences of elements, and their magnitudes.
-      allowed: tolerance of each element in the driver's own precision.
-      precisions: machine epsilon of the driver's own precision, and of the precision of the trials.
-      floor: measured rounding error of each element; `None` if not measured.
+      allowed: tolerance of each element.
+      floor: measured rounding error of each element, or 0.
       by_element: whether single elements are compared, or only the norm.
     """
-    own, computed = precisions
-    noise = 0.0 if floor is None else _MULTIPLE * norm(floor)
-    if np.isinf(gaps).any() and np.isfinite(noise):
-        return np.inf
-    if norm(gaps) > max(norm(allowed), noise):
-        return norm(gaps) / (norm(value) or 1.0)
-    if not by_element or not gaps.size:
+    if not gaps.any():
         return None
-    least: Any = _OF_LARGEST * computed * float(value.max())
-    if floor is not None:
-        # In a higher precision than the driver's, each element has its own tolerance.
-        least = least + (_OF_ELEMENT * floor if computed < own else _MULTIPLE * float(floor.max()))
-    off = gaps > allowed + least
-    return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max()) if off.any() else None
+    if np.isinf(gaps).any() and np.isfinite(floor).all():
+        return np.inf
+    if norm(gaps) > max(norm(allowed), _MULTIPLE * norm(np.asarray(floor))):
+        return norm(gaps) / (norm(value) or 1.0)
+    off = gaps > allowed + _OF_LARGEST * float(value.max()) + _MULTIPLE * floor
+    if not by_element or not off.any():
+        return None
+    return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max())
 
 
-def is_noisy(gaps: np.ndarray, value: np.ndarray, allowed: float, floor: np.ndarray) -> bool:
+def is_noisy(value: np.ndarray, floor: Any) -> bool:
     """Return whether rounding errors are too large to recognize a difference."""
-    return norm(gaps) > allowed * norm(value) and norm(floor) > _NOISY * norm(value)
+    return norm(np.asarray(floor)) > _NOISY * norm(value)
 
 
 def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -113,11 +51,6 @@ def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         gaps = np.abs(in_double(a) - in_double(b))
     gaps = np.where((a == b) | ((a != a) & (b != b)), 0.0, gaps)
     return np.where(np.isfinite(gaps), gaps, np.inf)
-
-
-def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the norm of the difference of two arrays."""
-    return norm(differences(a, b))
 
 
 def in_double(x: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ Everything else is fixed, including measurements of the machine, so that trials 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
@@ -25,13 +25,13 @@ from adaptive.operators.sources import Reading, Source
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.message import Layout, unpack
+from adaptive.runtime.message import unpack
 from adaptive.runtime.microbatch_segments import Plans
 from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.worker_state import copied
 
 from .influence import Place
-from .widen import Width
+from .widen import wide
 
 Split = tuple[Microbatches, ...]  # each worker's microbatches
 
@@ -83,15 +83,6 @@ def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
             fewer[slot] = own
         found.append(tuple(fewer))
     return tuple(found)
-
-
-def fine_split(examples: int, workers: int, plan: Plan, *, most: int | None = None) -> Split:
-    """Return nearly equal shares in small microbatches, about 64 of them over all workers."""
-    sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
-    if not plan.splittable:
-        return tuple((size,) for size in sizes)
-    call = min(most or examples, plan.multiple * -(-examples // (64 * plan.multiple)))
-    return tuple(_cut(size, call) for size in sizes)
 
 
 def _random_split(
@@ -190,7 +181,6 @@ class Start:
 class Result:
     """The result of a step."""
 
-    brought: list[list[np.ndarray]]  # the parts of every message
     contributions: dict[Place, np.ndarray]
     outputs: list[np.ndarray]
     before: list[np.ndarray | None]  # each output's value before the step; None for metrics and hook values
@@ -198,20 +188,15 @@ class Result:
 
 
 class _Wire(LocalWorld):
-    """World of one process that records a step's messages, and can replace some of them."""
+    """World of one process that records a step's messages."""
 
     def __init__(self, workers: int, device: jax.Device):
         super().__init__(workers, device)
-        self.brought: list[list[np.ndarray]] = []
-        self.instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None
+        self.brought: list[list[np.ndarray]] = []  # the parts of every message
 
     def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
         results, status = super().exchange(message, ops, name)
-        arrived = [np.asarray(p) for p in results[0]]
-        self.brought.append(arrived)
-        if self.instead is not None:
-            changed = [jax.device_put(p, self.devices[0]) for p in self.instead(len(self.brought) - 1, arrived)]
-            results = [changed for _ in results]
+        self.brought.append([np.asarray(p) for p in results[0]])
         return results, status
 
 
@@ -219,17 +204,15 @@ class Bench:
     """Runner of trials of a plan.
 
     Args:
-      plans: the driver's plans.
+      plans: the driver's plans in double precision.
       engine: the engine whose state and operator states the first trial starts from. Not changed.
       batch: the examples, as one batch.
       seed: the program's seed.
-      width: the precision of `plans`, if it is not the driver's own.
     """
 
-    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int, width: Width | None = None):
+    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
         plan, device = plans.reference, engine.world.devices[0]
         n = plan.graph.capacity
-        wide = width.wide if width else _unchanged
         leaves, tree = jax.tree.flatten(batch)
         pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)
         rows = [wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs]
@@ -262,14 +245,8 @@ class Bench:
         step: int,
         *,
         batch: Any = None,
-        instead: Callable[[int, list[np.ndarray]], list[np.ndarray]] | None = None,
     ) -> Result:
-        """Run the step with number `step` in the microbatches of `split`.
-
-        Args:
-          batch: replaces the bench's examples.
-          instead: takes a message's number and its reduced parts, and returns the parts to use in their place.
-        """
+        """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
         trial, device = self._trial, self._wire.devices[0]
         trial.workers.replace(
             [[copied(leaf, device) for leaf in leaves] for leaves in start.states],
@@ -285,7 +262,7 @@ class Bench:
             Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
-        self._wire.instead, self._wire.brought = instead, []
+        self._wire.brought = []
         outcome = trial.step(
             Share(tuple(sizes), tuple(starts[:-1]), batches),
             readings,
@@ -302,7 +279,6 @@ class Bench:
         new, old = self._kept(after), self._kept(start)
         reported = [*(a for h in outcome.hooks for a in h), *outcome.metrics]
         return Result(
-            brought,
             {place: numbers_of(value) for place, value in contributions.items()},
             [numbers_of(a) for a in (*new, *reported)],
             [*map(numbers_of, old), *(None for _ in reported)],
@@ -312,16 +288,6 @@ class Bench:
     def _kept(self, start: Start) -> list[Any]:
         state = [start.states[0][i] for i in _compared(self.plan)]
         return [*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k])]
-
-    def taking(self, other: Result, place: Place) -> Callable[[int, list[np.ndarray]], list[np.ndarray]]:
-        """Return a function for `instead` of `run` that replaces one contribution by its value in another trial."""
-        level, i = place
-        layout = self._trial.layouts[level]
-
-        def instead(message: int, parts: list[np.ndarray]) -> list[np.ndarray]:
-            return _with_contribution(layout, i, parts, other.brought[level]) if message == level else parts
-
-        return instead
 
     def nudged(self, start: Start, rng: np.random.Generator, *, whole: bool = False) -> tuple[Start, Any]:
         """Return the state and examples with each number perturbed by a rounding error.
@@ -334,16 +300,6 @@ class Bench:
         local = self.plan.local_state  # perturbed for each worker by itself; other leaves stay equal on all workers
         states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
         return Start(states, start.op_states), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
-
-    def reordered(self, split: Split, rng: np.random.Generator) -> Any:
-        """Permute the examples within each microbatch."""
-        bounds = pairwise(np.concatenate([[0], np.cumsum([size for microbatches in split for size in microbatches])]))
-        order = np.concatenate([s + rng.permutation(e - s) for s, e in bounds]).astype(int)
-        return jax.tree.map(lambda a: a[order], self.batch)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _held_fixed(source: Source) -> Source:
@@ -366,18 +322,3 @@ def _nudged(value: Any, rng: np.random.Generator, *, whole: bool = False) -> Any
             return value
         x = np.where(x == 0, eps * rng.uniform(0, 2, x.shape), x)
     return (x * (1 + eps * rng.uniform(-2, 2, x.shape))).astype(value.dtype)
-
-
-def _with_contribution(
-    layout: Layout, i: int, parts: Sequence[np.ndarray], others: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    entry, weight = layout.entries[i], layout.weights[i]
-    here, there = (np.array(p[entry.part]).reshape(-1) for p in (parts, others))
-    place = slice(entry.offset, entry.offset + entry.size)
-    scale = 1.0
-    if weight is not None:
-        scale = float(parts[weight.part][weight.offset]) / float(others[weight.part][weight.offset])
-    here[place] = there[place] if scale == 1.0 else there[place] * scale
-    changed = [np.array(p) for p in parts]
-    changed[entry.part] = here.reshape(parts[entry.part].shape)
-    return changed

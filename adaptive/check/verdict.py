@@ -15,10 +15,8 @@ class Invariance:
       differences: state leaves that depend on the split, by name, with the largest difference relative to the step's
         change of that leaf. Includes operator states that the state is computed from.
       reports: metrics and hook values that depend on the split, with the largest difference relative to the value.
-      reductions: reductions that cause the differences, such as "grads['kernel'] (driver.py:15)", with the largest
+      reductions: reductions that depend on the split, such as "grads['kernel'] (driver.py:15)", with the largest
         difference relative to the value.
-      hidden: reductions that differ without a difference in the outputs that depend on them, for instance because the
-        learning rate was zero in these steps.
       splits: the splits that were tried: for each, every worker's microbatches.
       steps: the numbers of the steps that were tried.
       note: the reason for "not known"; else "".
@@ -35,7 +33,6 @@ class Invariance:
     reductions: dict[str, float]
     splits: tuple[Split, ...]
     reports: dict[str, float] = field(default_factory=dict)
-    hidden: dict[str, float] = field(default_factory=dict)
     steps: tuple[int, ...] = ()
     note: str = ""
     drawn: tuple[str, ...] = ()
@@ -47,7 +44,7 @@ class Invariance:
     @property
     def verdict(self) -> str:
         """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
-        if self.differences or self.reports or self.hidden or self.on_purpose:
+        if self.differences or self.reports or self.on_purpose:
             return "no"
         if self.wrong_means or self.by_workers:
             return "no"
@@ -91,8 +88,6 @@ class Invariance:
         lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
         lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
         lines += _listed("through these reductions:", self.reductions, "its value")
-        same = "these reductions do, and what follows them does not show it in these steps (a learning rate of zero?):"
-        lines += _listed(same, self.hidden, "its value")
         if self.drawn:
             lines += [
                 f"Random numbers are drawn for a whole microbatch from one key ({', '.join(self.drawn)}),",

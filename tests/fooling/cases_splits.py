@@ -97,48 +97,48 @@ def mean_of_largest(state, batch):
     return comm.all_reduce(jnp.max(errors(state["w"], batch) ** 2))
 
 
-COMPARES = "only used in comparisons"
+HIDDEN = "nothing that follows from it shows it"
 
 
-@not_known(COMPARES, "cases_splits.py:", shares=None)
+@not_known(HIDDEN, "cases_splits.py:", shares=None)
 def a_rate_by_a_comparison(state, batch):
     rate = jnp.where(mean_of_largest(state, batch) > 1e3, 0.5, 1.0)
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
-@not_known(COMPARES, shares=None)
+@not_known(HIDDEN, shares=None)
 def a_comparison_that_counts_in_a_loop(state, batch):
     spike = (mean_of_largest(state, batch) > 1e3).astype(jnp.float32)
     rate = jax.lax.fori_loop(0, 3, lambda _, rate: rate * (1 - spike / 2), jnp.float32(1))
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
-@not_known(COMPARES, shares=None)
+@not_known(HIDDEN, shares=None)
 def a_comparison_for_a_hook(state, batch):
     ctrl.hook(lambda control, spike: None, mean_of_largest(state, batch) > 1e3, name="spike")
     return step(state, mean_gradient(state, batch)), {}
 
 
-@not_known(COMPARES, shares=None, state={"w": W, "spikes": np.int32(0)})
+@not_known(HIDDEN, shares=None, state={"w": W, "spikes": np.int32(0)})
 def a_comparison_counted_in_the_state(state, batch):
     spikes = state["spikes"] + (mean_of_largest(state, batch) > 1e3).astype(jnp.int32)
     return step(state, mean_gradient(state, batch), spikes=spikes), {}
 
 
-@named("state['w']", shares=None)
+@not_known(HIDDEN, shares=None)
 def a_rate_by_a_comparison_that_small_calls_change(state, batch):
     """No call of some examples is without one that is far off; a call of one example mostly is."""
     rate = jnp.where(mean_of_largest(state, batch) < 0.5 * comm.all_reduce(loss(state["w"], batch)) + 1.5, 0.5, 1.0)
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
-@named("does not show it", "cases_splits.py:", shares=None)
+@not_known(HIDDEN, "cases_splits.py:", shares=None)
 def a_rate_by_a_rounded_maximum(state, batch):
     rate = jnp.floor(mean_of_largest(state, batch) / 1e3) + 1
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
-@named("does not show it", "cases_splits.py:", shares=None)
+@not_known(HIDDEN, "cases_splits.py:", shares=None)
 def a_loop_until_a_maximum_is_passed(state, batch):
     until = 1e-6 * mean_of_largest(state, batch)
     rate = jax.lax.while_loop(lambda rate: rate < until, lambda rate: 2 * rate, jnp.float32(1))

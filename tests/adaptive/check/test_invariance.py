@@ -16,8 +16,8 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive.check.trials import even_split, fine_split, uneven_splits
-from adaptive.check.widen import DOUBLE, Width, widened, widths_for
+from adaptive.check.trials import even_split, uneven_splits
+from adaptive.check.widen import widened
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planned, planner, pointed_at
 from tests.relaxed import relaxed_tx
@@ -61,7 +61,7 @@ def test_a_mean_loss_is_invariant_under_any_number_of_workers(workers):
     found = check(driver, init(W), workers=workers)
     assert found
     assert found.verdict == "yes"
-    assert found.differences == found.reports == found.reductions == found.hidden == {}
+    assert found.differences == found.reports == found.reductions == {}
     assert len(found.splits) == 3
     slots = max(2, workers)  # a lone worker's step is also tried on two
     assert all(len(split) == slots and sum(map(sum, split)) == 4 for split in found.splits)
@@ -184,7 +184,7 @@ def test_metrics_of_single_examples_give_no_false_alarm():
     assert found, found
 
 
-def test_differences_that_cancel_do_not_count():
+def test_differences_that_cancel_are_not_known():
     """The variance within calls and that between them are not invariant; their sum is."""
 
     def driver(state, batch):
@@ -193,7 +193,7 @@ def test_differences_that_cancel_do_not_count():
         variance = within + comm.all_reduce((y.mean() - mean) ** 2)
         return state + variance, {}
 
-    assert check(driver, 0.0)
+    assert check(driver, 0.0).verdict == "not known"
 
 
 # --- rounding is no difference ----------------------------------------------------------------------------------------
@@ -382,28 +382,28 @@ def beside_a_large_one(scale, *, normed):
     return loss
 
 
-@pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("scale", [pytest.param(1e5, marks=pytest.mark.long), 1e12])
-def test_one_element_counts_beside_another_that_is_much_larger(tx, scale):
-    """To Adam, and to what takes signs, they are alike."""
+def test_one_element_counts_beside_another_that_is_much_larger(optimizer, scale):
+    """To Adam, and to what takes signs, they are alike. Signs may be the same where gradients differ."""
+    tx = OPTIMIZERS[optimizer]
     driver, init = train(beside_a_large_one(scale, normed=True), tx)
-    assert check(driver, init(W), global_batch=8).verdict == "no"
+    assert check(driver, init(W), global_batch=8).verdict in ("no", *["not known"] * (optimizer == "sign"))
     driver, init = train(beside_a_large_one(scale, normed=False), tx)
     found = check(driver, init(W), global_batch=8)
     assert found, found
 
 
-def test_a_driver_that_cannot_run_in_double_precision_is_compared_in_its_own():
+def test_a_driver_that_cannot_run_in_double_precision_is_not_compared():
     """Bits of a number, taken as they are, are others in double precision."""
 
     def bits(x):
         return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.int32) | 1, jnp.float32)
 
-    for loss, verdict in ((mean_loss, "yes"), (contrastive, "no")):
-        driver, init = train(lambda w, b, loss=loss: loss(w, {**b, "x": bits(b["x"])}))
-        assert check(driver, init(W)).verdict == verdict
-    plans = planned(lambda w, b: (w + comm.all_reduce(bits(b["x"]).mean(0)), {}), W)
-    assert widths_for(plans, jax.devices()[0]) == [Width(DOUBLE), None]
+    driver, init = train(lambda w, b: mean_loss(w, {**b, "x": bits(b["x"])}))
+    found = check(driver, init(W))
+    assert found.verdict == "not known"
+    assert "cannot be computed in double precision: bitcast_convert_type" in str(found)
 
 
 def test_a_driver_is_not_traced_within_another_trace():
@@ -422,9 +422,8 @@ def test_a_driver_is_not_traced_within_another_trace():
     driver, init = train(mean_loss)
     narrow = planner(lambda state, batch: driver(tuple(state), batch), init(W))
     narrow.begin(4)
-    width = Width(DOUBLE)
-    with width.settings():
-        wide = widened(Outside(narrow), width)
+    with jax.enable_x64(True):
+        wide = widened(Outside(narrow))
         assert {v.aval.dtype for v in wide(7).graph.batch_vars} == {np.dtype(np.float64)}
 
 
@@ -450,26 +449,26 @@ def deciding(decide):
         (lambda mean, most: jnp.where(jnp.isfinite(mean) & ~jnp.isnan(mean) & (most < 1e6), 0.1, 0.2), "yes"),
         (lambda mean, most: jnp.where(jnp.isinf(mean) | (mean == -jnp.inf), 0.1, 0.2), "yes"),
         (lambda mean, most: jnp.where(most > 1, 0.1, 0.2), "yes"),
-        (lambda mean, most: jnp.where(mean < 0.49 * most, 0.1, 0.2), "no"),  # of single examples; of halves it is not
-        (lambda mean, most: jnp.clip(mean, 1e6, 2e6) * 1e-7, "no"),
-        (lambda mean, most: 0.1 + 0 * jnp.sort(jnp.stack([mean, most]))[0], "no"),
+        (lambda mean, most: jnp.where(mean < 0.49 * most, 0.1, 0.2), "no"),
+        (lambda mean, most: jnp.clip(mean, 1e6, 2e6) * 1e-7, "not known"),
+        (lambda mean, most: 0.1 + 0 * jnp.sort(jnp.stack([mean, most]))[0], "not known"),
     ],
 )
 def test_a_difference_behind_a_comparison_is_not_known(decide, verdict):
     found = check(deciding(decide), W, global_batch=8)
     assert found.verdict == verdict, found
     assert bool(found) == (verdict == "yes")
-    assert ("only used in comparisons" in str(found)) == (verdict == "not known")
+    assert ("nothing that follows from it shows it" in str(found)) == (verdict == "not known")
 
 
-def test_a_report_that_hides_a_difference_is_named():
+def test_a_report_that_hides_a_difference_is_not_known():
     def driver(state, batch):
         new, _ = descend(state, batch)
         return new, {"loss": 0 * comm.all_reduce(jnp.exp(5 * mean_loss(state, batch)))}
 
     found = check(driver, W)
-    assert found.verdict == "no"
-    assert len(found.hidden) == 1
+    assert found.verdict == "not known"
+    assert "a value (test_invariance.py:" in found.note
 
 
 # --- the number of workers --------------------------------------------------------------------------------------------
@@ -548,7 +547,6 @@ def test_a_learning_rate_of_zero_hides_nothing(rate):
     assert not found
     assert any("all_reduce(grads)" in line for line in pointed_at(RuntimeError(str(found))))
     assert bool(found.differences) == bool(rate)
-    assert bool(found.hidden) != bool(rate)  # a rate that stays at zero: the state never shows it
 
 
 @pytest.mark.parametrize("first", [3, 12345])
@@ -652,9 +650,6 @@ def test_every_split_differs_from_the_others(workers, examples, most):
             assert sum(map(sum, split)) == examples
             assert all(0 < microbatch <= (most or examples) for microbatches in split for microbatch in microbatches)
         assert any(microbatch % 2 for split in splits for microbatches in split for microbatch in microbatches)
-    fine = fine_split(examples, workers, plan, most=most)
-    assert sum(map(sum, fine)) == examples
-    assert {call for calls in fine for call in calls} == {1}
 
 
 def test_per_worker_state_is_not_compared_but_values_computed_from_it_are():

@@ -1,20 +1,14 @@
-"""Splits of a batch, and trials that differ from one another by rounding errors or by one reduction alone."""
+"""Splits of a batch, and trials that differ from one another by rounding errors."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.check.trials import Bench, Start, even_split, fine_split, uneven_splits, with_fewer_workers
-from adaptive.graph.flow import Scope
-from adaptive.graph.plan import Contribution
-from adaptive.runtime.message import lay_out, pack, unpack
-from collectives._reduce import Reduce
-from tests.adaptive.runtime.test_message import variable
+from adaptive.check.trials import Bench, Start, even_split, uneven_splits, with_fewer_workers
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 
@@ -28,18 +22,16 @@ def of_plan(multiple=1, *, splittable=True):
 @pytest.mark.parametrize("examples", [24, 160, 400])
 def test_every_microbatch_keeps_the_drivers_multiple(workers, splittable, examples):
     plan = of_plan(4, splittable=splittable)
-    even, fine = even_split(examples, workers, plan), fine_split(examples, workers, plan)
+    even = even_split(examples, workers, plan)
     splits = [split for seed in range(10) for split in uneven_splits(np.random.default_rng(seed), 3, even, plan)]
     assert bool(splits) == (splittable or workers > 1)
-    for split in (even, fine, *splits):
+    for split in (even, *splits):
         assert len(split) == workers
         assert sum(map(sum, split)) == examples
         assert all(size > 0 and size % 4 == 0 for microbatches in split for size in microbatches)
         assert splittable or all(len(microbatches) == 1 for microbatches in split)
-    for split in (even, fine):
-        totals = list(map(sum, split))
-        assert max(totals) - min(totals) <= 4
-    assert max(map(max, fine)) == (4 * -(-examples // 256) if splittable else max(map(sum, even)))
+    totals = list(map(sum, even))
+    assert max(totals) - min(totals) <= 4
 
 
 def test_an_even_split_has_as_few_microbatches_as_its_limits_allow():
@@ -49,12 +41,6 @@ def test_an_even_split_has_as_few_microbatches_as_its_limits_allow():
     assert even_split(21, 2, of_plan(), least=2) == ((6, 5), (5, 5))
     assert even_split(21, 2, of_plan(), least=3, most=5) == ((4, 4, 3), (4, 3, 3))
     assert even_split(4, 3, of_plan(), least=2) == ((1, 1), (1,), (1,))
-
-
-def test_a_fine_split_has_about_sixty_microbatches():
-    assert fine_split(640, 2, of_plan()) == ((10,) * 32,) * 2
-    assert fine_split(641, 2, of_plan()) == ((11,) * 29 + (2,), (11,) * 29 + (1,))
-    assert fine_split(640, 2, of_plan(), most=8) == ((8,) * 40,) * 2
 
 
 def bench(batch, local_state=()):
@@ -102,41 +88,3 @@ def test_whole_numbers_are_moved_on_request(whole):
     assert moved[2] == 0
     assert (0 < moved[0] <= 2 * EPS * (1 + 2 * EPS)) == whole
     assert (0 < moved[1] <= 7 * EPS) == whole
-
-
-def test_examples_change_places_within_their_microbatch_only():
-    batch = {"x": np.arange(20), "y": 10 * np.arange(20)}
-    again = Bench.reordered(bench(batch), ((8, 2), (10,)), np.random.default_rng(0))
-    assert np.array_equal(10 * again["x"], again["y"])
-    for start, end in ((0, 8), (8, 10), (10, 20)):
-        assert sorted(again["x"][start:end]) == list(range(start, end))
-    assert not np.array_equal(again["x"], batch["x"])
-
-
-@pytest.mark.parametrize("their_weight", [1.0, 3.0, 5.0])
-def test_one_reduction_is_replaced_by_its_value_of_another_trial(their_weight):
-    weights = [variable((), "f") for _ in range(2)]
-    kinds = [("mean", weights[0], (2,)), ("mean", weights[1], (3,)), ("sum", None, ()), ("max", None, (2,))]
-    layout = lay_out(
-        [
-            Contribution("", Reduce(op), variable(shape, "f"), weight, variable(shape, "f"), Scope.MICROBATCH, "")
-            for op, weight, shape in kinds
-        ],
-        capacity=2,
-        status=1,
-    )
-
-    def trial(factor, weight):
-        values = [factor * jnp.arange(1.0, 1 + int(np.prod(shape))).reshape(shape) for _, _, shape in kinds]
-        given = [jnp.float32(weight), jnp.float32(2 * weight), None, None]
-        return [np.asarray(p) for p in pack(layout, values, given, worker=jnp.int32(0), first=jnp.float32(1))]
-
-    here, there = trial(1.0, 3.0), trial(10.0, their_weight)
-    runner = SimpleNamespace(_trial=SimpleNamespace(layouts=[None, layout]))
-    want = [np.asarray(v) for v in unpack(layout, here, range(4), worker=0)]
-    for i in range(4):
-        instead = Bench.taking(runner, SimpleNamespace(brought=[None, there]), (1, i))
-        assert instead(0, here) is here
-        found = unpack(layout, list(map(jnp.asarray, instead(1, here))), range(4), worker=0)
-        expected = [10 * v if k == i else v for k, v in enumerate(want)]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), list(found), expected)

@@ -15,7 +15,6 @@ from adaptive.check.verdict import Invariance
         ({"note": "no."}, "not known"),
         ({"differences": {"state": 0.25}}, "no"),
         ({"reports": {"metric ['loss']": 0.25}}, "no"),
-        ({"hidden": {"grads (driver.py:7)": 0.25}}, "no"),
         ({"wrong_means": {"noise_scale (driver.py:9)": 0.25}}, "no"),
         ({"on_purpose": "each worker's examples are averaged by themselves"}, "no"),
     ],
