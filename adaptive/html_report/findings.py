@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.observe.ledger import CAUSES, PRODUCTIVE
+from adaptive.observe.ledger import CAUSES
 
 from .columns import Columns
 from .formatting import duration, listed, percent, workers
@@ -43,11 +43,11 @@ def findings(run: Columns, causes: Mapping[str, float]) -> list[Finding]:
     """
     total = sum(causes.values())
     found = list(_waiting(run, causes, total))
-    for name in [*causes.keys() - {*PRODUCTIVE, "waiting"}, "exchanging"]:
-        share = percent(causes[name] / total)
-        text = f"{name.capitalize()} took {share} of the run: {CAUSES[name]}. {_ADVICE.get(name, '')}"
-        if name != "exchanging" or causes[name] > _MUCH_EXCHANGE * total:
-            found.append(Finding(text.rstrip(), causes[name]))
+    for name, seconds in causes.items():
+        share = seconds / total
+        text = f"{name.capitalize()} took {percent(share)} of the run: {CAUSES[name]}. {_ADVICE.get(name, '')}"
+        if name not in ("computing", "waiting") and (name != "exchanging" or share > _MUCH_EXCHANGE):
+            found.append(Finding(text.rstrip(), seconds))
     return sorted((f for f in found if f.seconds >= _LEAST * total), key=lambda f: -f.seconds)
 
 
@@ -57,7 +57,7 @@ def _waiting(run: Columns, causes: Mapping[str, float], total: float) -> Iterato
         less = f"{duration(phase.saved)} ({percent(phase.saved / total)})"
         them = "it" if len(phase.workers) == 1 else "they"
         text = (
-            f"The others waited for {workers(phase.workers)} {when(run, phase.first, phase.end)}{_why(run, phase)}. "
+            f"The others waited for {workers(phase.workers)} {_when(run, phase.first, phase.end)}{_why(run, phase)}. "
             f"Had {them} been as fast as the others, the run would have taken {less} less."
         )
         yield Finding(text, phase.saved)
@@ -66,7 +66,7 @@ def _waiting(run: Columns, causes: Mapping[str, float], total: float) -> Iterato
     yield Finding(f"Workers waited {share} of the run for one another, with none that was steadily slower.", rest)
 
 
-def when(run: Columns, first: int, end: int) -> str:
+def _when(run: Columns, first: int, end: int) -> str:
     """Format an interval: "from step 400 to 900", or "throughout"."""
     if end - first >= 0.95 * len(run):
         return "throughout"
