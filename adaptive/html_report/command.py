@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,7 +59,11 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
 
 
 def _read(path: Path, run: int) -> tuple[Columns, Ledger, dict[str, float]]:
-    columns, ledger = read_columns(path, run), read_ledger(path, run)
+    gc.disable()  # a long record has millions of small objects, and none in a cycle
+    try:
+        columns, ledger = read_columns(path, run), read_ledger(path, run)
+    finally:
+        gc.enable()
     return columns, ledger, by_cause(columns, ledger)
 
 
