@@ -62,8 +62,9 @@ def _waiting(run: Columns, causes: Mapping[str, float], total: float) -> Iterato
         )
         yield Finding(text, phase.saved)
     rest = causes["waiting"] - sum(phase.saved for phase in phases)
-    share = percent(max(rest, 0.0) / total)
-    yield Finding(f"Workers waited {share} of the run for one another, with none that was steadily slower.", rest)
+    of_it = f"{duration(max(rest, 0.0))} of it " if phases else ""
+    share = percent(causes["waiting"] / total)  # the only share of waiting on the page
+    yield Finding(f"Workers waited {share} of the run for one another, {of_it}with none steadily slower.", rest)
 
 
 def _when(run: Columns, first: int, end: int) -> str:

@@ -116,7 +116,7 @@ def test_workers_are_compared_in_the_steps_of_their_membership(read):
 
 def test_no_worker_is_named_for_uneven_steps_of_many(texts):
     (text,) = about_waiting(texts(uneven(800, 16, 0.25)))
-    assert re.match(r"Workers waited \d\d % of the run for one another, with none that was steadily slower", text)
+    assert re.match(r"Workers waited \d\d % of the run for one another, with none steadily slower", text)
 
 
 def test_the_costliest_causes_come_first_with_advice(texts):
