@@ -6,7 +6,7 @@ import os
 import pickle
 import platform
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from warnings import warn
 
 import jax
@@ -26,21 +26,12 @@ from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .transport.jax_channel import JaxChannel
 from .transport.jax_transport import JaxTransport
 from .transport.operations import CLOSE, ON_MESH, ROOM, FinalOperation, GatherBytes, RunOnce
-from .transport.process_group import Process
+from .transport.process_group import as_processes
 from .transport.tcp_tree import process_tree
 from .watchdog.settings import introduce, start_watchdog
 from .watchdog.stacks import this_process
 
 R = TypeVar("R")
-
-
-class _ProcessInfo(NamedTuple):
-    """The facts that a process sends to the others when a world is created."""
-
-    devices: list[int]  # their ids in JAX
-    host: tuple[str, str]  # equal on processes that see each other's pids
-    pid: int
-    cpus: frozenset[int] | None  # that it may use; None if its number of threads is set
 
 
 class JaxWorld(MultiProcessWorld):
@@ -95,15 +86,13 @@ class JaxWorld(MultiProcessWorld):
         self.transport = JaxTransport(self.lifetime, process_tree())
         if self.processes > 1:
             share_compilations()  # already here, for compilations before a program is built
-        infos = self._exchange_infos()
+        ids, cpus = self._meet()
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
-        self.capacity = sum(len(info.devices) for info in infos)
-        self.everyone = _as_processes(infos)
+        self.capacity = self.everyone[-1].worker_slots.stop
         self.workers = self.everyone[self.rank].worker_slots
-        of_all = [by_id[id] for info in infos for id in info.devices]
-        self.sharded = Sharded(of_all, self.devices, in_preamble=ROOM)
+        self.sharded = Sharded([by_id[id] for own in ids for id in own], self.devices, in_preamble=ROOM)
         if on_cpu and self.rank == 0:
-            _warn_if_oversubscribed(infos)
+            self._warn_if_oversubscribed(cpus)
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> JaxChannel:
         """Return a channel for messages of one layout: see `World.channel`."""
@@ -154,36 +143,42 @@ class JaxWorld(MultiProcessWorld):
         which = f"rank {self.rank} of {self.processes}: {own} on {describe(self.devices)}"
         return f"JaxWorld({self.capacity} worker{'s' * (self.capacity > 1)}; {which})"
 
-    def _exchange_infos(self) -> list[_ProcessInfo]:
-        """Exchange facts about all processes, start the watchdog, and return the facts by rank. Communicates."""
+    def _meet(self) -> tuple[list[list[int]], list[frozenset[int] | None]]:
+        """Learn of all processes, and start the watchdog. Communicates.
+
+        Returns:
+          For each process the numbers of its devices in JAX, and the cores that it may use, None if its number of
+          threads is set.
+        """
         transport = self.transport
         cpus = None if chosen_threads() else allowed_cpus()
-        host = platform.node(), this_process().space
-        own = pickle.dumps(_ProcessInfo([device.id for device in self.devices], host, os.getpid(), cpus))
+        space = platform.node(), this_process().space  # equal on processes that see each other's pids
+        own = pickle.dumps(([device.id for device in self.devices], cpus, space, os.getpid()))
         transport.world = f"world {transport.comm.worlds + 1}"
         gather = GatherBytes(own, about := f"making {transport.world} of jax.distributed's processes", "")
         transport.run(gather)
         transport.comm.worlds += 1
-        infos: list[_ProcessInfo] = [pickle.loads(p) for p in gather.result]
-        group = [info.host for info in infos].index(host)
-        peer, socket = introduce(self.rank, group, self._hang_timeout)
+        ids, all_cpus, spaces, pids = zip(*map(pickle.loads, gather.result), strict=True)
+        hosts = [spaces.index(each) for each in spaces]
+        self.everyone = as_processes(zip(map(len, ids), (node for node, _ in spaces), hosts, pids, strict=True))
+        peer, socket = introduce(self.rank, hosts[self.rank], self._hang_timeout)
         peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
         abort = _nothing_to_abort
         self.watchdog = transport.watchdog = start_watchdog(transport, peers, self.rank, socket, abort)
-        return infos
+        return list(ids), list(all_cpus)
+
+    def _warn_if_oversubscribed(self, cpus: Sequence[frozenset[int] | None]) -> None:
+        by_host: dict[int, list[frozenset[int]]] = {}
+        for process, own in zip(self.everyone, cpus, strict=True):
+            if own is not None:
+                by_host.setdefault(process.host, []).append(own)
+        advices = [text for there in by_host.values() if (text := oversubscription(there))]
+        if advices:
+            warn(advices[0], OversubscriptionWarning, stacklevel=3)
 
 
 def _nothing_to_abort(status: int) -> None:
     """Abort the other processes: does nothing, because each of them ends by itself."""
-
-
-def _as_processes(infos: Sequence[_ProcessInfo]) -> tuple[Process, ...]:
-    hosts, found, first = [info.host for info in infos], [], 0
-    for info in infos:
-        slots = range(first, first + len(info.devices))
-        found.append(Process(slots, info.host[0], hosts.index(info.host), info.pid))
-        first = slots.stop
-    return tuple(found)
 
 
 def _check_local(devices: Sequence[jax.Device]) -> None:
@@ -194,11 +189,3 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
                 f"devices= contains {device}, which belongs to process {device.process_index}; this is process {own}. "
                 "Pass devices of this process, for example jax.local_devices()."
             )
-
-
-def _warn_if_oversubscribed(infos: Sequence[_ProcessInfo]) -> None:
-    for host in dict.fromkeys(info.host for info in infos):
-        advice = oversubscription([info.cpus for info in infos if info.host == host and info.cpus is not None])
-        if advice:
-            warn(advice, OversubscriptionWarning, stacklevel=3)
-            return

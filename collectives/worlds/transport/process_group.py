@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,9 +57,13 @@ def all_processes(comm: Any, host: Any, n_devices: int) -> tuple[Process, ...]:
       n_devices: number of this process's devices, with one worker on each.
     """
     number = host.bcast(comm.rank)
-    infos: Sequence[tuple[int, str, int, int]] = comm.allgather((n_devices, platform.node(), number, os.getpid()))
+    return as_processes(comm.allgather((n_devices, platform.node(), number, os.getpid())))
+
+
+def as_processes(facts: Iterable[tuple[int, str, int, int]]) -> tuple[Process, ...]:
+    """Return the processes with these numbers of devices, names and numbers of hosts, and pids, by rank."""
     found, first = [], 0
-    for count, node, its_host, pid in infos:
-        found.append(Process(range(first, first + count), node, its_host, pid))
+    for count, node, host, pid in facts:
+        found.append(Process(range(first, first + count), node, host, pid))
         first += count
     return tuple(found)
