@@ -241,12 +241,13 @@ class Program(Generic[State, Metrics]):
           until_epoch: stop when this number of epochs is done since the beginning of the training, those before a
             `restore` included. For scripts that are started again; not together with `epochs`.
           until_step: stop when this number of steps is done since the beginning; not together with `steps`.
-          progress: show the run's progress on rank 0, on stderr: one live line on a terminal, else plain lines; and the
+          progress: show the run's progress on rank 0, on stderr: a bar on a terminal, else plain lines; and the
             reason when a step takes long.
           log: sinks to which rank 0 writes each step, in a background thread:
             `[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")]`, or your own (see `ad.log.Sink`). A sink that raises
-            is disabled, and the run continues; a warning in the log "adaptive" and a note in the report say so.
-          record: a file for `ad.log.JSONL`, a further sink: the values and decisions of hooks, for `adaptive replay`.
+            is disabled, with a warning in the log "adaptive", and the run continues.
+          record: a file for `ad.log.JSONL`, a further sink: what hooks received and decided, for `ad.log.read`,
+            `adaptive report` and `adaptive replay`.
           checkpoint: where and how often to save checkpoints: `ad.Checkpoints("run/", every="1 epoch")`. The last state
             is saved when the run ends, also when all processes are terminated; not when the loop is left by `break` or
             an error.
