@@ -5,19 +5,17 @@ It is killed after twice that. In 100,000 noisy steps no rank is past that limit
     python benchmarks/stuck_ranks.py [--stops 6]
 
 One job: three workers train a small net, others are in reserve. Again and again a worker stops itself (SIGSTOP), the
-others have it killed, and one of the reserve takes its place. Noted are the times until the report, until the kill, and
-until the next step.
+launcher has it killed, and one of the reserve takes its place. Noted is the time until the next step.
 
-Noise: 100,000 steps are drawn from distributions with tails, with a pause now and then. `HangLimits`, the code that a
-watchdog runs, sets the limit from the steps before each. A step counts as past the limit if it is longer, as if all
-other ranks had waited for it from its beginning. Pauses for compiling, evaluation, checkpoints and input are phases of
-their own, with a limit of a minute. `--rank` runs the part of each rank.
+Noise: 100,000 steps are drawn from distributions with tails, with a pause now and then. The limit is that of
+`launchers/hangs.py`, from the steps before each. A step counts as past the limit if it is longer, as if all other ranks
+had waited for it from its beginning. Pauses for compiling, evaluation, checkpoints and input are phases of their own,
+with a limit of a minute. `--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -46,26 +44,11 @@ NOISES = {
 }
 
 
-class Noted(logging.Handler):
-    """Notes the watchdog's reports."""
-
-    def __init__(self, notes: Notes):
-        super().__init__()
-        self._notes = notes
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if "has waited" in text:
-            self._notes.take("killed" if "killed, and lost" in text else "reported", text=text[-200:])
-
-
 def rank(folder: str, stops: int) -> None:
     """On each rank: train, and stop when it is this rank's turn."""
     import collectives as comm
 
     notes = Notes(folder)
-    logging.getLogger("adaptive").addHandler(Noted(notes))
-    logging.getLogger("adaptive").setLevel(logging.INFO)
     with comm.world(workers=WORKERS) as world:
         program = monitored(world, workers=WORKERS)
         program.warm_up()
@@ -84,16 +67,12 @@ def rank(folder: str, stops: int) -> None:
 
 
 def stops_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
-    """Return for each stop the seconds until the report, the kill and the next step."""
+    """Return for each stop the seconds until the next step."""
     lines = sorted((line for of_rank in notes for line in of_rank), key=lambda line: line["t"])
     found = []
     for at in (line["t"] for line in lines if line["kind"] == "stops"):
-        first = {
-            kind: next(line["t"] - at for line in lines if line["t"] > at and line["kind"] == kind)
-            for kind in ("reported", "killed")
-        }
         steps = [next(n["t"] for n in of if n["t"] > at and n.get("lost")) for of in notes if _took_part(of, at)]
-        found.append({**first, "next step": max(steps) - at})
+        found.append({"next step": max(steps) - at})
     return found
 
 
@@ -106,8 +85,8 @@ def _took_part(lines: list[dict[str, Any]], at: float) -> bool:
 
 def past_the_limit(seconds: np.ndarray) -> tuple[int, int, float]:
     """Return how many steps are longer than the limit, how many longer than twice, and the median limit."""
-    from collectives.worlds.transport.transport import RECENT
-    from collectives.worlds.watchdog.limits import HangLimits
+    from launchers.activity import RECENT, percentile
+    from launchers.hangs import default_limit
 
     paused = seconds.copy()
     paused[PAUSE_EVERY - 1 :: PAUSE_EVERY] += PAUSE
@@ -116,7 +95,7 @@ def past_the_limit(seconds: np.ndarray) -> tuple[int, int, float]:
     limits = []
     for k in range(0, len(seconds), EVERY):
         recent = ends[max(0, k + 1 - RECENT) : k + 1]
-        limit = HangLimits(None, lambda recent=recent: recent).shortest()
+        limit = default_limit(percentile(list(recent)))
         limits.append(limit)
         late += int((seconds[k : k + EVERY] > limit).sum())
         due += int((seconds[k : k + EVERY] > 2 * limit).sum())
@@ -141,7 +120,7 @@ def main() -> None:
         })  # fmt: skip
     with job(WORKERS - 1 + args.stops, __file__, ["--stops", args.stops]) as running:
         stops = stops_of(running.finished())
-    told = {kind: [stop[kind] for stop in stops] for kind in ("reported", "killed", "next step")}
+    told = {kind: [stop[kind] for stop in stops] for kind in ("next step",)}
     words = "; ".join(f"{k} {readable(float(np.median(v)))} ({readable(max(v))} at most)" for k, v in told.items())
     notes = [
         f"A rank that is stopped, among three with steps of some 5 ms, {len(stops)} stops, in the median: {words}.",

@@ -12,10 +12,14 @@
     left     exit code of a process that leaves for good while the others continue (`leave_job`)
     exited   exit status, from the supervisor
     killed   signal that ended the process, from the supervisor
+    waits    the process waits for others, from the supervisor (`watch.py`)
+    look     number of a request to look at the process, and what was seen, from the supervisor
 
 The launcher may send
 
     signal   number of a signal for the process, so that signals reach the job's processes on all hosts
+    look     number of a request to look at the process, and whether in detail; to the supervisor
+    kill     pid of a process of the host; to the supervisor
 
 A process whose connection breaks, or whose launcher's host has not answered for the host timeout, is killed: the
 launcher has ended the job, and may have started it again on other hosts.
@@ -203,13 +207,13 @@ def connect(environ: Mapping[str, str]) -> socket.socket | None:
     return None
 
 
-def introduction(environ: Mapping[str, str], pid: int, supervised: bool = False) -> dict[str, Any]:
+def introduction(environ: Mapping[str, str], pid: int, supervisor: int = 0) -> dict[str, Any]:
     """Return the fields of a process's first line to the launcher, which identify it.
 
     Args:
       environ: environment variables of the process.
       pid: its process id.
-      supervised: whether the line comes from the supervisor of that process.
+      supervisor: the pid of the supervisor of that process, if the line comes from there.
     """
     rank = _number(environ, _RANKS) or 0
     return {
@@ -220,7 +224,7 @@ def introduction(environ: Mapping[str, str], pid: int, supervised: bool = False)
         "spawned": SPAWNED in environ,
         "host": socket.gethostname(),
         "pid": pid,
-        "supervised": supervised,
+        "supervisor": supervisor,
     }
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
@@ -20,6 +21,7 @@ import psutil
 from .ending import LAUNCHER, LONGEST_LINE, give_up_after
 from .restarts import JobEnd
 from .verdict import ProcessState, reason_to_end, remark, verdict
+from .watch import Watch
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
 CLEANING_SECONDS = 1.5  # time that mpirun gets to end its ranks and to remove its files
@@ -66,6 +68,8 @@ class Job:
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
         self._forced = False  # this process has ended mpirun
         self._saved: int | None = None  # the step of the newest checkpoint on the disk
+        self._watch = Watch(self._end_stuck)
+        self._stuck = False  # the job was ended because ranks are stuck
 
     async def run(self, announce: Callable[[], object] = lambda: None) -> int:
         """Start the job, wait for its end, and return its exit code.
@@ -95,6 +99,7 @@ class Job:
         if self._ended_by is not None:  # a signal arrived while mpirun was being started
             self._terminate()
         own = await self._launcher.wait()
+        self._watch.stop()
         if self._talks:
             await asyncio.wait(self._talks, timeout=LAST_WORDS_SECONDS)
         server.close()
@@ -121,7 +126,7 @@ class Job:
         failed = any(process.ended for process in self._ended)
         if self._ended_by is not None and (nobody_said or (cut_short and not failed)):
             return 128 + self._ended_by
-        return code
+        return code or int(self._stuck)
 
     # --- what processes report ----------------------------------------------------------------------------------------
 
@@ -152,7 +157,7 @@ class Job:
         """Return the process of an introduction: a new one, or the known one of a command that has a supervisor."""
         who = said["job"], said["rank"], said["host"], said["spawned"]
         same = (p for p in self._lines.values() if (p.job, p.rank, p.host, p.spawned) == who)
-        process = None if said["supervised"] else next(same, None)
+        process = None if said["supervisor"] else next(same, None)
         if process is None:
             process = ProcessState(said["job"], said["rank"], said["size"], said["host"], said["pid"], said["spawned"])
             self._processes.append(process)
@@ -160,8 +165,10 @@ class Job:
             process.is_command = True
         process.pid = said["pid"]
         self._lines[writer] = process
+        if said["supervisor"]:
+            self._watch.add(process, said["supervisor"], partial(_send, writer))
         if self._ended_by is not None:  # the process connected after the signal was passed on
-            self._signal(writer, self._ended_by)
+            _send(writer, f"signal {int(self._ended_by)}")
         return process
 
     def _print_error(self, process: ProcessState, text: str) -> None:
@@ -172,6 +179,8 @@ class Job:
         sys.stderr.flush()
 
     def _take_down(self, process: ProcessState, said: Mapping[str, Any]) -> None:
+        if self._watch.take_down(process, said):
+            return
         if "error" in said:
             self._print_error(process, str(said["error"]))
         if process.cut_short:  # its reports from now on are consequences of our ending the job
@@ -234,9 +243,10 @@ class Job:
             self._cut_off = process
             self._terminate()
 
-    def _signal(self, writer: asyncio.StreamWriter, number: signal.Signals) -> None:
-        with suppress(OSError):
-            writer.write(f"signal {int(number)}\n".encode())
+    def _end_stuck(self) -> None:
+        """End the job because stuck ranks cannot be killed, or the others cannot continue without them."""
+        self._stuck = True
+        self._terminate()
 
     # --- signals and the end ------------------------------------------------------------------------------------------
 
@@ -245,7 +255,7 @@ class Job:
         again = self._ended_by is not None
         reached = {process: writer for writer, process in self._lines.items() if process.connected}
         for writer in reached.values():
-            self._signal(writer, number)
+            _send(writer, f"signal {int(number)}")
         if number in ENDING:
             self._ended_by = self._ended_by or number
             asyncio.get_running_loop().call_later(self._grace if reached and not again else 0.0, self._terminate)
@@ -258,6 +268,7 @@ class Job:
         if self._launcher is None or self._launcher.returncode is not None or self._forced:
             return
         self._forced = True
+        self._watch.stop()
         unfinished = [process for process in self._processes if not process.over]
         for process in unfinished:
             process.cut_short = True
@@ -276,6 +287,12 @@ class Job:
                     child.kill()
         with suppress(ProcessLookupError):
             self._launcher.kill()
+
+
+def _send(writer: asyncio.StreamWriter, line: str) -> None:
+    """Send a line to a process or its supervisor."""
+    with suppress(OSError):
+        writer.write(f"{line}\n".encode())
 
 
 def addresses() -> list[str]:

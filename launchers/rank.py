@@ -157,7 +157,8 @@ if __name__ == "__main__":
     see_one_gpu(os.environ)
     ending = load("ending")
     command = sys.argv[1] == "--"
-    line = load("supervisor").supervise(ending, os.environ, command) if hasattr(os, "fork") else None
+    modules = ending, load("activity"), load("inspection")
+    line = load("supervisor").supervise(*modules, os.environ, command) if hasattr(os, "fork") else None
     if command:
         execute(sys.argv[2:])
     if line is not None:

@@ -32,7 +32,10 @@ OPEN_TO_THE_SIMULATOR = (*OPEN_LAYERS, "adaptive.control.", "adaptive.graph.plan
 DOORS |= {"collectives", "collectives.strategies", "monitors"}
 DOORS |= {"controllers", "controllers.published", "controllers.timing"}
 # `launchers` has no door, which would import all of it, and is for nobody else: others of ours come in by these.
-BY_MODULE = {f"launchers.{module}" for module in ("command", "cores", "ending", "mpirun", "run")}
+BY_MODULE = {
+    f"launchers.{module}"
+    for module in ("activity", "command", "cores", "ending", "hangs", "inspection", "mpirun", "run")
+}
 FLOORS = (
     "base",
     "disk",

@@ -15,11 +15,21 @@ from collections.abc import Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from collectives.worlds.watchdog.udp import Address
 from launchers.ending import give_up_after
 
+Address = tuple[str, int]  # a host and a port
+
+_LOOPBACK = "127.0.0.1"
 _SECONDS_TO_GREET = 5.0
 _SECONDS_TO_NOTICE = 60.0  # until the loss of the host at the other end is detected
+
+
+def own_hosts() -> list[str]:
+    """Return the addresses of this host in all its networks, the loopback address first."""
+    import psutil
+
+    found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
+    return [_LOOPBACK, *dict.fromkeys(address for address in found if not address.startswith("127."))]
 
 
 def accept(door: socket.socket, key: bytes) -> Connection:

@@ -13,7 +13,7 @@ from adaptive.base.launcher import launcher, tasks_not_started
 from adaptive.base.worker_slots import number_of_workers
 
 from .launch import LaunchWarning, works_alone
-from .watchdog.settings import check_hang_timeout
+from .watchdog import check_hang_timeout
 
 if TYPE_CHECKING:
     from .devices import DeviceWorld

@@ -28,8 +28,7 @@ from .transport.jax_transport import JaxTransport
 from .transport.operations import CLOSE, ON_MESH, ROOM, FinalOperation, GatherBytes, RunOnce
 from .transport.process_group import as_processes
 from .transport.tcp_tree import process_tree
-from .watchdog.settings import introduce, start_watchdog
-from .watchdog.stacks import this_process
+from .watchdog import Watchdog, be_seen, check_same, pid_space
 
 R = TypeVar("R")
 
@@ -50,14 +49,14 @@ class JaxWorld(MultiProcessWorld):
       devices: the devices of this process, one worker on each; processes may have different numbers. By default all
         local devices.
       hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
-        None: a time that depends on what it does (`watchdog/limits.py`).
-        The same on all ranks (`watchdog/settings.py`).
+        None: a time that depends on what it does (`launchers/hangs.py`).
+        The same on all ranks.
 
     Attributes:
       waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
       transport: performs the operations of the processes.
       sharded: reduces parts over the devices of all processes.
-      watchdog: the thread that detects stuck ranks; None if hang_timeout is 0 or this process is the only one.
+      watchdog: has stuck ranks detected; None if hang_timeout is 0 or this process is the only one.
 
     Raises:
       LaunchError: `jax.distributed` is not initialized, or some processes create no world or cannot be reached.
@@ -152,7 +151,7 @@ class JaxWorld(MultiProcessWorld):
         """
         transport = self.transport
         cpus = None if chosen_threads() else allowed_cpus()
-        space = platform.node(), this_process().space  # equal on processes that see each other's pids
+        space = platform.node(), pid_space()  # equal on processes that see each other's pids
         own = pickle.dumps(([device.id for device in self.devices], cpus, space, os.getpid()))
         transport.world = f"world {transport.comm.worlds + 1}"
         gather = GatherBytes(own, about := f"making {transport.world} of jax.distributed's processes", "")
@@ -161,10 +160,11 @@ class JaxWorld(MultiProcessWorld):
         ids, all_cpus, spaces, pids = zip(*map(pickle.loads, gather.result), strict=True)
         hosts = [spaces.index(each) for each in spaces]
         self.everyone = as_processes(zip(map(len, ids), (node for node, _ in spaces), hosts, pids, strict=True))
-        peer, socket = introduce(self.rank, hosts[self.rank], self._hang_timeout)
-        peers = [pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(peer), about)]
-        abort = _nothing_to_abort
-        self.watchdog = transport.watchdog = start_watchdog(transport, peers, self.rank, socket, abort)
+        be_seen(self._hang_timeout)
+        check_same([pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(self._hang_timeout), about)])
+        if self._hang_timeout != 0 and self.processes > 1:
+            self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, _nothing_to_abort)
+            self.watchdog.watch(("of jax", transport.world), self.everyone, self.rank)
         return list(ids), list(all_cpus)
 
     def _warn_if_oversubscribed(self, cpus: Sequence[frozenset[int] | None]) -> None:

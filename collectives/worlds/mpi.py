@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import secrets
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,12 +35,12 @@ from .transport.mpi_transport import MPITransport
 from .transport.operations import CLOSE, FinalOperation
 from .transport.process_group import Process, ProcessGroup, all_processes
 from .transport.repair import all_agree, enabled, prepare_environment, survives
-from .watchdog.probe import Peer
-from .watchdog.settings import introduce, random_number, start_watchdog, with_one_key
+from .watchdog import Watchdog, be_seen, check_same
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_WORLD_BITS = 62
 _making = Lock()  # duplicating a communicator is collective, which two threads must not do at once
 
 
@@ -63,7 +64,7 @@ class MPIWorld(MultiProcessWorld):
       lost: whether the other processes "continue" or "stop" when processes are lost. By default they continue if the
         job was started by Open MPI's `mpirun --with-ft ulfm`, as `adaptive run` does.
       hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
-        None: a time that depends on what it does (`watchdog/limits.py`). The same on all ranks.
+        None: a time that depends on what it does (`launchers/hangs.py`). The same on all ranks.
 
     Attributes:
       rank, processes: rank of this process and number of processes in the present group. Ranks of a host are
@@ -73,7 +74,7 @@ class MPIWorld(MultiProcessWorld):
       library: MPI's version string.
       transport: performs the operations of the processes.
       elastic: the processes that work and those on standby.
-      watchdog: the thread that detects stuck ranks; None if hang_timeout is 0 or this process is the only one.
+      watchdog: has stuck ranks detected; None if hang_timeout is 0 or this process is the only one.
 
     Raises:
       LaunchError: MPI cannot be loaded, or belongs to another launcher; or `lost` is "continue", and this MPI does not
@@ -217,24 +218,16 @@ class MPIWorld(MultiProcessWorld):
             self._end_watchdog()
 
     def _start_watchdog(self, group: ProcessGroup, *, spawned: bool) -> None:
-        """Start the watchdog. If this process is alone and others may be spawned, it starts when one has joined."""
-        transport, rank = self.transport, group.comm.rank
-        number = random_number() if spawned else rank
-        peer, socket = introduce(number, group.everyone[rank].host, self._hang_timeout)
-        abort = partial(_abort, self._mpi)
-        if spawned:
-            peer = peer._replace(key=b"")  # the others have one
-
-        def add(peers: Mapping[Process, Peer]) -> None:
-            transport.peers = with_one_key({**transport.peers, **peers})
-            if self.watchdog is None and (len(transport.peers) > 1 or not self.spawns):
-                everyone = list(transport.peers.values())
-                own = [each.number for each in everyone].index(number)
-                self.watchdog = transport.watchdog = start_watchdog(transport, everyone, own, socket, abort)
-
-        transport.on_peers = add
-        peers = group.comm.allgather(peer)
-        add(dict(zip(group.everyone, peers, strict=True)))
+        """Start the watchdog, unless this process is alone and stays so. Communicates."""
+        transport = self.transport
+        be_seen(self._hang_timeout)
+        everyone = group.comm.allgather((self._hang_timeout, secrets.randbits(_WORLD_BITS)))
+        check_same([hang_timeout for hang_timeout, _ in everyone])
+        if not spawned:  # a spawned process learns the number when it joins
+            transport.world_number = everyone[0][1]
+        if self._hang_timeout != 0 and (len(everyone) > 1 or self.spawns):
+            self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, partial(_abort, self._mpi))
+            transport.watch_over(transport.group)
 
     def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:
         allowed = host.allgather(None if chosen_threads() else allowed_cpus())

@@ -9,9 +9,7 @@ from .base import WorldBase, forward
 from .mailboxes.mailbox import Mailboxes, ProcessMailbox
 from .transport.process_group import Process
 from .transport.transport import Transport
-from .watchdog.limits import LONGEST
-from .watchdog.settings import check_hang_timeout
-from .watchdog.watchdog import Watchdog
+from .watchdog import LONGEST, Watchdog, check_hang_timeout
 
 
 class MultiProcessWorld(WorldBase):
@@ -19,7 +17,7 @@ class MultiProcessWorld(WorldBase):
 
     Args:
       hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
-        None: a time that depends on what it does (`watchdog/limits.py`).
+        None: a time that depends on what it does (`launchers/hangs.py`).
 
     Attributes:
       hang_timeout: the longest such time, in seconds.

@@ -36,7 +36,7 @@ HELLO = {
     "pid": 7,
     "host": "h",
     "spawned": False,
-    "supervised": True,
+    "supervisor": 6,
 }
 
 
@@ -205,7 +205,7 @@ def test_the_kernel_closes_a_connection_without_answers(seconds, idle, interval,
 )
 def test_a_process_introduces_itself(environ, rank, size, job, spawned):
     found = ending.introduction({ending.LAUNCHER: "secret 30 h", **environ}, 7)
-    names = {"rank": rank, "size": size, "job": job, "spawned": spawned, "pid": 7, "supervised": False}
+    names = {"rank": rank, "size": size, "job": job, "spawned": spawned, "pid": 7, "supervisor": 0}
     assert found == {**names, "token": "secret", "host": socket.gethostname()}
 
 

@@ -335,7 +335,7 @@ class Ranks:
         """Connect a rank. Returns its function to report something, which returns the launcher's words since then."""
         reader, writer = await self.open()
         place = {"rank": rank, "size": size, "job": "job", "host": "h", "pid": rank + 10, "spawned": False}
-        first = {"token": self.token, **place, "supervised": True, **said}
+        first = {"token": self.token, **place, "supervisor": rank + 50, **said}
         writer.write(json.dumps(first).encode() + b"\n")
 
         async def says(*reports: dict, ends: bool = False) -> list[str]:
@@ -481,7 +481,7 @@ def test_a_command_may_go_on_after_a_program_in_it(play):
 
     async def scene(ranks: Ranks) -> int:
         shell = await ranks.connect()
-        python = await ranks.connect(supervised=False, pid=90)
+        python = await ranks.connect(supervisor=0, pid=90)
         await python({"world": 1}, {"ends": 3}, ends=True)
         await shell()
         assert not ranks.mpirun.terminated.is_set()
@@ -645,7 +645,7 @@ def test_other_signals_go_to_the_ranks_or_to_mpirun_if_there_are_none(play):
         while not ranks.mpirun.signals:
             await asyncio.sleep(0)
         shell = await ranks.connect(0, 2)
-        gone, program = await ranks.connect(1, 2), await ranks.connect(0, 2, supervised=False)
+        gone, program = await ranks.connect(1, 2), await ranks.connect(0, 2, supervisor=0)
         await gone({"ends": 0}, {"exited": 0})
         signal.raise_signal(signal.SIGUSR2)
         while not (heard := await program()):

@@ -40,7 +40,8 @@ class Rank:
         self.who = self.heard()
 
     def heard(self) -> dict:
-        return json.loads(self._lines.readline())
+        """Return the next report that says more than what the supervisor has seen."""
+        return next(line for line in map(json.loads, self._lines) if "look" not in line)
 
     def said(self) -> str:
         """Return the rank's next line; "" if none comes in time."""
@@ -54,7 +55,7 @@ class Rank:
 
     def end(self) -> tuple[list[dict], int]:
         """Return the remaining output, and the exit status."""
-        rest = [json.loads(line) for line in self._lines]
+        rest = [line for line in map(json.loads, self._lines) if "look" not in line]
         return rest, self.process.wait(limit(100))
 
 
@@ -140,6 +141,46 @@ def test_words_of_the_launcher_that_arrive_in_pieces_are_put_together(start):
     assert rank.said() == "heard 10"  # so the first piece has been read
     rank.line.sendall(b"al 12\n")
     assert rank.said() == "heard 12"
+
+
+SHOWS = """
+import os, time
+from launchers.activity import ActivityRecord
+record = ActivityRecord.inherited()
+record.introduce(os.getpid(), -1, "")
+world = record.new_activity()
+world.watch(7, survives=True, hang_timeout=None)
+world.begin(b"message 1", time.perf_counter())
+print("there", flush=True)
+"""
+
+
+def test_it_says_that_the_rank_waits_and_what_it_sees(start):
+    """Also in a stopped rank, which it can kill."""
+    rank = start(SHOWS + "import signal; signal.pause()")
+    assert rank.said() == "there"
+    assert rank.heard() == {"waits": True}
+    os.kill(rank.who["pid"], signal.SIGSTOP)
+    seen = {"state": "runs"}
+    while seen["state"] != "stopped":
+        rank.line.sendall(b"look 5 1\n")
+        seen = json.loads(rank._lines.readline())
+    assert (seen["look"], seen["pid"], seen["asked"]) == (5, rank.who["pid"], False)
+    ((group, _, _, phase, begun, _, about, *_),) = seen["worlds"]
+    assert (group, phase, begun, about) == (7, 1, 1, "message 1")
+    rank.line.sendall(f"kill {rank.who['pid']}\n".encode())
+    assert rank.end() == ([{"killed": 9}], -9)
+
+
+def test_a_stopped_supervisor_is_killed_with_its_rank_by_another(start):
+    first, second = start(WAITS), start(WAITS)
+    assert first.said() == second.said() == "there"
+    os.kill(first.process.pid, signal.SIGSTOP)
+    assert first.who["supervisor"] == first.process.pid
+    child = psutil.Process(first.who["pid"])
+    second.line.sendall(f"kill {first.who['supervisor']}\n".encode())
+    assert first.process.wait(limit(100)) == -9
+    assert child.wait(limit(100)) is None
 
 
 def test_a_rank_does_not_outlive_it(start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 
 import adaptive as ad
 import collectives as comm
@@ -72,7 +74,13 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
             sleeps_in_a_step()
         case "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        case "holds the lock":  # Python's: this takes for ever, and nothing else runs meanwhile
+        case "hangs":
+            time.sleep(3600)
+        case "holds the lock":  # Python's, asleep
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):  # the second time it waits for ever, whatever signals arrive
+                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+        case "loops in C":  # this takes for ever, and nothing else of Python runs meanwhile
             re.match(r"(a+)+$", "a" * 200 + "b")
         case "gets no core":
             with without_a_core():
@@ -80,23 +88,24 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
                 while time.monotonic() < until:
                     pass
         case "is slow":
-            os.kill(os.getpid(), signal.SIGSTOP)  # until `Resumes`
-            program.step()
             compiles_for_long()
+        case "parent is stopped":
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(3600)
+        case "parent is killed":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(3600)
+        case "launcher is stopped":
+            launcher = next(p for p in psutil.Process().parents() if "launchers.run" in p.cmdline())
+            launcher.suspend()
+            time.sleep(8.0)
+            launcher.resume()
         case "sys.exit":
             sys.exit(0)
         case "raises":
             raise OSError("no space left")
         case "is in another world":
             OTHER.barrier()
-
-
-class Resumes(logging.Handler):
-    """Resume a stopped rank as soon as it is named."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if named := re.search(r"kill -CONT (\d+)", record.getMessage()):
-            os.kill(int(named[1]), signal.SIGCONT)
 
 
 DEFAULT = sys.argv[1] == "default"
@@ -109,16 +118,12 @@ OTHER = comm.MPIWorld(hang_timeout=0)
 WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of the last ranks
 MINE = WAYS.get(world.rank, "")
 print(f"rank {world.rank} pid {os.getpid()}", flush=True)
-if "is slow" in WAYS.values():
-    logging.getLogger("adaptive").addHandler(Resumes())
 with world if BLOCK else nullcontext():
     program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world)
     while program.steps < BEFORE + 5:
         program.step()
         if program.steps == BEFORE:
             goes_its_own_way(MINE, program)
-    if MINE == "takes one step more":
-        program.step()
     if MINE == "is slow":
         time.sleep(SLOW * PATIENCE)
     print(f"rank {world.rank} ended well", flush=True)

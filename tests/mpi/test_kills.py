@@ -94,7 +94,7 @@ def test_lost_workers_are_replaced_while_others_are_missing_and_if_one_dies_on_i
 @long
 def test_a_spawned_process_that_is_stuck_or_has_built_something_else_is_found():
     result = job("stopped", limit(1), n=1)
-    assert "rank 1: killed, and lost." in result.stderr, result
+    assert "rank 0 of a spawned job: killed, and lost." in result.stderr, result
     assert "worker 0 has joined, members (0,)" in result.stdout, result
     result = job("another_driver", n=1)
     assert "worker 0 has not grown, members (0,)" in result.stdout, result

@@ -349,7 +349,7 @@ class ElasticProcesses:
         transport, was_on_standby = self._transport, self.in_reserve
         own = next(p for p in self._job.everyone if p.worker_slots == self.workers)
         rank, ready = NO_RANK if was_on_standby else transport.rank, was_on_standby and self._is_ready()
-        role = Attendee(own, rank, ready, peer=transport.peers.get(own))
+        role = Attendee(own, rank, ready, world_number=transport.world_number)
         spawned: list[SpawnedProcess] = []
         if not was_on_standby:
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
@@ -361,20 +361,18 @@ class ElasticProcesses:
         with transport.collective():
             transport.watch_over(self._job)
             transport.mark_begun(Operation("a rendezvous of all processes", "", RENDEZVOUS))
-            plan, job, comm, peers = rendezvous(
+            plan, job, comm, world_number = rendezvous(
                 *(self._mpi, self._job, role, partial(self._plan, purpose, workers)),
                 survives=transport.survives,
                 spawned=spawned,
                 entry=self._entry,
             )
-        if self._job.lost_in(job):
-            transport.confirm_alive()
         self.spawner.admitted(spawned)
         if self._entry is not None:
             ending.joined()
             self._entry = None
         self._job = job
-        transport.on_peers(peers)
+        transport.world_number = world_number
         self._messages = ControlMessages(self._mpi, self._job.comm)
         if plan is None:
             transport.lifetime.closed = True

@@ -5,9 +5,9 @@ If a process dies during the rendezvous, the others repeat it without that proce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
@@ -16,9 +16,6 @@ from collectives.worlds.transport.repair import all_agree, shrink
 
 from .spawning import SpawnedProcess, enter, merge_in
 from .standby import MEET
-
-if TYPE_CHECKING:
-    from collectives.worlds.watchdog.probe import Peer
 
 JOIN, END_RUN, CLOSE, TERMINATE = "join", "end the run", "close", "terminate"
 NO_RANK = -1
@@ -31,7 +28,7 @@ class Attendee(NamedTuple):
     rank: int  # among the working processes; `NO_RANK` on standby
     ready: bool  # to join
     spawned: int = 0  # number of spawned processes that it admits; only the first working process does
-    peer: Peer | None = None  # its contact data, for the others' watchdogs
+    world_number: int = 0  # as the watchdog knows the world; 0 on a spawned process that does not know it yet
 
 
 class RendezvousPlan(NamedTuple):
@@ -44,8 +41,8 @@ class RendezvousPlan(NamedTuple):
 
 
 # For one process: the plan, None where no working process is left; the job; the communicator of the working processes,
-# MPI.COMM_NULL on the others; and contact data of the processes with a watchdog.
-RendezvousResult = tuple[RendezvousPlan | None, ProcessGroup, Any, Mapping[Process, "Peer"]]
+# MPI.COMM_NULL on the others; and the number of the world.
+RendezvousResult = tuple[RendezvousPlan | None, ProcessGroup, Any, int]
 MakePlan = Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan]
 
 
@@ -141,10 +138,10 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     """Exchange facts, decide on the members, and create the communicator of the working processes."""
     roles = comm.allgather(role)
     job = ProcessGroup(comm, tuple(r.process for r in roles))
-    peers = {r.process: r.peer for r in roles if r.peer is not None}
+    world_number = max(r.world_number for r in roles)
     working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
     if not working:
-        return None, job, mpi.COMM_NULL, peers
+        return None, job, mpi.COMM_NULL, world_number
     first = min(working, key=lambda rank: roles[rank].rank)
     plan = comm.bcast(make_plan(job, roles) if comm.rank == first else None, first)
     works = comm.rank in plan.ranks
@@ -152,4 +149,4 @@ def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> Rendezvou
     new = comm.Split(0 if works else mpi.UNDEFINED, key)
     if works:
         new.Set_errhandler(mpi.ERRORS_RETURN)
-    return plan, job, new, peers
+    return plan, job, new, world_number

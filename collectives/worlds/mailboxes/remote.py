@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive.base.exit_hooks import register_exit_hook
-from collectives.worlds.connections import accept, connect, limit_receive, shut_down
-from collectives.worlds.watchdog.udp import Address, own_hosts
+from collectives.worlds.connections import Address, accept, connect, limit_receive, own_hosts, shut_down
 
 _QUESTION = struct.Struct("=QIq")  # numbers of a mailbox, of one of the owner's workers, and of a round
 _PIECE = 1 << 20  # bytes of an answer that are sent at once

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from threading import current_thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from .operations import Operation
 from .process_group import Process, ProcessGroup
 from .repair import all_agree, repair
 from .transport import Transport
-
-if TYPE_CHECKING:
-    from collectives.worlds.watchdog.probe import Peer
 
 # Allreduce in pieces of this size where all ranks are on one host: a piece stays in the caches between the copy from
 # the other rank, the sum and the copy back. ResNet-50's gradients between two ranks (medians, in ms): 23 in pieces
@@ -44,8 +41,7 @@ class MPITransport(Transport):
       ops: MPI's reductions, by name.
       piece_bytes: size of the pieces in which large parts are summed.
       on_lost: called by the next operation with that group, the lost processes by rank, and the operation and time.
-      peers: contact data of all processes that the watchdog knows.
-      on_peers: called after a rendezvous with the contact data of all processes, some of which may have been spawned.
+      world_number: identifies the world among those of its processes. Replicated.
     """
 
     def __init__(self, mpi: Any, lifetime: Lifetime, *, survives: bool):
@@ -53,8 +49,7 @@ class MPITransport(Transport):
         self.mpi, self.survives = mpi, survives
         self.ops = {"sum": mpi.SUM, "max": mpi.MAX, "min": mpi.MIN}
         self.on_lost: Callable[[ProcessGroup, Mapping[int, Process], tuple[str, float]], None]
-        self.peers: Mapping[Process, Peer] = {}
-        self.on_peers: Callable[[Mapping[Process, Peer]], None] = lambda peers: None
+        self.world_number = 0
 
     def set_group(self, group: ProcessGroup) -> None:
         """Perform operations in this group from now on. Local; called by all its processes at the same point."""
@@ -66,14 +61,8 @@ class MPITransport(Transport):
 
     def watch_over(self, group: ProcessGroup) -> None:
         """Have the watchdog watch these processes from now on."""
-        self.ends.clear()  # operations of other processes take another time
         if self.watchdog is not None:
-            self.watchdog.watch_only([self.peers[process] for process in group.everyone if process in self.peers])
-
-    def confirm_alive(self) -> None:
-        """End this process if the others have declared it lost, for example after it was stopped for long."""
-        if self.watchdog is not None:
-            self.watchdog.catch_up()
+            self.watchdog.watch(self.world_number, group.everyone, group.comm.rank)
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
@@ -97,7 +86,6 @@ class MPITransport(Transport):
           Whether another process had completed the operation; if so, this process has received the result.
         """
         noticed = perf_counter()
-        self.confirm_alive()
 
         def level(comm: Any) -> tuple[bool, tuple[str, float]]:
             counts = np.zeros(comm.size, np.int64)

@@ -32,9 +32,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from collectives.worlds.connections import accept, connect, shut_down
+from collectives.worlds.connections import accept, connect, own_hosts, shut_down
 from collectives.worlds.launch import LaunchError
-from collectives.worlds.watchdog.udp import own_hosts
 
 T = TypeVar("T")
 

@@ -15,7 +15,6 @@ need no collective of their own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from struct import Struct
@@ -28,14 +27,14 @@ from adaptive.base.failure import FAILURE_THREAD
 from adaptive.base.source_lines import current_line
 from adaptive.base.thread_status import thread_status
 from collectives.worlds.lifetime import Lifetime
+from launchers.activity import INSIDE, OUTSIDE, PATIENT, PHASE, RECENT, WorldActivity
 
 from .disagreement import ONE_WORLD_EACH, Intent, disagreement_error
 from .operations import BARRIER, CLOSE, FAILURE, GatherBytes, Operation
 
 if TYPE_CHECKING:
-    from collectives.worlds.watchdog.watchdog import Watchdog
+    from collectives.worlds.watchdog import Watchdog
 
-RECENT = 512  # operations whose ends are kept
 _HEADER = Struct("=4d")  # sums of x and x², for the higher and the lower 16 bits
 announce, announced = _HEADER.pack_into, _HEADER.unpack_from
 
@@ -58,15 +57,15 @@ class Transport(ABC):
       sum: sums an array of float64s over all processes, in place.
       world: name of the world, the same on all processes; "" if it has connections of its own.
       operation: the operation under way, or the latest one. A channel uses one object for all its messages.
-      begun, completed: number of operations that this process has begun, and completed in the present group.
+      completed: number of operations completed in the present group.
       last: the latest completed operation; its result is kept for processes that have not received it.
       inside: whether this process is in an operation.
       torn: whether this process has left an operation that other processes are still in.
       survives: whether the others continue when processes are lost. Replicated.
       survivors: after a loss, the group for the next operation, and the operation and time of the loss; else None.
       waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
-      ends: when the recent operations have ended, in seconds by `time.perf_counter`. Local.
-      watchdog: detects stuck ranks; None if hang_timeout is 0.
+      activity: shows other processes what this one is doing.
+      watchdog: has stuck ranks detected; None if hang_timeout is 0.
     """
 
     survives = torn = inside = False
@@ -82,10 +81,10 @@ class Transport(ABC):
         self.lock = lock or Lock()
         self.threads = {} if threads is None else threads
         self.operation = self.last = Operation("", "", 0)
-        self.begun = self.completed = 0
+        self.completed = 0
         self.survivors: Any = None
         self.waited = 0.0
-        self.ends: deque[float] = deque(maxlen=RECENT)
+        self.activity = WorldActivity()
         self.watchdog: Watchdog | None = None
 
     @thread_status("in a collective", exchanges=True)
@@ -106,8 +105,9 @@ class Transport(ABC):
             if self.torn or get_ident() not in self.threads:
                 self.check_usable()
             try:
-                header, completed = operation.header, False
-                number = crc32(operation.about.encode(), operation.kind ^ crc32(self.world.encode()))
+                header, completed, activity = operation.header, False, self.activity
+                about, phase = operation.about.encode(), PATIENT if operation.kind == CLOSE else INSIDE
+                number = crc32(about, operation.kind ^ crc32(self.world.encode()))
                 high, low = float(number >> 16), float(number & 0xFFFF)
                 while not completed:
                     if self.survivors is not None:
@@ -115,10 +115,12 @@ class Transport(ABC):
                     p, operation.intents, error = self.processes, None, None
                     announce(header, 0, high, high * high, low, low * low)
                     self.operation = operation
-                    self.begun += 1
                     self.inside = True
                     try:
                         came = perf_counter()
+                        activity.begun = begun = activity.begun + 1
+                        activity.show(phase, begun, came, about)
+                        activity.recent[begun % RECENT] = came
                         try:
                             self.sum(operation.numbers)
                         finally:  # also if a process did not come
@@ -141,7 +143,7 @@ class Transport(ABC):
                 raise
             finally:
                 self.inside = False
-                self.ends.append(perf_counter())
+                self.activity.words[PHASE] = OUTSIDE
         finally:
             self.lock.release()
 
@@ -160,12 +162,12 @@ class Transport(ABC):
                 raise
             finally:
                 self.inside = False
-                self.ends.append(perf_counter())
+                self.activity.end()
 
     def mark_begun(self, operation: Operation) -> None:
         """Record for the watchdog that an operation is under way without `run`."""
         self.operation, self.inside = operation, True
-        self.begun += 1
+        self.activity.begin(operation.about.encode(), perf_counter())
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Return every process's `value`, by rank: see `World.all_gather_bytes`."""

@@ -101,8 +101,8 @@ class Transport:
     def __init__(self, job: ElasticJob, mpi: MPIOfProcess):
         self.mpi, self.survives = mpi, job.survives
         self.lifetime = SimpleNamespace(closed=False, terminated=False)
-        self.peers: dict[Process, Any] = {}
-        self.confirmed = self.completed = 0
+        self.world_number = 0
+        self.completed = 0
         self.watched: list[ProcessGroup] = []
         self.on_lost: Callable[..., None]
 
@@ -128,9 +128,3 @@ class Transport:
         self.watched.append(group)
 
     def mark_begun(self, _operation: Any) -> None: ...
-
-    def confirm_alive(self) -> None:
-        self.confirmed += 1
-
-    def on_peers(self, peers: Mapping[Process, Any]) -> None:
-        self.peers = dict(peers)

@@ -228,7 +228,6 @@ def test_a_worker_that_is_lost_in_a_rendezvous_is_a_loss_like_others():
             processes._transport.mark_begun = dies
         if not in_reserve(processes):
             processes.end_run()
-        assert processes._transport.confirmed == 1
         return processes.members, *map(str, processes.losses)
 
     first, _, third = ElasticJob(3, workers=4).run(script).values()
@@ -253,7 +252,6 @@ def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
             assert processes.most == 6  # with the one that is not ready
         else:
             processes.wait(is_ready)
-        assert processes._transport.confirmed == 1
         processes.dismiss()
         return processes.members, processes.losses, processes.unowned_slots
 
@@ -296,17 +294,14 @@ def test_processes_on_standby_end_with_the_workers():
         assert "adaptive run --restarts 3" in str(error)
 
 
-def test_processes_exchange_their_contact_data_when_they_meet():
+def test_all_know_the_number_of_their_world_when_they_have_met():
     def script(number, processes):
-        own = processes._transport.group.everyone[number]
-        if number:
-            processes._transport.peers = {own: f"contact {number}"}
+        processes._transport.world_number = 5 if number else 0  # process 0 was spawned
         if not in_reserve(processes):
             processes.end_run()
-        return {process.pid: contact for process, contact in processes._transport.peers.items()}
+        return processes._transport.world_number
 
-    results = ElasticJob(3, workers=4).run(script)
-    assert list(results.values()) == [{1: "contact 1", 2: "contact 2"}] * 3
+    assert list(ElasticJob(3, workers=4).run(script).values()) == [5] * 3
 
 
 # --- termination signals ----------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_after_a_disagreement_a_world_is_closed_if_a_process_leaves_it(leaves, o
         transport.lifetime.closed, transport.world = False, "world 1"
         assert transport.all_gather_bytes(b"%d" % transport.rank) == [b"0", b"1"]
         assert not transport.comm.closed
-        return closed, transport.begun, 0 < transport.waited < limit(60)
+        return closed, transport.activity.begun, 0 < transport.waited < limit(60)
 
     first, second = on_processes(2, work)
     assert first == (leaves and not others, 2, True)

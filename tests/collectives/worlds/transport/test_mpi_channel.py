@@ -100,7 +100,7 @@ def test_all_receive_the_same_reduced_parts(first, dtype, status, kinds, monkeyp
             ]
             for row in results:
                 check(specs, status, row, everyone)
-            assert (transport.begun, transport.completed) == (step + 1, step + 1)
+            assert (transport.activity.begun, transport.completed) == (step + 1, step + 1)
             assert not transport.lock.locked()
             last = [np.asarray(x)[: first - status if j == 0 else None].tobytes() for j, x in enumerate(results[0])]
         return last
@@ -242,7 +242,7 @@ def test_after_an_error_in_a_message_or_the_end_of_the_world_nothing_is_sent(dev
         transport.torn, transport.lifetime.closed = False, True
         with pytest.raises(Exception, match="after it was closed"):
             send()
-        return transport.begun, transport.lock.locked()
+        return transport.activity.begun, transport.lock.locked()
 
     assert Job(1).run(use) == [(2, False)]
 

@@ -1,0 +1,339 @@
+"""A rank's part in the detection of stuck ranks: `launchers/hangs.py` has the rules.
+
+A world shows what it is doing in memory that other processes read (`launchers/activity.py`). Under `adaptive run` the
+rank's parent reads it, and the launcher decides; this process only answers when it is asked. Without the launcher, the
+waiting ranks of a host read each other's memory: one of them names those of its host that are missing after
+`hang_timeout`. After twice that time it kills them if the others can continue, or else ends the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from math import isfinite
+from typing import Any, Protocol
+from zlib import crc32
+
+from adaptive import CollectiveError, DisagreementError
+from adaptive.base.exit_hooks import run_exit_hooks
+from adaptive.base.failure import FAILURE_THREAD
+from adaptive.base.numbers import brief, real
+from adaptive.base.python_stacks import shortened, stack_of
+from adaptive.base.source_lines import at
+from adaptive.base.thread_status import IN_A_STEP, thread_status_of
+from adaptive.base.waits import wait_of
+from launchers import activity, inspection
+from launchers.activity import ActivityReading, ActivityRecord, WorldActivity
+from launchers.hangs import LONGEST, Action, GroupWait, HangDecision, Sight
+
+from .transport.process_group import Process
+
+_SHOWN = 8
+_LONGEST_TICK = 1.0  # seconds
+_WAITS_SECONDS = 0.75  # in an operation, before other ranks are looked at
+_SECONDS_TO_ABORT = 5.0
+_SECONDS_TO_PRINT = 1.0  # launchers drop what they have not printed when the job ends
+_OTHER_HOSTS = 10.0  # times hang_timeout, before the job ends because of ranks that cannot be seen from here
+_EXIT_STATUS = 1
+
+_log = logging.getLogger("adaptive")
+
+
+class WatchedTransport(Protocol):
+    """What the watchdog reads of a transport."""
+
+    activity: WorldActivity
+    survives: bool  # whether losses of ranks are survived
+    threads: dict[int, str]  # names of the threads that use the world, by identifier
+
+
+def check_hang_timeout(hang_timeout: Any) -> float | None:
+    """Return `hang_timeout` as a float, in seconds; 0 disables the watchdog, None is the default (`hangs.py`).
+
+    Raises:
+      CollectiveError: it is not a number of seconds.
+    """
+    if hang_timeout is None:
+        return None
+    seconds = real(hang_timeout)
+    if seconds is None or not isfinite(seconds) or seconds < 0:
+        raise CollectiveError(
+            f"hang_timeout={brief(hang_timeout)} must be the seconds after which a rank that keeps others waiting is "
+            f"reported as stuck; 0 to wait without a limit; or None for the default, {LONGEST:g} s, and less for a "
+            "rank that is stopped."
+        )
+    return seconds
+
+
+def check_same(hang_timeouts: Sequence[float | None]) -> None:
+    """Raise unless all ranks have the same setting.
+
+    Raises:
+      DisagreementError: it differs. On every rank.
+    """
+    if len(set(hang_timeouts)) > 1:
+        given = [f"rank {rank}: {_words(seconds)}" for rank, seconds in enumerate(hang_timeouts[:_SHOWN])]
+        rest = ", …" if len(hang_timeouts) > _SHOWN else ""
+        raise DisagreementError(f"hang_timeout= is not the same on all ranks: {', '.join(given)}{rest}")
+
+
+def be_seen(hang_timeout: float | None) -> None:
+    """Let others find this process; called before they look for it. Does nothing if the watchdog is disabled."""
+    if hang_timeout != 0:
+        _this_process()
+
+
+def pid_space() -> str:
+    """Return the pid namespace of this process: containers of one host number their processes separately."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class Watchdog:
+    """Shows what one world of this process is doing, and where no launcher does so, watches the ranks of this host.
+
+    Args:
+      transport: the transport to watch; its `activity` is replaced by one that others can read.
+      hang_timeout: the setting, in seconds; None for the default.
+      abort: ends all processes of the job with an exit status; called from any thread.
+    """
+
+    def __init__(self, transport: WatchedTransport, hang_timeout: float | None, abort: Callable[[int], object]):
+        self._hang_timeout, self._abort, self._pid = hang_timeout, abort, os.getpid()
+        process = _this_process()
+        self.activity = transport.activity = process.record.new_activity() if process.record else WorldActivity()
+        self._watched = weakref.ref(transport, lambda _: self.close("it has dropped its world without closing it"))
+        self._survives, self._wait, self._next = transport.survives, GroupWait(), 0.0
+        self._seen: list[tuple[str, int, ActivityRecord]] = []  # the other ranks of this host: names, pids and records
+        self._hidden: list[str] = []  # names of the ranks of other hosts
+        self._name = ""
+        self.group = 0
+        atexit.register(self._at_exit)
+        process.add(self)
+
+    def watch(self, world: Hashable, everyone: Sequence[Process], rank: int) -> None:
+        """Watch these ranks from now on.
+
+        Args:
+          world: identifies the world, on all of them.
+          everyone: the processes, by rank.
+          rank: this process's rank.
+        """
+        self.group = crc32(repr((world, everyone)).encode()) or 1
+        self.activity.watch(self.group, self._survives, self._hang_timeout)
+        if not _this_process().watches:
+            return
+        here, seen, hidden = everyone[rank], [], []
+        for number, process in enumerate(everyone):
+            name = f"rank {number} ({process})"
+            record = ActivityRecord.of(process.pid) if process.host == here.host and process != here else None
+            if record is not None:
+                seen.append((name, process.pid, record))
+            elif process != here:
+                hidden.append(name)
+        self._seen, self._hidden, self._name = seen, hidden, f"rank {rank} ({here})"
+
+    def close(self, why: str = "") -> None:
+        """Stop watching. If this rank leaves the others early, record the reason `why` for them."""
+        if os.getpid() != self._pid or not self.group:
+            return
+        self.group = 0
+        atexit.unregister(self._at_exit)
+        _this_process().remove(self)
+        if why:
+            self.activity.leave(why)
+        else:
+            self.activity.close()
+
+    def _at_exit(self) -> None:
+        """Record why this process leaves, if it ends with its world open."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        how = f"by {type(error).__name__}: {error}" if error else "at its end, or by sys.exit()"
+        self.close(f"its script is over, {how}. The last that it took part in is {self.activity.about or 'none'}")
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the threads that use this world are doing: the field `answer` of a `hangs.Sight`."""
+        transport = self._watched()
+        threads = [] if transport is None else list(transport.threads.items())
+        idents = [ident for ident, name in threads if name != FAILURE_THREAD]
+        frames = sys._current_frames()
+        main = threading.main_thread().ident
+        own = [frames[ident] for ident in idents if ident in frames] or [
+            frames[ident] for ident in frames if ident == main
+        ]
+        found = [thread_status_of(frame) for frame in own]
+        waits = [wait for wait in map(wait_of, idents) if wait is not None]
+        words = [*map(str, found), *(wait.words() for wait in waits)]
+        doing = "; ".join(dict.fromkeys(words))
+        stacks = [stack for stack in (wait.stack() for wait in waits) if stack] or [stack_of(frame) for frame in own]
+        return {
+            "doing": doing + at(next((each.line for each in found if each.line), "")),
+            "idle": doing == IN_A_STEP,
+            "compiles": any(each.compiles for each in found),
+            "crossed": bool(found) and all(each.exchanges for each in found),
+            "stack": shortened("\n".join(stacks)),
+        }
+
+    # --- without the launcher -----------------------------------------------------------------------------------------
+
+    @property
+    def tick(self) -> float:
+        """Seconds between two checks."""
+        return _LONGEST_TICK if self._hang_timeout is None else min(_LONGEST_TICK, self._hang_timeout / 8)
+
+    def check(self, own: ActivityReading) -> None:
+        """Look at the other ranks of this host if this one waits, and act on what is seen.
+
+        Args:
+          own: what this world is doing.
+        """
+        now = time.monotonic()
+        if own.waited < _WAITS_SECONDS or now < self._next:
+            return
+        sights: dict[int, Sight] = {self._pid: Sight(self._name, self._pid, own, inspection.RUNS, now)}
+        for name, pid, record in self._seen:
+            state = inspection.state_of(pid)
+            reading = next((reading for reading in record.read() if reading.group == self.group), None)
+            if reading is None or (state == inspection.GONE and self._survives):
+                continue
+            waits = reading.phase in (activity.INSIDE, activity.PATIENT) and state == inspection.RUNS
+            if waits and pid < self._pid:
+                return  # that rank looks at the others
+            sights[pid] = self._sight(name, pid, record, reading._replace(waited=own.waited * waits), state)
+        decision = self._wait.judge(sights)
+        self._next = now + self._wait.next_round
+        if decision is not None:
+            self._act(decision)
+        elif self._hidden and self._wait.waited >= _OTHER_HOSTS * self._wait.longest:
+            _log.error("The job ends: the ranks of other hosts cannot be seen from here.")
+            self._end(())
+
+    def _sight(self, name: str, pid: int, record: ActivityRecord, reading: ActivityReading, state: str) -> Sight:
+        away = reading.phase == activity.OUTSIDE and state == inspection.RUNS
+        asked = away and self._wait.wants_details
+        answers, stack = inspection.details(record, pid) if asked else ({}, "")
+        return Sight(
+            name=name,
+            pid=pid,
+            reading=reading,
+            state=state,
+            at=time.monotonic(),
+            core_time=inspection.core_time(pid) if away else None,
+            answer=answers.get(str(self.group)),
+            stack=stack,
+            asked=asked,
+        )
+
+    def _act(self, decision: HangDecision) -> None:
+        text = decision.text
+        if decision.action is Action.NOTE and self._hidden:
+            text += f" The ranks of other hosts cannot be seen from here: {', '.join(self._hidden[:_SHOWN])}."
+        _log.log(logging.WARNING if decision.action is Action.NOTE else logging.ERROR, text)
+        if decision.action is Action.KILL:
+            _kill(decision.ranks)
+        elif decision.action is Action.END:
+            self._end(decision.ranks)
+
+    def _end(self, stuck: Sequence[int]) -> None:
+        """End the job and this process, although other threads are blocked."""
+
+        def end() -> None:
+            run_exit_hooks()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            with suppress(Exception):
+                self._abort(_EXIT_STATUS)
+
+        time.sleep(_SECONDS_TO_PRINT)
+        # An MPI that survives losses does not end the others.
+        _kill([pid for _, pid, _ in self._seen] if self._survives else stuck)
+        ending = threading.Thread(target=end, name="adaptive-abort", daemon=True)
+        ending.start()
+        ending.join(_SECONDS_TO_ABORT)
+        os._exit(_EXIT_STATUS)
+
+
+class _ThisProcess:
+    """What all worlds of this process share.
+
+    Attributes:
+      record: the memory in which they show what they are doing; None where the system has none.
+      watches: whether this process watches others, because the launcher does not.
+    """
+
+    def __init__(self) -> None:
+        self._watchdogs: list[Watchdog] = []
+        self._thread: threading.Thread | None = None
+        inherited = ActivityRecord.inherited()
+        self.watches = inherited is None
+        self.record = inherited
+        with suppress(OSError):
+            self.record = inherited or ActivityRecord.create()
+        if self.record is not None:
+            name = f"adaptive-{os.getpid()}-{secrets.token_hex(8)}"
+            inspection.answer(name, self._describe)
+            self.record.introduce(os.getpid(), inspection.write_stacks_upon_signal(), name)
+
+    def add(self, watchdog: Watchdog) -> None:
+        """Have a world answer, and watch others for it."""
+        self._watchdogs.append(watchdog)
+        if self.watches and self.record is not None and self._thread is None:
+            waits = activity.WaitClock(self.record)
+            self._thread = threading.Thread(target=self._watch, args=(waits,), name="adaptive-watch", daemon=True)
+            self._thread.start()
+
+    def remove(self, watchdog: Watchdog) -> None:
+        """Forget a world."""
+        if watchdog in self._watchdogs:
+            self._watchdogs.remove(watchdog)
+
+    def _describe(self) -> dict[str, dict[str, Any]]:
+        return {str(watchdog.group): watchdog.describe() for watchdog in list(self._watchdogs)}
+
+    def _watch(self, waits: activity.WaitClock) -> None:
+        troubled = False
+        while True:
+            watchdogs = list(self._watchdogs)
+            time.sleep(min((watchdog.tick for watchdog in watchdogs), default=_LONGEST_TICK))
+            try:
+                readings = {reading.group: reading for reading in waits.read()}
+                for watchdog in watchdogs:
+                    if watchdog.group in readings:
+                        watchdog.check(readings[watchdog.group])
+            except Exception:
+                if not troubled:
+                    troubled = True
+                    _log.exception("The watchdog thread has caught an error, and continues.")
+
+
+_process: _ThisProcess | None = None
+
+
+def _this_process() -> _ThisProcess:
+    global _process
+    if _process is None:
+        _process = _ThisProcess()
+    return _process
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            if ActivityRecord.of(pid) is not None:  # another process may have this pid by now
+                os.kill(pid, signal.SIGKILL)
+
+
+def _words(hang_timeout: float | None) -> str:
+    return "the default" if hang_timeout is None else f"{hang_timeout:g}"

@@ -1,1 +1,0 @@
-"""Detection of stuck ranks, by a thread in each rank."""

@@ -1,0 +1,222 @@
+"""What a process of this host does: whether it is stopped, how it uses cores, what it answers, and its stack.
+
+A process without a core makes no progress, like one that hangs. Linux tells them apart: a thread that is ready to run
+and has no core is in its run queue, and `/proc/PID/task/TID/schedstat` counts that time. A thread that is stopped,
+sleeps or waits for a lock is in no run queue.
+
+A process answers at a socket, by a thread that needs Python's lock. If C code holds the lock, faulthandler still writes
+the stack, in the handler of a signal: SIGURG, which processes ignore by default.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from .activity import ActivityRecord
+
+GONE, STOPPED, TRACED, RUNS = "gone", "stopped", "traced", "runs"
+_MOST_CHARACTERS = 6000  # of a stack
+_STATES = {"T": STOPPED, "t": TRACED, "Z": GONE, "X": GONE}  # the kernel's letters
+_READY = "R"  # a thread that runs or waits for a core
+_NOTABLE, _HOUSEKEEPING = 0.1, 0.02  # fractions of the time
+_ANSWER_SECONDS, _WRITE_SECONDS = 0.5, 1.0
+_QUIET = 0.1  # seconds without a new line, after which a stack is taken for complete
+_PROGRAM = os.path.join("adaptive", "program", "program.py")
+_READS = re.compile(r"adaptive.data.(?!fetch_thread\.py)\w+\.py")  # a thread in fetch_thread.py alone is idle
+_COMPILES = os.path.join("jax", "_src", "compiler.py")
+
+
+class CoreTime(NamedTuple):
+    """The kernel's account of a process at one time. Sums over its threads.
+
+    Attributes:
+      ran: seconds for which threads ran on a core.
+      queued: seconds for which threads were ready to run and had no core. A wait is added when it ends.
+      ready: whether a thread is running or waiting for a core at this time.
+    """
+
+    ran: float
+    queued: float
+    ready: bool
+
+    def use_since(self, earlier: CoreTime, seconds: float) -> CoreUse:
+        """Return the use of cores between two accounts.
+
+        Args:
+          earlier: the account at the beginning.
+          seconds: the time between the accounts.
+        """
+        ran, queued = max(0.0, self.ran - earlier.ran), self.queued - earlier.queued
+        if self.ready and earlier.ready:  # the present wait is not counted yet
+            queued = max(queued, seconds - ran)
+        return CoreUse(seconds, ran, min(max(queued, 0.0), seconds))
+
+
+class CoreUse(NamedTuple):
+    """What a process did between two accounts.
+
+    Attributes:
+      seconds: the time between them; 0 if there was none before.
+      ran: seconds for which its threads ran on a core.
+      wait: seconds for which it waited for a core.
+    """
+
+    seconds: float = 0.0
+    ran: float = 0.0
+    wait: float = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether waits for a core are a notable part of the time."""
+        return self.wait > _NOTABLE * self.seconds
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the process neither ran nor waited for a core, but for its housekeeping."""
+        return self.seconds > 0 and self.ran + self.wait < _HOUSEKEEPING * self.seconds
+
+
+def core_time(pid: int) -> CoreTime | None:
+    """Return the account of a process of this host, or None if the kernel has none, as outside Linux."""
+    ran = queued = 0
+    found = ready = False
+    folder = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return None
+    for task in (f"{folder}/{thread}" for thread in threads):
+        with suppress(OSError, ValueError, IndexError):  # the thread has ended
+            ran_ns, queued_ns, *_ = map(int, _text(f"{task}/schedstat").split())
+            ran, queued = ran + ran_ns, queued + queued_ns
+            ready |= _letter(task) == _READY
+            found = True
+    return CoreTime(ran * 1e-9, queued * 1e-9, ready) if found else None
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process of this host: GONE, STOPPED, TRACED or RUNS."""
+    try:
+        return _STATES.get(_letter(f"/proc/{pid}"), RUNS)
+    except (OSError, IndexError):
+        return GONE
+
+
+def details(record: ActivityRecord, pid: int) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return what a running process says of its worlds, by group, or else its stack. Takes up to two seconds.
+
+    Args:
+      record: its record.
+      pid: its pid.
+    """
+    answers = ask(record.socket)
+    return (answers, "") if answers else ({}, written_stacks(pid, record.stacks))
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def ask(name: str) -> dict[str, dict[str, Any]]:
+    """Return the answer of the process with this socket; empty if it does not answer in time."""
+    with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(_ANSWER_SECONDS)
+        line.connect(f"\0{name}")
+        with line.makefile("r") as lines:
+            return dict(json.loads(lines.readline()))
+    return {}
+
+
+def answer(name: str, says: Callable[[], dict[str, dict[str, Any]]]) -> None:
+    """Answer at a socket of this name from now on, in a thread.
+
+    Args:
+      name: the name, in the abstract space of this host.
+      says: returns the answer.
+    """
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(f"\0{name}")
+    server.listen()
+
+    def run() -> None:
+        while True:
+            line, _ = server.accept()
+            with suppress(OSError), line:
+                line.settimeout(_ANSWER_SECONDS)
+                line.sendall(json.dumps(says()).encode() + b"\n")
+
+    threading.Thread(target=run, name="adaptive-answers", daemon=True).start()
+
+
+# --- stacks -----------------------------------------------------------------------------------------------------------
+
+
+def write_stacks_upon_signal() -> int:
+    """Have this process write the stacks of its threads to memory upon SIGURG.
+
+    Returns:
+      The memory's descriptor, for `written_stacks`. -1 on other systems than Linux, or if the program uses the signal
+      itself.
+    """
+    if not hasattr(os, "memfd_create") or signal.getsignal(signal.SIGURG) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return -1
+    file = os.memfd_create("adaptive-stacks")
+    faulthandler.register(signal.SIGURG, file=file, all_threads=True)
+    return file
+
+
+def written_stacks(pid: int, file: int) -> str:
+    """Have another process write its stacks, and return those that matter: readers, the main thread, and programs.
+
+    Args:
+      pid: the process.
+      file: the result of `write_stacks_upon_signal` in that process.
+
+    Returns:
+      The stacks, as faulthandler writes them. "" if it writes none, or this process may not read the file.
+    """
+    if file < 0:
+        return ""
+    with suppress(OSError), open(f"/proc/{pid}/fd/{file}", "rb") as opened:
+        begin = grown = opened.seek(0, os.SEEK_END)
+        os.kill(pid, signal.SIGURG)
+        until, quiet = time.monotonic() + _WRITE_SECONDS, 0.0
+        while time.monotonic() < until and quiet < _QUIET:
+            time.sleep(0.02)
+            size = opened.seek(0, os.SEEK_END)
+            quiet = quiet + 0.02 if begin < size == grown else 0.0
+            grown = size
+        opened.seek(begin)
+        return _that_matter(opened.read().decode(errors="replace"))
+    return ""
+
+
+def compiles(stack: str) -> bool:
+    """Return whether a stack is in XLA's compiler."""
+    return _COMPILES in stack
+
+
+def _that_matter(dump: str) -> str:
+    *others, main = [block.strip() for block in dump.split("\n\n") if block.strip()] or [""]
+    read = [block for block in others if _READS.search(block)]
+    return "\n".join([*read, main, *(block for block in others if _PROGRAM in block)]).strip()[:_MOST_CHARACTERS]
+
+
+def _letter(folder: str) -> str:
+    """Return the kernel's letter for the state of a process or thread."""
+    return _text(f"{folder}/stat").rpartition(")")[2].split()[0]
+
+
+def _text(path: str) -> str:
+    with open(path) as file:
+        return file.read()

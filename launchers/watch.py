@@ -1,0 +1,138 @@
+"""Watches the ranks of a job: finds those that keep the others waiting, reports them, and has them killed.
+
+The parent of each rank (`supervisor.py`) tells the launcher when its rank waits in an operation. As long as a rank
+does, the launcher has all parents look at their ranks, again and again, and decides by what they have seen: `hangs.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .activity import OUTSIDE, ActivityReading
+from .hangs import UNSEEN, Action, GroupWait, HangDecision, Sight
+from .inspection import GONE, CoreTime
+from .verdict import ProcessState
+
+REPLY_SECONDS = 3.0  # for a parent to look at its rank
+
+
+class Watch:
+    """The launcher's view of all ranks.
+
+    Args:
+      end: ends the job.
+    """
+
+    def __init__(self, end: Callable[[], object]):
+        self._end = end
+        self._parents: dict[ProcessState, tuple[int, Callable[[str], object]]] = {}  # pid, and how to send it a line
+        self._seen: dict[ProcessState, Mapping[str, Any]] = {}  # the latest replies
+        self._open: set[ProcessState] = set()  # of which a reply is expected
+        self._waits: defaultdict[int, GroupWait] = defaultdict(GroupWait)  # by group
+        self._number = 0  # of the round
+        self._timer: asyncio.TimerHandle | None = None  # None: no rank waits
+
+    def add(self, process: ProcessState, parent: int, send: Callable[[str], object]) -> None:
+        """Watch a process.
+
+        Args:
+          process: the process.
+          parent: the pid of its parent.
+          send: sends a line to its parent.
+        """
+        self._parents[process] = parent, send
+
+    def take_down(self, process: ProcessState, said: Mapping[str, Any]) -> bool:
+        """Record a report. Returns whether it was one for this class."""
+        if "waits" in said:
+            if self._timer is None:
+                self._look()
+            return True
+        if "look" not in said:
+            return False
+        self._seen[process] = said
+        if said["look"] == self._number:
+            self._open.discard(process)
+            if not self._open and self._timer is not None:
+                self._timer.cancel()
+                self._judge()
+        return True
+
+    def stop(self) -> None:
+        """End the watch: the job has ended, or is being ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._parents.clear()
+
+    def _look(self) -> None:
+        """Begin a round."""
+        self._number += 1
+        detailed = any(wait.wants_details for wait in self._waits.values())
+        self._open = {process for process in self._parents if not process.over}
+        self._timer = asyncio.get_running_loop().call_later(REPLY_SECONDS, self._judge)
+        for process in self._open:
+            self._parents[process][1](f"look {self._number} {int(detailed)}")
+
+    def _judge(self) -> None:
+        """End a round: act on what was seen, and plan the next one if a rank waits."""
+        groups: defaultdict[int, dict[ProcessState, Sight]] = defaultdict(dict)
+        for process, said in self._seen.items():
+            for reading in (ActivityReading(*fields) for fields in said["worlds"]):
+                groups[reading.group][process] = self._sight(process, reading, said)
+        for group, sights in groups.items():
+            # MPI itself reports a dead process to the others if they can continue without it.
+            counted = {
+                process: sight
+                for process, sight in sights.items()
+                if sight.state != GONE or (sight.reading is not None and not sight.reading.survives)
+            }
+            if decision := self._waits[group].judge(counted):
+                self._act(decision)
+        for group in [group for group, wait in self._waits.items() if not wait.waited or group not in groups]:
+            del self._waits[group]
+        soon = min((wait.next_round for wait in self._waits.values()), default=None)
+        self._timer = None
+        if soon is not None and self._parents:
+            self._timer = asyncio.get_running_loop().call_later(soon, self._look)
+
+    def _sight(self, process: ProcessState, reading: ActivityReading, said: Mapping[str, Any]) -> Sight:
+        state = GONE if process.over else UNSEEN if process in self._open else said["state"]
+        if state == UNSEEN:
+            reading = reading._replace(phase=OUTSIDE)
+        account = said["core_time"]
+        return Sight(
+            name=str(process),
+            pid=said["pid"],
+            reading=reading,
+            state=state,
+            at=said["at"],
+            core_time=None if account is None or state == UNSEEN else CoreTime(*account),
+            answer=said["answers"].get(str(reading.group)),
+            stack=said["stack"],
+            asked=said["asked"],
+        )
+
+    def _act(self, decision: HangDecision) -> None:
+        sys.stderr.write(f"adaptive run: {decision.text}\n")
+        sys.stderr.flush()
+        if decision.action is Action.KILL and all(map(self._kill, decision.ranks)):
+            return
+        if decision.action in (Action.KILL, Action.END):
+            self._end()
+
+    def _kill(self, process: ProcessState) -> bool:
+        """Have a process killed by its parent, or with its parent by another parent of its host. Returns whether it is
+        possible.
+        """
+        if process not in self._open:
+            self._parents[process][1](f"kill {self._seen[process]['pid']}")
+            return True
+        for other, (_, send) in self._parents.items():
+            if other.host == process.host and other not in self._open and not other.over:
+                send(f"kill {self._parents[process][0]}")
+                return True
+        return False

@@ -1,0 +1,163 @@
+"""What is learned of another process: its state, its use of cores, its answer and its stack."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from launchers import inspection
+from launchers.activity import ActivityRecord
+from launchers.inspection import GONE, RUNS, STOPPED, CoreTime, CoreUse, core_time
+from tests.mpirun import ROOT
+from tests.speed import limit
+
+counted = pytest.mark.skipif(core_time(os.getpid()) is None, reason="this kernel does not count waits for a core")
+
+
+CHILD = """
+import sys
+from launchers import inspection
+from launchers.activity import ActivityRecord
+record = ActivityRecord.create()
+world = record.new_activity()
+world.watch(7, survives=False, hang_timeout=None)
+record.introduce({pid}, inspection.write_stacks_upon_signal(), sys.argv[1])
+inspection.answer(sys.argv[1], lambda: {{"7": {{"doing": "this"}}}})
+print(flush=True)
+def loops():
+    {loop}
+loops()
+"""
+
+
+@contextmanager
+def child(loop, pid="__import__('os').getpid()"):
+    """A process that shows what it does, and then loops in this way."""
+    name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    command = [sys.executable, "-c", CHILD.format(loop=loop, pid=pid), name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        try:
+            select.select([process.stdout], [], [], limit(60))
+            process.stdout.readline()
+            yield process, name
+        finally:
+            process.kill()
+
+
+def test_a_process_answers_and_is_found_by_its_pid():
+    with child("input()") as (process, name):
+        record = ActivityRecord.of(process.pid)
+        assert (record.pid, record.socket) == (process.pid, name)
+        assert [reading.group for reading in record.read()] == [7]
+        answers, stack = {}, ""
+        until = time.monotonic() + limit(10)
+        while not answers and time.monotonic() < until:
+            answers, stack = inspection.details(record, process.pid)
+        assert (answers, stack) == ({"7": {"doing": "this"}}, "")
+        assert inspection.state_of(process.pid) == RUNS
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert inspection.state_of(process.pid) == STOPPED
+        assert inspection.details(record, process.pid) == ({}, "")  # it writes no stack either
+        process.kill()
+        process.wait()
+        assert inspection.state_of(process.pid) == GONE
+        assert record.read()[0].group == 7  # what it has shown can still be read
+    assert ActivityRecord.of(process.pid) is None
+    assert ActivityRecord.of(os.getpid()) is None
+    with child("input()", pid=1) as (process, _):
+        assert ActivityRecord.of(process.pid) is None  # the memory of another process, which it has inherited
+
+
+def test_a_process_whose_python_is_held_by_c_code_writes_its_stack():
+    with child("import re; re.match(r'(a+)+$', 'a' * 200 + 'b')") as (process, _):
+        record, stack = ActivityRecord.of(process.pid), ""
+        until = time.monotonic() + limit(20)
+        while "in match" not in stack and time.monotonic() < until:
+            answers, stack = inspection.details(record, process.pid)
+        assert answers == {}
+        assert "in match" in stack
+        assert "in loops" in stack
+    assert inspection.written_stacks(process.pid, -1) == ""
+    assert not inspection.compiles(stack)
+
+
+def test_a_program_that_uses_the_signal_itself_keeps_it():
+    handler = signal.signal(signal.SIGURG, lambda *_: None)
+    try:
+        assert inspection.write_stacks_upon_signal() == -1
+    finally:
+        signal.signal(signal.SIGURG, handler)
+
+
+@pytest.mark.parametrize(("dump", "shown"), [
+    (["idle.py", "adaptive/data/rows.py", "adaptive/program/program.py", "main.py"],
+     ["adaptive/data/rows.py", "main.py", "adaptive/program/program.py"]),
+    (["adaptive/data/fetch_thread.py", "main.py"], ["main.py"]),
+    ([], []),
+])  # fmt: skip
+def test_threads_that_read_or_are_in_a_program_are_shown_besides_the_main_one(dump, shown):
+    assert inspection._that_matter("\n\n".join([*dump, ""])) == "\n".join(shown)
+
+
+# --- the use of cores -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@counted
+def test_a_process_among_many_on_one_core_waits_for_it():
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{max(os.sched_getaffinity(0))}}}); print(flush=True)\nwhile True: pass"
+    )
+    loops = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(8)]
+    try:
+        for process in loops:
+            process.stdout.readline()
+        begin, before = time.monotonic(), core_time(loops[0].pid)
+        time.sleep(1.0)
+        use = core_time(loops[0].pid).use_since(before, time.monotonic() - begin)
+        assert use.waits
+        assert use.wait > use.ran
+    finally:
+        for process in loops:
+            process.kill()
+            process.communicate()
+
+
+@counted
+def test_a_process_that_sleeps_uses_no_core():
+    with subprocess.Popen(["sleep", "60"]) as sleeps:
+        time.sleep(0.2)
+        before = core_time(sleeps.pid)
+        time.sleep(0.1)
+        assert core_time(sleeps.pid).use_since(before, 0.1).sleeps
+        sleeps.kill()
+    assert core_time(2**30) is None
+
+
+def test_a_wait_that_is_not_over_counts():
+    """The kernel adds a wait at its end, and a process may get no core for long."""
+    ready, asleep = CoreTime(1.0, 2.0, True), CoreTime(1.0, 2.0, False)
+    assert ready.use_since(ready, 5.0).wait == 5.0
+    assert asleep.use_since(asleep, 5.0).wait == 0.0
+    assert ready._replace(ran=6.0).use_since(ready, 5.0).wait == 0.0  # it ran all the time
+    assert asleep._replace(queued=4.5).use_since(asleep, 5.0).wait == 2.5
+    assert asleep._replace(queued=30.0).use_since(asleep, 5.0).wait == 5.0  # several threads
+    assert asleep.use_since(ready._replace(queued=3.0), 5.0).wait == 0.0  # threads have ended
+
+
+@pytest.mark.parametrize(("use", "waits", "sleeps"), [
+    (CoreUse(), False, False),
+    (CoreUse(10.0, 0.01, 0.01), False, True),
+    (CoreUse(10.0, 1.0, 0.0), False, False),
+    (CoreUse(10.0, 0.1, 8.0), True, False),
+])  # fmt: skip
+def test_activity_of_a_process(use, waits, sleeps):
+    assert (use.waits, use.sleeps) == (waits, sleeps)

@@ -1,0 +1,120 @@
+"""The launcher's rounds: whom it asks, when it judges, and whom it has killed. The parents of ranks are made up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from launchers import watch as watching
+from launchers.activity import INSIDE, OUTSIDE, ActivityReading
+from launchers.inspection import RUNS, STOPPED
+from launchers.verdict import ProcessState
+from launchers.watch import Watch
+
+
+class Job:
+    """Ranks of hosts, with a parent each.
+
+    Attributes:
+      phases, states: of each rank.
+      silent: ranks whose parents do not answer.
+      killed: the pids that parents were asked to kill.
+      looked: the details that were asked for, by round.
+    """
+
+    def __init__(self, hosts="hh", survives=True):
+        self.ranks = [ProcessState("job", rank, len(hosts), host, 100 + rank) for rank, host in enumerate(hosts)]
+        self.phases, self.states = [INSIDE] * len(hosts), [RUNS] * len(hosts)
+        self.survives, self.silent, self.waited = survives, set(), 0.0
+        self.killed, self.looked, self.ended = [], [], False
+        self.then = lambda rounds: None  # called after each round
+        self.watch = Watch(self._end)
+        for rank, process in enumerate(self.ranks):
+            self.watch.add(process, 200 + rank, lambda line, rank=rank: self._receive(rank, line))
+
+    def _end(self):
+        self.ended = True
+        self.watch.stop()
+
+    def _receive(self, rank, line):
+        match line.split():
+            case ["look", number, detailed]:
+                if rank == 0:
+                    self.looked.append(detailed == "1")
+                    self.waited += 0.5
+                    self.then(len(self.looked))
+                if rank not in self.silent:
+                    asyncio.get_running_loop().call_soon(self._reply, rank, int(number))
+            case ["kill", pid]:
+                self.killed.append(int(pid))
+                (victim,) = (r for r in range(len(self.ranks)) if int(pid) in (100 + r, 200 + r))
+                self.ranks[victim].connected = False
+
+    def _reply(self, rank, number):
+        phase = self.phases[rank]
+        waited = self.waited if phase == INSIDE else 0.0
+        reading = ActivityReading(5, self.survives, 2.0, phase, 9, 1.0, "message 1", None, waited)
+        said = {"pid": 100 + rank, "worlds": [list(reading)], "state": self.states[rank], "at": self.waited}
+        said |= {"core_time": None, "answers": {}, "stack": "in a loop", "asked": phase == OUTSIDE}
+        self.watch.take_down(self.ranks[rank], {"look": number, **said})
+
+    def play(self, monkeypatch, rounds=40):
+        """Begin with rank 0's report that it waits, and let so many rounds happen. Returns the printed text."""
+        monkeypatch.setattr(watching, "REPLY_SECONDS", 0.01)
+        monkeypatch.setattr(watching.GroupWait, "next_round", 0.0)
+
+        async def scene():
+            assert self.watch.take_down(self.ranks[0], {"waits": True})
+            assert not self.watch.take_down(self.ranks[0], {"ends": 0})
+            while len(self.looked) < rounds and not self.ended and self.watch._timer is not None:
+                await asyncio.sleep(0.001)
+            self.watch.stop()
+
+        asyncio.run(scene())
+
+
+def test_a_stuck_rank_is_reported_and_killed_by_its_parent(monkeypatch, capsys):
+    job = Job()
+    job.phases[1] = OUTSIDE
+    job.play(monkeypatch)
+    assert job.killed == [101]
+    assert not job.ended
+    said = capsys.readouterr().err
+    assert said.count("adaptive run: rank 0 (pid 100 on h) has waited for 2.0 s in message 1:") == 1
+    assert said.count("rank 1: killed, and lost.") == 1
+    assert job.looked[:4] == [False, False, True, True]  # ranks are asked after a while
+
+
+def test_a_rank_that_is_stopped_in_the_operation_is_stuck(monkeypatch):
+    job = Job()
+    job.states[1] = STOPPED
+    job.play(monkeypatch)
+    assert job.killed == [101]
+
+
+@pytest.mark.parametrize(("hosts", "killed", "ended"), [("hhh", [201], False), ("hgh", [], True)])
+def test_a_rank_whose_parent_does_not_answer_is_killed_with_it_by_a_neighbor(hosts, killed, ended, monkeypatch):
+    """Where there is no neighbor, the job ends."""
+    job = Job(hosts)
+    job.phases[1] = OUTSIDE
+    job.then = lambda rounds: rounds > 1 and job.silent.add(1)
+    job.play(monkeypatch)
+    assert (job.killed, job.ended) == (killed, ended)
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_rank_that_has_ended_is_waited_for_in_vain(survives, monkeypatch, capsys):
+    """MPI itself tells the others if they can continue."""
+    job = Job(survives=survives)
+    job.then = lambda rounds: setattr(job.ranks[1], "connected", rounds < 2)
+    job.play(monkeypatch)
+    assert job.ended is not survives
+    assert ("rank 1 (pid 101 on h) has ended" in capsys.readouterr().err) is not survives
+
+
+def test_nobody_is_looked_at_when_no_rank_waits(monkeypatch):
+    job = Job()
+    job.phases = [OUTSIDE, OUTSIDE]
+    job.play(monkeypatch)
+    assert len(job.looked) == 1
