@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
-import numpy as np
 import pytest
 
 import adaptive as ad
@@ -84,19 +82,6 @@ def test_one_rank_writes_and_all_resume(world, directory):
         assert [other.step().metrics["loss"].item() for _ in range(3)] == after
 
 
-def test_local_state_of_all_ranks_is_restored(world, directory):
-    start = {"all": 0.0, "own": 0.0}
-    with build(local, start, make_data(), N, world=world, per_worker_state=own) as program:
-        list(program.run(steps=3, checkpoint=ad.Checkpoints(directory, every=2)))
-        kept = program.checkpoint()["state"]
-    assert len(set(kept["own"].tolist())) == world.size
-    with build(local, start, make_data(), N, world=world, per_worker_state=own) as other:
-        other.restore(directory)
-        assert other.steps == 3
-        found = other.checkpoint()["state"]
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, kept))
-
-
 @pytest.mark.parametrize("options", [{}, {"per_worker_state": own}], ids=["replicated", "local"])
 def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
     """Each rank has its own clock; that of rank 0 counts, and all save a checkpoint of the same step."""
@@ -146,17 +131,6 @@ def test_a_directory_of_another_run_is_refused_on_all(world, directory):
         with hears(world, ad.CheckpointError, "holds checkpoints of another run", "holds checkpoints of another run"):
             list(other.run(steps=1, checkpoint=ad.Checkpoints(directory)))
         other.step()
-
-
-@pytest.mark.parametrize("missing_ok", [False, True])
-def test_where_there_is_none(world, directory, missing_ok):
-    with build(descend, 0.0, make_data(), N, world=world) as program:
-        if missing_ok:
-            program.restore(directory, missing_ok=True)
-        else:
-            with hears(world, ad.CheckpointError, "nothing to restore", "rank 0 failed in restoring .*nothing to rest"):
-                program.restore(directory)
-        program.step()
 
 
 def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
