@@ -64,11 +64,8 @@ class RunCheckpointer:
         """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
         self._has_stepped = True
         before, epoch = report.examples - report.global_batch, self._parts.stream.epoch_length
-        if (
-            self._is_announced()
-            if self._every.unit == "minute"
-            else self._every.due(report.step, before, report.examples, epoch)
-        ):
+        by_steps = self._every.due(report.step, before, report.examples, epoch)
+        if self._is_announced() if self._every.unit == "minute" else by_steps:
             self.save()
 
     def _is_announced(self) -> bool:
@@ -156,9 +153,3 @@ class RunCheckpointer:
         """Wait for the writer, and release the directory."""
         atexit.unregister(self.close)
         self._writer.close()
-
-    def __enter__(self) -> RunCheckpointer:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self.close()

@@ -62,7 +62,7 @@ def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheck
     """
     from .run_checkpointer import RunCheckpointer
 
-    with RunCheckpointer(options, parts) as checkpointer:
+    with closing(RunCheckpointer(options, parts)) as checkpointer:
         parts.run.checkpointer = checkpointer
         try:
             yield checkpointer

@@ -59,6 +59,7 @@ class Writer:
                 "ad.Checkpoints(directory, …)"
             ) from None
         except OSError as error:
+            self._release()
             raise CheckpointError(f"no checkpoints can be written to {self._path}: {error.strerror}.") from error
         if there and not known:
             self.close()
