@@ -68,11 +68,11 @@ def by_shard_map(model: Model, devices: list[jax.Device]) -> Callable[[int], jax
 def by_general_path(ours: ad.Program) -> Iterator[None]:
     """Have the program take its steps as for unequal batches."""
     engine = ours._parts.engine
-    spmd, engine._spmd = engine._spmd, None
+    fused, engine.fused = engine.fused, None
     try:
         yield
     finally:
-        engine._spmd = spmd
+        engine.fused = fused
 
 
 def main() -> None:

@@ -94,19 +94,25 @@ class Waits(Protocol):
 class Activity:
     """The current activity of the thread that runs the steps, and the seconds of each.
 
+    A change of activity is a mark. Marks are added up when seconds are read, so that a step makes few calls.
+
     Args:
       world: measures the waiting for other processes.
 
     Attributes:
       now: the current activity; read from any thread.
+      marks: changes of activity: (activity, time, `world.waited`); `~activity` for one with which a step begins. Code
+        that runs in every step sets `now` and adds a mark itself, in place of `turn`.
       turned: called when an activity ends; `None` for no callback.
       message: the number of the current message, or of the last one.
     """
 
     def __init__(self, world: Waits):
         self._world = world
-        self.now, self._waited = BETWEEN, world.waited
+        self.now = self._at = BETWEEN  # `_at`: at the last mark that was added up
+        self._waited = world.waited
         self._began = self._since = time.perf_counter()
+        self.marks: list[tuple[int, float, float]] = []
         self._seconds = [0.0] * len(NAMES)  # of all steps so far
         self._before = list(self._seconds)  # when the step began
         self._known = list(self._seconds)  # at the last call of `between`
@@ -117,14 +123,22 @@ class Activity:
 
     def turn(self, to: int) -> int:
         """Switch to another activity. Return the previous one, to switch back to."""
-        now, waited, before = time.perf_counter(), self._world.waited, self.now
-        seconds, others = now - self._since, waited - self._waited
-        self._seconds[before] += seconds - others
-        self._seconds[WAITING] += others
-        if self.turned is not None:
-            self.turned(before, self._since, now, others)
-        self.now, self._since, self._waited = to, now, waited
+        before, self.now = self.now, to if to >= 0 else ~to
+        self.marks.append((to, time.perf_counter(), self._world.waited))
         return before
+
+    def _add_up(self) -> None:
+        totals = self._seconds
+        for to, now, waited in self.marks:
+            seconds, others = now - self._since, waited - self._waited
+            totals[self._at] += seconds - others
+            totals[WAITING] += others
+            if self.turned is not None:
+                self.turned(self._at, self._since, now, others)
+            if to < 0:
+                to, self._before = ~to, list(totals)
+            self._at, self._since, self._waited = to, now, waited
+        self.marks.clear()
 
     @contextmanager
     def doing(self, what: int) -> Iterator[None]:
@@ -137,23 +151,20 @@ class Activity:
 
     def begin(self, what: int = OTHER) -> None:
         """Start a step with an activity."""
-        self.turn(what)
-        self._before = list(self._seconds)
+        self.turn(~what)
 
     def end(self) -> Breakdown:
         """End the step and return its breakdown."""
-        now = time.perf_counter()
-        if self.turned is None and self._waited == self._world.waited:  # as `turn` does, without a call
-            self._seconds[self.now] += now - self._since
-            self.now, self._since = BETWEEN, now
-        else:
-            self.turn(BETWEEN)
+        self.marks.append((BETWEEN, time.perf_counter(), self._world.waited))
+        self.now = BETWEEN
+        self._add_up()
         return tuple.__new__(Breakdown, map(sub, self._seconds, self._before[:BETWEEN]))  # in C: every step ends so
 
     def between(self) -> dict[str, float]:
         """Return the seconds from the last call of this method to the beginning of the last step, by `NAMES`, without
         zeros. Call it between two steps.
         """
+        self._add_up()
         found = {name: s for name, s in zip(NAMES, map(sub, self._before, self._known), strict=True) if s > 0}
         self._known = list(self._seconds)
         return found
@@ -168,6 +179,7 @@ class Activity:
           `(input, computing, busy)`, the last two per worker. Workers of one process compute side by side: one that
           finished early was busy for less.
         """
+        self._add_up()
         by_itself = self._since - self._began - self._seconds[EXCHANGING] - self._seconds[WAITING]
         busy, self._reported = by_itself - self._reported, by_itself
         input_ = self._seconds[INPUT] - self._before[INPUT]

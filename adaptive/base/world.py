@@ -268,8 +268,8 @@ class World:
         threads, could start in different orders on two devices and deadlock.
 
         Args:
-          program: dispatches a program over the mesh and waits for its results. Its argument is the status, summed over
-            all processes; replicated.
+          program: dispatches a program over the mesh; with several processes, waits for its results. Its argument is
+            the status, summed over all processes; replicated.
           status: what this process adds to that sum; floating, one-dimensional, of one length on all processes.
           about, more: see `World`.
 

@@ -268,6 +268,7 @@ class Bench:
             readings,
             microbatches=split,
         )
+        assert outcome is not None, "workers of one device have no fused steps"
         brought = self._wire.brought
         contributions = {}
         with np.errstate(all="ignore"):  # a mean over no examples is NaN

@@ -233,6 +233,12 @@ class Hooks:
         self._rest_until = [rests(state) for rests, state in zip(self._rests_until, states, strict=True)]
         self.next_due = 0  # the next step may have a lower number than the last one
 
+    def go_back(self, step: int) -> None:
+        """Drop the kept steps after this one, because they are taken again."""
+        for seen in self._seen:
+            while seen and seen[-1].step > step:
+                seen.pop()
+
     def export(self) -> tuple[Any, ...]:
         """Return the hooks' states, with numpy arrays for JAX's, for `adopt` on a joining process.
 

@@ -56,6 +56,7 @@ class Stream:
       cursors: examples taken so far from each shard. Replicated.
       length: number of examples in an epoch; 0 for iterators.
       in_memory: whether examples are rows of arrays in memory.
+      goes_back: whether `go_back` is possible: not for iterators.
     """
 
     def __init__(self, data: Data, *, seed: int, workers: range, beside: bool = True):
@@ -63,6 +64,7 @@ class Stream:
         self.shard_ranges = data.shard_ranges
         self.cursors: Cursors = (0,) * len(self.shard_ranges)
         self.length, self.in_memory = 0, data.in_memory
+        self.goes_back = not isinstance(data, IterableData)
         self._data, self._thread = data, data.thread
         if isinstance(data, Rows):
             self._lookahead, self.length = Lookahead(data, seed), len(data)
@@ -71,6 +73,7 @@ class Stream:
             data.seed = seed
         self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
         self._before: Cursors = ()  # the cursors when `_ahead` was requested
+        self._small: Sequence[int] | None = None  # the last sizes that `_is_small`
         self._closed = False
         self._beside = beside
         # Rows of arrays in memory, of one shard: nothing is read ahead or kept.
@@ -123,14 +126,15 @@ class Stream:
             return found if isinstance(found, Share) else self._thread.result(found)
         if ahead is not None:
             self._drop_ahead()
-        if self._is_small(sizes):
+        if sizes is self._small or self._is_small(sizes):
+            self._small = sizes
             return self._take_rows(self.cursors[0], tuple(sizes))
         return self._thread.call(self._fetch, self.cursors, tuple(sizes), self.cursors)
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to fetch the share of the step after this one, assuming unchanged batch sizes."""
         self._before = before = self.cursors
-        if self._is_small(sizes):
+        if sizes is self._small or self._is_small(sizes):
             if self._beside:
                 end = before[0] + sum(sizes)
                 self._ahead = (end,), tuple(sizes), self._take_rows(end, tuple(sizes))
@@ -166,6 +170,8 @@ class Stream:
         ahead = self._ahead
         if ahead is not None and ahead[1] == tuple(sizes) and self._before == self.cursors:
             self.cursors = ahead[0]  # already computed by `prefetch`
+        elif len(self.cursors) == 1:
+            self.cursors = (self.cursors[0] + sum(sizes),)
         else:
             self.cursors = self._deal(self.cursors, sizes)[1]
 
@@ -235,6 +241,11 @@ class Stream:
         self._data.go_on(cursors, place)
         if isinstance(self._data, Rows):
             self._lookahead.forget_all()
+
+    def go_back(self, cursors: Cursors) -> None:
+        """Go back to earlier cursors of this stream."""
+        self._drop_ahead()
+        self.cursors = cursors
 
     def close(self) -> None:
         """Close the data, reader processes and iterators included, without waiting for reads: one may hang."""

@@ -343,17 +343,8 @@ class Partitioner:
 
     def _sources_of(self, atoms: Iterable[Atom | None]) -> set[str]:
         """Return the names of the sources that values are computed from, back to the last message."""
-        stack = [a for a in atoms if isinstance(a, Var)]
-        seen: set[Var] = set()
-        found = set()
-        while stack:
-            var = stack.pop()
-            if var in seen or var in self.results:
-                continue
-            seen.add(var)
-            origin = self.flow.origin.get(var)
-            if origin is None:
-                stack += [a for a in self.flow.operands(self.flow.producer[var]) if isinstance(a, Var)]
-            elif origin.kind == "source":
-                found.add(origin.index)
-        return found
+        origins, results = self.flow.origin, self.results
+        known = {*origins, *results}
+        reached = self.flow.graph.upstream([a for a in atoms if a is not None], known.__contains__)
+        found = [origins[var] for var in reached if var in origins and var not in results]
+        return {origin.index for origin in found if origin.kind == "source"}

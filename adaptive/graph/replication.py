@@ -16,7 +16,7 @@ from adaptive.operators.hooks import Hook, hook_p
 from adaptive.operators.replication_claims import assert_scope_p
 
 from .flow import Flow, Scope
-from .trace import Atom, describe, operands_of
+from .trace import Atom, describe
 
 
 def check_replication(flow: Flow) -> None:
@@ -88,18 +88,13 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
 
 def _coupling(flow: Flow, atoms: Sequence[Atom]) -> JaxprEqn | None:
     """Return a collective of a backward pass that values are computed from without another collective between."""
-    stack, seen = list(atoms), set[Var]()
-    while stack:
-        atom = stack.pop()
-        if not isinstance(atom, Var) or atom in seen or atom not in flow.producer:
-            continue
-        seen.add(atom)
-        eqn = flow.graph.eqns[flow.producer[atom]]
-        if atom in flow.graph.backward:
-            return eqn
-        if eqn.primitive is not collective_p:
-            stack += eqn.invars
-    return None
+    producer = flow.graph.producer
+
+    def is_collective(var: Var) -> bool:
+        return producer[var].primitive is collective_p
+
+    reached = flow.graph.upstream(atoms, is_collective)
+    return next((producer[var] for var in reached if var in flow.graph.backward and var in producer), None)
 
 
 def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:
@@ -194,19 +189,13 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
 
 def _any_upstream(flow: Flow, new: Atom, matches: Callable[[JaxprEqn], bool]) -> bool:
     """Return whether `matches` holds for an equation that makes `new` local, or for one that leads to it."""
-    stack, seen = [new], set[Var]()
-    while stack:
-        atom = stack.pop()
-        if not isinstance(atom, Var) or atom in seen or flow.scope_of([atom]) == Scope.ALL:
-            continue
-        seen.add(atom)
-        number = flow.producer.get(atom)
-        if number is not None:
-            eqn = flow.graph.eqns[number]
-            if matches(eqn):
-                return True
-            stack += operands_of(eqn)
-    return False
+    graph = flow.graph
+
+    def is_shared(var: Var) -> bool:
+        return flow.scope_of([var]) == Scope.ALL
+
+    reached = graph.upstream([new], is_shared)
+    return any(matches(graph.producer[var]) for var in reached if not is_shared(var) and var in graph.producer)
 
 
 def _tests_for_finite(eqn: JaxprEqn) -> bool:
@@ -243,21 +232,11 @@ def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
 
 def _measured(flow: Flow, atom: Atom) -> frozenset[str]:
     """Return the sources that a value is computed from; empty if it also depends on other inputs."""
-    names: set[str] = set()
-    stack, seen = [atom], set()
-    while stack:
-        atom = stack.pop()
-        if not isinstance(atom, Var) or atom in seen:
-            continue
-        seen.add(atom)
-        origin = flow.origin.get(atom)
-        if origin is not None and origin.kind == "source":
-            names.add(str(origin.index))
-        elif origin is not None and origin.kind != "const":
-            return frozenset()
-        elif atom in flow.producer:
-            stack += operands_of(flow.graph.eqns[flow.producer[atom]])
-    return frozenset(names)
+    reached = flow.graph.upstream([atom], flow.origin.__contains__)
+    origins = [flow.origin[var] for var in reached if var in flow.origin]
+    if any(origin.kind not in ("source", "const") for origin in origins):
+        return frozenset()
+    return frozenset(str(origin.index) for origin in origins if origin.kind == "source")
 
 
 def _leaf_path(hook: Hook, position: int) -> str:

@@ -7,8 +7,9 @@ and a worker could wait for a message that another never sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 from typing import Any, TypeAlias
 
@@ -92,6 +93,27 @@ class Graph:
     minibatches: tuple[Minibatches, ...] = ()
     pairings: tuple[Pairing, ...] = ()
     backward: frozenset[Var] = frozenset()
+
+    @cached_property
+    def producer(self) -> dict[Var, JaxprEqn]:
+        """The equation that computes each variable; inputs have none."""
+        return {var: eqn for eqn in self.eqns for var in eqn.outvars if not isinstance(var, DropVar)}
+
+    def upstream(self, atoms: Iterable[Atom], until: Callable[[Var], bool]) -> Iterator[Var]:
+        """Yield the variables that values are computed from, each once, and those of `atoms` themselves.
+
+        Args:
+          until: whether to yield a variable, but not what it is computed from.
+        """
+        stack, seen = [a for a in atoms if isinstance(a, Var)], set[Var]()
+        while stack:
+            var = stack.pop()
+            if var in seen:
+                continue
+            seen.add(var)
+            yield var
+            if var in self.producer and not until(var):
+                stack += [a for a in operands_of(self.producer[var]) if isinstance(a, Var)]
 
     @property
     def multiple(self) -> int:

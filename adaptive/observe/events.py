@@ -187,6 +187,7 @@ class Subscription:
 
     def __init__(self, listeners: Listeners, listener: Listener):
         self._listeners, self.listener = listeners, listener
+        self.reads_later = getattr(listener, "reads_later", False)
 
     def close(self) -> None:
         """Stop calling the listener."""
@@ -207,11 +208,13 @@ class Listeners:
 
     Attributes:
       any: whether there is a listener to call.
+      waits: whether one of them is to see only steps that are known to be finite. Listeners with an attribute
+        `reads_later` do not wait: they read values later, and receive a step that was not finite once more.
     """
 
     def __init__(self) -> None:
         self._all: tuple[Subscription, ...] = ()
-        self._suspended = self.any = False
+        self._suspended = self.any = self.waits = False
 
     @property
     def suspended(self) -> bool:
@@ -235,6 +238,7 @@ class Listeners:
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._all, self.any = subscriptions, bool(subscriptions) and not self._suspended
+        self.waits = self.any and not all(each.reads_later for each in subscriptions)
 
     def notify(self, event: StepEvent) -> list[str]:
         """Call all listeners.

@@ -74,6 +74,8 @@ class Progress:
       console: where to print; by default stderr.
     """
 
+    reads_later = True  # see `Listeners`
+
     def __init__(
         self, course: Course, world: World, activity: Activity, kernels: Kernels, console: Console | None = None
     ):

@@ -86,6 +86,8 @@ class SinkThread:
     whose threads Python joins at exit: a sink that hangs would keep the process alive.
     """
 
+    reads_later = True  # see `Listeners`
+
     def __init__(self, sinks: Sequence[Sink], world: World):
         self._sinks, self._world = list(sinks), world
         self._failed: list[Sink] = []

@@ -28,6 +28,7 @@ from adaptive.operators.sources import GLOBAL_BATCH
 from .arguments import count, next_name, world_of
 from .build import build
 from .membership_changes import AllLeave
+from .parts import ProgramParts
 from .run_loop import RunLoop
 from .runs import preempted, steps_of_run
 from .tracing import Traced, check_writable
@@ -154,6 +155,11 @@ class Program(Generic[State, Metrics]):
         )
         self._loop = RunLoop(self._parts)
 
+    def _settled(self) -> ProgramParts:
+        """Return the parts, when it is known that all steps so far were finite."""
+        self._loop.settle()
+        return self._parts
+
     # --- properties ---------------------------------------------------------------------------------------------------
 
     @property
@@ -161,7 +167,7 @@ class Program(Generic[State, Metrics]):
         """A copy of the state after the last step; a pytree as given. Replicated, except the per-worker part, which is
         that of this process's first worker.
         """
-        parts, workers = self._parts, self._parts.engine.workers
+        parts, workers = self._settled(), self._parts.engine.workers
         return parts.state_as_given([jnp.copy(leaf) for leaf in workers.states[workers.some_present]])
 
     @property
@@ -192,7 +198,7 @@ class Program(Generic[State, Metrics]):
     @property
     def steps(self) -> int:
         """The number of steps done. Replicated."""
-        return self._parts.run.step
+        return self._settled().run.step
 
     @property
     def run_id(self) -> str:
@@ -202,7 +208,7 @@ class Program(Generic[State, Metrics]):
     @property
     def epoch(self) -> int:
         """The number of whole epochs of data consumed. Replicated."""
-        return self._parts.stream.epoch
+        return self._settled().stream.epoch
 
     @property
     def reads_global_batch(self) -> bool:
@@ -253,7 +259,9 @@ class Program(Generic[State, Metrics]):
             an error.
 
         Yields:
-          A `Report` per step. Ends early when a hook calls `control.stop()`; without a limit, only then.
+          A `Report` per step. Ends early when a hook calls `control.stop()`; without a limit, only then. Where the host
+          does not wait for steps (docs/cost.md), a step that is not finite is found up to two steps late, and reported
+          again, as are those after it.
 
         Raises:
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all processes have received one, and the
@@ -304,7 +312,7 @@ class Program(Generic[State, Metrics]):
           OSError: rank 0 cannot write the file. On rank 0; a WorkerError on every other process.
           DriverError: `steps` is not a positive whole number.
         """
-        steps, step = count("steps", steps, least=1), self._parts.run.step
+        steps, step = count("steps", steps, least=1), self._settled().run.step
         if not self.world.rank:
             check_writable(Path(path))
         self._parts.tracing.traced = Traced(os.fspath(path), step + steps, step)
@@ -359,7 +367,7 @@ class Program(Generic[State, Metrics]):
           BatchSizeError: the sizes are impossible, or fixed (`resizable=False`).
           WorkerCountError: this number of workers is impossible.
         """
-        self._parts.decisions.by_hand(self._parts.run.step, global_batch, shares, workers)
+        self._parts.decisions.by_hand(self._settled().run.step, global_batch, shares, workers)
 
     @with_build_settings
     def set_hyperparameters(self, **values: Any) -> None:
@@ -371,7 +379,7 @@ class Program(Generic[State, Metrics]):
         Raises:
           DriverError: the driver has no `ad.hyperparameter` of this name, or the value does not fit it.
         """
-        self._parts.decisions.set_by_hand(self._parts.run.step, values)
+        self._parts.decisions.set_by_hand(self._settled().run.step, values)
 
     @with_build_settings
     def warm_up(self) -> None:
@@ -398,7 +406,7 @@ class Program(Generic[State, Metrics]):
         from .checkpoint import refuse_nans, snapshot
 
         self._loop.check_process()
-        parts = self._parts
+        parts = self._settled()
         parts.run.flush_logs()
         with parts.activity.doing(SAVING):
             saved = with_same_members(self.world, lambda: snapshot(parts))
@@ -470,7 +478,7 @@ class Program(Generic[State, Metrics]):
         """
         from .branch import Branch
 
-        return Branch(self._parts, self._loop, global_batch, hyperparameters)
+        return Branch(self._settled(), self._loop, global_batch, hyperparameters)
 
     # --- evaluation and checks ----------------------------------------------------------------------------------------
 
@@ -505,7 +513,7 @@ class Program(Generic[State, Metrics]):
         from .evaluate import evaluate
 
         self._loop.check_process()
-        p, step = self._parts, self._parts.run.step
+        p, step = self._settled(), self._parts.run.step
         self._means = self._means or MeanCheck()
         states = [p.state_as_given(leaves) for leaves in p.engine.states]
         about, members = f"evaluate of {self._name} after step {step}", tuple(p.members.joined_in_generation)
@@ -539,7 +547,7 @@ class Program(Generic[State, Metrics]):
         from adaptive.check.invariance import check_invariance
 
         self._loop.check_process()
-        p = self._parts
+        p = self._settled()
         if batch is None:
             batch = p.stream.peek(p.sizes.current)
         else:

@@ -41,6 +41,7 @@ class Reports:
         self.members_changed = True
         self.in_force = parts.hyperparameters.values
         self.epoch = parts.stream.epoch
+        self._asked: tuple[tuple[int, int], Asked] | None = None  # the targets, and what they are valid for
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Report:
         """Count a step, run the hooks, and report the step. May communicate.
@@ -50,7 +51,8 @@ class Reports:
         """
         p = self._parts
         run, sizes, stream, clock, kernels = p.run, p.sizes, p.stream, p.clock, p.engine.kernels
-        p.activity.turn(OTHER)
+        p.activity.now = OTHER
+        p.activity.marks.append((OTHER, time.perf_counter(), p.world.waited))
         ran, limits, members, listens = (sizes.current, sizes.previous), sizes.limits, sizes.members, p.listeners.any
         by_script, p.decisions.by_script = p.decisions.by_script, []
         run.step += 1
@@ -72,7 +74,7 @@ class Reports:
             sizes.step_done()
         examples, ended = sum(stream.cursors), self.epoch
         self.epoch = epoch = examples // stream.length if stream.length else stream.epoch
-        asked = Asked.so_far(sizes, p.membership) if listens else None
+        asked = self._targets() if listens else None
         decision, committed = None, outcome.trouble is None
         if committed and (p.hooks.watches or run.step >= p.hooks.next_due):
             decision, more = self._hooks(outcome, ran)
@@ -128,6 +130,14 @@ class Reports:
         if p.engine.context.timeline is not None:
             p.tracing.after(run.step)
         return report
+
+    def _targets(self) -> Asked:
+        """Return the current targets; computed again when they may have changed."""
+        p = self._parts
+        known_for = p.revision.number, p.world.generation
+        if self._asked is None or known_for != self._asked[0]:
+            self._asked = known_for, Asked.so_far(p.sizes, p.membership)
+        return self._asked[1]
 
     def _hooks(self, outcome: Outcome, ran: tuple[Sizes, Sizes]) -> tuple[Decision | None, list[str]]:
         """Run the hooks that are due; those that observe every step keep this one."""

@@ -60,13 +60,13 @@ class RunCheckpointer:
         parts.run.directories.add(options.path)
         atexit.register(self.close)  # for a run whose loop was left before its end
 
-    def after(self, report: Report) -> None:
-        """Save a checkpoint if one is due after this step. All processes call it; may communicate."""
+    def is_due(self, report: Report) -> bool:
+        """Return whether a checkpoint is due after this step. All processes call it, after every step."""
         self._has_stepped = True
         before, epoch = report.examples - report.global_batch, self._parts.stream.epoch_length
-        by_steps = self._every.due(report.step, before, report.examples, epoch)
-        if self._is_announced() if self._every.unit == "minute" else by_steps:
-            self.save()
+        if self._every.unit == "minute":
+            return self._is_announced()
+        return self._every.due(report.step, before, report.examples, epoch)
 
     def _is_announced(self) -> bool:
         """Return whether rank 0 has announced a due checkpoint; on rank 0, announce one in the next step."""

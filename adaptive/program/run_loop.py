@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from adaptive.base.thread_status import IN_A_STEP, thread_status
 from adaptive.base.world import MembersChanged
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
+from adaptive.runtime.fused_step import UNDER_WAY
 from adaptive.runtime.outcome import Outcome
 
 from .membership_changes import MembershipChanges, RunEnds, RunOver
@@ -50,11 +52,17 @@ class RunLoop:
         self._taking_part = np.zeros(0, bool)  # which workers have examples
         self._facts: tuple[Any, ...] = ()  # those that the status has reported
         self._details = ""  # the last decisions, for errors
+        # Before each of the last steps: its number, the cursors of the data, and the steps skipped in a row.
+        self._before: deque[tuple[int, Any, int]] = deque(maxlen=UNDER_WAY + 2)
         self._under_way = threading.Lock()  # held during a step
         self._pid = os.getpid()
 
-    def step(self) -> Report:
+    def step(self, *, wait: bool = True) -> Report:
         """Run one step; see `Program.step`.
+
+        Args:
+          wait: whether to wait until the step is known to be finite. If not, and it turns out not to be, later steps
+            are taken back, and it is taken again and reported again.
 
         Raises:
           DriverError: a step of this program is already running; or this process is a forked child of the program's.
@@ -70,9 +78,9 @@ class RunLoop:
         try:
             ambient = self._parts.ambient
             if ambient.matches_here():
-                return self._step()
+                return self._step(wait)
             with ambient.settings():
-                return self._step()
+                return self._step(wait)
         finally:
             self._under_way.release()
 
@@ -90,10 +98,11 @@ class RunLoop:
             )
 
     @thread_status(IN_A_STEP)
-    def _step(self) -> Report:
+    def _step(self, wait: bool) -> Report:
         p, began = self._parts, time.perf_counter()
         run, clock, kernels, world = p.run, p.clock, p.engine.kernels, p.world
-        p.activity.begin(INPUT)
+        p.activity.now = INPUT
+        p.activity.marks.append((~INPUT, began, world.waited))
         since, clock.began = began - clock.began, began
         try:
             if kernels.busy:
@@ -104,8 +113,11 @@ class RunLoop:
                 now = (p.revision.number, world.generation, world.run_under_way)
                 if now != self._valid or PENDING_TERMINATION:
                     self._prepare()
+                self._before.append((run.step, p.stream.cursors, p.skipped.in_a_row))
                 try:
-                    outcome = self._take_step(p, since)
+                    outcome = self._take_step(p, since, wait)
+                    if outcome is None:
+                        self._take_back()
                 except MembersChanged:  # the step is taken again, on the same examples
                     self._valid = None
                     p.activity.turn(INPUT)
@@ -131,6 +143,7 @@ class RunLoop:
         """Apply all changes of members, and prepare the next steps. Communicates if there are any."""
         p, world = self._parts, self._parts.world
         p.activity.turn(OTHER)
+        self.settle()
         self.compile_first()
         world.begin_run()
         while True:
@@ -148,11 +161,35 @@ class RunLoop:
         self._fixed = [(p.seed, w, sum(sizes), sizes[w], sizes[w], 1) for w in world.workers]
         p.activity.turn(INPUT)
 
-    def _take_step(self, p: ProgramParts, since: float) -> Outcome:
+    def settle(self) -> bool:
+        """Wait until it is known whether all steps were finite. Returns whether they were; if not, they are taken back
+        up to the first that was not, which is the next step.
+        """
+        if self._parts.engine.settle():
+            return True
+        self._take_back()
+        return False
+
+    def _take_back(self) -> None:
+        """Go back to the first step that was not finite. Steps from that one on have not changed the state."""
+        p, number = self._parts, self._parts.engine.take_back()
+        if number == p.run.step:
+            return
+        cursors, in_a_row = next((cursors, n) for step, cursors, n in reversed(self._before) if step == number)
+        p.stream.go_back(cursors)
+        p.hooks.go_back(number)
+        p.run.step, p.skipped.in_a_row, self._reports.epoch = number, in_a_row, p.stream.epoch
+
+    def _take_step(self, p: ProgramParts, since: float, wait: bool) -> Outcome | None:
         """Read the examples, compute, exchange, and commit.
 
         Args:
           since: seconds since the start of the previous step.
+          wait: whether to wait until the step is known to be finite. Done in any case before the values of the step are
+            used, and before sizes change.
+
+        Returns:
+          `None` if this step or an earlier one was not finite: see `Engine.step`.
 
         Raises:
           MembersChanged: members were lost; the step is not committed.
@@ -175,8 +212,10 @@ class RunLoop:
             # Skips the initializer in Python.
             readings.append(tuple.__new__(Reading, (step, *fixed, offset, known, since, taking_part)))
         search = p.skipped.raises or p.skipped.in_a_row == MOST_SKIPPED
+        wait = wait or p.run.step + 1 >= p.hooks.next_due or p.listeners.waits
+        wait = wait or p.sizes.pending is not None or not p.stream.goes_back
         try:
-            return p.engine.step(share, readings, p.stream.prefetch, None, search, self._details)
+            return p.engine.step(share, readings, p.stream.prefetch, None, search, self._details, wait)
         except BaseException:
             self._facts = ()  # they may not have been sent
             raise

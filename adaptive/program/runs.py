@@ -48,6 +48,7 @@ def steps_of_run(
       KeyboardInterrupt: Ctrl-C in a step.
     """
     p, run = parts, parts.run
+    loop.settle()
     progress = flag("progress", progress)
     if record is not None and not isinstance(record, str | os.PathLike):
         raise DriverError(f'record= is the path of a file, such as "run.jsonl"; got {record!r}.')
@@ -66,14 +67,16 @@ def steps_of_run(
         stack.enter_context(logged(p, log, record))
         checkpointer = None if checkpoint is None else stack.enter_context(checkpointed(p, checkpoint))
         all_leave: AllLeave | None = None
-        while not (all_leave or p.decisions.stopped):
+        while True:
             limit = run.limit  # read again, because a process that joins takes it over from the others
-            if limit.step is not None and run.step >= limit.step:
-                break
-            if limit.epoch is not None and p.stream.epoch >= limit.epoch:
-                break
+            is_over = limit.step is not None and run.step >= limit.step
+            is_over = is_over or (limit.epoch is not None and p.stream.epoch >= limit.epoch)
+            if is_over or all_leave or p.decisions.stopped:
+                if loop.settle():
+                    break
+                continue
             try:
-                report = loop.step()
+                report = loop.step(wait=False)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt from None  # without the frames of a step
             except RunOver:  # this process was in reserve until the run ended
@@ -81,8 +84,8 @@ def steps_of_run(
             except AllLeave as why:
                 all_leave = why
                 continue
-            if checkpointer is not None:
-                checkpointer.after(report)
+            if checkpointer is not None and checkpointer.is_due(report) and loop.settle():
+                checkpointer.save()
             yield report
         p.tracing.end()
         _compare_last_decision(p)

@@ -31,7 +31,7 @@ def compile_segment(
     placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
     lowered = _lower(function, placed, name, tuple(range(donate)))
     with one_compiles(name):
-        return lowered.compile()
+        return lowered.compile(compiler_options=compiler_options(device))
 
 
 @thread_status("compiling", compiles=True)
@@ -48,7 +48,17 @@ def compile_over(
     lowered = _lower(function, shapes, name, donate)
     # A program over devices of several processes is compiled by all of them together, without waiting.
     with nullcontext() if several else one_compiles(name):
-        return lowered.compile()
+        return lowered.compile(compiler_options=compiler_options(devices[0]))
+
+
+def compiler_options(device: jax.Device) -> dict[str, str | bool] | None:
+    """Return XLA's options for programs of this library.
+
+    By default the compilers of GPUs share the tuning of a program between the processes of `jax.distributed`, and wait
+    for each other. Processes compile these programs in the background, each in its own order, and some only for
+    themselves.
+    """
+    return {"xla_gpu_shard_autotuning": False} if device.platform == "gpu" and jax.process_count() > 1 else None
 
 
 def _lower(function: Callable, shapes: Any, name: str, donate: tuple[int, ...]) -> jax.stages.Lowered:

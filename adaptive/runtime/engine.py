@@ -20,6 +20,8 @@ from adaptive.data.stream import Share
 from adaptive.operators.sources import MICROBATCHES, Reading
 
 from .compile import side_by_side
+from .fused_program import why_not
+from .fused_step import FusedStep, mesh_for
 from .host_step import HostStep
 from .kernels import KernelOptions, Kernels
 from .microbatch_segments import MicrobatchSegments, Plans, consts_of
@@ -28,8 +30,6 @@ from .neutral import NeutralContributions
 from .out_of_memory import check_memory
 from .outcome import Outcome
 from .programs import Programs
-from .spmd_program import why_not
-from .spmd_step import SPMDStep
 from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan, bytes_per_execution
 from .worker_state import OpStates, States, WorkerState
 
@@ -50,6 +50,7 @@ class Engine:
     Attributes:
       workers: the state of the workers.
       context: the parts that steps share.
+      fused: runs steps as one program; `None` where the host takes part in reductions.
     """
 
     def __init__(
@@ -110,11 +111,11 @@ class Engine:
             activity=activity or Activity(world),
             waiters=ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None,
         )
-        self._spmd: SPMDStep | None = None
-        mesh = world.worker_mesh() if world.capacity > 1 else None
+        self.fused: FusedStep | None = None
+        mesh = mesh_for(world)
         if mesh is not None and not why_not(plan, mesh):
-            self._spmd = self.workers.held_by = SPMDStep(ctx, mesh, world)
-            self.kernels.compiled.compile_step = self._spmd.compile
+            self.fused = self.workers.held_by = FusedStep(ctx, mesh, world)
+            self.kernels.compiled.compile_step = self.fused.compile
         self.kernels.compiled.compile_sums = ctx.programs.compile_sums
         self._host_step = HostStep(ctx, compares_groups=compares_groups)
         self.min_microbatches_of = self._host_step.min_microbatches_of
@@ -132,7 +133,7 @@ class Engine:
     @property
     def lost_state(self) -> bool:
         """Whether the state was lost in a step that failed. Local."""
-        return self._spmd is not None and self._spmd.lost_state
+        return self.fused is not None and self.fused.lost_state
 
     @property
     def has_status(self) -> bool:
@@ -158,11 +159,11 @@ class Engine:
         jobs = programs.jobs()
         if self._has_several_microbatches(sizes, microbatches):
             jobs.append(programs.compile_sums)
-        whole, of_all = 0, sizes if self.world.processes == 1 else of_all
-        if self._spmd is not None and microbatches is None and of_all:
-            whole = self._spmd.size_of(of_all)
-        if whole and self._spmd is not None and self._spmd.waits:
-            jobs.append(partial(self._spmd.compile, whole))
+        whole, of_all = Microbatches(), sizes if self.world.processes == 1 else of_all
+        if self.fused is not None and microbatches is None and of_all:
+            whole = self.fused.microbatches_of(of_all)
+        if whole and self.fused is not None and self.fused.waits:
+            jobs.append(partial(self.fused.compile, whole))
         if microbatches is None:
             jobs.append(partial(self.kernels.require_first, sizes))
         else:
@@ -210,7 +211,8 @@ class Engine:
         microbatches: Sequence[Microbatches] | None = None,
         search: bool = True,
         more: str = "",
-    ) -> Outcome:
+        wait: bool = True,
+    ) -> Outcome | None:
         """Compute, exchange, and commit.
 
         Args:
@@ -220,19 +222,37 @@ class Engine:
           microbatches: sizes, by local index; by default those of the rule (`runtime/microbatches.py`).
           search: whether to determine where values that are not finite were computed, which takes seconds.
           more: added to the error if processes are in different collectives.
+          wait: whether to wait until the step is known to be finite. A fused step that is not waited for may turn out
+            not to be in a later one.
+
+        Returns:
+          `None` if this step or an earlier one was fused and is not finite. None from that one on has changed anything;
+          `take_back` returns its number.
         """
-        spmd, status_taken = self._spmd, False
-        self.context.activity.turn(COMPUTING)
-        if spmd is not None and spmd.fits(share.sizes, microbatches):
-            outcome = spmd(share, readings, prefetch, more)
-            if outcome is not None:
-                return outcome
-            prefetch, status_taken = _fetched, True
+        fused, activity = self.fused, self.context.activity
+        activity.now = COMPUTING
+        activity.marks.append((COMPUTING, time.perf_counter(), self.world.waited))
+        if fused is not None:
+            if microbatches is None and fused.fits(share.sizes, readings[0].step):
+                return fused(share, readings, prefetch, more, wait=wait)
+            if not fused.settle():
+                return None
         try:
-            return self._host_step(share, readings, prefetch, microbatches, search, more, status_taken)
+            return self._host_step(share, readings, prefetch, microbatches, search, more)
         except jax.errors.JaxRuntimeError as error:
             check_memory(self.context, error, self._host_step.microbatches)
             raise
+
+    def settle(self) -> bool:
+        """Wait until it is known whether all steps were finite. Returns whether they were."""
+        return self.fused is None or self.fused.settle()
+
+    def take_back(self) -> int:
+        """Return the number of steps before the first one that was not finite; the next step is that one, as a host
+        step.
+        """
+        assert self.fused is not None, "other steps are not taken back"
+        return self.fused.take_back()
 
     def exchange_status(self, about: str, more: str) -> None:
         """Exchange the status in a separate message. Communicates."""
@@ -250,7 +270,3 @@ class Engine:
         self.kernels.close()
         if self.context.waiters:
             self.context.waiters.shutdown()
-
-
-def _fetched(sizes: Sequence[int]) -> None:
-    """Fetch nothing, because an earlier attempt at this step did."""

@@ -88,13 +88,8 @@ class HostStep:
         microbatches: Sequence[Microbatches] | None,
         search: bool,
         more: str,
-        status_taken: bool,
     ) -> Outcome:
-        """Compute, exchange, and commit: see `Engine.step`.
-
-        Args:
-          status_taken: whether the status of this step was decoded before.
-        """
+        """Compute, exchange, and commit: see `Engine.step`."""
         ctx, schedule = self._ctx, self._schedule
         if ctx.workers.held_by is not None:
             ctx.workers.fetch()
@@ -110,7 +105,7 @@ class HostStep:
                 if level.operations or level is schedule.levels[0]:
                     self._compute(level, seconds, prefetch if level is schedule.levels[0] else None, share.sizes)
                 if level.messages:
-                    failed = self._exchange(level, seconds, sent, readings[0].step + 1, more, status_taken)
+                    failed = self._exchange(level, seconds, sent, readings[0].step + 1, more)
                     if failed is not None:
                         return self._give_up(failed, share, readings, schedule, sent, seconds, search=search)
             results = self._commit(schedule)
@@ -149,9 +144,7 @@ class HostStep:
             if timeline is not None and seconds[i] == seconds[i]:
                 timeline.add(i, "microbatches", started, max(started, ended))
 
-    def _exchange(
-        self, level: Stage, seconds: list[float], sent: list[int], step: int, more: str, status_taken: bool
-    ) -> Sent | None:
+    def _exchange(self, level: Stage, seconds: list[float], sent: list[int], step: int, more: str) -> Sent | None:
         """Exchange the messages of one level.
 
         Args:
@@ -161,11 +154,12 @@ class HostStep:
         Returns:
           A message that is not finite; `None` if all are.
         """
-        ctx, steps, arrived = self._ctx, self._steps, []
+        ctx, steps, arrived, activity = self._ctx, self._steps, [], self._ctx.activity
         # The previous step's update must have finished reading the receive buffers before they are overwritten.
         for result in ctx.workers.committed:
             result.block_until_ready()
-        ctx.activity.turn(EXCHANGING)
+        activity.now = EXCHANGING
+        activity.marks.append((EXCHANGING, time.perf_counter(), ctx.world.waited))
         for message in level.messages:
             number, dtype, travels, gate, parts, arrives = message
             rows: Sequence[Sequence[Any]] = list(map(getitem, *parts))
@@ -175,7 +169,7 @@ class HostStep:
                 continue
             about = f"message {number + 1} of step {step} of {steps.name}"
             if number == steps.status_message:
-                ctx.status.own_seconds = ctx.activity.of_workers(seconds)
+                ctx.status.own_seconds = activity.of_workers(seconds)
                 own = ctx.status.encode().astype(dtype)
             else:
                 own = _NO_STATUS.astype(dtype)
@@ -183,14 +177,15 @@ class HostStep:
                 rows = ctx.neutral.with_gaps(number, rows)
             if ctx.timeline is not None:
                 ctx.timeline.sends(about)
-            ctx.activity.message = number
+            activity.message = number
             sent.append(number)
             sent_message = SentMessage(rows, own, about, more, step)
             arrived.append((message, *ctx.channels[number].exchange(sent_message)))
         del rows
-        ctx.activity.turn(COMPUTING)
+        activity.now = COMPUTING
+        activity.marks.append((COMPUTING, time.perf_counter(), ctx.world.waited))
         for message, results, status in arrived:
-            if message.number == steps.status_message and not status_taken:
+            if message.number == steps.status_message:
                 ctx.status.decode(status)
             for values, places, row in zip(*message.arrives, results, strict=True):
                 values[places] = row

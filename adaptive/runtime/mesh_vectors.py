@@ -30,11 +30,15 @@ class MeshVectors:
         self._known: tuple[Any, ...] = ()  # (sizes and seed, vectors on the host)
         self._there: Any = None
 
-    def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading]) -> tuple[Any, Any]:
-        """Return floats and integers for the next step; shape=(workers, elements) each."""
-        key = sizes, readings[0].seed
+    def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading], microbatches: int) -> tuple[Any, Any]:
+        """Return floats and integers for the next step; shape=(workers, elements) each.
+
+        Args:
+          microbatches: their number on each worker.
+        """
+        key = sizes, readings[0].seed, microbatches
         if not self._known or key != self._known[0]:
-            vectors = [self._feed.measure(reading) for reading in readings]
+            vectors = [self._feed.measure_step(reading, microbatches) for reading in readings]
             self._known = key, [floats[None] for floats, _ in vectors], [ints[None] for _, ints in vectors]
             self._said = []
             self._there = self._arrays.rows(self._known[1:])

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import DropVar, JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.jaxprs import has_effects
 from adaptive.base.source_lines import at, line_of
@@ -54,7 +54,7 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
 class _Walk:
     def __init__(self, plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array):
         self._plan, self._known, self._taking_part = plan, known, taking_part
-        self._producer = {v: eqn for eqn in plan.graph.eqns for v in eqn.outvars if not isinstance(v, DropVar)}
+        self._producer = plan.graph.producer
         self._kinds: dict[Var, _Kind] = {}
         self._run(atoms)
 
@@ -63,12 +63,9 @@ class _Walk:
 
     def _run(self, atoms: Sequence[Atom]) -> None:
         """Find the kinds of all values from which `atoms` are computed. Frees each value after its last use."""
-        known, wanted, stack = self._known, set(), [a for a in atoms if isinstance(a, Var)]
-        while stack:
-            var = stack.pop()
-            if var not in known and id(self._producer[var]) not in wanted:
-                wanted.add(id(self._producer[var]))
-                stack += [a for a in operands_of(self._producer[var]) if isinstance(a, Var)]
+        known = self._known
+        reached = self._plan.graph.upstream(atoms, known.__contains__)
+        wanted = {id(self._producer[var]) for var in reached if var not in known}
         eqns = [eqn for eqn in self._plan.graph.eqns if id(eqn) in wanted]
         effect = next((eqn for eqn in eqns if has_effects(eqn) or publishes(eqn)), None)
         if effect is not None:

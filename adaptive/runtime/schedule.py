@@ -175,6 +175,7 @@ class Schedule:
             for place, source in enumerate(sources, first)
             if source not in FIXED
         ]
+        self._by_microbatch = any(source.scope == "microbatch" for *_, source in self._changing)
 
     def begin(self, readings: Sequence[Reading], batches: Sequence[Any]) -> None:
         """Put a step's examples and changing sources in their places."""
@@ -186,8 +187,9 @@ class Schedule:
             return
         whole: list[Any] = []  # the vectors of the worker's whole step
         for local_index, values, place, host, device, replaced in self._fed:
-            reading = readings[local_index]._replace(**replaced) if replaced else readings[local_index]
-            of_microbatch, vectors = "offset" in replaced, list[Any](device)
+            of_microbatch, reading, vectors = "offset" in replaced, readings[local_index], list[Any](device)
+            if replaced and (self._by_microbatch or not of_microbatch):
+                reading = reading._replace(**replaced)
             for vector, index, source in self._changing:
                 if vectors[vector] is device[vector]:
                     vectors[vector] = host[vector].copy()  # a kernel may still read the old one

@@ -18,7 +18,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.base.channel import SentMessage
-from adaptive.runtime.spmd_step import SPMDStep
+from adaptive.runtime.fused_step import FusedStep
 from tests.program.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
 
@@ -44,8 +44,8 @@ def world():
 
 @pytest.fixture(autouse=True)
 def _steps_by_messages(monkeypatch):
-    """Without one program for all devices, whose operations tests/adaptive/test_spmd_on_jax_processes.py tests."""
-    monkeypatch.setattr(SPMDStep, "fits", lambda *_: False)
+    """Without one program for all devices, whose operations tests/adaptive/test_fused_on_jax_processes.py tests."""
+    monkeypatch.setattr(FusedStep, "fits", lambda *_: False)
 
 
 def odd(world) -> bool:

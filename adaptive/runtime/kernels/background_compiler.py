@@ -15,7 +15,7 @@ from typing import Protocol
 from adaptive.base.ambient import current_settings
 from adaptive.runtime.memory import return_freed_memory
 
-Item = tuple[int, int]  # (local index of a worker, size)
+Item = tuple[int, int | tuple[int, ...]]  # (local index of a worker, size; or microbatches of a whole step)
 
 QUIET_STEPS = 3  # undisturbed steps before each compile, from which policies can learn speeds
 _TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds after which freed memory is returned to the system
@@ -25,7 +25,7 @@ _FIRST_PAUSE = 1.0  # maximum seconds of the first pause; later ones last at mos
 class KernelOwner(Protocol):
     """The owner of a `BackgroundCompiler`, which compiles its items."""
 
-    def compile(self, local: int, size: int) -> None:
+    def compile(self, local: int, size: int | tuple[int, ...]) -> None:
         """Compile the kernels of a worker, by local index, for microbatches of `size`."""
 
 
@@ -77,7 +77,7 @@ class BackgroundCompiler:
         locals_ = [local for local, _ in items]
         return max((locals_.count(local) for local in set(locals_)), default=0)
 
-    def put(self, local: int, size: int, *, urgent: bool = False) -> None:
+    def put(self, local: int, size: int | tuple[int, ...], *, urgent: bool = False) -> None:
         """Add an item. Urgent ones are compiled first."""
         if self._ended:
             return

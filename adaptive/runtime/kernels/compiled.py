@@ -16,6 +16,7 @@ from adaptive.base.revision import Revision
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatch_segments import MicrobatchSegment
+from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.segment import Address, SegmentFunction
 
 from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory, temporary_bytes
@@ -72,7 +73,7 @@ class CompiledKernels:
       complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
       compile_times: the end of each compile, by (size, start); infinite while it runs. Times of `time.perf_counter`.
       temporaries: examples of the first compiled kernel, and the bytes of its temporary arrays; `None` if unknown.
-      compile_step: compiles a whole step of a size for all workers, if there are such programs.
+      compile_step: compiles a whole step with these microbatches of each worker, if there are such programs.
       compile_sums: compiles the programs that add up several microbatches.
     """
 
@@ -92,18 +93,18 @@ class CompiledKernels:
         self.counters, self.constants = Counters(), Constants()
         self.compile_times: dict[tuple[int, float], float] = {}
         self.temporaries: tuple[int, int] | None = None
-        self.compile_step: Callable[[int], None] = lambda size: None
+        self.compile_step: Callable[[Microbatches], None] = lambda microbatches: None
         self.compile_sums: Callable[[], None] = lambda: None
         self._traced: dict[int, Mapping[int, MicrobatchSegment]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
 
-    def compile(self, local_index: int, size: int) -> None:
+    def compile(self, local_index: int, size: int | Microbatches) -> None:
         """Compile the kernels of one size, and wait for them. With `NO_WORKER`: programs of all workers."""
+        if isinstance(size, tuple):
+            self.compile_step(size)
+            return
         if local_index == NO_WORKER:
-            if size == SUMS:
-                self.compile_sums()
-            else:
-                self.compile_step(size)
+            self.compile_sums()
             return
         if size in self.ready[local_index]:
             return

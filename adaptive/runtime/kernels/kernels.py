@@ -194,9 +194,17 @@ class Kernels:
         """Return whether a first step of this size is one microbatch."""
         return self._first_kernels(size) == [size]
 
-    def may_be_one_microbatch(self, size: int) -> bool:
-        """Return what `is_one_microbatch` does, by settings alone, whatever the memory permits. Replicated."""
-        return self._kernels_up_to(self._largest_microbatch, size) == [size]
+    def fixed_microbatches(self, size: int, *, by_memory: bool) -> Microbatches:
+        """Return the microbatches of a worker that do not depend on which kernels are compiled.
+
+        Args:
+          by_memory: whether this process's memory bounds them. Without it they are replicated.
+        """
+        if not self.splittable:
+            return (size,)
+        largest = self.largest_microbatch if by_memory else self._largest_microbatch
+        resizable = self.deterministic and self.resizable
+        return by_size_alone(size, self.min_microbatches, largest, resizable=resizable)
 
     def choose(self, local_index: int, size: int, at_least: int = 1, *, taken: int = 1) -> tuple[Microbatches, int]:
         """Choose the microbatches of a worker for its next steps: those for `size` examples; at least `at_least`.
@@ -385,9 +393,9 @@ class Kernels:
             worker.used.pop(size, None)
             self.compiled.drop(local_index, size)
 
-    def ask_for_step(self, size: int) -> None:
-        """Queue `CompiledKernels.compile_step(size)` in the background, before kernels that are not urgent."""
-        self._compiler.put(NO_WORKER, size, urgent=True)
+    def ask_for_step(self, microbatches: Microbatches) -> None:
+        """Queue `CompiledKernels.compile_step(microbatches)` in the background, before kernels that are not urgent."""
+        self._compiler.put(NO_WORKER, microbatches, urgent=True)
 
     def ask_for_sums(self) -> None:
         """Queue `CompiledKernels.compile_sums` in the background, before the kernels of buckets."""

@@ -11,15 +11,15 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+from adaptive.runtime.fused_program import FusedProgram
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels import memory_bound
 from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.spmd_program import SPMDProgram
 from tests.threaded_world import Job
 
 COVERS = (
     "adaptive/runtime/out_of_memory.py",
-    "adaptive/runtime/spmd_step.py",
+    "adaptive/runtime/fused_step.py",
     "adaptive/control/batch_sizes.py",
 )
 
@@ -330,13 +330,13 @@ def test_steps_as_one_program_over_all_devices_are_not_used_where_they_do_not_fi
 
 
 def test_a_program_over_all_devices_that_runs_out_of_memory_has_lost_the_state(monkeypatch):
-    ran = SPMDProgram.__init__
+    ran = FusedProgram.__init__
 
     def fails(program, *given):
         ran(program, *given)
         program.run = Fails()
 
-    monkeypatch.setattr(SPMDProgram, "__init__", fails)
+    monkeypatch.setattr(FusedProgram, "__init__", fails)
     with comm.DeviceWorld(jax.devices()[:2]) as world:
         options = {"max_local_batch": "auto", "deterministic": True, "resizable": False}
         program = ad.Program(driver, jnp.full((64, 4), 0.1), DATA, global_batch=64, world=world, **options)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 import adaptive as ad
 import collectives as comm
-from adaptive.runtime import spmd_step
+from adaptive.runtime import fused_step
 
-traced, REAL = threading.Event(), spmd_step.SPMDProgram
+traced, REAL = threading.Event(), fused_step.FusedProgram
 
 
 def slow(*args):
@@ -25,7 +25,7 @@ def driver(state, batch):
     return state + comm.all_reduce(batch["x"].mean()), {}
 
 
-spmd_step.SPMDProgram = slow
+fused_step.FusedProgram = slow
 program = ad.Program(driver, jnp.zeros(()), {"x": jnp.arange(64.0)}, global_batch=8, world=comm.DeviceWorld())
 program.rescale(global_batch=16)
 program.step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import adaptive as ad
 import collectives as comm
-from adaptive.runtime.compile import compile_segment
+from adaptive.runtime.compile import compile_segment, compiler_options
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data
 
@@ -60,7 +62,7 @@ def test_a_program_is_read_from_the_cache(folder):
 
 def test_memory_is_given_up_where_it_may_be():
     for device in jax.local_devices():
-        run = compile_segment(lambda x: x + 1, (SHAPE,), device, donate=True)
+        run = compile_segment(lambda x: x + 1, (SHAPE,), device, donate=1)
         old = jax.device_put(np.ones(2, np.float32), device, may_alias=False)
         assert run(old)[0] == 2
         assert old.is_deleted()
@@ -79,3 +81,14 @@ def test_programs_are_named_for_their_driver_and_size_and_shared_by_workers_of_a
         for compiled, name in ((kernels.kernel(0, 2, 0).run, "microbatch_0_2"), (programs["final", 0, 0], "final")):
             (module,) = compiled.runtime_executable().hlo_modules()
             assert module.name == f"jit_train_{name}"
+
+
+def test_compilers_of_gpus_do_not_wait_for_each_other(monkeypatch):
+    """The processes of `jax.distributed` compile in different orders."""
+    gpu, cpu = SimpleNamespace(platform="gpu"), jax.local_devices()[0]
+    assert compiler_options(gpu) is None
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert compiler_options(cpu) is None
+    options = compiler_options(gpu)
+    assert options == {"xla_gpu_shard_autotuning": False}
+    jax.jit(lambda x: x + 1).lower(SHAPE).compile(compiler_options=options)  # XLA knows it

@@ -11,9 +11,8 @@ import pytest
 
 import collectives as comm
 from adaptive.base.errors import DisagreementError, WorkerError
-from adaptive.control.status import Status
-from adaptive.runtime.spmd_step import SPMDStep
-from tests.adaptive.runtime.test_spmd_step import (
+from adaptive.runtime.fused_step import FusedStep
+from tests.adaptive.runtime.test_fused_step import (
     STEPS,
     built,
     monitored,
@@ -26,7 +25,7 @@ from tests.adaptive.runtime.test_spmd_step import (
 )
 from tests.jaxrun import run
 
-COVERS = ("adaptive/runtime/spmd_step.py", "collectives/worlds/jax_world.py")
+COVERS = ("adaptive/runtime/fused_step.py", "collectives/worlds/jax_world.py")
 
 pytestmark = pytest.mark.ranks
 together = pytest.mark.on_ranks(2, jax=True)
@@ -42,14 +41,14 @@ def world():
 @pytest.fixture
 def taken(monkeypatch):
     """By step: whether it was taken by one program."""
-    seen, take = {}, SPMDStep.__call__
+    seen, take = {}, FusedStep.__call__
 
-    def noted(self, share, readings, *args):
-        outcome = take(self, share, readings, *args)
+    def noted(self, share, readings, *args, **options):
+        outcome = take(self, share, readings, *args, **options)
         seen[readings[0].step + 1] = outcome is not None
         return outcome
 
-    monkeypatch.setattr(SPMDStep, "__call__", noted)
+    monkeypatch.setattr(FusedStep, "__call__", noted)
     return seen
 
 
@@ -68,14 +67,10 @@ def equal_on_all(world, value):
 @together
 @pytest.mark.parametrize("driver", [of_many_kinds, monitored, of_their_own, spoilt], ids=lambda driver: driver.__name__)
 def test_both_give_the_same_states_and_reports(world, driver, taken, monkeypatch):
-    heard = []
-    decode = Status.decode
-    monkeypatch.setattr(Status, "decode", lambda status, *elements: (heard.append(0), decode(status, *elements)))
     mine = course(world, driver)
     assert sum(taken.values()) >= 5
     assert equal_on_all(world, taken)
-    assert len(heard) == STEPS  # once in each step, also where the general path takes a step again
-    monkeypatch.setattr(SPMDStep, "fits", lambda *_: False)
+    monkeypatch.setattr(FusedStep, "fits", lambda *_: False)
     other = course(world, driver)
     same_courses(mine, other, driver)
 
@@ -100,13 +95,26 @@ def test_without_determinism_all_processes_switch_to_the_program_in_the_same_ste
 
 
 @together
+def test_processes_may_compile_programs_in_different_orders(world, taken):
+    with built(plain, world=world, global_batch=2 * world.capacity) as program:
+        orders = [(1,), (4,)] if world.rank else [(4,), (1,)]
+        for microbatches in orders:
+            program._parts.engine.fused.compile(microbatches)
+        for size in (4, 1):
+            program.rescale(global_batch=size * world.capacity)
+            program.step()
+            program.step()
+    assert sum(taken.values()) >= 2
+
+
+@together
 def test_if_one_process_cannot_compile_the_program_all_continue_without_it(world, taken, monkeypatch, caplog):
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the program\nand more")
 
     with built(plain, world=world) as program:
         if world.rank == world.processes - 1:
-            monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", fails)
+            monkeypatch.setattr("adaptive.runtime.fused_step.FusedProgram", fails)
         for _ in range(3):
             program.step()
         assert program.steps == 3
@@ -146,8 +154,8 @@ from tests.speed import at_start
 join()
 import jax, numpy as np
 import adaptive as ad, collectives as comm
-from adaptive.runtime.spmd_step import SPMDStep
-from tests.adaptive.runtime.test_spmd_step import built, plain
+from adaptive.runtime.fused_step import FusedStep
+from tests.adaptive.runtime.test_fused_step import built, plain
 
 def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -159,8 +167,8 @@ with comm.world(hang_timeout=3 * at_start(), devices=jax.local_devices()[:1]) as
     if world.rank:
         match sys.argv[1]:
             case "before": killed()
-            case "within": SPMDStep._run = killed
-            case "stopped": SPMDStep._run = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+            case "within": FusedStep._run = killed
+            case "stopped": FusedStep._run = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
     try:
         program.step()
     except ad.WorkerError as error:

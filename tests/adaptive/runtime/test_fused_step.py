@@ -1,10 +1,12 @@
-"""One program for a mesh, and the general path: the same bits, the same reports, whichever of them takes which step."""
+"""The fused step and the host step: the same bits, the same reports, whichever of them takes which step."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
+from collections import deque
 from dataclasses import fields
 
 import jax
@@ -17,8 +19,12 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.control.status import Status
-from adaptive.runtime.spmd_step import SPMDStep
+from adaptive import operators
+from adaptive.runtime import engine as _engine
+from adaptive.runtime.fused_program import FusedProgram, LoneMesh
+from adaptive.runtime.fused_step import FusedStep
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.drivers import Recorder
 from tests.relaxed import relaxed_tx
 from tests.speed import limit
 
@@ -26,7 +32,7 @@ COVERS = (
     "adaptive/base/worker_mesh.py",
     "adaptive/runtime/mesh_arrays.py",
     "adaptive/runtime/mesh_vectors.py",
-    "adaptive/runtime/spmd_program.py",
+    "adaptive/runtime/fused_program.py",
 )
 
 DATA = {
@@ -97,6 +103,13 @@ def normalized(state, batch):
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 
+def compared(state, batch):
+    """A lone worker runs two microbatches, as a noise scale compares groups of examples."""
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+    mean = comm.all_reduce(grads)
+    return updated(state, mean), {"noise": mon.noise_scale(grads, mean).scale, "loss": comm.all_reduce(loss)}
+
+
 def monitored(state, batch):
     """Slots, a noise scale, seconds, and a hook that changes the split: equal, uneven, equal again."""
     loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
@@ -131,22 +144,22 @@ DRIVERS = [plain, of_many_kinds, two_levels, normalized, monitored, of_their_own
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Whether each call of `SPMDStep` has committed its step."""
-    seen, take = [], SPMDStep.__call__
+    """Whether each call of `FusedStep` has committed its step."""
+    seen, take = [], FusedStep.__call__
 
-    def counted(self, *args):
-        outcome = take(self, *args)
+    def counted(self, *args, **options):
+        outcome = take(self, *args, **options)
         seen.append(outcome is not None)
         return outcome
 
-    monkeypatch.setattr(SPMDStep, "__call__", counted)
+    monkeypatch.setattr(FusedStep, "__call__", counted)
     return seen
 
 
 @pytest.fixture
-def general(monkeypatch):
-    """Switches to the general path from then on."""
-    return lambda: monkeypatch.setattr(SPMDStep, "fits", lambda self, *_: False)
+def on_host(monkeypatch):
+    """Switches to the host step from then on."""
+    return lambda: monkeypatch.setattr(FusedStep, "fits", lambda self, *_: False)
 
 
 def built(driver, **options):
@@ -180,10 +193,10 @@ def same_courses(mine, other, driver):
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
-def test_both_give_the_same_states_and_reports(driver, taken, general):
+def test_both_give_the_same_states_and_reports(driver, taken, on_host):
     mine = trained(driver)
     assert sum(taken) >= 5
-    general()
+    on_host()
     taken.clear()
     other = trained(driver)
     assert not taken
@@ -192,15 +205,15 @@ def test_both_give_the_same_states_and_reports(driver, taken, general):
 
 
 @pytest.mark.parametrize("size", [4, 5], ids=["power of two", "another size"])
-def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, taken, general):
+def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, taken, on_host):
     options = {"global_batch": 4 * size, "resizable": False}
     mine = trained(plain, **options)
     with comm.DeviceWorld() as world, built(plain, world=world, **options) as program:
         program.step()
-        (compiled,) = program._parts.engine._spmd._programs.values()
+        (compiled,) = program._parts.engine.fused._programs.values()
         assert ("conditional(" in compiled.run.as_text()) == (size == 5)  # on whether the weights are less than 1
     assert sum(taken) >= 5
-    general()
+    on_host()
     same(mine[1:], trained(plain, **options)[1:])
 
 
@@ -217,7 +230,7 @@ def test_an_update_that_makes_nans_raises_in_the_next_step(taken):
             program.step()
 
 
-def test_calls_between_steps_see_the_state_of_the_last_step(taken, general):
+def test_calls_between_steps_see_the_state_of_the_last_step(taken, on_host):
     def run(back_to):
         with comm.DeviceWorld() as world, built(two_levels, world=world) as program:
             seen = []
@@ -234,18 +247,18 @@ def test_calls_between_steps_see_the_state_of_the_last_step(taken, general):
 
     mine = run(6)
     assert sum(taken) > 9
-    general()
+    on_host()
     same(run(6), mine)
 
 
 def test_each_worker_is_timed_now_and_then():
     with comm.DeviceWorld() as world, built(monitored, world=world, global_batch=32) as program:
         seconds = [program.step().compute_seconds for _ in range(4)]
-    assert len(set(seconds[1])) == 4  # by the general path: of each by itself
+    assert len(set(seconds[1])) == 4  # by the host step: of each by itself
     assert seconds[2] == seconds[1]  # reported again
 
 
-def test_without_determinism_steps_move_from_the_general_path_to_one_program(taken, general):
+def test_without_determinism_steps_move_from_the_general_path_to_one_program(taken, on_host):
     def course():
         with comm.DeviceWorld() as world, built(plain, world=world, deterministic=False, resizable=False) as program:
             first = [program.step()]
@@ -254,7 +267,7 @@ def test_without_determinism_steps_move_from_the_general_path_to_one_program(tak
 
     reports, state = course()
     assert len(taken) >= 4
-    general()
+    on_host()
     others, other = course()
     same(state, other)
     same([r.metrics for r in reports], [r.metrics for r in others])
@@ -276,7 +289,7 @@ def test_a_program_that_cannot_be_compiled_is_warned_of_once(taken, monkeypatch,
     def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the program\nand more")
 
-    monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", fails)
+    monkeypatch.setattr("adaptive.runtime.fused_step.FusedProgram", fails)
     with comm.DeviceWorld() as world, built(plain, world=world) as program:
         for _ in range(5):
             program.step()
@@ -287,7 +300,7 @@ def test_a_program_that_cannot_be_compiled_is_warned_of_once(taken, monkeypatch,
 
 
 def test_a_program_that_needs_more_memory_than_is_left_does_not_run(taken, monkeypatch, caplog):
-    monkeypatch.setattr("adaptive.runtime.spmd_step.bytes_of", lambda programs, nbytes: 5 << 20)
+    monkeypatch.setattr("adaptive.runtime.fused_step.bytes_of", lambda programs, nbytes: 5 << 20)
     with comm.DeviceWorld() as world, built(plain, world=world, max_local_batch="auto") as program:
         bound = program._parts.engine.kernels.memory
         monkeypatch.setattr(bound, "fits", lambda nbytes: nbytes < 5 << 20)
@@ -301,16 +314,16 @@ def test_a_program_that_needs_more_memory_than_is_left_does_not_run(taken, monke
 def test_a_program_that_is_closed_while_it_is_compiled_is_not_warned_of(monkeypatch, caplog):
     begins, gone = threading.Event(), threading.Event()
 
-    def compile_late(ctx, mesh, size):
+    def compile_late(ctx, mesh, microbatches):
         begins.set()
         assert gone.wait(limit(60))
         return ctx.kernels
 
-    monkeypatch.setattr("adaptive.runtime.spmd_step.SPMDProgram", compile_late)
+    monkeypatch.setattr("adaptive.runtime.fused_step.FusedProgram", compile_late)
     with comm.DeviceWorld() as world:
         program = ad.Program(plain, begun(), DATA, global_batch=16, world=world)
         context = weakref.ref(program._parts.engine.context)
-        compiler = threading.Thread(target=program._parts.engine._spmd.compile, args=(4,))
+        compiler = threading.Thread(target=program._parts.engine.fused.compile, args=((4,),))
         compiler.start()
         assert begins.wait(limit(60))
         program.close()
@@ -320,15 +333,6 @@ def test_a_program_that_is_closed_while_it_is_compiled_is_not_warned_of(monkeypa
         gone.set()
         compiler.join()
     assert not caplog.records
-
-
-def test_the_status_is_taken_once_in_each_step(taken, monkeypatch):
-    """Also where a step by one program is not finite, and the general path takes it again."""
-    heard, decode = [], Status.decode
-    monkeypatch.setattr(Status, "decode", lambda status, elements: (heard.append(0), decode(status, elements)))
-    reports, _, _ = trained(spoilt)
-    assert len(heard) == STEPS
-    assert sum(report.skipped for report in reports) == 3 <= taken.count(False)
 
 
 def test_an_error_of_the_next_examples_leaves_the_state_of_the_last_step(monkeypatch):
@@ -346,3 +350,161 @@ def test_an_error_of_the_next_examples_leaves_the_state_of_the_last_step(monkeyp
         program.step()
     with pytest.raises(Exception, match=r"closed|left"):
         program.step()
+
+
+# --- a host that does not wait ----------------------------------------------------------------------------------------
+
+
+def spoilt_from(number):
+    """A driver whose gradients are NaN in one step."""
+
+    def driver(state, batch):
+        loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+        grads = jax.tree.map(lambda g: jnp.where(ad.step_number() == number, jnp.nan, g), grads)
+        return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
+
+    return driver
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Verdicts that are not there before they must be; returns the numbers of the steps that were dispatched."""
+    dispatched, run, read = [], FusedStep._run, FusedStep._read
+
+    class Late:
+        def __init__(self, verdict):
+            self.verdict = verdict
+
+        def is_ready(self):
+            return False
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.verdict)
+
+    def noted(self, program, held, given, *args):
+        dispatched.append(self._next)
+        return run(self, program, held, given, *args)
+
+    def read_late(self, most):
+        self._verdicts = deque(v if isinstance(v, Late) else Late(v) for v in self._verdicts)
+        read(self, most)
+
+    monkeypatch.setattr(FusedStep, "_run", noted)
+    monkeypatch.setattr(FusedStep, "_read", read_late)
+    return dispatched
+
+
+def test_an_error_leaves_the_state_of_the_step_before_though_the_next_was_dispatched(late):
+    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, nonfinite="raise") as program:
+        with pytest.raises(ad.NonFiniteError, match=r"step 9: the contributions of workers 0, 1, 2, 3") as caught:
+            list(program.run(steps=STEPS))
+        assert max(late) >= 9  # step 10, by the number of steps before it
+        assert "The state is that of step 8" in str(caught.value)
+        assert program.steps == 8
+        state = program.state
+    with comm.DeviceWorld() as world, built(plain, world=world) as program:
+        list(program.run(steps=8))
+        same(state, program.state)
+
+
+def test_a_step_that_is_skipped_late_gives_what_one_that_is_waited_for_gives(late):
+    """The steps after it are taken back, and reported once more."""
+
+    def course(steps_of):
+        with comm.DeviceWorld() as world, built(spoilt_from(8), world=world) as program:
+            reports = [(r.step, r.skipped, r.examples, r.metrics) for r in steps_of(program)]
+            return reports, program.state, program.steps
+
+    pipelined, state, steps = course(lambda program: program.run(steps=STEPS))
+    waited, expected, _ = course(lambda program: [program.step() for _ in range(STEPS)])
+    assert steps == STEPS
+    assert [step for step, *_ in pipelined].count(9) == 2
+    same({step: rest for step, *rest in pipelined}, {step: rest for step, *rest in waited})
+    same(state, expected)
+
+
+def test_a_checkpoint_between_steps_is_of_steps_that_are_known_to_be_finite(late):
+    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world) as program:
+        for report in program.run(steps=STEPS):
+            if report.step == 10:
+                break
+        assert program.checkpoint()["step"] == program.steps == 8
+        assert program.step().skipped
+
+
+def test_hooks_see_no_step_that_is_taken_back(late):
+    watch = Recorder(every_step=True)
+
+    def driver(state, batch):
+        state, metrics = spoilt_from(8)(state, batch)
+        operators.hook("watch", watch, (metrics["loss"],), every=6)
+        return state, metrics
+
+    with comm.DeviceWorld() as world, built(driver, world=world) as program:
+        list(program.run(steps=STEPS))
+    assert [observation.step for observation in watch.seen] == [n for n in range(1, STEPS + 1) if n != 9]
+
+
+@pytest.mark.parametrize("logged", [False, True], ids=["bare", "with a logger"])
+def test_a_steady_step_is_one_dispatch_and_the_host_waits_for_nothing(late, logged, monkeypatch):
+    """Counted: compiled programs that are run, and arrays that are read or waited for before they are there."""
+    runs, waits, run = [], [], FusedProgram.__init__
+
+    class Sink:
+        def write(self, event):
+            pass
+
+        def close(self):
+            pass
+
+    def count(frame, event, arg):
+        name, of = frame.f_code.co_name, frame.f_locals.get("self")
+        if event == "c_call":
+            name, of = arg.__name__, getattr(arg, "__self__", None)
+        if event in ("call", "c_call") and isinstance(of, jax.Array):
+            if name in ("block_until_ready", "__array__", "_value", "tolist", "item") and not of.is_ready():
+                waits.append(name)
+        elif event == "call" and isinstance(of, jax.stages.Compiled) and name == "__call__":
+            runs.append(of)
+
+    monkeypatch.setattr("adaptive.runtime.fused_step.UNDER_WAY", 1 << 30)
+    with comm.DeviceWorld() as world, built(monitored_by_step, world=world, resizable=False) as program:
+        run = program.run(steps=40, log=[Sink()] if logged else [])
+        for _ in range(20):
+            next(run)
+        sys.setprofile(count)
+        try:
+            for _ in range(10):
+                next(run)
+        finally:
+            sys.setprofile(None)
+        run.close()
+    assert len(runs) == 10
+    assert waits == []
+
+
+def monitored_by_step(state, batch):
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
+    mean = comm.all_reduce(grads)
+    metrics = {"loss": comm.all_reduce(loss), "scale": mon.noise_scale(grads, mean).scale}
+    ctrl.hook(lambda control, loss: None, metrics["loss"], every=100)
+    return updated(state, mean), metrics
+
+
+# --- a lone worker on an accelerator ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", [plain, of_many_kinds, compared, spoilt], ids=lambda driver: driver.__name__)
+def test_a_lone_worker_of_an_accelerator_has_fused_steps_too(driver, taken, monkeypatch):
+    """On a CPU in its place. The number of microbatches stays, so they run in the program."""
+
+    def course():
+        with built(driver, world=LocalWorld(1)) as program:
+            return [program.step() for _ in range(STEPS)], program.state
+
+    expected = course()
+    assert not taken
+    monkeypatch.setattr(_engine, "mesh_for", lambda world: LoneMesh(world.devices[0]))
+    found = course()
+    assert sum(taken) >= 5
+    same_courses((found[0], found[1]), (expected[0], expected[1]), driver)

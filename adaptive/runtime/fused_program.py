@@ -1,0 +1,362 @@
+"""The fused step: a whole step as one XLA program, `jax.shard_map` with the collectives inside.
+
+It runs over the mesh of the workers' devices, or of a lone worker's device. The program consists of the plan's segments
+and messages, in the order in which the host step runs them (`host_step.py`), so it computes the same. Barriers between
+segments keep XLA from fusing across them, so on CPU devices the results are bitwise equal.
+
+    segments  prologue and microbatches, as on each worker by itself
+    pack      the parts of each message, added up over microbatches
+    reduce    over the mesh's axis (`WorkerMesh.reduce_within`)
+    check     whether the reduced parts are finite
+    final     on the reduced parts
+    commit    `where(ok, new, old)`, so that the memory of the old state can be donated
+
+A step that is not finite changes nothing, and neither do those after it, which the host may have dispatched already:
+the number of the first such step is passed from step to step, until the host has read it.
+
+Every leaf of the state is a "replicated" array over the mesh. So are local leaves, although each device holds the value
+of its own worker: such an array is never read as a whole, and `shard_map` does not move data. Workers that are meshes
+themselves would need a second axis, over which their leaves are sharded and this file does not reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn, Var
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from adaptive.base.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
+from adaptive.base.reductions import Mixed, Reduction, Sliced
+from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.graph.plan import Plan, Segment
+from adaptive.graph.trace import Atom
+from adaptive.operators.sources import EXAMPLES, FIXED, MICROBATCHES, OFFSET, STEP, source_p
+
+from .compile import compile_over
+from .message import accumulate, lay_out_all
+from .microbatch_segments import consts_of
+from .microbatches import Microbatches
+from .segment import FLOATS, INTS, Address, Feed, final_results, segment_function
+
+if TYPE_CHECKING:
+    from .step_plan import StepContext
+
+NO_FAULT = -1  # in place of the number of a step
+
+
+class Given(NamedTuple):
+    """The program's inputs besides the state that it replaces.
+
+    Attributes:
+      state: the leaves that it does not change.
+      floats, ints: the vectors of sources (`Feed`) of all workers; a row for each.
+      step: the number of completed steps; the program increments it.
+      fault: the number of the first step that was not finite; `NO_FAULT` if none was.
+      consts: arrays of the driver's closure, for each segment.
+      batch: leaves of the global batch, in the order of workers.
+    """
+
+    state: list[Any]
+    floats: Any
+    ints: Any
+    step: Any
+    fault: Any
+    consts: list[dict[Address, Any]]
+    batch: list[Any]
+
+
+class Results(NamedTuple):
+    """The program's results.
+
+    Attributes:
+      replaced: the new state and operator states.
+      step: the step number for the next step.
+      fault: as in `Given`, this step included.
+      shown: hook values and metrics.
+    """
+
+    replaced: list[jax.Array]
+    step: jax.Array
+    fault: jax.Array
+    shown: list[jax.Array]
+
+
+class LoneMesh:
+    """The mesh of a lone worker's device, over which nothing is reduced: a `WorkerMesh`."""
+
+    axis = "worker"
+
+    def __init__(self, device: jax.Device):
+        self.mesh = Mesh(np.array([device]), (self.axis,))
+
+    def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
+        """Do nothing: there are no messages."""
+
+    def reduces(self, op: Reduction) -> bool:
+        """Return whether `reduce_within` supports a reduction."""
+        return not isinstance(op, Mixed)
+
+    def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
+        """Return the worker's parts, as reduced over one worker; traced."""
+        both = zip(parts, ops, strict=True)
+        return [op.in_one_place([x], step) if isinstance(op, Sliced) else x for x, op in both]
+
+
+def why_not(plan: Plan, mesh: WorkerMesh) -> str:
+    """Return why steps of a plan cannot run as programs over the mesh; "" if they can."""
+    if any(message.gate is not None for message in plan.messages):
+        return "some messages are sent in some steps only"
+    if plan.graph.pairings:
+        return "workers read each other's published state"
+    if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
+        return "a reduction is computed from numbers of the host"
+    if any(source.scope == "microbatch" and source not in FIXED for source in plan.sources):
+        return "a number is measured for each microbatch"
+    segments = [*plan.prologues.values(), *plan.microbatches.values(), plan.final]
+    if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
+        return "the driver has callbacks to Python, or is itself sharded over devices"
+    return ""
+
+
+def _needs_its_own_program(eqn: JaxprEqn) -> bool:
+    return asks_the_host(eqn) or any(has_effects(e) or axes_of(e) for e in (eqn, *nested_equations(eqn)))
+
+
+class FusedProgram:
+    """One step of equal batches, compiled for a mesh.
+
+    Args:
+      ctx: the parts that the engine's steps share.
+      microbatches: those of each worker.
+
+    Attributes:
+      consts: arrays that the program's segments close over, on the mesh.
+      run: `run(state and operator states, Given) -> Results`; the memory of the first is donated.
+    """
+
+    def __init__(self, ctx: StepContext, mesh: WorkerMesh, microbatches: Microbatches):
+        self.context, self.steps, self.mesh, self.microbatches = ctx, ctx.step_plan, mesh, microbatches
+        # For microbatch segments; others come from the reference plan.
+        self.sized = {size: ctx.step_plan.plans(size) for size in dict.fromkeys(microbatches)}
+        self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
+        plan = self.steps.plan
+        self.segments: dict[tuple[str, int, int], tuple[Plan, Segment]] = {
+            **{("prologue", level, 0): (plan, segment) for level, segment in plan.prologues.items()},
+            **{
+                ("microbatch", level, size): (sized, segment)
+                for size, sized in self.sized.items()
+                for level, segment in sized.microbatches.items()
+            },
+            ("final", 0, 0): (plan, plan.final),
+        }
+        self.consts = [self._consts_of(*found) for found in self.segments.values()]
+        replaced, given = self._shapes()
+        specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
+        over_mesh = jax.shard_map(self._step, mesh=mesh.mesh, in_specs=(P(), specs), out_specs=P(), check_vma=False)
+        name = f"{self.steps.label}step_{'_'.join(map(str, microbatches))}"
+        self.run = compile_over(over_mesh, (replaced, given), tuple(mesh.mesh.devices.flat), name=name, donate=(0,))
+
+    def _consts_of(self, plan: Plan, segment: Segment) -> dict[Address, jax.Array]:
+        found: dict[Address, jax.Array] = {}
+        for address, value in consts_of(plan, segment).items():
+            copies = [
+                self.context.kernels.compiled.constants.on(device, value) for device in self.context.world.devices
+            ]
+            found[address] = jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies)
+        return found
+
+    def _shapes(self) -> tuple[list[Any], Given]:
+        """Return the shapes of the program's arguments, of all workers together."""
+        plan, feed, n = self.steps.plan, self.steps.feed, self.mesh.mesh.size
+
+        def everywhere(aval: Any) -> Any:
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=self._everywhere)
+
+        def split(rows: int, shape: tuple[int, ...], dtype: Any) -> Any:
+            return jax.ShapeDtypeStruct((n * rows, *shape), dtype, sharding=self._split)
+
+        variables, changed, total = plan.graph.state_vars, set(plan.changed_state), sum(self.microbatches)
+        number = jax.ShapeDtypeStruct((), np.dtype(np.int32), sharding=self._everywhere)
+        given = Given(
+            [everywhere(v.aval) for i, v in enumerate(variables) if i not in changed],
+            split(1, (1 + len(feed.floats),), np.dtype(np.float32)),
+            split(1, (len(feed.ints) + feed.capacity,), np.dtype(np.int32)),
+            number,
+            number,
+            jax.tree.map(everywhere, self.consts),
+            [split(total, v.aval.shape[1:], v.aval.dtype) for v in self.sized[self.microbatches[0]].graph.batch_vars],
+        )
+        state = [everywhere(variables[i].aval) for i in plan.changed_state]
+        return [*state, *(everywhere(v.aval) for op_state in plan.op_states for v in op_state.values)], given
+
+    def _step(self, replaced: list[Any], given: Given) -> Results:
+        """Compute one worker's step; traced."""
+        run = _OneWorker(self, replaced, given)
+        for level in range(self.steps.plan.levels + 1):
+            run.compute(level)
+            if level < self.steps.plan.levels:
+                run.exchange(level)
+        return run.commit()
+
+
+class _OneWorker:
+    """One worker's step while it is traced; compare `host_step.HostStep`."""
+
+    def __init__(self, program: FusedProgram, replaced: list[Any], given: Given):
+        self._program, self._steps, self._plan = program, program.steps, program.steps.plan
+        self._given, self._old, plan = given, replaced, self._plan
+        kept = [i for i in range(len(plan.graph.state_vars)) if i not in plan.changed_state]
+        feed = self._steps.feed
+        ints = _with_values(feed, given.ints[0], {STEP.name: given.step})
+        self._values: dict[Address, Any] = dict(zip(final_results(plan), replaced, strict=False))
+        self._values.update(zip([("state", i, 0) for i in kept], given.state, strict=True))
+        self._values.update({FLOATS: given.floats[0], INTS: ints})
+        self._consts = dict(zip(program.segments, given.consts, strict=True))
+        status = sum(layout.status for layout in self._steps.layouts)
+        self._layouts = {
+            size: lay_out_all(sized.messages, capacity=plan.graph.capacity, status=status)
+            for size, sized in program.sized.items()
+        }
+        self._own, start = list[dict[Address, Any]](), 0  # the values of each microbatch
+        for size in program.microbatches:
+            own: dict[Address, Any] = {
+                ("batch", i, 0): leaf[start : start + size] for i, leaf in enumerate(given.batch)
+            }
+            if len(program.microbatches) > 1:
+                own[FLOATS], own[INTS] = _of_microbatch(feed, given.floats[0], ints, start, size)
+            self._own.append(own)
+            start += size
+        self._ok: list[Any] = [given.fault < 0]
+
+    def compute(self, level: int) -> None:
+        """Compute the segments before the messages of a level."""
+        if level in self._plan.prologues:
+            self._values.update(self._run(("prologue", level, 0), {}))
+        if level not in self._plan.microbatches:
+            return
+        parts: list[Any] = []
+        ops = [part.op for number in self._plan.sent_at(level) for part in self._steps.layouts[number].parts]
+        for n, (size, own) in enumerate(zip(self._program.microbatches, self._own, strict=True)):
+            results = self._run(("microbatch", level, size), own)
+            addresses = [address for address in results if address[0] == "part"]
+            new = [results.pop(address) for address in addresses]
+            (own if n else self._values).update(results)
+            parts = jax.lax.optimization_barrier(accumulate(ops, parts, new)) if n else new
+        self._values.update(zip(addresses, parts, strict=True))
+
+    def _run(self, which: tuple[str, int, int], own: dict[Address, Any]) -> dict[Address, Any]:
+        """Return the results of a segment."""
+        plan, segment = self._program.segments[which]
+        layouts = self._layouts[which[2]] if which[2] else self._steps.layouts
+        call = segment_function(plan, segment, self._steps.feed, layouts, as_one=self._as_one(plan))
+        values = {**self._values, **own, **self._consts[which]}
+        results = jax.lax.optimization_barrier(call.run(*(values[address] for address in call.arguments)))
+        return dict(zip(call.results, results, strict=True))
+
+    def _as_one(self, plan: Plan) -> frozenset[Var]:
+        """Return the weights in place of which 1 is sent, because all microbatches have the same size.
+
+        That saves the multiplication. The quotients are bitwise equal if the size is a power of two; for other sizes it
+        is done only in programs whose last bits may depend on the machine's speed.
+        """
+        size, *others = self._program.sized
+        if others or (size & (size - 1) and self._program.context.kernels.deterministic):
+            return frozenset()
+        sources = (eqn for eqn in plan.graph.eqns if eqn.primitive is source_p)
+        return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
+
+    def exchange(self, level: int) -> None:
+        """Reduce the messages of a level, and check that they are finite."""
+        steps = self._steps
+        for number in self._plan.sent_at(level):
+            layout = steps.layouts[number]
+            arrived = [self._values["part", number, i] for i in range(len(layout.parts))]
+            if self._plan.messages[number].travels:
+                arrived = self._program.mesh.reduce_within(arrived, layout.ops, self._given.step + 1)
+                arrived = jax.lax.optimization_barrier(arrived)
+                if steps.finite_checks:
+                    even = self._as_one(self._plan)
+                    known = zip(layout.contributions, layout.weights, strict=True)
+                    whole = {weight.offset for c, weight in known if weight is not None and c.weight in even}
+                    self._ok.append(steps.finite_checks[number].all_finite(arrived, whole))
+            self._values.update({("message", number, i): part for i, part in enumerate(arrived)})
+
+    def commit(self) -> Results:
+        """Run the final segment, whose results replace the state if all messages are finite."""
+        plan, given, n = self._plan, self._given, len(self._old)
+        chosen = _Chosen(self._ok)
+        checked = bool(self._steps.finite_checks)
+        if checked:
+            chosen.replace(plan.final_outputs[:n], self._old)
+        even = self._as_one(plan)
+        layouts = self._steps.layouts
+        call = segment_function(plan, plan.final, self._steps.feed, layouts, taken_as=chosen, as_one=even)
+        values = {**self._values, **self._consts["final", 0, 0]}
+        out = call.run(*(values[address] for address in call.arguments))
+        new = chosen.all_of(out[:n], self._old) if checked else out[:n]
+        fault = jnp.where(chosen.ok | (given.fault >= 0), given.fault, given.step)
+        return Results(new, given.step + 1, fault, out[n:])
+
+
+def _with_values(feed: Feed, ints: Any, values: dict[str, Any]) -> Any:
+    """Return the vector of integers with other values of some sources, by name."""
+    for place, source in enumerate(feed.ints):
+        if source.name in values:
+            ints = ints.at[place].set(values[source.name])
+    return ints
+
+
+def _of_microbatch(feed: Feed, floats: Any, ints: Any, start: int, size: int) -> tuple[Any, Any]:
+    """Return the vectors of sources for one of several microbatches; traced: see `Feed.for_microbatch`."""
+    floats = floats.at[0].set(float(not start))
+    for place, source in enumerate(feed.floats, 1):
+        if source.name in (EXAMPLES.name, MICROBATCHES.name):
+            floats = floats.at[place].set(size if source.name == EXAMPLES.name else 1)
+    offset = [ints[place] for place, source in enumerate(feed.ints) if source.name == OFFSET.name]
+    return floats, _with_values(feed, ints, {OFFSET.name: offset[0] + start} if offset else {})
+
+
+class _Chosen:
+    """Selects the new state if all messages are finite, otherwise the old one.
+
+    Selects each leaf as soon as it is computed, followed by a barrier. Otherwise, if one leaf is computed from another
+    (parameters from an optimizer's averages), XLA would compute the other leaf twice, and copy its old value, whose
+    memory is overwritten. In a step that is not committed, later leaves are computed from old ones; they are discarded.
+
+    Args:
+      ok: whether earlier steps were finite, and each message.
+    """
+
+    def __init__(self, ok: Sequence[Any]):
+        self.ok = jnp.stack(ok).all()
+        self._old: dict[Var, Any] = {}
+        self._done: list[Atom] = []
+        self._new: list[Atom] = []
+
+    def replace(self, new: Sequence[Atom], old: Sequence[Any]) -> None:
+        """Select each of `new` when it is computed."""
+        self._new = list(new)
+        self._old = {v: x for v, x in zip(new, old, strict=True) if isinstance(v, Var) and self._new.count(v) == 1}
+
+    def __call__(self, var: Var, value: Any) -> Any:
+        """Return the value to use for a computed variable: the selected one, if it is part of the state."""
+        if var not in self._old:
+            return value
+        self._done.append(var)
+        return self._of(value, self._old[var])
+
+    def all_of(self, results: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+        """Return all selected results, including those that the final segment only passes through."""
+        done = {id(v) for v in self._done}
+        return [
+            x if id(v) in done else self._of(x, before) for v, x, before in zip(self._new, results, old, strict=True)
+        ]
+
+    def _of(self, new: Any, old: Any) -> Any:
+        return jax.lax.optimization_barrier(jnp.where(self.ok, new, old))
