@@ -527,7 +527,7 @@ class Program(Generic[State, Metrics]):
         Batch norm, summed losses, and losses that couple examples are not; training with them depends on the number of
         workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones of several
         microbatches, on this process alone, and changes nothing. Compares the state, metrics and hook values, element
-        by element and in double precision if possible. Does not compare per-worker state, and values that depend on the
+        by element and in double precision. Does not compare per-worker state, and values that depend on the
         split by design (gathered rows, the noise scale). The verdict is "no" without a comparison if workers average
         over their own examples, with some others, or in some steps only.
 
