@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from .activity import OUTSIDE, ActivityReading
@@ -117,8 +118,9 @@ class Watch:
         )
 
     def _act(self, decision: HangDecision) -> None:
-        sys.stderr.write(f"adaptive run: {decision.text}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # nobody may read it any more, and stuck ranks are killed all the same
+            sys.stderr.write(f"adaptive run: {decision.text}\n")
+            sys.stderr.flush()
         if decision.action is Action.KILL and all(map(self._kill, decision.ranks)):
             return
         if decision.action in (Action.KILL, Action.END):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,17 @@ def test_a_rank_whose_parent_does_not_answer_is_killed_with_it_by_a_neighbor(hos
     job.then = lambda rounds: rounds > 1 and job.silent.add(1)
     job.play(monkeypatch)
     assert (job.killed, job.ended) == (killed, ended)
+
+
+def test_ranks_are_killed_although_nobody_reads_the_reports(monkeypatch):
+    def write(_):
+        raise BrokenPipeError
+
+    job = Job()
+    job.phases[1] = OUTSIDE
+    monkeypatch.setattr(watching.sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    job.play(monkeypatch)
+    assert job.killed == [101]
 
 
 @pytest.mark.parametrize("survives", [False, True])
