@@ -84,6 +84,12 @@ class Watch:
         for process, said in self._seen.items():
             for reading in (ActivityReading(*fields) for fields in said["worlds"]):
                 groups[reading.group][process] = self._sight(process, reading, said)
+        for process in (
+            self._open - self._seen.keys()
+        ):  # its parent has never answered: in which world it is, is unknown
+            for sights in groups.values():
+                if process.worlds and not process.over:
+                    sights[process] = Sight(str(process), process.pid, None, UNSEEN, 0.0)
         for group, sights in groups.items():
             # MPI itself reports a dead process to the others if they can continue without it.
             counted = {

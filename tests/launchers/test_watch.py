@@ -94,12 +94,15 @@ def test_a_rank_that_is_stopped_in_the_operation_is_stuck(monkeypatch):
     assert job.killed == [101]
 
 
+@pytest.mark.parametrize("since", [0, 2])  # rounds
 @pytest.mark.parametrize(("hosts", "killed", "ended"), [("hhh", [201], False), ("hgh", [], True)])
-def test_a_rank_whose_parent_does_not_answer_is_killed_with_it_by_a_neighbor(hosts, killed, ended, monkeypatch):
+def test_a_rank_whose_parent_does_not_answer_is_killed_with_it_by_a_neighbor(hosts, killed, ended, since, monkeypatch):
     """Where there is no neighbor, the job ends."""
     job = Job(hosts)
     job.phases[1] = OUTSIDE
-    job.then = lambda rounds: rounds > 1 and job.silent.add(1)
+    job.silent = set() if since else {1}
+    job.ranks[1].worlds = 1
+    job.then = lambda rounds: rounds >= since and job.silent.add(1)
     job.play(monkeypatch)
     assert (job.killed, job.ended) == (killed, ended)
 
