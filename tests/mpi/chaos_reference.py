@@ -63,7 +63,7 @@ def strategy_of(name: str, capacity: int) -> sync.Strategy | None:
 def mean_loss(w: Any, count: int = EXAMPLES) -> float:
     """Return the mean loss over all examples."""
     with jax.enable_x64(True):
-        return float(_losses(jnp.asarray(w), data(count)).mean())
+        return float(_losses(np.asarray(w, np.float64), data(count)).mean())
 
 
 def _losses(w: Any, batch: dict[str, Any]) -> Any:
