@@ -22,8 +22,8 @@ from .fetch_thread import DaemonThreads, FetchThread, begin_read
 from .reader_processes import ReaderProcesses, result_of
 
 _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
-# A reader process reads its equal part of a batch at a time. With four parts each, steps took 1.4 times as long where a
-# source waits on busy cores, since processes ran out of tasks before the next ones had arrived.
+# A reader process reads its equal part of a batch at a time: one task for each process and batch. Against four parts
+# each, it was faster in some runs for sources that wait, and slower in some for sources that compute.
 _LARGEST_PIECE = 256
 
 
