@@ -113,7 +113,8 @@ def _select(world: World, path: Path, missing_ok: bool, about: str) -> FoundChec
 def _digests(checkpoint: Mapping[str, Any]) -> dict[str, str]:
     """Return all that must be equal on all processes, by name for errors: small arrays as text."""
     fields = {name: value for name, value in checkpoint.items() if name != "place"}  # an iterator's can hold an address
-    leaves = {leaf.label: leaf.value for name in fields for leaf in by_name(fields[name], name).values()}
+    names = sorted(fields, key=lambda name: name != "step")  # the first difference is in the error
+    leaves = {leaf.label: leaf.value for name in names for leaf in by_name(fields[name], name).values()}
     return {label: str(value) if np.size(value) < 9 else digest_of_tree(value) for label, value in leaves.items()}
 
 

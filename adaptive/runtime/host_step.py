@@ -123,6 +123,7 @@ class HostStep:
           prefetch: called when the operations are dispatched.
         """
         waiters, timeline, started = self._ctx.waiters, self._ctx.timeline, time.perf_counter()
+        assert self._schedule is not None
         for run, values, arguments, results, frees, local_index, name in level.operations:
             began = started if timeline is None else time.perf_counter()
             values[results] = run(*arguments(values))
@@ -130,7 +131,7 @@ class HostStep:
                 values[frees.places] = frees.nothing
             if timeline is not None and waiters is None:  # otherwise other threads wait, for several devices
                 jax.block_until_ready(values[results])
-                timeline.add(local_index, name, began)
+                timeline.add(local_index, name, began, level=self._schedule.levels.index(level))
         if prefetch is not None:
             prefetch(sizes)
         if waiters is None:
@@ -142,7 +143,8 @@ class HostStep:
         for i, ended in enumerate(waiters.map(_ready_at, level.waits)):
             seconds[i] += ended - started
             if timeline is not None and seconds[i] == seconds[i]:
-                timeline.add(i, "microbatches", started, max(started, ended))
+                name = f"{' + '.join(map(str, self._schedule.microbatches[i]))} examples"
+                timeline.add(i, name, started, max(started, ended), level=self._schedule.levels.index(level))
 
     def _exchange(self, level: Stage, seconds: list[float], sent: list[int], step: int, more: str) -> Sent | None:
         """Exchange the messages of one level.

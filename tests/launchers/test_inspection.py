@@ -42,7 +42,9 @@ def child(loop, pid="__import__('os').getpid()"):
     """A process that shows what it does, and then loops in this way."""
     name = f"test-{os.getpid()}-{time.monotonic_ns()}"
     command = [sys.executable, "-c", CHILD.format(loop=loop, pid=pid), name]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # `input()` ends at once where the suite has no input
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         try:
             select.select([process.stdout], [], [], limit(60))
             process.stdout.readline()

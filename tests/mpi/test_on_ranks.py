@@ -332,7 +332,7 @@ OTHER_CHECKPOINTS = {
         but("hooks", lambda h: jax.tree.map(one_more, h)),
         "hooks['0/balance']",
     ),
-    "other sizes": (but("batch_sizes", lambda sizes: [sizes[0] - 1, sizes[1] + 1, *sizes[2:]]), "batch sizes"),
+    "other sizes": (but("batch_sizes", lambda sizes: np.array([sizes[0] - 1, sizes[1] + 1])), "batch_sizes"),
     "other shares": (but("shares", lambda shares: [2.0, *shares[1:]]), "shares"),
     "another step": (but("step", 1), "step is not the same on all ranks: rank 0: 2; "),
     "another cursor": (but("cursor", 3), "cursor"),

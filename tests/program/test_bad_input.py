@@ -188,7 +188,7 @@ def test_data_that_cannot_be_used(world, data, says):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"x": np.zeros(2, np.float32)}, "example['x'] of example 5 has shape (2,), of example 0 ()"),
+        ({"x": np.zeros(2, np.float32)}, "example['x'] of example 5 is float32[2], of example 0 float32[]"),
         ({"y": np.float32(0)}, "example 5 has the structure"),
     ],
 )

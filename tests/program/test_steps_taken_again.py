@@ -90,8 +90,8 @@ NUMBERS = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATC
     ("who", "options"),
     [
         pytest.param(0, {}, id="rank 0"),
-        pytest.param(1, {"source": ad.data.from_source(Source())}, id="source"),
-        pytest.param(1, {"driver": counting}, id="counts workers"),
+        pytest.param(1, {"source": ad.data.from_source(Source())}, id="source", marks=pytest.mark.long),
+        pytest.param(1, {"driver": counting}, id="counts workers", marks=pytest.mark.long),
         pytest.param(2, {"deterministic": True}, id="deterministic"),
     ],
 )

@@ -542,7 +542,9 @@ ELASTIC = {
 }
 
 
-@pytest.mark.parametrize("name", ELASTIC)
+@pytest.mark.parametrize(
+    "name", ["diloco, 8 bits", *(pytest.param(n, marks=pytest.mark.long) for n in ELASTIC if n != "diloco, 8 bits")]
+)
 @pytest.mark.parametrize(("before", "after"), [(4, 3), pytest.param(3, 4, marks=pytest.mark.long)])
 def test_a_restore_on_another_number_of_workers_equals_a_leave_or_join(name, before, after):
     """The run has four slots. Also in the middle of a round, and where something is left by rounding."""

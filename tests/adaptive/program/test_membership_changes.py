@@ -28,8 +28,8 @@ class Process:
         vars(self).update(how)
         self.clock = self.members = self.membership = self.update = self.hooks = self
         self.world = self.run = self
-        plan = SimpleNamespace(local_state=self.local_state, op_states=())
-        self.engine = SimpleNamespace(kernels=SimpleNamespace(can_join=None), plan=plan)
+        self.plan = SimpleNamespace(has_local=bool(self.local_state))
+        self.engine = SimpleNamespace(kernels=SimpleNamespace(can_join=None))
         self.name, self.sizes = "program", ()
 
     def __getattr__(self, name):

@@ -548,16 +548,9 @@ def test_a_failing_process_notifies_the_others(monkeypatch, failing, messages):
             error = OSError("gone") if failing == "data" else ad.DataError("a row of another shape")
             monkeypatch.setattr(Broken, "__getitem__", lambda self, index: (_ for _ in ()).throw(error))
         else:
-            level = 0 if failing == "first" else 1
-            kernel = engine.kernels.kernel
-
-            def broken(local, size, at):
-                if at == level:
-                    raise error
-                return kernel(local, size, at)
-
             error = MemoryError("no memory left")
-            monkeypatch.setattr(engine.kernels, "kernel", broken)
+            operations = engine._host_step._schedule.levels[0 if failing == "first" else 1].operations
+            operations[0] = operations[0]._replace(run=lambda *_: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
             program.step()
     assert world.heard == [f"in step 2 of program 1 ('two_messages'): {type(error).__name__}: {error}"]
