@@ -25,7 +25,7 @@ from adaptive.runtime.fused_program import FusedProgram, LoneMesh
 from adaptive.runtime.fused_step import FusedStep
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder
-from tests.relaxed import relaxed_tx
+from tests.adaptive.runtime.test_host_step import ADAM, DATA, LOCAL
 from tests.speed import limit
 
 COVERS = (
@@ -35,12 +35,6 @@ COVERS = (
     "adaptive/runtime/fused_program.py",
 )
 
-DATA = {
-    "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
-    "y": np.random.default_rng(1).normal(size=128).astype(np.float32),
-}
-ADAM = relaxed_tx(optax.adam(0.01))
-LOCAL = {"seconds", "breakdown", "compute_seconds", "kernels", "compile_seconds", "waited_seconds"}  # of the machine
 STEPS = 12
 
 
