@@ -25,7 +25,6 @@ WORLDS = 8  # of a process; further ones are not watched
 RECENT = 512  # operations whose beginnings are kept
 _FEWEST = 50  # operations, before their times are used
 _PERCENTILE = 0.99
-_LONGEST_TICK = 3.0  # seconds: a longer time without a tick means that the reader itself did not run
 
 _HEAD = struct.Struct("qq64s")  # pid, descriptor to which it writes stacks, name of the socket at which it answers
 _WORLD = struct.Struct("qqdq")  # group, whether losses are survived, hang_timeout (negative: the default), first
@@ -116,7 +115,6 @@ class ActivityReading(NamedTuple):
       seconds: seconds since the latest one began.
       about: the latest operation; if the phase is LEFT, why the process has left.
       usual: the 99th percentile of the seconds between two operations; None if there were too few.
-      waited: seconds in the operation for which the reader ran; 0 outside of operations.
     """
 
     group: int
@@ -127,7 +125,11 @@ class ActivityReading(NamedTuple):
     seconds: float
     about: str
     usual: float | None
-    waited: float = 0.0
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is in an operation."""
+        return self.phase in (INSIDE, PATIENT)
 
 
 class ActivityRecord:
@@ -221,34 +223,6 @@ class ActivityRecord:
     def _parts(self) -> list[memoryview]:
         starts = range(_HEAD_BYTES, _BYTES, _WORLD_BYTES)
         return [self._memory[start : start + _WORLD_BYTES] for start in starts]
-
-
-class WaitClock:
-    """How long the worlds of a record have been in their operations. Times when the reader did not run do not count.
-
-    Args:
-      record: the record.
-    """
-
-    def __init__(self, record: ActivityRecord):
-        self._record = record
-        self._waited: dict[int, tuple[int, float]] = {}  # by group: the operation, and the seconds in it
-        self._last = time.monotonic()
-
-    def read(self) -> list[ActivityReading]:
-        """Return what the watched worlds are doing. To be called about once a second."""
-        now = time.monotonic()
-        passed, self._last = min(now - self._last, _LONGEST_TICK), now
-        found, waited = [], {}
-        for reading in self._record.read():
-            if reading.phase in (INSIDE, PATIENT):
-                begun, before = self._waited.get(reading.group, (0, 0.0))
-                seconds = before + passed if begun == reading.begun else min(reading.seconds, passed)
-                waited[reading.group] = reading.begun, seconds
-                reading = reading._replace(waited=seconds)
-            found.append(reading)
-        self._waited = waited
-        return found
 
 
 def percentile(beginnings: Sequence[float]) -> float | None:

@@ -1,9 +1,10 @@
 """The end of a job's process: reports the exit code to the launcher, and does not wait in MPI for lost processes.
 
-`adaptive run` puts its address into an environment variable. A process sends it lines of JSON, through its supervisor
-(`supervisor.py`), which holds the TCP connection, or through a connection of its own. Lines have these fields:
+A process sends lines of JSON to its supervisor (`supervisor.py`), by a socket that it inherits. The supervisor passes
+them on to `adaptive run`, whose address is in an environment variable. Lines have these fields:
 
-    token    first line: the job's secret, with the identity of the process
+    token    first line: the job's secret, with the identity of the process; from the supervisor
+    pid      the process that reports from now on, if it is another one, which a command has started
     making   whether the process is making a world of all processes, and so waits for all of them
     world    number of worlds that the process is in; training continues if it dies inside one
     joined   a spawned process has become a member of the job
@@ -14,15 +15,6 @@
     killed   signal that ended the process, from the supervisor
     waits    the process waits for others, from the supervisor (`watch.py`)
     look     number of a request to look at the process, and what was seen, from the supervisor
-
-The launcher may send
-
-    signal   number of a signal for the process, so that signals reach the job's processes on all hosts
-    look     number of a request to look at the process, and whether in detail; to the supervisor
-    kill     pid of a process of the host; to the supervisor
-
-A process whose connection breaks, or whose launcher's host has not answered for the host timeout, is killed: the
-launcher has ended the job, and may have started it again on other hosts.
 
 MPI_Finalize can wait forever for processes that were lost or have left. In a job that survives losses, a process whose
 exit code is known skips it, which mpirun accepts: Python's exit handlers run, files are flushed, and the process exits.
@@ -40,24 +32,21 @@ import gc
 import io
 import json
 import os
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN SECONDS HOST ADDRESS:PORT ADDRESS:PORT …
+SUPERVISOR = "ADAPTIVE_SUPERVISOR"  # descriptor of the socket to the supervisor, and the socket's inode
 SPAWNED = "ADAPTIVE_SPAWNED"  # in the environment of processes that others of the job have spawned
 SURVIVES = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 FINALIZE_SECONDS = 2.0  # wait for MPI_Finalize at the end of a job that survives losses
 HURRY_SECONDS = 0.2  # the same if others continue or this process has failed: MPI_Finalize only has to begin
-CONNECT_SECONDS = 3.0
 LONGEST_LINE = 1 << 20  # bytes, from a process to the launcher
 _LONGEST_ERROR = 100_000  # characters, each at most 6 bytes in JSON
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 class _Ending:
@@ -68,33 +57,26 @@ class _Ending:
         self.leaves = False  # it leaves for good while others continue
         self.heard = False  # it ends by an error that all processes raise
         self.worlds = 0  # number of open worlds
-        self.line: socket.socket | None = None
+        self.line: socket.socket | None = None  # to the supervisor
         self.said = threading.Lock()
         self.prepared = False
-        self.supervised = False
         self.pid = os.getpid()  # of the process of the job; its forked children report nothing
 
 
 _me = _Ending()
 
 
-def attach(line: socket.socket) -> None:
-    """Use this connection for reports; it leads to a supervisor that has introduced this process to the launcher."""
-    _me.line, _me.supervised = line, True
-
-
 def prepare() -> None:
-    """Connect to `adaptive run` if it started this job, and register the exit handler. Idempotent."""
+    """Find the supervisor if `adaptive run` started this job, and register the exit handler. Idempotent."""
     if _me.prepared:
         return
     _me.prepared, _me.pid = True, os.getpid()
     atexit.register(_end)
-    if _me.line is None:
-        _me.line = connect(os.environ)
-        if _me.line is not None:
-            _say(**introduction(os.environ, os.getpid()))
-    if _me.line is not None and not _me.supervised:
-        threading.Thread(target=_listen, args=(_me.line, os.getpid()), name="adaptive-launcher", daemon=True).start()
+    file, _, inode = os.environ.get(SUPERVISOR, "").partition(" ")
+    with suppress(OSError, ValueError):  # a process between has closed it, and another file may have its number
+        if os.fstat(int(file)).st_ino == int(inode):
+            _me.line = socket.socket(fileno=int(file))
+            _say(pid=os.getpid())
 
 
 @contextmanager
@@ -185,96 +167,14 @@ def leave_job(code: int = 0) -> NoReturn:
     raise SystemExit(code)
 
 
-def connect(environ: Mapping[str, str]) -> socket.socket | None:
-    """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached.
-
-    Args:
-      environ: environment variables, which name the launcher.
-    """
-    token, seconds, host, *addresses = environ.get(LAUNCHER, "").split() or ["", "", ""]
-    rank = _number(environ, _RANKS)
-    if not token or rank is None:
-        return None
-    here = socket.gethostname() == host
-    for address in sorted(addresses, key=lambda a: a.startswith("127.") != here):  # loopback first, or last
-        name, _, port = address.rpartition(":")
-        with suppress(OSError):
-            line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
-            line.settimeout(None)
-            give_up_after(line, float(seconds))
-            return line
-    sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
-    return None
-
-
-def introduction(environ: Mapping[str, str], pid: int, supervisor: int = 0) -> dict[str, Any]:
-    """Return the fields of a process's first line to the launcher, which identify it.
-
-    Args:
-      environ: environment variables of the process.
-      pid: its process id.
-      supervisor: the pid of the supervisor of that process, if the line comes from there.
-    """
-    rank = _number(environ, _RANKS) or 0
-    return {
-        "token": environ[LAUNCHER].split()[0],
-        "rank": rank,
-        "size": _number(environ, _SIZES) or rank + 1,
-        "job": environ.get("PMIX_NAMESPACE", ""),
-        "spawned": SPAWNED in environ,
-        "host": socket.gethostname(),
-        "pid": pid,
-        "supervisor": supervisor,
-    }
-
-
-def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
-    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
-
-
 def _say(**what: Any) -> bool:
     """Send a report to the launcher. Returns whether it was sent: the launcher may be gone, or not ours."""
     if os.getpid() == _me.pid:
         with suppress(OSError), _me.said:
             if _me.line is not None:
-                send(_me.line, **what)
+                _me.line.sendall(json.dumps(what).encode() + b"\n")
                 return True
     return False
-
-
-def send(line: socket.socket, **what: Any) -> None:
-    """Send a line to the launcher.
-
-    Raises:
-      OSError: the connection is closed.
-    """
-    line.sendall(json.dumps(what).encode() + b"\n")
-
-
-def _listen(line: socket.socket, pid: int) -> None:
-    """Handle the launcher's messages, and kill this process when the connection breaks; for one without supervisor."""
-    why: OSError | None = None
-    try:
-        with line.makefile("r") as lines:
-            for words in lines:
-                match words.split():
-                    case ["signal", number]:
-                        os.kill(pid, int(number))
-    except OSError as error:
-        why = error
-    end_without_launcher(why, pid)
-
-
-def end_without_launcher(error: OSError | None, pid: int) -> None:
-    """Kill a process of this host whose connection to the launcher has broken: the launcher has ended the job.
-
-    Args:
-      error: of the connection; None if the other side has closed it.
-      pid: the process.
-    """
-    if error is not None and not isinstance(error, ConnectionError):
-        sys.stderr.write(f"pid {pid} on {socket.gethostname()} is cut off from its launcher ({error})\n")
-    os.kill(pid, signal.SIGKILL)
 
 
 def give_up_after(line: socket.socket, seconds: float) -> None:

@@ -9,7 +9,7 @@ The launcher observes all ranks of its job (`watch.py`); without it, a rank obse
   ends.
 * A rank that has left is not waited for.
 
-The waiting time for a rank is the longest time that any rank has waited in this operation, without the time for which
+The waiting time for a rank is the time since the first rank began to wait in this operation, without the time for which
 the rank waited for a core. It starts again whenever the rank is found compiling.
 
 The limit is `hang_timeout`. By default it depends on what is known of the rank. A rank that is stopped, or that uses no
@@ -21,12 +21,13 @@ limit is a minute. The first operations of a group are not enough to tell, so th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from .activity import INSIDE, LEFT, PATIENT, ActivityReading
+from .activity import LEFT, PATIENT, ActivityReading
 from .inspection import GONE, STOPPED, TRACED, CoreTime, CoreUse, compiles
 
 LONGEST = 60.0  # seconds, by default
@@ -36,6 +37,7 @@ _SEEN = 1 / 4  # fraction of the limit for which a rank must be seen to do nothi
 _DETAILS = 1 / 2  # fraction of the limit after which ranks are asked
 _MOST_EXCUSED = 10.0  # times the limit, of waits for a core
 _RARER = 1 / 8  # of the time waited: later rounds are as rare
+_LATE_SECONDS = 3.0  # for which a round may be late; more means that the observer itself did not run
 _LEAVES_SECONDS = 1.0  # for the others to end by themselves when a rank has left
 UNSEEN = "unseen"  # the state of a process of which nothing is known now
 _SHOWN = 8  # ranks with their stacks in a report; even a thousand ranks are mostly stuck in one place
@@ -67,6 +69,22 @@ class Sight:
     answer: Mapping[str, Any] | None = None
     stack: str = ""
     asked: bool = False
+
+    @classmethod
+    def of(cls, name: str, reading: ActivityReading, seen: Mapping[str, Any]) -> Sight:
+        """Return the sight of a rank in one of its worlds, from the result of `inspection.inspect`."""
+        account = seen["core_time"]
+        return cls(
+            name=name,
+            pid=seen["pid"],
+            reading=reading,
+            state=seen["state"],
+            at=seen["at"],
+            core_time=None if account is None else CoreTime(*account),
+            answer=seen["answers"].get(str(reading.group)),
+            stack=seen["stack"],
+            asked=seen["asked"],
+        )
 
 
 class State(Enum):
@@ -105,25 +123,43 @@ class HangDecision(NamedTuple):
     text: str
 
 
+@dataclass
+class _RankWait:
+    """What is known of a rank since the others wait in the present operation. Times are in seconds waited.
+
+    Attributes:
+      well: when it was last well.
+      nothing: since when it is known to do nothing; None if it does something.
+      account: the latest account of its use of cores, and when that was.
+      excused: seconds for which it waited for a core since it was well.
+      killed: when it was killed.
+    """
+
+    well: float = 0.0
+    nothing: float | None = None
+    account: tuple[float, CoreTime] | None = None
+    excused: float = 0.0
+    killed: float | None = None
+
+
 class GroupWait:
     """The waits of the ranks of one group, as one observer sees them again and again.
 
     Attributes:
-      waited: the longest time that a rank has waited in the present operation, in seconds.
+      waited: how long ranks have waited in the present operation, in seconds. Time when the observer did not run does
+        not count: the whole job may have been stopped.
       shortest, longest: the limit for a rank that is known to do nothing, and for all others, in seconds.
     """
 
     def __init__(self) -> None:
         self.waited, self.shortest, self.longest = 0.0, LONGEST, LONGEST
+        self._judged = 0.0  # when the latest round was
         self._begun: dict[Any, int] = {}  # the operation of each rank that waits
         self._begin()
 
     def _begin(self) -> None:
-        self._well: dict[Any, float] = {}  # when each rank was last well, in seconds waited
-        self._nothing: dict[Any, float] = {}  # since when each rank is known to do nothing, in seconds waited
-        self._accounts: dict[Any, tuple[float, CoreTime]] = {}
-        self._excused: dict[Any, float] = {}
-        self._killed: dict[Any, float] = {}
+        self.waited = 0.0
+        self._ranks: defaultdict[Any, _RankWait] = defaultdict(_RankWait)
         self._reported: set[tuple[Action, Any]] = set()
 
     @property
@@ -137,31 +173,38 @@ class GroupWait:
         soon = [deadline - self.waited for deadline in (self.longest, 2 * self.longest) if deadline > self.waited]
         return max(0.25, min([_RARER * self.waited, *soon]))
 
-    def judge(self, sights: Mapping[Any, Sight], end: str = "the job ends") -> HangDecision | None:
+    def judge(self, sights: Mapping[Any, Sight], now: float) -> HangDecision | None:
         """Record what was seen in a round, and return what follows; None if nothing does.
 
         Args:
           sights: all ranks of the group.
-          end: what follows where stuck ranks cannot be killed.
+          now: the time by the observer's clock, in seconds.
         """
         findings = {who: RankFinding.of(sight) for who, sight in sights.items()}
         here = {who: f.sight.reading for who, f in findings.items() if f.state is State.HERE and f.sight.reading}
-        begun = {who: reading.begun for who, reading in here.items()}
-        if not here or any(number != self._begun.get(who, number) for who, number in begun.items()):
-            self._begin()
-        self._begun = begun
-        self.waited = max((reading.waited for reading in here.values()), default=0.0)
+        self._count(here, now)
         if not here:
             return None
         self._set_limits(here.values())
         for who, finding in findings.items():
-            self._record(who, finding)
+            self._record(self._ranks[who], finding)
         survives = any(reading.survives for reading in here.values())
         patient = any(reading.phase == PATIENT for reading in here.values())
         late, due = self._late(findings, survives=survives, patient=patient)
-        first = max(here, key=lambda who: here[who].waited)
+        first = max(here, key=lambda who: here[who].seconds)
         head = f"{sights[first].name} has waited for {_seconds(self.waited)} in {here[first].about or 'a collective'}:"
-        return self._decide(head, findings, late, due, survives=survives, end=end)
+        return self._decide(head, findings, late, due, survives=survives)
+
+    def _count(self, here: Mapping[Any, ActivityReading], now: float) -> None:
+        """Count the time since the round before."""
+        begun = {who: reading.begun for who, reading in here.items()}
+        if not here or any(number != self._begun.get(who, number) for who, number in begun.items()):
+            self._begin()
+        passed = min(now - self._judged, self.next_round + _LATE_SECONDS)
+        if self.waited == 0.0:
+            passed = min(max((reading.seconds for reading in here.values()), default=0.0), _LATE_SECONDS)
+        self.waited += passed
+        self._judged, self._begun = now, begun
 
     def _set_limits(self, here: Collection[ActivityReading]) -> None:
         given = [reading.hang_timeout for reading in here if reading.hang_timeout is not None]
@@ -171,19 +214,20 @@ class GroupWait:
         usual = [reading.usual for reading in here if reading.usual is not None]
         self.longest, self.shortest = LONGEST, default_limit(max(usual, default=None))
 
-    def _record(self, who: Any, finding: RankFinding) -> None:
-        """Record when a rank was well, and its use of cores."""
+    def _record(self, rank: _RankWait, finding: RankFinding) -> None:
+        """Record when a rank was well, its use of cores, and since when it does nothing."""
         sight = finding.sight
         if finding.state.well:
-            self._well[who] = self.waited
-            for records in (self._accounts, self._excused, self._nothing):
-                records.pop(who, None)
+            rank.well, rank.account, rank.excused = self.waited, None, 0.0
         elif sight.core_time is not None:
-            before, earlier = self._accounts.get(who, (sight.at, sight.core_time))
+            before, earlier = rank.account or (sight.at, sight.core_time)
             finding.core_use = sight.core_time.use_since(earlier, sight.at - before)
-            self._accounts[who] = sight.at, sight.core_time
-            excused = self._excused.get(who, 0.0) + finding.core_use.wait
-            self._excused[who] = min(excused, _MOST_EXCUSED * self.longest)
+            rank.account = sight.at, sight.core_time
+            rank.excused = min(rank.excused + finding.core_use.wait, _MOST_EXCUSED * self.longest)
+        if not finding.does_nothing:
+            rank.nothing = None
+        elif rank.nothing is None:
+            rank.nothing = self.waited
 
     def _late(
         self, findings: Mapping[Any, RankFinding], *, survives: bool, patient: bool
@@ -194,7 +238,7 @@ class GroupWait:
             if finding.state.well or (patient and finding.state in (State.AWAY, State.CROSSED)):
                 continue  # at the end of a world no rank waits for a result, so the others may be late
             left = finding.state is State.LEFT and self.waited >= _LEAVES_SECONDS
-            times = self._times_of_limit(who, finding, survives=survives)
+            times = self._times_of_limit(self._ranks[who], survives=survives)
             if left or times >= 1:
                 late[who] = finding
                 if left or (times >= 2 and (Action.REPORT, who) in self._reported):
@@ -203,20 +247,17 @@ class GroupWait:
             due = {who: finding for who, finding in due.items() if finding.state is not State.CROSSED}
         return late, due
 
-    def _times_of_limit(self, who: Any, finding: RankFinding, *, survives: bool) -> float:
+    def _times_of_limit(self, rank: _RankWait, *, survives: bool) -> float:
         """Return how long the others have waited for a rank, in multiples of the limit that applies to it.
 
         A rank that does nothing must be found so again and again: for a quarter of the limit before it is reported, and
         for the whole limit before it is killed. A single look may be a coincidence. Where the loss of a rank ends the
         job, that takes as long as for other ranks.
         """
-        absent = self.waited - self._well.get(who, 0.0) - self._excused.get(who, 0.0)
+        absent = self.waited - rank.well - rank.excused
         times = absent / self.longest
-        if not finding.does_nothing:
-            self._nothing.pop(who, None)
-            return times
-        seen = self.waited - self._nothing.setdefault(who, self.waited)
-        if seen < _SEEN * self.shortest:
+        seen = 0.0 if rank.nothing is None else self.waited - rank.nothing
+        if rank.nothing is None or seen < _SEEN * self.shortest:
             return times
         short = absent / self.shortest
         return max(times, short if seen >= self.shortest and survives else min(short, 1.0))
@@ -229,19 +270,17 @@ class GroupWait:
         due: Mapping[Any, RankFinding],
         *,
         survives: bool,
-        end: str,
     ) -> HangDecision | None:
         if due:
-            helps = all(finding.state is not State.CROSSED for finding in due.values())
-            lives = any(self.waited - self._killed.get(who, self.waited) >= self.longest for who in due)
-            ranks = rank_names(due.values())
-            if survives and helps and not lives:
+            killed = [rank.killed for who in due if (rank := self._ranks[who]).killed is not None]
+            lives = any(self.waited - since >= self.longest for since in killed)
+            if survives and not lives and _death_helps(due):
                 for who in due:
-                    self._killed.setdefault(who, self.waited)
-                return self._new(Action.KILL, due, head, findings, f"{ranks}: killed, and lost.")
-            return self._new(Action.END, due, head, findings, f"{end[:1].upper()}{end[1:]} because of {ranks}.")
+                    self._ranks[who].killed = self._ranks[who].killed or self.waited
+                return self._new(Action.KILL, due, head, findings, f"{_names(due)}: killed, and lost.")
+            return self._new(Action.END, due, head, findings, f"The job ends because of {_names(due)}.")
         if late:
-            return self._new(Action.REPORT, late, head, findings, self._outlook(late, survives=survives, end=end))
+            return self._new(Action.REPORT, late, head, findings, self._outlook(late, survives=survives))
         if self.waited >= self.longest:
             everyone_here = all(finding.state is State.HERE for finding in findings.values())
             rest = "all ranks are in it; its messages are slow, or were lost" if everyone_here else "no rank is stuck"
@@ -261,14 +300,14 @@ class GroupWait:
         text = "\n".join([head, *map(str, missing[:_SHOWN]), *more, rest])
         return HangDecision(action, tuple(about), text)
 
-    def _outlook(self, late: Mapping[Any, RankFinding], *, survives: bool, end: str) -> str:
-        ranks = rank_names(late.values())
-        what = f"{ranks} will be killed" if survives else end
-        soon = survives and all(finding.does_nothing for finding in late.values())
+    def _outlook(self, late: Mapping[Any, RankFinding], *, survives: bool) -> str:
+        kills = survives and _death_helps(late)
+        what = f"{_names(late)} will be killed" if kills else "the job ends"
+        soon = kills and all(finding.does_nothing for finding in late.values())
         until = 2 * (self.shortest if soon else self.longest)
-        without = ", without waits for a core" * any(self._excused.get(who, 0.0) > 0 for who in late)
+        without = ", without waits for a core" * any(self._ranks[who].excused > 0 for who in late)
         return (
-            f"Unless {ranks} come{'s' * (len(late) == 1)}, {what} when that is {until:.3g} s{without}. "
+            f"Unless {_names(late)} come{'s' * (len(late) == 1)}, {what} when that is {until:.3g} s{without}. "
             f"{describe_limits(self.shortest, self.longest)}"
         )
 
@@ -352,7 +391,7 @@ def _state(sight: Sight) -> State:
         return State.LEFT
     if sight.state in _AS_SEEN:
         return _AS_SEEN[sight.state]
-    if reading is not None and reading.phase in (INSIDE, PATIENT):
+    if reading is not None and reading.inside:
         return State.HERE
     if sight.answer is not None:
         crossed = State.CROSSED if sight.answer["crossed"] else State.AWAY
@@ -362,9 +401,14 @@ def _state(sight: Sight) -> State:
     return State.SILENT if sight.asked else State.AWAY
 
 
-def rank_names(findings: Iterable[RankFinding]) -> str:
+def _death_helps(findings: Mapping[Any, RankFinding]) -> bool:
+    """Return whether the others could continue without these ranks. They do not if one waits in another world."""
+    return all(finding.state is not State.CROSSED for finding in findings.values())
+
+
+def _names(findings: Mapping[Any, RankFinding]) -> str:
     """Describe ranks, for the end of a report: `rank 1, rank 2`."""
-    return ", ".join(finding.sight.name.partition(" (")[0] for finding in findings)
+    return ", ".join(finding.sight.name.partition(" (")[0] for finding in findings.values())
 
 
 def _seconds(seconds: float) -> str:

@@ -113,15 +113,29 @@ def state_of(pid: int) -> str:
         return GONE
 
 
-def details(record: ActivityRecord, pid: int) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return what a running process says of its worlds, by group, or else its stack. Takes up to two seconds.
+def inspect(record: ActivityRecord, pid: int, detailed: bool) -> dict[str, Any]:
+    """Return what a process of this host is doing, as fields of JSON. Takes up to two seconds if `detailed`.
 
     Args:
       record: its record.
       pid: its pid.
+      detailed: whether to ask a running process that is outside of operations what it is doing.
+
+    Returns:
+      pid, worlds: the pid, and what each watched world is doing (`ActivityReading`).
+      state: GONE, STOPPED, TRACED or RUNS.
+      at, core_time: a time in seconds, and the kernel's account at that time; None if it is inside all operations.
+      answers: what it says of its worlds, by group.
+      stack: its stack as faulthandler writes it, if it does not answer.
+      asked: whether it was asked.
     """
-    answers = ask(record.socket)
-    return (answers, "") if answers else ({}, written_stacks(pid, record.stacks))
+    worlds, state = record.read(), state_of(pid)
+    away = not all(reading.inside for reading in worlds)
+    asked = detailed and away and state == RUNS
+    answers = ask(record.socket) if asked else {}
+    stack = written_stacks(pid, record.stacks) if asked and not answers else ""
+    found = {"pid": pid, "worlds": worlds, "state": state, "answers": answers, "stack": stack, "asked": asked}
+    return {**found, "at": time.monotonic(), "core_time": core_time(pid) if away else None}
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ import psutil
 
 from .ending import LAUNCHER, LONGEST_LINE, give_up_after
 from .restarts import JobEnd
+from .supervisor import end_with
 from .verdict import ProcessState, reason_to_end, remark, verdict
 from .watch import Watch
 
@@ -49,16 +49,11 @@ class Job:
         host_timeout: float,
         addresses: Sequence[str],
     ):
-        self._command, self._environ, self._grace, self._host_timeout = (
-            list(command),
-            dict(environ),
-            grace,
-            host_timeout,
-        )
-        self._addresses = addresses
+        self._command, self._environ, self._addresses = list(command), dict(environ), addresses
+        self._grace, self._host_timeout = grace, host_timeout
         self._token = secrets.token_hex(16)
         self._processes: list[ProcessState] = []
-        self._lines: dict[asyncio.StreamWriter, ProcessState] = {}  # open connections; the last one is used
+        self._writers: dict[ProcessState, asyncio.StreamWriter] = {}  # to the supervisors of those that are connected
         self._talks: set[asyncio.Task] = set()
         self._errors: dict[str, ProcessState] = {}  # the first process that ended by each error
         self._ended: list[ProcessState] = []  # in the order in which they ended
@@ -94,7 +89,7 @@ class Job:
             env=self._environ,
             stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
             process_group=0,  # Ctrl-C reaches this process only, which passes it on
-            preexec_fn=lambda: _end_with(own_pid),
+            preexec_fn=lambda: end_with(own_pid, signal.SIGTERM),
         )
         if self._ended_by is not None:  # a signal arrived while mpirun was being started
             self._terminate()
@@ -137,36 +132,31 @@ class Job:
         self._talks.add(talk)
         talk.add_done_callback(self._talks.discard)
         give_up_after(writer.get_extra_info("socket"), self._host_timeout)
-        with suppress(ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
+        process = None
+        try:
             said = json.loads(await reader.readline())
-            if not secrets.compare_digest(str(said["token"]), self._token):
-                writer.close()
-                return
-            process = self._introduced(said, writer)
-            try:
+            if secrets.compare_digest(str(said["token"]), self._token):
+                process = self._introduced(said, writer)
                 while words := await reader.readline():
                     self._take_down(process, json.loads(words))
-            except TimeoutError:
+        except (ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
+            pass  # it was killed, or is not one of ours
+        except OSError:
+            if process is not None:
                 self._end_without(process)
         writer.close()
-        if (known := self._lines.pop(writer, None)) is not None and known not in self._lines.values():
-            known.connected = False
-            self._look_at(known)
+        if process is not None:
+            self._writers.pop(process)
+            process.connected = False
+            self._look_at(process)
 
     def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> ProcessState:
-        """Return the process of an introduction: a new one, or the known one of a command that has a supervisor."""
-        who = said["job"], said["rank"], said["host"], said["spawned"]
-        same = (p for p in self._lines.values() if (p.job, p.rank, p.host, p.spawned) == who)
-        process = None if said["supervisor"] else next(same, None)
-        if process is None:
-            process = ProcessState(said["job"], said["rank"], said["size"], said["host"], said["pid"], said["spawned"])
-            self._processes.append(process)
-        else:
-            process.is_command = True
-        process.pid = said["pid"]
-        self._lines[writer] = process
-        if said["supervisor"]:
-            self._watch.add(process, said["supervisor"], partial(_send, writer))
+        """Return the new process of an introduction."""
+        known = ("job", "rank", "size", "host", "pid", "spawned", "is_command")
+        process = ProcessState(**{name: said[name] for name in known})
+        self._processes.append(process)
+        self._writers[process] = writer
+        self._watch.add(process, said["supervisor"], partial(_send, writer))
         if self._ended_by is not None:  # the process connected after the signal was passed on
             _send(writer, f"signal {int(self._ended_by)}")
         return process
@@ -187,6 +177,7 @@ class Job:
             return
         if "saved" in said:
             self._saved = max(int(said["saved"]), self._saved or 0)
+        process.pid = said.get("pid", process.pid)
         process.worlds = said.get("world", process.worlds)
         process.worked |= process.worlds > 0
         process.making = bool(said.get("making", process.making))
@@ -253,8 +244,8 @@ class Job:
     def _pass_on(self, number: signal.Signals) -> None:
         """Pass a signal on to all ranks; for an ending signal, also schedule the forced end of the job."""
         again = self._ended_by is not None
-        reached = {process: writer for writer, process in self._lines.items() if process.connected}
-        for writer in reached.values():
+        reached = [writer for process, writer in self._writers.items() if process.connected]
+        for writer in reached:
             _send(writer, f"signal {int(number)}")
         if number in ENDING:
             self._ended_by = self._ended_by or number
@@ -290,7 +281,7 @@ class Job:
 
 
 def _send(writer: asyncio.StreamWriter, line: str) -> None:
-    """Send a line to a process or its supervisor."""
+    """Send a line to a supervisor."""
     with suppress(OSError):
         writer.write(f"{line}\n".encode())
 
@@ -299,11 +290,3 @@ def addresses() -> list[str]:
     """Return this host's IPv4 addresses, loopback first."""
     found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
     return sorted(found, key=lambda address: not address.startswith("127."))
-
-
-def _end_with(parent: int) -> None:
-    """Have mpirun, which this process is about to become, receive SIGTERM when `adaptive run` is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)

@@ -205,6 +205,21 @@ def unbinds(options: Sequence[str]) -> bool:
     return any(option in ("none", "--bind-to=none") for option in options)
 
 
+def unbound(mpi: Implementation, options: Sequence[str], environ: Mapping[str, str], oversubscribe: bool) -> list[str]:
+    """Return the options that let the launcher bind nothing, because ranks bind themselves (`cores.py`).
+
+    Args:
+      mpi: the launcher. MPICH's binds nothing, and allows more ranks than slots, by default.
+      options: the user's options. If they place or bind ranks, they hold.
+      environ: environment variables, which may do the same.
+      oversubscribe: allow more ranks than slots.
+    """
+    if mpi.name != "Open MPI":
+        return []
+    free = [] if places_itself(options, environ) else ["--bind-to", "none"]
+    return ["--oversubscribe"] * oversubscribe + free
+
+
 def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
     """Return the launcher's options that start ranks on these hosts.
 
@@ -216,20 +231,3 @@ def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
     if not mpi.name:
         raise UsageError(f"the option of {mpi.path} for hosts is unknown. Put its own options before the program.")
     return ["--host" if mpi.name == "Open MPI" else "-hosts", ",".join(f"{name}:{slots}" for name, slots in hosts)]
-
-
-def bound(mpi: Implementation, cores: int, oversubscribe: bool) -> list[str]:
-    """Return the options that bind each rank to cores of its own. `oversubscribe`: allow more ranks than slots."""
-    if mpi.name == "Open MPI":
-        return ["--map-by", f"slot:PE={cores}" + ":OVERSUBSCRIBE" * oversubscribe, "--bind-to", "core"]
-    return ["-bind-to", f"core:{cores}"] if mpi.name == "MPICH" else []
-
-
-def unbound(mpi: Implementation) -> list[str]:
-    """Return the options that let every rank use all cores of its host, which is MPICH's default."""
-    return ["--bind-to", "none"] if mpi.name == "Open MPI" else []
-
-
-def oversubscribed(mpi: Implementation) -> list[str]:
-    """Return the options that allow more ranks than slots, which is MPICH's default."""
-    return ["--oversubscribe"] if mpi.name == "Open MPI" else []

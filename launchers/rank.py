@@ -66,7 +66,8 @@ def see_one_gpu(environ: MutableMapping[str, str]) -> None:
         )
     if local >= len(gpus):
         raise SystemExit(
-            f"adaptive run: there is no GPU for rank {local} of this host: {_VISIBLE} has {', '.join(gpus)}"
+            f"adaptive run: there is no GPU for rank {local} of this host: {_VISIBLE} has {', '.join(gpus)}. "
+            "Start fewer ranks there, or let them share GPUs, without --gpus-per-host."
         )
     environ[_VISIBLE] = gpus[local]
 
@@ -155,14 +156,13 @@ def execute(command: list[str]) -> NoReturn:
 
 if __name__ == "__main__":
     see_one_gpu(os.environ)
-    ending = load("ending")
+    ending, cores = load("ending"), load("cores")
+    local, ranks = _first(_LOCAL_RANKS, os.environ), _first(_LOCAL_SIZES, os.environ)
+    cores.take_cores(local, ranks, os.environ, ending.SPAWNED in os.environ, cores.cpu_quota())
     command = sys.argv[1] == "--"
-    modules = ending, load("activity"), load("inspection")
-    line = load("supervisor").supervise(*modules, os.environ, command) if hasattr(os, "fork") else None
+    load("supervisor").supervise(ending, load("activity"), load("inspection"), os.environ, command)
     if command:
         execute(sys.argv[2:])
-    if line is not None:
-        ending.attach(line)
     ending.prepare()
     code = run(sys.argv[1:], ending.show_error)
     ending.ends(code)

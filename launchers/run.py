@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from . import hosts
-from .cores import cores
+from .cores import BIND, CORES, SHARE, THREADS, cores, cpu_quota, usable
 from .ending import LAUNCHER
 from .job import Job, addresses
 from .mpirun import (
@@ -28,17 +28,20 @@ from .mpirun import (
     find,
     line,
     on_hosts,
+    places_itself,
     program,
     script,
     settings,
     split,
+    unbinds,
+    unbound,
 )
-from .places import THREADS, Places, places
 from .rank import GPUS
 from .restarts import Restarts
 
 _OF_JAX = ("JAX_", "XLA_")  # prefixes of the environment variables that are forwarded to ranks on other hosts
 _OF_PYTHON = ("PYTHONPATH", *THREADS)
+_BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "COBALT_NODEFILE", "FLUX_JOB_ID")
 _ELSEWHERE = ("-wdir", "--wdir", "-wd", "--wd", "--set-cwd-to-session-dir")  # options that change the script's folder
 
 
@@ -147,9 +150,9 @@ def run(
     Options that are not listed below are passed to mpirun: -x NAME, --mca btl tcp,self, ... The command line of mpirun
     is printed first.
 
-    If the host has enough cores, each rank is bound to its own, and XLA gets as many threads; otherwise ranks share the
-    cores. mpirun's own options for placing or binding ranks take precedence. Open MPI 5 gets --with-ft ulfm, so that
-    training continues when ranks are lost. Root is allowed to run it.
+    If a host has enough cores, each rank binds itself to its own, and XLA gets as many threads; otherwise ranks share
+    the cores. mpirun's own options for placing or binding ranks take precedence. Open MPI 5 gets --with-ft ulfm, so
+    that training continues when ranks are lost. Root is allowed to run it.
 
     Exit code: 0 if the program succeeded, even if ranks were lost in a world or left. Otherwise the code of the first
     rank that failed, or 128 + the signal that killed it outside a world. The command ends at most 5 seconds after the
@@ -160,29 +163,33 @@ def run(
         each = gpus_per_host or 1
         where = hosts.named(",".join(hosts_), each) if hosts_ else []
         where += hosts.listed(hostfile, each) if hostfile else []
-        chosen = places(
-            mpi, ranks, where, cores(), gpus=gpus_per_host or None, oversubscribe=oversubscribe, options=options
-        )
         on_hosts(mpi, where)  # raises if the launcher's option is unknown
         command = program(words)
         _check_script(script(command), options, where)
     except (UsageError, ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    if gpus_per_host is not None:
-        chosen.environ[GPUS] = str(gpus_per_host)
-    extra = {**chosen.environ, **settings(mpi, options, os.environ)}
-    forwarded = [LAUNCHER, *_forwarded(chosen, elsewhere=bool(where), environ=os.environ)]
+    here = usable(cores(), cpu_quota())
+    chosen, one_per = (ranks, "") if ranks else _default_ranks(where, gpus_per_host, here, os.environ)
+    if one_per:
+        click.echo(f"adaptive run: -n is not given: starting {chosen} ranks, one per {one_per}.", err=True)
+    elsewhere = bool(where) or any(map(os.environ.get, _BATCH_SYSTEMS))  # then mpirun knows the slots
+    placed = places_itself(options, os.environ)
+    if not elsewhere and not placed and chosen > here:
+        click.echo(f"adaptive run: {chosen} ranks on {here} cores: the cores are oversubscribed.", err=True)
+    ours = {} if gpus_per_host is None else {GPUS: str(gpus_per_host)}
+    if not placed or unbinds(options):
+        ours[CORES] = f"{SHARE if placed else BIND} {chosen}"
+    extra = {**ours, **settings(mpi, options, os.environ)}
+    placing = unbound(mpi, options, os.environ, oversubscribe or not (elsewhere or (placed and not unbinds(options))))
+    forwarded = [LAUNCHER, *ours, *(_theirs(os.environ) if where else [])]
 
     def on(there: Sequence[hosts.Host]) -> list[str]:
-        ranks_there = chosen.ranks if there == where else min(chosen.ranks, sum(host.slots for host in there))
-        placed = ["-n", str(ranks_there), *on_hosts(mpi, there), *chosen.options]
-        return line(mpi, [*placed, *options], command, forwarded)
+        ranks_there = chosen if there == where else min(chosen, sum(host.slots for host in there))
+        return line(mpi, ["-n", str(ranks_there), *on_hosts(mpi, there), *placing, *options], command, forwarded)
 
     def in_words(whole: Sequence[str]) -> str:
         return shlex.join([*(["env", *(f"{name}={value}" for name, value in extra.items())] if extra else []), *whole])
 
-    for sentence in chosen.said:
-        click.echo(f"adaptive run: {sentence}", err=True)
     if show:
         click.echo(in_words(on(where)))
         return
@@ -210,10 +217,23 @@ def _answering(mpi: Implementation, where: list[hosts.Host], environ: Mapping[st
     return there
 
 
-def _forwarded(chosen: Places, elsewhere: bool, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks need. Ranks on this host inherit the whole environment."""
-    theirs = [name for name in environ if name.startswith(_OF_JAX) or name in _OF_PYTHON] if elsewhere else []
-    return [*chosen.environ, *(name for name in theirs if name not in chosen.environ)]
+def _default_ranks(
+    where: Sequence[hosts.Host], gpus: int | None, here: int, environ: Mapping[str, str]
+) -> tuple[int, str]:
+    """Return the default number of ranks, and the resource of which each rank gets one."""
+    if gpus:
+        nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+        return gpus * (len(where) or (int(nodes) if nodes.isdigit() else 1)), "GPU"
+    if where:
+        return sum(host.slots for host in where), "slot of the hosts"
+    if tasks := environ.get("SLURM_NTASKS", ""):
+        return int(tasks), "task of the Slurm job"
+    return here, "core"
+
+
+def _theirs(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the user's variables that ranks on other hosts need. Those on this host inherit all."""
+    return [name for name in environ if name.startswith(_OF_JAX) or name in _OF_PYTHON]
 
 
 def _check_script(name: str | None, options: Sequence[str], where: Sequence[hosts.Host]) -> None:

@@ -3,11 +3,18 @@
 A process cannot report that it was killed or that C code ended it, and cannot report at all while C code holds the
 GIL. Its parent can. So a rank forks before it imports anything: the child is the rank, and the parent
 
-* passes the child's lines on to the launcher,
+* passes the child's lines on to the launcher (`ending.py` has the fields),
 * sends the child the signals that the launcher names, and the signals that the parent itself receives,
-* kills the child if the launcher stops answering, or closes the connection,
+* kills the child if the launcher's host stops answering, or closes the connection: it has ended the job, and may have
+  started it again on other hosts,
 * reads what the child is doing (`activity.py`), reports that it waits for others, and examines it for the launcher,
 * reports the child's exit status, or the signal that killed it, and ends in the same way, so that mpirun sees it too.
+
+The launcher sends lines of words:
+
+    signal NUMBER            send this signal to the child, so that signals reach the job's processes on all hosts
+    look NUMBER DETAILED     report what the child is doing, with the number of this request; DETAILED: 0 or 1
+    kill PID                 kill a process of this host
 
 `rank.py` starts it. It imports only the standard library.
 """
@@ -15,6 +22,7 @@ GIL. Its parent can. So a rank forks before it imports anything: the child is th
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import selectors
@@ -22,12 +30,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+CONNECT_SECONDS = 3.0
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _AT_ONCE = 1 << 16  # bytes
 _TICK_SECONDS = 1.0
@@ -41,24 +52,26 @@ def supervise(
     inspection: ModuleType,
     environ: MutableMapping[str, str],
     of_command: bool = False,
-) -> socket.socket | None:
-    """Fork a rank from its supervisor. Returns in the child only: the child's end of a socket to the supervisor.
+) -> None:
+    """Fork a rank from its supervisor, and return in the child only.
 
-    If the job was not started by `adaptive run`, the process does not fork, and None is returned.
+    If the job was not started by `adaptive run`, the process does not fork.
 
     Args:
       ending, activity, inspection: these modules of `launchers`.
-      environ: environment variables, which name the launcher. The descriptor of the child's record is added.
+      environ: environment variables, which name the launcher. The child's descriptors are added.
       of_command: the child becomes a command, such as a shell that starts others; signals go to its process group.
     """
-    launcher = ending.connect(environ)
+    launcher = connect(ending, environ)
     if launcher is None:
-        return None
+        return
+    ours, theirs = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), of_command)
+    environ[ending.SUPERVISOR] = f"{theirs.fileno()} {os.fstat(theirs.fileno()).st_ino}"
     record = None
     with suppress(OSError):  # not on Linux: the rank is not watched
         record = activity.ActivityRecord.create()
         environ[activity.ENVIRON] = str(record.file)
-    ours, theirs = socket.socketpair()
     signals = {signal.SIGCHLD, *PASSED_ON}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until both processes have their handlers
     parent = os.getpid()
@@ -66,83 +79,96 @@ def supervise(
     if child == 0:
         ours.close()
         launcher.close()
-        _end_with(parent)
+        end_with(parent, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return theirs
+        theirs.detach()  # `ending.prepare` uses it
+        return
     theirs.close()
-    watched = None if record is None else _Watched(activity, inspection, record, child)
-    supervisor = _Supervisor(ending, environ, launcher, ours, child, watched, of_command)
+    watched = None if record is None else _Watched(inspection, record, child)
+    supervisor = _Supervisor(launcher, ours, child, watched, of_command)
+    supervisor.report(**introduction(ending, environ, child, of_command))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return supervisor.run()
+    supervisor.run()
 
 
-def _end_with(parent: int) -> None:
-    """Have this process killed when its parent dies."""
+def end_with(parent: int, number: int) -> None:
+    """Have this process receive a signal when its parent dies; also if it has died already."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def connect(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | None:
+    """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached."""
+    token, seconds, host, *addresses = environ.get(ending.LAUNCHER, "").split() or ["", "", ""]
+    rank = _number(environ, _RANKS)
+    if not token or rank is None:
+        return None
+    here = socket.gethostname() == host
+    for address in sorted(addresses, key=lambda a: a.startswith("127.") != here):  # loopback first, or last
+        name, _, port = address.rpartition(":")
+        with suppress(OSError):
+            line = socket.create_connection((name, int(port)), timeout=CONNECT_SECONDS)
+            line.settimeout(None)
+            ending.give_up_after(line, float(seconds))
+            return line
+    sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
+    return None
+
+
+def introduction(ending: ModuleType, environ: Mapping[str, str], pid: int, of_command: bool) -> dict[str, Any]:
+    """Return the fields of the first line to the launcher, which identify the rank with this pid."""
+    rank = _number(environ, _RANKS) or 0
+    return {
+        "token": environ[ending.LAUNCHER].split()[0],
+        "rank": rank,
+        "size": _number(environ, _SIZES) or rank + 1,
+        "job": environ.get("PMIX_NAMESPACE", ""),
+        "spawned": ending.SPAWNED in environ,
+        "is_command": of_command,
+        "host": socket.gethostname(),
+        "pid": pid,
+        "supervisor": os.getpid(),
+    }
+
+
+def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
 class _Watched:
     """What the child is doing, as its parent sees it."""
 
-    def __init__(self, activity: ModuleType, inspection: ModuleType, record: Any, child: int):
-        self._activity, self._inspection, self._record, self._child = activity, inspection, record, child
-        self._waits = activity.WaitClock(record)
+    def __init__(self, inspection: ModuleType, record: Any, child: int):
+        self._inspection, self._record, self._child = inspection, record, child
         self._quiet_until = 0.0
-
-    @property
-    def pid(self) -> int:
-        """The process that works: the child, or one that it has started."""
-        return int(self._record.pid or self._child)
 
     def waits(self) -> bool:
         """Return whether the child waits for others and the launcher does not know yet."""
         now = time.monotonic()
-        waits = any(reading.waited >= _WAITS_SECONDS for reading in self._waits.read()) and now >= self._quiet_until
-        if waits:
+        waits = any(reading.inside and reading.seconds >= _WAITS_SECONDS for reading in self._record.read())
+        if waits := waits and now >= self._quiet_until:
             self._quiet_until = now + _AGAIN_SECONDS
         return waits
 
-    def look(self, detailed: bool) -> dict[str, object]:
-        """Return the fields of a `hangs.Sight`."""
-        inspection, pid, readings = self._inspection, self.pid, self._waits.read()
+    def look(self, detailed: bool) -> dict[str, Any]:
+        """Return what the launcher makes a `hangs.Sight` of."""
         self._quiet_until = time.monotonic() + _AGAIN_SECONDS
-        state, answers, stack = inspection.state_of(pid), {}, ""
-        away = any(reading.phase == self._activity.OUTSIDE for reading in readings)
-        asked = detailed and away and state == inspection.RUNS
-        if asked:
-            answers, stack = inspection.details(self._record, pid)
-        account = inspection.core_time(pid) if away else None
-        return {
-            "pid": pid,
-            "worlds": readings,
-            "state": state,
-            "at": time.monotonic(),
-            "core_time": account,
-            "answers": answers,
-            "stack": stack,
-            "asked": asked,
-        }
+        pid = int(self._record.pid or self._child)  # the child may be a command that has started the process that works
+        return dict(self._inspection.inspect(self._record, pid, detailed))
 
 
 class _Supervisor:
     """The parent's event loop. Signal handlers do nothing: Python writes the signals' numbers into a pipe."""
 
     def __init__(
-        self,
-        ending: ModuleType,
-        environ: MutableMapping[str, str],
-        launcher: socket.socket,
-        rank: socket.socket,
-        child: int,
-        watched: _Watched | None,
-        of_command: bool,
+        self, launcher: socket.socket, rank: socket.socket, child: int, watched: _Watched | None, of_command: bool
     ):
         self._whole_group = of_command and os.getpgrp() == os.getpid()
-        self._ending, self._launcher, self._rank, self._child = ending, launcher, rank, child
-        self._heard, self._watched, self._next_tick = b"", watched, time.monotonic() + _TICK_SECONDS
+        self._launcher, self._rank, self._child = launcher, rank, child
+        self._watched, self._next_tick = watched, time.monotonic() + _TICK_SECONDS
+        self._heard = self._said = b""  # beginnings of lines, of the launcher and of the child
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -150,7 +176,6 @@ class _Supervisor:
             signal.signal(number, lambda number, frame: None)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_NAME, b"adaptive-rank")
-        self._report(**ending.introduction(environ, child, supervisor=os.getpid()))
 
     def run(self) -> NoReturn:
         """Serve the child until it ends, and end in the same way."""
@@ -170,25 +195,27 @@ class _Supervisor:
         if self._watched is not None and now >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
             if self._watched.waits():
-                self._report(waits=True)
+                self.report(waits=True)
 
     def _from_rank(self) -> bool:
         """Pass the child's reports on to the launcher. Returns whether there may be more."""
         said = self._rank.recv(_AT_ONCE)
+        lines, end, self._said = (self._said + said).rpartition(b"\n")  # whole ones, between which this process reports
         with suppress(OSError):
-            self._launcher.sendall(said)
+            self._launcher.sendall(lines + end)
         return bool(said)
 
     def _from_launcher(self) -> bool:
-        """Send the signals that the launcher names. Returns whether there may be more."""
-        why, said = None, b""
+        """Do what the launcher says; kill the child if there is none. Returns whether there may be more."""
+        said = b""
         try:
             said = self._launcher.recv(_AT_ONCE)
+        except ConnectionError:  # it has been killed
+            pass
         except OSError as error:
-            why = error
+            sys.stderr.write(f"pid {self._child} on {socket.gethostname()} is cut off from its launcher ({error})\n")
         if not said:
-            with suppress(ProcessLookupError):
-                self._ending.end_without_launcher(why, self._child)
+            self._send(signal.SIGKILL)
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             self._obey(line.decode().split())
@@ -201,7 +228,7 @@ class _Supervisor:
             case ["signal", number]:
                 self._send(int(number))
             case ["look", number, detailed] if self._watched is not None:
-                self._report(look=int(number), **self._watched.look(detailed == "1"))
+                self.report(look=int(number), **self._watched.look(detailed == "1"))
             case ["kill", pid]:
                 with suppress(OSError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -224,9 +251,10 @@ class _Supervisor:
         os.killpg(0, number)
         signal.signal(number, ours)
 
-    def _report(self, **what: object) -> None:
-        with suppress(OSError):  # the launcher is gone
-            self._ending.send(self._launcher, **what)
+    def report(self, **what: object) -> None:
+        """Send a line to the launcher."""
+        with suppress(OSError):  # it is gone
+            self._launcher.sendall(json.dumps(what).encode() + b"\n")
 
     def _end(self, status: int) -> NoReturn:
         self._rank.setblocking(False)  # the child's own children may still hold the socket open
@@ -234,13 +262,13 @@ class _Supervisor:
             while self._from_rank():
                 pass
         if self._watched is not None:
-            self._report(look=0, **self._watched.look(detailed=False))  # in which worlds it was
+            self.report(look=0, **self._watched.look(detailed=False))  # in which worlds it was
         if not os.WIFSIGNALED(status):
             code = os.WEXITSTATUS(status)
-            self._report(exited=code)
+            self.report(exited=code)
             os._exit(code)
         number = os.WTERMSIG(status)
-        self._report(killed=number)
+        self.report(killed=number)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child may have left a core dump; write no second one
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)

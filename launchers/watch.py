@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from .activity import OUTSIDE, ActivityReading
+from .activity import ActivityReading
 from .hangs import UNSEEN, Action, GroupWait, HangDecision, Sight
-from .inspection import GONE, CoreTime
+from .inspection import GONE
 from .verdict import ProcessState
 
 REPLY_SECONDS = 3.0  # for a parent to look at its rank
@@ -80,24 +81,9 @@ class Watch:
 
     def _judge(self) -> None:
         """End a round: act on what was seen, and plan the next one if a rank waits."""
-        groups: defaultdict[int, dict[ProcessState, Sight]] = defaultdict(dict)
-        for process, said in self._seen.items():
-            for reading in (ActivityReading(*fields) for fields in said["worlds"]):
-                groups[reading.group][process] = self._sight(process, reading, said)
-        for process in (
-            self._open - self._seen.keys()
-        ):  # its parent has never answered: in which world it is, is unknown
-            for sights in groups.values():
-                if process.worlds and not process.over:
-                    sights[process] = Sight(str(process), process.pid, None, UNSEEN, 0.0)
+        groups = self._sights()
         for group, sights in groups.items():
-            # MPI itself reports a dead process to the others if they can continue without it.
-            counted = {
-                process: sight
-                for process, sight in sights.items()
-                if sight.state != GONE or (sight.reading is not None and not sight.reading.survives)
-            }
-            if decision := self._waits[group].judge(counted):
+            if decision := self._waits[group].judge(sights, time.monotonic()):
                 self._act(decision)
         for group in [group for group, wait in self._waits.items() if not wait.waited or group not in groups]:
             del self._waits[group]
@@ -106,22 +92,24 @@ class Watch:
         if soon is not None and self._parents:
             self._timer = asyncio.get_running_loop().call_later(soon, self._look)
 
-    def _sight(self, process: ProcessState, reading: ActivityReading, said: Mapping[str, Any]) -> Sight:
-        state = GONE if process.over else UNSEEN if process in self._open else said["state"]
-        if state == UNSEEN:
-            reading = reading._replace(phase=OUTSIDE)
-        account = said["core_time"]
-        return Sight(
-            name=str(process),
-            pid=said["pid"],
-            reading=reading,
-            state=state,
-            at=said["at"],
-            core_time=None if account is None or state == UNSEEN else CoreTime(*account),
-            answer=said["answers"].get(str(reading.group)),
-            stack=said["stack"],
-            asked=said["asked"],
-        )
+    def _sights(self) -> dict[int, dict[ProcessState, Sight]]:
+        """Return what was seen of the processes of each group."""
+        groups: defaultdict[int, dict[ProcessState, Sight]] = defaultdict(dict)
+        for process, seen in self._seen.items():
+            unseen = process in self._open and not process.over
+            state = GONE if process.over else UNSEEN if unseen else seen["state"]
+            for reading in (ActivityReading(*fields) for fields in seen["worlds"]):
+                if state == GONE and reading.survives:
+                    continue  # MPI itself reports a dead process to the others if they can continue without it
+                known = {**seen, "state": state, "core_time": None if unseen else seen["core_time"]}
+                groups[reading.group][process] = Sight.of(str(process), reading, known)
+        for process in (
+            self._open - self._seen.keys()
+        ):  # its parent has never answered: in which world it is, is unknown
+            for sights in groups.values():
+                if process.worlds and not process.over:
+                    sights[process] = Sight(str(process), process.pid, None, UNSEEN, 0.0)
+        return groups
 
     def _act(self, decision: HangDecision) -> None:
         with suppress(OSError):  # nobody may read it any more, and stuck ranks are killed all the same

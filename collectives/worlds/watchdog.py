@@ -31,7 +31,7 @@ from adaptive.base.python_stacks import shortened, stack_of
 from adaptive.base.source_lines import at
 from adaptive.base.thread_status import IN_A_STEP, thread_status_of
 from adaptive.base.waits import wait_of
-from launchers import activity, inspection
+from launchers import inspection
 from launchers.activity import ActivityReading, ActivityRecord, WorldActivity
 from launchers.hangs import LONGEST, Action, GroupWait, HangDecision, Sight
 
@@ -199,41 +199,24 @@ class Watchdog:
           own: what this world is doing.
         """
         now = time.monotonic()
-        if own.waited < _WAITS_SECONDS or now < self._next:
+        if not own.inside or own.seconds < _WAITS_SECONDS or now < self._next:
             return
-        sights: dict[int, Sight] = {self._pid: Sight(self._name, self._pid, own, inspection.RUNS, now)}
+        sights = {self._pid: Sight(self._name, self._pid, own, inspection.RUNS, now)}
         for name, pid, record in self._seen:
-            state = inspection.state_of(pid)
             reading = next((reading for reading in record.read() if reading.group == self.group), None)
+            state = inspection.state_of(pid)
             if reading is None or (state == inspection.GONE and self._survives):
                 continue
-            waits = reading.phase in (activity.INSIDE, activity.PATIENT) and state == inspection.RUNS
-            if waits and pid < self._pid:
+            if pid < self._pid and reading.inside and state == inspection.RUNS:
                 return  # that rank looks at the others
-            sights[pid] = self._sight(name, pid, record, reading._replace(waited=own.waited * waits), state)
-        decision = self._wait.judge(sights)
+            sights[pid] = Sight.of(name, reading, inspection.inspect(record, pid, self._wait.wants_details))
+        decision = self._wait.judge(sights, now)
         self._next = now + self._wait.next_round
         if decision is not None:
             self._act(decision)
         elif self._hidden and self._wait.waited >= _OTHER_HOSTS * self._wait.longest:
             _log.error("The job ends: the ranks of other hosts cannot be seen from here.")
             self._end(())
-
-    def _sight(self, name: str, pid: int, record: ActivityRecord, reading: ActivityReading, state: str) -> Sight:
-        away = reading.phase == activity.OUTSIDE and state == inspection.RUNS
-        asked = away and self._wait.wants_details
-        answers, stack = inspection.details(record, pid) if asked else ({}, "")
-        return Sight(
-            name=name,
-            pid=pid,
-            reading=reading,
-            state=state,
-            at=time.monotonic(),
-            core_time=inspection.core_time(pid) if away else None,
-            answer=answers.get(str(self.group)),
-            stack=stack,
-            asked=asked,
-        )
 
     def _act(self, decision: HangDecision) -> None:
         text = decision.text
@@ -290,8 +273,7 @@ class _ThisProcess:
         """Have a world answer, and watch others for it."""
         self._watchdogs.append(watchdog)
         if self.watches and self.record is not None and self._thread is None:
-            waits = activity.WaitClock(self.record)
-            self._thread = threading.Thread(target=self._watch, args=(waits,), name="adaptive-watch", daemon=True)
+            self._thread = threading.Thread(target=self._watch, args=(self.record,), name="adaptive-watch", daemon=True)
             self._thread.start()
 
     def remove(self, watchdog: Watchdog) -> None:
@@ -302,13 +284,13 @@ class _ThisProcess:
     def _describe(self) -> dict[str, dict[str, Any]]:
         return {str(watchdog.group): watchdog.describe() for watchdog in list(self._watchdogs)}
 
-    def _watch(self, waits: activity.WaitClock) -> None:
+    def _watch(self, record: ActivityRecord) -> None:
         troubled = False
         while True:
             watchdogs = list(self._watchdogs)
             time.sleep(min((watchdog.tick for watchdog in watchdogs), default=_LONGEST_TICK))
             try:
-                readings = {reading.group: reading for reading in waits.read()}
+                readings = {reading.group: reading for reading in record.read()}
                 for watchdog in watchdogs:
                     if watchdog.group in readings:
                         watchdog.check(readings[watchdog.group])

@@ -14,7 +14,6 @@ from launchers.activity import (
     PATIENT,
     RECENT,
     ActivityRecord,
-    WaitClock,
     WorldActivity,
     percentile,
 )
@@ -61,24 +60,3 @@ def test_the_usual_time_of_an_operation_is_that_of_its_group():
     assert record.read()[0].usual == pytest.approx(0.25)
     assert percentile([0.0] * 50) is None
     assert percentile([float(n) for n in range(100)] + [500.0]) == 1.0
-
-
-def test_the_reader_counts_the_waits_for_which_it_ran(monkeypatch):
-    record, now = ActivityRecord.create(), [100.0]
-    world = record.new_activity()
-    world.watch(7, survives=False, hang_timeout=None)
-    monkeypatch.setattr(activity.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(activity.time, "perf_counter", lambda: now[0])
-    waits = WaitClock(record)
-
-    def after(seconds):
-        now[0] += seconds
-        return waits.read()[0].waited
-
-    world.begin(b"", 99.0)
-    assert [after(1.0), after(1.0), after(0.5)] == [1.0, 2.0, 2.5]
-    assert after(100.0) == 5.5  # it was stopped itself
-    world.begin(b"", now[0])
-    assert after(0.5) == 0.5
-    world.end()
-    assert after(1.0) == 0.0

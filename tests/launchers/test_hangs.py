@@ -52,11 +52,12 @@ class Watching:
         """Let so many seconds pass. Returns the decisions."""
         while self.now < seconds:
             self.now += tick
-            waits = {**self.setting, "phase": self.phase, "waited": self.now, "begun": self.begun}
+            waits = {**self.setting, "phase": self.phase, "seconds": self.now, "begun": self.begun}
+            theirs = {"seconds": self.now, "survives": self.setting["survives"]}
             other = self.other(self.now)
             here = replace(HERE, reading=HERE.reading._replace(**waits))
-            other = replace(other, at=self.now, reading=other.reading._replace(waited=0.0, survives=waits["survives"]))
-            if decision := self.wait.judge({0: here, 1: other}):
+            other = replace(other, at=self.now, reading=other.reading._replace(**theirs))
+            if decision := self.wait.judge({0: here, 1: other}, self.now):
                 self.did.append((self.now, decision.action, decision.ranks))
                 self.said.append(decision.text)
         return self.did
@@ -81,7 +82,19 @@ def test_a_late_rank_is_killed_if_the_others_survive_that(state):
 
 
 def test_a_kill_that_would_not_help_ends_the_job():
-    assert Watching(ELSEWHERE["crossed"], survives=True).until(130.0)[-1] == (120.0, Action.END, (1,))
+    watching = Watching(ELSEWHERE["crossed"], survives=True)
+    assert watching.until(130.0)[-1] == (120.0, Action.END, (1,))
+    assert "Unless rank 1 comes, the job ends when that is 120 s. " in watching.said[0]
+
+
+def test_time_when_the_observer_did_not_run_does_not_count():
+    """The whole job was stopped for an hour."""
+    watching = Watching(says())
+    watching.until(50.0)
+    watching.now += 3600.0
+    watching.until(3650.5)
+    assert watching.did == []
+    assert watching.wait.waited < 60
 
 
 def test_ranks_in_another_worlds_collective_wait_for_others():
@@ -89,8 +102,8 @@ def test_ranks_in_another_worlds_collective_wait_for_others():
     sights = {1: ELSEWHERE["crossed"], 2: replace(ELSEWHERE["away"], name="rank 2")}
     found = []
     for now in range(130):
-        here = replace(HERE, reading=HERE.reading._replace(waited=float(now), **waits))
-        found.append(wait.judge({0: here, **sights}))
+        here = replace(HERE, reading=HERE.reading._replace(seconds=float(now), **waits))
+        found.append(wait.judge({0: here, **sights}, now))
     assert [decision.ranks for decision in found if decision and decision.action is Action.KILL] == [(2,)]
 
 

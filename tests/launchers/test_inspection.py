@@ -53,6 +53,11 @@ def child(loop, pid="__import__('os').getpid()"):
             process.kill()
 
 
+def asked(record, pid):
+    found = inspection.inspect(record, pid, detailed=True)
+    return found["answers"], found["stack"], found["state"]
+
+
 def test_a_process_answers_and_is_found_by_its_pid():
     with child("input()") as (process, name):
         record = ActivityRecord.of(process.pid)
@@ -61,13 +66,11 @@ def test_a_process_answers_and_is_found_by_its_pid():
         answers, stack = {}, ""
         until = time.monotonic() + limit(10)
         while not answers and time.monotonic() < until:
-            answers, stack = inspection.details(record, process.pid)
-        assert (answers, stack) == ({"7": {"doing": "this"}}, "")
-        assert inspection.state_of(process.pid) == RUNS
+            answers, stack, state = asked(record, process.pid)
+        assert (answers, stack, state) == ({"7": {"doing": "this"}}, "", RUNS)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        assert inspection.state_of(process.pid) == STOPPED
-        assert inspection.details(record, process.pid) == ({}, "")  # it writes no stack either
+        assert asked(record, process.pid) == ({}, "", STOPPED)
         process.kill()
         process.wait()
         assert inspection.state_of(process.pid) == GONE
@@ -83,7 +86,7 @@ def test_a_process_whose_python_is_held_by_c_code_writes_its_stack():
         record, stack = ActivityRecord.of(process.pid), ""
         until = time.monotonic() + limit(20)
         while "in match" not in stack and time.monotonic() < until:
-            answers, stack = inspection.details(record, process.pid)
+            answers, stack, _ = asked(record, process.pid)
         assert answers == {}
         assert "in match" in stack
         assert "in loops" in stack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -96,25 +97,11 @@ KILLED_BETWEEN = f"rank 2 .* was killed by SIGKILL after its last world, {MISSIN
         pytest.param("import", "SIGSEGV", 139, 0, f"rank 2 .* was killed by SIGSEGV {NEEDED}", marks=long),
         ("import", "os._exit(0)", 1, 0, EXITS_BEFORE),
         pytest.param("import", "os._exit(3)", 3, 0, EXITS_3, marks=long),
-        pytest.param(
-            "import",
-            "sys.exit(0)",
-            1,
-            0,
-            EXITS_BEFORE,
-            marks=long,
-        ),
+        pytest.param("import", "sys.exit(0)", 1, 0, EXITS_BEFORE, marks=long),
         pytest.param("import", "sys.exit(3)", 3, 0, EXITS_3, marks=long),
         pytest.param("import", "raises", 1, 0, EXITS_1, marks=long),
         ("making", "SIGKILL", 137, 0, KILLED_BEFORE),
-        pytest.param(
-            "making",
-            "os._exit(0)",
-            1,
-            0,
-            EXITS_BEFORE,
-            marks=long,
-        ),
+        pytest.param("making", "os._exit(0)", 1, 0, EXITS_BEFORE, marks=long),
         pytest.param("making", "os._exit(3)", 3, 0, EXITS_3, marks=long),
         pytest.param("making", "raises", 1, 0, EXITS_1, marks=long),
         ("world", "SIGKILL", 0, 2, ""),
@@ -130,31 +117,10 @@ KILLED_BETWEEN = f"rank 2 .* was killed by SIGKILL after its last world, {MISSIN
         pytest.param("after", "sys.exit(0)", 0, 2, "", marks=long),
         pytest.param("after", "raises", 1, 2, EXITS_1, marks=long),
         ("between", "SIGKILL", 137, 0, KILLED_BETWEEN),
-        pytest.param(
-            "between",
-            "os._exit(0)",
-            1,
-            0,
-            EXITS_BETWEEN,
-            marks=long,
-        ),
-        pytest.param(
-            "between",
-            "sys.exit(0)",
-            1,
-            0,
-            EXITS_BETWEEN,
-            marks=long,
-        ),
+        pytest.param("between", "os._exit(0)", 1, 0, EXITS_BETWEEN, marks=long),
+        pytest.param("between", "sys.exit(0)", 1, 0, EXITS_BETWEEN, marks=long),
         pytest.param("between", "leaves", 1, 0, f"rank 2 .* after its last world, {MISSING}", marks=long),
-        pytest.param(
-            "making another",
-            "SIGKILL",
-            137,
-            0,
-            KILLED_BETWEEN,
-            marks=long,
-        ),
+        pytest.param("making another", "SIGKILL", 137, 0, KILLED_BETWEEN, marks=long),
         ("exit", "SIGKILL", 137, 3, f"rank 2 .* was killed by SIGKILL {AFTER} 137"),
         pytest.param("exit", "os._exit(3)", 3, 3, EXITS_3, marks=long),
     ],
@@ -301,9 +267,8 @@ _MARKS = itertools.count()
 def take_down_and_answer(job: Job, process: ProcessState, said: Mapping[str, int]) -> None:
     """Take a report down, and send a mark back, so that a rank knows that all reports before it were taken down."""
     take_down(job, process, said)
-    for writer, known in job._lines.items():
-        if known is process and "mark" in said:
-            writer.write(f"mark {said['mark']}\n".encode())
+    if "mark" in said:
+        job._writers[process].write(f"mark {said['mark']}\n".encode())
 
 
 take_down = Job._take_down
@@ -335,7 +300,7 @@ class Ranks:
         """Connect a rank. Returns its function to report something, which returns the launcher's words since then."""
         reader, writer = await self.open()
         place = {"rank": rank, "size": size, "job": "job", "host": "h", "pid": rank + 10, "spawned": False}
-        first = {"token": self.token, **place, "supervisor": rank + 50, **said}
+        first = {"token": self.token, **place, "supervisor": rank + 50, "is_command": False, **said}
         writer.write(json.dumps(first).encode() + b"\n")
 
         async def says(*reports: dict, ends: bool = False) -> list[str]:
@@ -477,13 +442,11 @@ def test_the_newest_checkpoint_is_known(play):
 
 
 def test_a_command_may_go_on_after_a_program_in_it(play):
-    """Each program in it has a connection of its own, and the last exit code is the command's."""
+    """The last exit code is the command's."""
 
     async def scene(ranks: Ranks) -> int:
-        shell = await ranks.connect()
-        python = await ranks.connect(supervisor=0, pid=90)
-        await python({"world": 1}, {"ends": 3}, ends=True)
-        await shell()
+        shell = await ranks.connect(is_command=True)
+        await shell({"pid": 90}, {"world": 1}, {"ends": 3})
         assert not ranks.mpirun.terminated.is_set()
         await shell({"exited": 0}, ends=True)
         return 0
@@ -644,14 +607,13 @@ def test_other_signals_go_to_the_ranks_or_to_mpirun_if_there_are_none(play):
         signal.raise_signal(signal.SIGUSR1)
         while not ranks.mpirun.signals:
             await asyncio.sleep(0)
-        shell = await ranks.connect(0, 2)
-        gone, program = await ranks.connect(1, 2), await ranks.connect(0, 2, supervisor=0)
+        rank, gone = await ranks.connect(0, 2), await ranks.connect(1, 2)
         await gone({"ends": 0}, {"exited": 0})
         signal.raise_signal(signal.SIGUSR2)
-        while not (heard := await program()):
+        while not (heard := await rank()):
             pass
-        assert (await shell(), heard, await gone()) == ([], ["signal 12"], [])
-        await shell({"exited": 0})
+        assert (heard, await gone()) == (["signal 12"], [])
+        await rank({"exited": 0})
         assert ranks.mpirun.signals == [10]
         assert not ranks.mpirun.terminated.is_set()
         return 0
@@ -677,14 +639,15 @@ def test_a_signal_before_the_start_prevents_it(number, monkeypatch):
     assert asyncio.run(run()) == 128 + number
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EHOSTUNREACH, "No route to host")])
 @pytest.mark.parametrize("over", [False, True])
-def test_a_rank_that_is_cut_off_ends_the_job(play, monkeypatch, over):
+def test_a_rank_that_is_cut_off_ends_the_job(play, monkeypatch, over, error):
     real = asyncio.StreamReader.readline
 
     async def readline(reader: asyncio.StreamReader) -> bytes:
         """Fail as the kernel does on a connection whose other side does not answer."""
         if b"cut off" in (line := await real(reader)):
-            raise TimeoutError
+            raise error
         return line
 
     async def scene(ranks: Ranks) -> int:

@@ -9,16 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from click.testing import CliRunner
 
-from launchers import places as placing
 from launchers import run as running
-from launchers.cores import Cores, cores, cpu_quota
+from launchers.cores import THREADS, cores, cpu_quota, take_cores, usable
 from launchers.hosts import Host, listed, named
 from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
-from launchers.places import places
 from launchers.rank import GPUS, see_one_gpu
 from launchers.rank import run as run_in_rank
 from tests.mpirun import ROOT
@@ -29,7 +26,6 @@ COVERS = (
     "launchers/cores.py",
     "launchers/hosts.py",
     "launchers/mpirun.py",
-    "launchers/places.py",
     "launchers/rank.py",
 )
 
@@ -116,113 +112,98 @@ def test_hosts_by_name_and_from_a_file(tmp_path):
         listed(file)
 
 
-FOUR = Cores(4)
 AB = [Host("a", 2), Host("b", 2)]
-TWO_CORES = "--map-by slot:PE=2 --bind-to core", "2"
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_NUM_NODES": "2"}
+FREE = "--bind-to none"
 
 
 @pytest.mark.parametrize(
-    ("mpi", "n", "hosts", "given", "options", "threads"),
+    ("words", "environ", "placing", "cores"),
     [
-        (OPEN_MPI, 4, [], {}, "--map-by slot:PE=1 --bind-to core", "1"),
-        (OLD, 2, [], {}, "--map-by slot:PE=2 --bind-to core", "2"),
-        (OPEN_MPI, 1, [], {}, "--map-by slot:PE=4 --bind-to core", None),  # else Open MPI binds it to one of them
-        (MPICH, 2, [], {}, "-bind-to core:2", "2"),
-        (STRANGE, 2, [], {}, "", "2"),
-        (OPEN_MPI, 8, [], {}, "--oversubscribe --bind-to none", "1"),
-        (MPICH, 8, [], {}, "", "1"),
-        (OPEN_MPI, 4, AB, {}, "--map-by slot:PE=2 --bind-to core", "2"),
-        (OPEN_MPI, 8, AB, {"oversubscribe": True}, "--map-by slot:PE=1:OVERSUBSCRIBE --bind-to core", "1"),
-        (OPEN_MPI, 2, [], {"cores": Cores(2, bindable=False)}, "--bind-to none", "1"),
-        (OPEN_MPI, 1, [], {"cores": Cores(2, False, 1.5)}, "--bind-to none", "2"),
-        (OPEN_MPI, 2, [], {"environ": {"NPROC": "3"}}, "--map-by slot:PE=2 --bind-to core", None),
-        (OPEN_MPI, 2, [], {"options": ["--bind-to", "socket"]}, "", None),
-        (OPEN_MPI, 2, [], {"options": ["--map-by", "ppr:2:node"], "oversubscribe": True}, "--oversubscribe", None),
-        (OPEN_MPI, 8, [], {"options": ["--bind-to", "none"]}, "--oversubscribe", "1"),
-        (OPEN_MPI, 2, [], {"options": ["--bind-to=none"]}, "", "2"),
-        (MPICH, 8, [], {"options": ["-bind-to", "none"], "oversubscribe": True}, "", "1"),
-        (OPEN_MPI, 2, [], {"environ": {"PRTE_MCA_hwloc_default_binding_policy": "none"}}, "", None),
-        (OPEN_MPI, 8, [], {"environ": SLURM}, "--map-by slot:PE=1 --bind-to core", "1"),
-        (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}}, "", None),
-        (OPEN_MPI, 8, [], {"environ": {"PBS_NODEFILE": "/x"}, "oversubscribe": True}, "--oversubscribe", None),
-        (OPEN_MPI, 4, AB, {"environ": {"PBS_NODEFILE": "/x"}}, "--map-by slot:PE=2 --bind-to core", "2"),
-        (OPEN_MPI, 3, [Host("a", 1), Host("b", 4)], {}, "--map-by slot:PE=2 --bind-to core", "2"),  # b gets two
-        (OPEN_MPI, 9, AB, {"oversubscribe": True}, "--oversubscribe --bind-to none", "1"),  # five on a host
-        (OPEN_MPI, 4, [Host("a", 2)], {"oversubscribe": True}, "--map-by slot:PE=1:OVERSUBSCRIBE --bind-to core", "1"),
-        (OPEN_MPI, 5, [], {"environ": {**SLURM, "SLURM_TASKS_PER_NODE": "1,2(x2)"}}, *TWO_CORES),
-        (OPEN_MPI, 2, [], {"environ": {"SLURM_TASKS_PER_NODE": "1"}}, *TWO_CORES),  # this is no Slurm job
-        (OPEN_MPI, 2, [], {"environ": {"SLURM_JOB_ID": "1"}}, *TWO_CORES),
-        (OPEN_MPI, 2, [], {"environ": {"PJRT_NPROC": "3"}}, "--map-by slot:PE=2 --bind-to core", None),
+        ("-n 2", {}, f"-n 2 --oversubscribe {FREE}", "bind 2"),
+        ("-n 8", {}, f"-n 8 --oversubscribe {FREE}", "bind 8"),
+        ("", {}, f"-n 4 --oversubscribe {FREE}", "bind 4"),
+        ("--hosts a:2,b:2", {}, f"-n 4 --host a:2,b:2 {FREE}", "bind 4"),  # mpirun refuses more
+        ("-n 9 --hosts a:2,b:2 --oversubscribe", {}, f"-n 9 --host a:2,b:2 --oversubscribe {FREE}", "bind 9"),
+        ("", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}, f"-n 8 {FREE}", "bind 8"),
+        ("-n 8", {"PBS_NODEFILE": "/x"}, f"-n 8 {FREE}", "bind 8"),
+        ("--gpus-per-host 3", {}, f"-n 3 --oversubscribe {FREE}", "bind 3"),
+        ("--gpus-per-host 3 --hosts a,b", {}, f"-n 6 --host a:3,b:3 {FREE}", "bind 6"),
+        ("--gpus-per-host 4", {"SLURM_JOB_NUM_NODES": "2"}, f"-n 8 --oversubscribe {FREE}", "bind 8"),
+        ("-n 2 --bind-to socket", {}, "-n 2 --bind-to socket", None),
+        ("-n 2 --map-by ppr:2:node --oversubscribe", {}, "-n 2 --oversubscribe --map-by ppr:2:node", None),
+        ("-n 8 --bind-to none", {}, "-n 8 --oversubscribe --bind-to none", "share 8"),
+        ("-n 2", {"PRTE_MCA_hwloc_default_binding_policy": "none"}, "-n 2", None),
     ],
 )  # fmt: skip
-def test_ranks_get_cores_of_their_own_where_there_are_enough(mpi, n, hosts, given, options, threads):
-    chosen = places(mpi, n, hosts, **{"cores": FOUR, "environ": {}, **given})
-    assert (chosen.ranks, chosen.options) == (n, options.split())
-    assert chosen.environ == ({} if threads is None else {"PJRT_NPROC": threads})
+@pytest.mark.usefixtures("four_cores")
+def test_mpirun_binds_nothing_unless_the_user_says_so(words, environ, placing, cores, launcher, monkeypatch):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    said = shlex.split(adaptive_run("--show", "--mpirun", launcher("five"), *words.split(), "-m", "x").stdout)
+    assert f" {placing} {sys.executable}" in " ".join(said)
+    assert (f"ADAPTIVE_CORES={cores}" in said) is (cores is not None)
+    assert ("ADAPTIVE_CORES" in said) is (cores is not None)  # -x
 
 
 @pytest.mark.parametrize(
-    ("hosts", "given", "n", "said"),
+    ("words", "said"),
     [
-        ([], {}, 4, "4 ranks, one per core"),
-        (AB, {}, 4, "one per slot of the hosts"),
-        (AB, {"gpus": 2}, 4, "one per GPU"),
-        ([], {"environ": SLURM}, 8, "one per task of the Slurm job"),
-        ([], {"gpus": 3}, 3, "one per GPU"),
-        ([], {"environ": SLURM, "gpus": 4}, 8, "one per GPU"),
+        ("", "starting 4 ranks, one per core"),
+        ("--hosts a:2", "one per slot of the hosts"),
+        ("--gpus-per-host 2", "one per GPU"),
+        ("-n 5", "5 ranks on 4 cores: the cores are oversubscribed"),
+        ("-n 4", ""),
+        ("-n 5 --hosts a:9", ""),  # whose cores are not known here
     ],
 )
-def test_without_n_the_launcher_fills_all_places(hosts, given, n, said):
-    chosen = places(OPEN_MPI, None, hosts, **{"cores": FOUR, "environ": {}, **given})
-    assert chosen.ranks == n
-    assert said in chosen.said[0]
+@pytest.mark.usefixtures("four_cores")
+def test_the_chosen_settings_are_printed(words, said, launcher):
+    done = adaptive_run("--show", "--mpirun", launcher("five"), *words.split(), "-m", "x")
+    assert said in done.stderr
+    assert bool(said) == bool(done.stderr)
+
+
+CORES_OF_FOUR = [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 @pytest.mark.parametrize(
-    ("n", "hosts", "given", "complaint"),
+    ("local", "ranks", "given", "bound", "threads"),
     [
-        (5, AB, {}, "--hosts names 4 slots.*--oversubscribe"),
-        (9, [], {"environ": SLURM}, "the Slurm job has 8 slots"),
-        (6, [], {"environ": {**SLURM, "SLURM_TASKS_PER_NODE": "1,2(x2)"}}, "the Slurm job has 5 slots"),
-        (4, [], {"gpus": 2}, "(?s)4 ranks on a host with 2 GPUs.*MEM_FRACTION=0.2"),
+        (0, 4, {}, {0, 4}, "1"),
+        (1, 2, {}, {2, 6, 3, 7}, "2"),
+        (2, 3, {}, {2, 6}, "1"),
+        (0, 1, {}, set(range(8)), None),
+        (5, 8, {}, None, "1"),
+        (1, 2, {"quota": 3.0}, None, "1"),
+        (0, 1, {"quota": 1.5}, None, "2"),
+        (1, 2, {"quota": 4.0}, {2, 6, 3, 7}, "2"),  # it is no limit
+        (1, 2, {"how": "share 2"}, None, "2"),
+        (0, 1, {"spawned": True, "how": "bind 2"}, None, "2"),
+        (1, 2, {"how": ""}, None, None),
+        (None, 2, {}, None, None),
+        (1, 2, {"NPROC": "3"}, {2, 6, 3, 7}, None),
     ],
 )
-def test_more_ranks_than_places_are_refused(n, hosts, given, complaint):
-    with pytest.raises(UsageError, match=complaint):
-        places(OPEN_MPI, n, hosts, **{"cores": FOUR, "environ": {}, **given})
+def test_ranks_divide_the_cores_of_their_host(local, ranks, given, bound, threads, monkeypatch):
+    given = {"how": f"bind {ranks}", "spawned": False, "quota": None, **given}
+    found: list[set[int]] = []
+    monkeypatch.setattr("launchers.cores.cores", lambda: CORES_OF_FOUR)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: found.append(set(cpus)), raising=False)
+    environ = {"ADAPTIVE_CORES": given["how"], **{name: given[name] for name in ("NPROC",) if name in given}}
+    take_cores(local, ranks, environ, given["spawned"], given["quota"])
+    assert found == ([] if bound is None else [bound])
+    assert environ.get("PJRT_NPROC") == threads
 
 
-def test_the_chosen_settings_are_printed():
-    assert "oversubscribed" in places(OPEN_MPI, 5, [], FOUR, environ={}).said[0]
-    assert "3 of 4 GPUs of a host are unused" in places(OPEN_MPI, 1, [], FOUR, gpus=4, environ={}).said[0]
-    assert "default binding is used" in places(OPEN_MPI, 1, [], FOUR, environ={"PBS_NODEFILE": "x"}).said[0]
-    assert places(OPEN_MPI, 4, AB, FOUR, gpus=2, environ={}).said == []
-
-
-@pytest.mark.parametrize(
-    ("logical", "physical", "allowed", "quota", "found"),
-    [
-        (8, 4, 8, None, Cores(4)),
-        (8, 4, 4, None, Cores(2, bindable=False)),  # two threads of each
-        (8, 4, 1, None, Cores(1, bindable=False)),
-        (8, None, 8, None, Cores(8)),
-        (None, None, 1, None, Cores(1)),
-        (8, 4, 8, 1.5, Cores(2, False, 1.5)),
-        (8, 4, 8, 0.5, Cores(1, False, 0.5)),
-        (8, 4, 8, 4.0, Cores(4, True, 4.0)),  # the quota is no limit
-        (8, 4, 4, 3.0, Cores(2, False, 3.0)),
-    ],
-)
-def test_cores_that_a_job_may_use(logical, physical, allowed, quota, found, monkeypatch):
-    class Process:
-        def cpu_affinity(self) -> list[int]:
-            return list(range(allowed))
-
-    monkeypatch.setattr(psutil, "Process", Process)
-    monkeypatch.setattr(psutil, "cpu_count", lambda **only: physical if only else logical)
-    monkeypatch.setattr("launchers.cores.cpu_quota", lambda: quota)
-    assert cores() == found
+def test_the_hardware_threads_of_a_core_are_together(tmp_path, monkeypatch):
+    for cpu, (package, core) in enumerate([(0, 0), (1, 0), (0, 1), (0, 0), (1, 0), (0, 1)]):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        for name, value in (("physical_package_id", package), ("die_id", 0), ("core_id", core)):
+            (folder / name).write_text(f"{value}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 5}, raising=False)
+    assert cores(tmp_path) == [[0, 3], [2, 5], [1]]
+    assert cores(tmp_path / "none") == [[0], [1], [2], [3], [5]]
 
 
 def test_a_containers_share_of_the_cores(tmp_path):
@@ -339,8 +320,7 @@ def launcher(tmp_path):
     def make(name: str) -> str:
         path = tmp_path / name
         path.write_text(
-            f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{SAYS[name]}"; exit; fi\n'
-            'echo "PJRT_NPROC=$PJRT_NPROC $*"; exit ${CODE:-0}\n'
+            f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{SAYS[name]}"; exit; fi\necho "$*"; exit ${{CODE:-0}}\n'
         )
         path.chmod(0o755)
         return str(path)
@@ -350,9 +330,9 @@ def launcher(tmp_path):
 
 @pytest.fixture
 def four_cores(monkeypatch):
-    monkeypatch.setattr(running, "cores", lambda: FOUR)
+    monkeypatch.setattr(running, "usable", lambda *_: 4)
     theirs = ("SLURM_", "PRTE_MCA_", "OMPI_MCA_")
-    for name in [*placing.THREADS, *(name for name in os.environ if name.startswith(theirs))]:
+    for name in [*THREADS, *(name for name in os.environ if name.startswith(theirs))]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -363,9 +343,9 @@ def adaptive_run(*words):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("five", "--with-ft ulfm -x ADAPTIVE_LAUNCHER -x PJRT_NPROC -n 2 --map-by slot:PE=2 --bind-to core"),
-        ("four", "-x ADAPTIVE_LAUNCHER -x PJRT_NPROC -n 2 --map-by slot:PE=2 --bind-to core"),
-        ("hydra", "-n 2 -bind-to core:2"),
+        ("five", "--with-ft ulfm -x ADAPTIVE_LAUNCHER -x ADAPTIVE_CORES -n 2 --oversubscribe --bind-to none"),
+        ("four", "-x ADAPTIVE_LAUNCHER -x ADAPTIVE_CORES -n 2 --oversubscribe --bind-to none"),
+        ("hydra", "-n 2"),
         ("strange", "-n 2"),
     ],
 )
@@ -375,7 +355,7 @@ def test_the_line_for_each_mpi_is_shown_and_not_run(launcher, name, said):
     done = adaptive_run("--show", "--mpirun", path, "-n", "2", "-m", "train", "-n", "9")
     assert done.exit_code == 0, done.output
     words = shlex.split(done.stdout)
-    assert "PJRT_NPROC=2" in words[: words.index(path)]
+    assert "ADAPTIVE_CORES=bind 2" in words[: words.index(path)]
     assert words[words.index(path) + 1 :] == [*said.split(), sys.executable, str(RANK), "-m", "train", "-n", "9"]
 
 
@@ -383,10 +363,10 @@ def test_the_line_for_each_mpi_is_shown_and_not_run(launcher, name, said):
 def test_hosts_are_given_in_each_launchers_syntax(launcher, tmp_path):
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n")
     where = ("--hostfile", str(tmp_path / "hosts"))
-    assert "-n 4 --host a:2,b:2 --map" in adaptive_run("--show", "--mpirun", launcher("five"), *where, "x.py").stdout
+    assert "-n 4 --host a:2,b:2 --bind" in adaptive_run("--show", "--mpirun", launcher("five"), *where, "x.py").stdout
     done = adaptive_run("--show", "--mpirun", launcher("five"), "--hosts", "a,b", "--gpus-per-host", "2", "x.py")
-    assert "-n 4 --host a:2,b:2 --map" in done.stdout
-    assert "-n 4 -hosts a:2,b:2 -bind" in adaptive_run("--show", "--mpirun", launcher("hydra"), *where, "x.py").stdout
+    assert "-n 4 --host a:2,b:2 --bind" in done.stdout
+    assert "-n 4 -hosts a:2,b:2 /" in adaptive_run("--show", "--mpirun", launcher("hydra"), *where, "x.py").stdout
     done = adaptive_run("--show", "--mpirun", launcher("strange"), *where, "x.py")
     assert (done.exit_code, "for hosts is unknown" in done.stderr) == (2, True)
 
@@ -455,7 +435,7 @@ def test_ranks_have_cores_threads_and_a_gpu_of_their_own():
     """As the MPI that is installed here understands it."""
     names = ("PJRT_NPROC", "CUDA_VISIBLE_DEVICES")
     says = f"import os; print(sorted(os.sched_getaffinity(0)), *map(os.environ.get, {names}))"
-    theirs = ("PRTE_MCA_", "OMPI_", "SLURM_", "PMIX_", *placing.THREADS, "CUDA_")
+    theirs = ("PRTE_MCA_", "OMPI_", "SLURM_", "PMIX_", *THREADS, "CUDA_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     options = ["-n", "2", "--gpus-per-host", "2"]
     done = subprocess.run(
@@ -464,10 +444,10 @@ def test_ranks_have_cores_threads_and_a_gpu_of_their_own():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = sorted(line.rsplit(" ", 2) for line in done.stdout.splitlines())
-    here = cores()
     assert {gpu for _, _, gpu in found} == {"0", "1"}
-    assert {threads for _, threads, _ in found} == {str(max(1, here.usable // 2))}
-    if here.bindable and here.usable > 1:
+    here = usable(cores(), cpu_quota())
+    assert {threads for _, threads, _ in found} == {str(max(1, here // 2))}
+    if here == len(cores()) > 1:
         (first, *_), (second, *_) = found
         assert not set(json.loads(first)) & set(json.loads(second))
 

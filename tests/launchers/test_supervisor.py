@@ -7,12 +7,15 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from launchers import ending, supervisor
 from launchers.mpirun import RANK
 from tests.mpirun import ROOT
 from tests.speed import limit
@@ -41,7 +44,7 @@ class Rank:
 
     def heard(self) -> dict:
         """Return the next report that says more than what the supervisor has seen."""
-        return next(line for line in map(json.loads, self._lines) if "look" not in line)
+        return next(line for line in map(json.loads, self._lines) if "look" not in line and set(line) != {"pid"})
 
     def said(self) -> str:
         """Return the rank's next line; "" if none comes in time."""
@@ -55,7 +58,7 @@ class Rank:
 
     def end(self) -> tuple[list[dict], int]:
         """Return the remaining output, and the exit status."""
-        rest = [line for line in map(json.loads, self._lines) if "look" not in line]
+        rest = [line for line in map(json.loads, self._lines) if "look" not in line and set(line) != {"pid"}]
         return rest, self.process.wait(limit(100))
 
 
@@ -190,6 +193,48 @@ def test_a_rank_does_not_outlive_it(start):
     rank.process.kill()
     assert child.wait(limit(100)) is None  # it is not our child: only that it is gone is known
     assert rank.end() == ([], -9)
+
+
+def test_a_program_in_a_command_reports_through_it(start):
+    """Also in pieces of any size."""
+    code = "from launchers import ending; ending.prepare(); ending.show_error('e' * 100_000); ending.ends(3)"
+    rank = start("", "sh", "-c", f'{sys.executable} -c "{code}"; exit 4')
+    (error, *rest), status = rank.end()
+    assert error == {"error": "e" * 100_000}
+    assert rest == [{"ends": 3, "heard": False}, {"exited": 4}]
+    assert status == 4
+
+
+@pytest.mark.parametrize("breaks", ["closed", "reset"])
+def test_a_rank_whose_launcher_has_gone_is_killed(breaks, start):
+    rank = start(WAITS)
+    assert rank.said() == "there"
+    rank._lines.close()
+    if breaks == "reset":
+        rank.line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    rank.line.close()
+    assert rank.process.wait(limit(100)) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("host", "order"), [(socket.gethostname(), ["127.0.0.1", "10.0.0.2"]), ("another", ["10.0.0.2", "127.0.0.1"])]
+)
+def test_a_launcher_that_cannot_be_reached_is_named(host, order, monkeypatch, capsys):
+    def refuse(address, timeout):
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    environ = {ending.LAUNCHER: f"secret 30 {host} 10.0.0.2:70 127.0.0.1:70", "PMI_RANK": "4"}
+    assert supervisor.connect(ending, environ) is None
+    assert capsys.readouterr().err == f"rank 4 cannot reach its launcher on {host} at 10.0.0.2:70, 127.0.0.1:70\n"
+    assert asked == [(name, 70) for name in order]  # the loopback address of another host is another host's
+
+
+@pytest.mark.parametrize("environ", [{}, {ending.LAUNCHER: "secret 30 h 127.0.0.1:70"}, {"PMI_RANK": "0"}])
+def test_a_process_without_a_launcher_or_a_rank_has_no_supervisor(environ):
+    supervisor.supervise(ending, SimpleNamespace(), SimpleNamespace(), environ)
 
 
 def test_children_of_a_rank_may_continue(start):

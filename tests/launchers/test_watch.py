@@ -54,8 +54,7 @@ class Job:
 
     def _reply(self, rank, number):
         phase = self.phases[rank]
-        waited = self.waited if phase == INSIDE else 0.0
-        reading = ActivityReading(5, self.survives, 2.0, phase, 9, 1.0, "message 1", None, waited)
+        reading = ActivityReading(5, self.survives, 2.0, phase, 9, self.waited, "message 1", None)
         said = {"pid": 100 + rank, "worlds": [list(reading)], "state": self.states[rank], "at": self.waited}
         said |= {"core_time": None, "answers": {}, "stack": "in a loop", "asked": phase == OUTSIDE}
         self.watch.take_down(self.ranks[rank], {"look": number, **said})
@@ -64,6 +63,7 @@ class Job:
         """Begin with rank 0's report that it waits, and let so many rounds happen. Returns the printed text."""
         monkeypatch.setattr(watching, "REPLY_SECONDS", 0.01)
         monkeypatch.setattr(watching.GroupWait, "next_round", 0.0)
+        monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: self.waited))
 
         async def scene():
             assert self.watch.take_down(self.ranks[0], {"waits": True})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import psutil
 import pytest
 
 from launchers.inspection import core_time
+from tests import mpirun
+from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import at_start, limit, slowness
 
@@ -61,6 +65,18 @@ def _process(pid: int) -> psutil.Process | None:
 def check_said(result: Result, *texts: str) -> None:
     for text in texts:
         assert re.search(text, result.stderr), f"{text} is not in {result}"
+
+
+@pytest.mark.long
+@survives_losses
+def test_ranks_that_hang_in_a_hook_an_evaluation_and_a_restore_are_removed_one_after_another():
+    result = start(
+        "hangs in a hook", "hangs in evaluate", "hangs in a restore", n=4, block=True, fails=False, ours=True
+    )
+    for rank, phase in enumerate(("in the hooks", "in evaluate", "in restoring"), 1):
+        check_said(result, rf"rank {rank} \(.*\) is {phase}.*stuck_jobs.py:\d+\)", KILLED.format(rank))
+    assert result.stderr.count(r", in hangs_in") >= 3, str(result)
+    assert result.stdout.count("ended well") == 1, str(result)
 
 
 @survives_losses
@@ -171,6 +187,21 @@ def test_without_the_launcher_a_rank_that_has_left_is_not_waited_for(way, how):
 
 @pytest.mark.long
 @survives_losses
+def test_the_only_rank_of_a_host_is_killed_by_its_parent():
+    seconds = str(ceil(2 * max(slowness(), at_start())))
+    with hosts(2) as made:
+        environ = {**mpirun.environment(), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}
+        line = [sys.executable, "-m", "launchers.run", "-n", "3", "-H", "h1:2,h2:1"]
+        command = made.command("h1", [*line, str(SCRIPT), seconds, "block", "is stopped"])
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit(100))
+        assert made.wait_until_gone("h2", SCRIPT.name, timeout=limit(10))
+    result = Result(done.returncode, done.stdout, done.stderr, 0.0)
+    check_said(result, r"rank 2 \(pid \d+ on h2\) is stopped", KILLED.format(2))
+    assert (result.returncode, result.stdout.count("ended well")) == (0, 2), str(result)
+
+
+@pytest.mark.long
+@survives_losses
 @pytest.mark.parametrize("what", ["parent is stopped", "parent is killed", "launcher is stopped"])
 def test_faults_of_those_that_watch(what):
     """A rank whose parent is killed is lost with it, and one whose parent is stopped is still found. Nobody is harmed
@@ -195,4 +226,9 @@ def test_sys_exit_in_the_block_of_a_world():
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_rank_that_waits_in_another_world(ours):
     result = start("is in another world", ours=ours)
-    check_said(result, r"rank 1 .* is in a collective of another world", "The job ends because of rank 1")
+    check_said(
+        result,
+        r"rank 1 .* is in a collective of another world",
+        "Unless rank 1 comes, the job ends when that",
+        "The job ends because of rank 1",
+    )

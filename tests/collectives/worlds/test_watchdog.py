@@ -124,7 +124,7 @@ def watch(monkeypatch, transport):
         mine = ActivityReading(watching.group, transport.survives, 2.0, INSIDE, 8, 1.0, "message 1", None)
         while now[0] < seconds and "exit" not in done:
             now[0] += 0.5
-            watching.check(mine._replace(waited=now[0]))
+            watching.check(mine._replace(seconds=now[0]))
         watching._pid = os.getpid()
         return done
 
