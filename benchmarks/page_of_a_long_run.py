@@ -82,7 +82,7 @@ def write_record(path: Path, steps: int, workers: int, seed: int = 0) -> None:
         hooks = (
             HookValues("0/adapt_batch_size", 20, tuple(f"noise.{field}" for field in NOISE),
                        [np.array(x) for x in (scale, 20.0, 0.1, scale * 0.8, scale * 1.3)]),
-            HookValues("1/balance", CHANGES_EVERY, ("seconds",), [computing]),
+            HookValues("1/balance", CHANGES_EVERY, ("seconds",), [computing.astype(np.float32)]),
         )  # fmt: skip
         told = Report(
             step, consumed // 10**6, consumed, {"loss": np.array(loss), "noise": np.array(scale)}, sizes, sum(sizes), 1,

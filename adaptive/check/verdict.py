@@ -53,6 +53,12 @@ class Invariance:
     def __bool__(self) -> bool:
         return self.verdict == "yes"
 
+    def __repr__(self) -> str:
+        found = {name: [*getattr(self, name)] for name in ("differences", "reports", "wrong_means", "by_workers")}
+        parts = [f"{name}={names}" for name, names in found.items() if names]
+        parts += [f"note={self.note!r}"] if self.note else []
+        return f"Invariance({', '.join([repr(self.verdict), *parts])})"
+
     def __str__(self) -> str:
         if self.wrong_means:
             means = _listed(

@@ -10,7 +10,7 @@ import numpy as np
 from .columns import Columns
 from .events import FEW
 from .formatting import counted, duration, number, percent
-from .seconds import by_step, mean_in, windows
+from .slow_workers import mean_in, windows
 
 POINTS = 500  # about two pixels a point on a wide screen
 METRICS = 12  # further metrics are in the record
@@ -88,9 +88,19 @@ def _charts(canvas: _Canvas) -> Iterator[Chart]:
     if run.n > 1:
         yield canvas.lines("sizes", "Batch size of each worker", "examples", _sizes(run))
     changing = {name: v for name, v in run.hyperparameters.items() if v.dtype != object and len(np.unique(v)) > 1}
-    for name, values in [*list(run.metrics.items())[:METRICS], *changing.items()]:
-        if np.isfinite(values).any():
-            yield _metric(canvas, name, np.where(np.isfinite(values), values, np.nan))
+    series = dict(list(run.metrics.items())[:METRICS])
+    logged: dict[str, dict[str, np.ndarray]] = {}
+    for name, values in run.logged.items():  # "val.loss" is drawn beside "loss"
+        alike = (metric for metric in series if metric.rpartition(".")[2] == name.rpartition(".")[2])
+        logged.setdefault(next(alike, name), {})[name] = _finite(values)
+    for name in dict.fromkeys([*logged, *series, *changing]):
+        values = _finite({**series, **changing}.get(name, np.full(len(run), np.nan)))
+        if np.isfinite([*values, *np.ravel(list(logged.get(name, {}).values()))]).any():
+            yield _metric(canvas, name, values, logged.get(name, {}))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 class _Canvas:
@@ -158,6 +168,16 @@ class _Canvas:
         tool = self.models.HoverTool(renderers=[renderer], tooltips=tips, mode="vline", line_policy="nearest")
         figure.add_tools(tool)
 
+    def points(self, figure: Any, name: str, values: np.ndarray, color: str) -> None:
+        """Draw a line with a dot for each of a few known values; shape=(T,)."""
+        rows = np.flatnonzero(np.isfinite(values))
+        rows = rows[:: -(-len(rows) // POINTS) or 1]
+        source = self.models.ColumnDataSource({"x": self.run.step[rows].astype(float), "y": values[rows]})
+        figure.line("x", "y", source=source, line_color=color, line_width=1.8)
+        dots = figure.scatter("x", "y", source=source, fill_color=color, line_color=color, size=6)
+        tips = [("step", "@x{0,0}"), (name.replace("@", ""), "@y{0,0.[0000]}")]
+        figure.add_tools(self.models.HoverTool(renderers=[dots], tooltips=tips))
+
     def lines(
         self, name: str, title: str, label: str, series: Mapping[str, np.ndarray], figure: Any = None, says: str = ""
     ) -> Chart:
@@ -178,7 +198,7 @@ class _Canvas:
 def _seconds_by_step(canvas: _Canvas) -> Chart:
     """Draw the seconds per step, stacked by cause."""
     run, exact = canvas.run, len(canvas.begins) == len(canvas.run)
-    means = {name: 1e3 * canvas.mean(s) for name, s in by_step(run).items()}
+    means = {name: 1e3 * canvas.mean(s) for name, s in run.by_step.items()}
     order = [name for name in PARTS if name in means]
     longest = 1e3 * np.maximum.reduceat(run.seconds, canvas.begins)
     top = max(np.percentile(sum(means.values()), 97), np.percentile(longest, 90))
@@ -266,19 +286,31 @@ def _sizes(run: Columns) -> dict[str, np.ndarray]:
     return {"most": np.nanmax(there, 1), "mean": np.nanmean(there, 1), "least": np.nanmin(there, 1)}
 
 
-def _metric(canvas: _Canvas, name: str, values: np.ndarray) -> Chart:
-    """Draw a metric or a hyperparameter: mean and range of each point."""
-    low, high = np.nanpercentile(values, [0.5, 99.5])
-    if np.nanmin(values) > 0 and high > 50 * low:
+def _metric(canvas: _Canvas, name: str, values: np.ndarray, logged: Mapping[str, np.ndarray]) -> Chart:
+    """Draw a metric or a hyperparameter: mean and range of each point; beside it points of what `program.log` wrote."""
+    all_ = np.concatenate([values, *logged.values()])
+    low, high = np.nanpercentile(all_, [0.5, 99.5])
+    if np.nanmin(all_) > 0 and high > 50 * low:
         figure = canvas.logarithmic(name, low / 1.5, 1.5 * high)
     else:
         figure, room = canvas.figure(name), 0.08 * (high - low) or 0.5 * abs(high) or 1.0
         figure.y_range = canvas.models.Range1d(low - room, high + room)
+    key, says = [], []
+    for place, (called, of) in enumerate(logged.items(), 1):
+        key.append(Key(called, LINES[place % len(LINES)], "solid"))
+        canvas.points(figure, called, of, key[-1].color)
+        says.append(f"{called}: {_course(of[np.isfinite(of)])}")
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return Chart(f"metric-{name}", name, " ".join(says), figure, key if len(key) > 1 else ())
     ends = {"least": np.fmin.reduceat(values, canvas.begins), "most": np.fmax.reduceat(values, canvas.begins)}
     figure.varea("x", "least", "most", source=canvas.source(**ends), fill_color=LINES[0], fill_alpha=0.22)
-    known = values[np.isfinite(values)]
-    first, last, smallest, largest = (number(float(v)) for v in (known[0], known[-1], known.min(), known.max()))
-    says = f"From {first} to {last}; least {smallest}, most {largest}."
     lost = len(values) - len(known)
-    says += f" {counted(lost, 'step')} had no number." if lost else ""
-    return canvas.lines(f"metric-{name}", name, name, {name: values}, figure, says)
+    says = [_course(known), *([f"{counted(lost, 'step')} had no number."] if lost else []), *says]
+    chart = canvas.lines(f"metric-{name}", name, name, {name: values}, figure, " ".join(says))
+    return chart._replace(key=[Key(name, LINES[0], "solid"), *key]) if key else chart
+
+
+def _course(known: np.ndarray) -> str:
+    first, last, smallest, largest = (number(float(v)) for v in (known[0], known[-1], known.min(), known.max()))
+    return f"From {first} to {last}; least {smallest}, most {largest}."

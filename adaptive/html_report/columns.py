@@ -1,4 +1,8 @@
-"""A recorded run as the report's functions read it: arrays with a row per step, and the few steps with an event."""
+"""A recorded run as the report's functions read it: arrays with a row per step, and seconds by cause.
+
+Seconds by cause come from the process that recorded. It may wait more or less than others do, so what each worker
+reports of itself replaces its own: waiting, input and computing are means over the workers everywhere in a report.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adaptive.observe.ledger import Ledger, ledger_of
 from adaptive.observe.reader import Record, read
 
-NOISE = ("scale", "lower", "upper")  # a value with parts of these names is a noise scale
-_OWN = ("step", "epoch", "seconds", "at", "global_batch", "workers", "message_bytes", "skipped", "restores", "repeated")
-_PREFIXES = ("seconds", "hyperparameter", "batch_size", "input", "computing", "busy", "waiting", "hook")
+_NOISE = ("scale", "lower", "upper")  # a value with parts of these names is a noise scale
+_OWN = ("step", "epoch", "seconds", "at", "global_batch", "workers", "message_bytes", "restores", "repeated")
+_PREFIXES = ("seconds", "between", "hyperparameter", "batch_size", "input", "computing", "busy", "waiting", "hook")
+_MEANS = ("input", "computing", "waiting")
 
 
 class RequestRow(NamedTuple):
@@ -27,6 +33,9 @@ class RequestRow(NamedTuple):
 class Columns:
     """One recorded run of T steps and n worker slots; each step has one row, as it was taken last.
 
+    Args:
+      executed: the columns of all executed steps, with those that a restore discarded.
+
     Attributes:
       record: the columns by name.
       step: numbers of the steps; shape=(T,).
@@ -36,26 +45,29 @@ class Columns:
       parts: seconds by cause, of the process that recorded them, by name; shape=(T,).
       workers: seconds "input", "computing", "busy" and "waiting" of each worker; shape=(T, n). NaN for an empty slot
         and in steps that are not `plain`.
-      metrics: metrics by name, without parts of noise scales; shape=(T,).
+      metrics: metrics by name, losses first, without parts of noise scales; shape=(T,).
+      logged: what `program.log` wrote, by name; NaN in most rows; shape=(T,).
       noise: noise scales with their bounds, by name; shape=(T, 3).
     """
 
-    def __init__(self, record: Record):
-        self.record, self.header = record, record.header
-        self.step, self.skipped = record["step"].astype(np.int64), record["skipped"].astype(bool)
-        self.seconds = np.nan_to_num(record["seconds"])
-        self.sizes = record.of_workers("batch_size").astype(np.int64)
+    def __init__(self, executed: Record):
+        discarded = executed["discarded"]
+        self._executed = executed
+        self.record = record = executed.where(~discarded) if discarded.any() else executed
+        self.header = record.header
+        self.step, self.skipped, self.seconds = record["step"], record["skipped"], np.nan_to_num(record["seconds"])
+        self.sizes = record.of_workers("batch_size")
         self.parts = {name: np.nan_to_num(record[f"seconds/{name}"]) for name in self.header["breakdown"]}
-        busy = record.of_workers("busy")
-        known = (busy > 0) & self.plain[:, None]
-        names = ("input", "computing", "busy", "waiting")
-        self.workers = {name: np.where(known, record.of_workers(name), np.nan) for name in names}
-        scalars = [name for name in record if name not in _OWN and name.partition("/")[0] not in _PREFIXES]
-        numbers = {name: record[name] for name in scalars if record[name].dtype != object}
-        hooks = {name.split("/", 3)[3]: values for name, values in record.items() if name.startswith("hook/")}
-        self.noise = _noise_scales(hooks) | _noise_scales(numbers)
-        losses_first = sorted(numbers, key=lambda name: "loss" not in name)
-        self.metrics = {name: numbers[name] for name in losses_first if not self._is_noise(name, numbers[name])}
+        known = (record.of_workers("busy") > 0) & self.plain[:, None]
+        self.workers = {name: np.where(known, record.of_workers(name), np.nan) for name in (*_MEANS, "busy")}
+        numbers = {name: c for name, c in record.items() if c.dtype == np.float64}
+        hooks = {name.split("/", 3)[3]: values for name, values in numbers.items() if name.startswith("hook/")}
+        scalars = {n: c for n, c in numbers.items() if n not in _OWN and n.partition("/")[0] not in _PREFIXES}
+        self.noise = _noise_scales(hooks) | _noise_scales(scalars)
+        losses_first = sorted(scalars, key=lambda name: "loss" not in name)
+        shown = {name: scalars[name] for name in losses_first if not self._is_noise(name, scalars[name])}
+        self.logged = {name: column for name, column in shown.items() if name in record.logged}
+        self.metrics = {name: column for name, column in shown.items() if name not in record.logged}
 
     def __len__(self) -> int:
         return len(self.step)
@@ -75,9 +87,37 @@ class Columns:
         """Whether a step has none of the events that make steps longer: a process that starts, a restore, a worker that
         joins or is lost, values that are not finite; shape=(T,).
         """
-        events = [np.array([bool(x) for x in self.record[name]]) for name in ("origin", "joined", "lost")]
+        events = [self.record[name].astype(bool) for name in ("origin", "joined", "lost")]
         first = np.arange(len(self)) == 0
         return ~np.logical_or.reduce([first, self.skipped, self.record["restores"] > 0, *events])
+
+    @cached_property
+    def by_step(self) -> dict[str, np.ndarray]:
+        """The seconds of each step by cause, as means over the workers; shape=(T,) each, together `seconds`."""
+        found, known = dict(self.parts), np.isfinite(self.workers["busy"])
+        some, count = known.any(1), np.maximum(known.sum(1), 1)
+        off = np.abs(np.nansum(self.workers["waiting"], 0) - self.parts["waiting"][some].sum())
+        recorder = int(np.where(known.any(0), off, np.inf).argmin())
+        for name in _MEANS:
+            values, part = self.workers[name], self.parts[name]
+            own = np.nan_to_num(values[:, recorder]) if name == "computing" else part
+            means = np.maximum(part + np.nansum(values, 1) / count - own, 0)
+            found[name] = np.where(some & known[:, recorder], means, part)
+        found["other"] = np.maximum(self.seconds - sum(s for name, s in found.items() if name != "other"), 0)
+        return found
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The seconds of the whole run by cause, as means over the workers; together the time that it took."""
+        ledger, added = ledger_of(self._executed), 0.0
+        found = dict(ledger.seconds)
+        for name in _MEANS:
+            more = float((self.by_step[name] - self.parts[name])[self.plain].sum())
+            found[name], added = found[name] + more, added + more
+        for name in ("other", "script", "computing"):  # what the recorder did beyond the workers' mean, or short of it
+            taken = min(added, found[name])
+            found[name], added = found[name] - taken, added - taken
+        return ledger._replace(seconds=found)
 
     @cached_property
     def global_batch(self) -> np.ndarray:
@@ -122,15 +162,15 @@ def read_columns(path: str | Path, run: int = -1) -> Columns:
       RecordError: the file is not a record, or has no such run, or the run has no steps.
       OSError: the file cannot be read.
     """
-    return Columns(read(path, run))
+    return Columns(read(path, run, discarded=True))
 
 
 def _noise_scales(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the values whose parts are those of a noise scale, by name; shape=(T, 3)."""
     roots = dict.fromkeys(name.rpartition(".")[0] for name in values)
-    parts = {root: [f"{root}.{part}".removeprefix(".") for part in NOISE] for root in roots}
+    parts = {root: [f"{root}.{part}".removeprefix(".") for part in _NOISE] for root in roots}
     return {
-        root or "noise scale": np.stack([values[name] for name in names], 1).astype(np.float64)
+        root or "noise scale": np.stack([values[name] for name in names], 1)
         for root, names in parts.items()
         if all(name in values for name in names)
     }

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from adaptive.base.errors import RecordError
-from adaptive.observe.ledger import CAUSES, PRODUCTIVE, Ledger, read_ledger
+from adaptive.observe.ledger import CAUSES, PRODUCTIVE, Ledger
 
 from .charts import Missing
 from .columns import Columns, read_columns
 from .comparison import compare
 from .formatting import counted, duration, percent
 from .render import render
-from .seconds import by_cause, goodput
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -42,14 +40,13 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
     With OTHER, print what differs between the two runs, and write no page.
     """
     try:
-        columns, ledger, causes = _read(record, run)
+        columns = _read(record, run)
         if other is not None:
-            others, _, of_others = _read(other, run)
-            click.echo(_in_lines([("", str(record), str(other)), *compare((columns, others), (causes, of_others))]))
+            click.echo(_in_lines([("", str(record), str(other)), *compare((columns, _read(other, run)))]))
         elif only_goodput:
-            click.echo(f"{record.name}: {in_words(ledger)}\n\n{as_table(causes)}")
+            click.echo(f"{record.name}: {in_words(columns.ledger)}\n\n{as_table(columns.ledger)}")
         else:
-            output, page = output or record.with_suffix(".html"), render(columns, ledger, causes, record.name)
+            output, page = output or record.with_suffix(".html"), render(columns, record.name)
             if output.exists() and output.samefile(record):
                 raise RecordError(f"{output}: the page would overwrite the record. Choose another file:  -o run.html")
             output.write_text(page, encoding="utf-8")
@@ -58,13 +55,12 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
         raise Refused(str(error)) from error
 
 
-def _read(path: Path, run: int) -> tuple[Columns, Ledger, dict[str, float]]:
+def _read(path: Path, run: int) -> Columns:
     gc.disable()  # a long record has millions of small objects, and none in a cycle
     try:
-        columns, ledger = read_columns(path, run), read_ledger(path, run)
+        return read_columns(path, run)
     finally:
         gc.enable()
-    return columns, ledger, by_cause(columns, ledger)
 
 
 def _in_lines(found: list[tuple[str, str, str]]) -> str:
@@ -83,13 +79,13 @@ def in_words(ledger: Ledger) -> str:
     return ", ".join(parts)
 
 
-def as_table(causes: Mapping[str, float]) -> str:
+def as_table(ledger: Ledger) -> str:
     """Return seconds by cause as text, the productive ones first, then the costliest; none below a millisecond."""
-    total = sum(causes.values())
+    causes, total = ledger.seconds, ledger.wall
     lines = [
         f"{name:<22}{'−' * (causes[name] < 0) + duration(abs(causes[name])):>12}"
         f"{percent(abs(causes[name]) / total):>8}   {CAUSES[name]}"
         for name in sorted(causes, key=lambda name: (name not in PRODUCTIVE, -causes[name]))
         if abs(causes[name]) >= 1e-3
     ]
-    return "\n".join([*lines, f"{'goodput':<22}{percent(goodput(causes)):>20}"])
+    return "\n".join([*lines, f"{'goodput':<22}{percent(ledger.goodput):>20}"])

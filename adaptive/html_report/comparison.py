@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,21 +10,16 @@ import numpy as np
 
 from .columns import Columns
 from .formatting import counted, duration, number, percent
-from .seconds import goodput
 
 _NOTABLE = 0.02  # of the time for an example; smaller differences of causes are left out
 _AT_THE_END = 0.02  # of the run's steps, over which a metric's median is its value at the end
 
 
-def compare(runs: Sequence[Columns], causes: Sequence[Mapping[str, float]]) -> list[tuple[str, str, str]]:
+def compare(runs: Sequence[Columns]) -> list[tuple[str, str, str]]:
     """Return what differs between two runs, each with the values of both: speed, where the time of an example goes,
     metrics after the same number of examples, what happened, and what the runs were made with.
-
-    Args:
-      runs: the two runs.
-      causes: the seconds of each by cause.
     """
-    pairs = [*_speed(runs, causes), *_causes(runs, causes), *_metrics(runs), *_events(runs)]
+    pairs = [*_speed(runs), *_causes(runs), *_metrics(runs), *_events(runs)]
     settings = [about(run) for run in runs]
     names = [name for name in {**settings[0], **settings[1]} if name != "began"]
     pairs += [(name, [rows.get(name, "–") for rows in settings]) for name in names]
@@ -50,17 +45,17 @@ def _as_text(value: Any) -> str:
     return ", ".join(map(_as_text, value)) if isinstance(value, list) else str(value)
 
 
-def _speed(runs: Sequence[Columns], causes: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, list[str]]]:
+def _speed(runs: Sequence[Columns]) -> Iterator[tuple[str, list[str]]]:
     rates = [float(run.examples[-1] / max(run.elapsed[-1], 1e-12)) for run in runs]
     ratio = rates[1] / rates[0]
     yield "examples a second", [number(rates[0]), f"{number(rates[1])}, {ratio:.2f} times as many"]
     yield "median step", [duration(float(np.median(run.seconds))) for run in runs]
-    yield "goodput", [percent(goodput(of)) for of in causes]
+    yield "goodput", [percent(run.ledger.goodput) for run in runs]
 
 
-def _causes(runs: Sequence[Columns], causes: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, list[str]]]:
+def _causes(runs: Sequence[Columns]) -> Iterator[tuple[str, list[str]]]:
     """Compare the seconds of a thousand examples by cause, the largest difference first."""
-    each = [{name: 1e3 * s / run.examples[-1] for name, s in of.items()} for run, of in zip(runs, causes, strict=True)]
+    each = [{name: 1e3 * s / run.examples[-1] for name, s in run.ledger.seconds.items()} for run in runs]
     changes = {name: abs(each[1][name] - each[0][name]) for name in each[0]}
     for name in sorted(changes, key=lambda name: -changes[name]):
         if changes[name] >= _NOTABLE * sum(each[0].values()):

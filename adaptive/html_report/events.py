@@ -61,7 +61,10 @@ def run_events(run: Columns) -> list[RunEvent]:
 
 def _folded(run: Columns, group: Sequence[RunEvent]) -> RunEvent:
     first, last = group[0], group[-1]
-    what = f"{first.what}, {len(group):,} times up to step {run.step[last.row]:,}"
+    if first.kind == "hyperparameter" and len(group) > 0.5 * (last.row - first.row + 1):  # in most steps
+        what = f"{first.what}, by a schedule up to step {run.step[last.row]:,}"
+    else:
+        what = f"{first.what}, {len(group):,} times up to step {run.step[last.row]:,}"
     return first._replace(what=what, why=first.by, after=last.after)
 
 
@@ -81,22 +84,16 @@ def _of_hook(run: Columns, hook: Mapping[str, Any], made: Mapping[str, int]) -> 
         return f"{name} made {counted(made[name], 'request')} in {calls}{'' if changed else nothing}."
     if not due.any():
         return f"{name} never acted: it is called every {counted(every, 'step')}, and was not due."
-    columns = (run.record.get(f"hook/{hook['name']}/{leaf}") for leaf in hook["leaves"])
-    values = [column[due] for column in columns if column is not None]
-    unknown = sum(not any(map(_is_known, row)) for row in zip(*values, strict=True)) if values else 0
+    columns = [run.record[f"hook/{hook['name']}/{leaf}"][due] for leaf in hook["leaves"]]
+    unknown = sum(all(np.isnan(value).all() for value in row) for row in zip(*columns, strict=True))
     missing = f", in {unknown:,} of them without measurements (all values NaN)" if unknown else ""
     why = next((each[hook["name"]] for each in reversed(run.record["why"]) if each and hook["name"] in each), "")
     return f"{name} never acted: no request in {calls}{missing}{f'. {why[:1].upper()}{why[1:]}' if why else ''}."
 
 
-def _is_known(value: Any) -> bool:
-    """Return whether nested lists have a number; a record has `None` for NaN."""
-    return any(map(_is_known, value)) if isinstance(value, list) else value is not None and value == value
-
-
 def _changes(values: np.ndarray) -> np.ndarray:
     """Return the rows whose value differs from that of the row before."""
-    same = [a == b or (a != a and b != b) for a, b in zip(values[1:].tolist(), values[:-1].tolist(), strict=True)]
+    same = [np.array_equal(a, b, equal_nan=True) for a, b in zip(values[1:], values[:-1], strict=True)]
     return np.flatnonzero(~np.array(same, bool)) + 1
 
 
@@ -164,11 +161,13 @@ def _hyperparameters(run: Columns) -> Iterator[RunEvent]:
         since = 0
         for row in map(int, _changes(values)):
             by, why = _cause(run, since, row, partial(_sets, name))
-            before, after = (
-                str(v) if values.dtype == object else f"{float(v):.4g}" for v in (values[row - 1], values[row])
-            )
+            before, after = (_shown(values[row + k]) for k in (-1, 0))
             yield RunEvent(row, "hyperparameter", name, why, by, before, after)
             since = row
+
+
+def _shown(value: Any) -> str:
+    return np.array2string(np.asarray(value, float), formatter={"float_kind": "{:.4g}".format})  # type: ignore[misc]
 
 
 # --- workers, restores, skipped steps, notes --------------------------------------------------------------------------

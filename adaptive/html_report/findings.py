@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from adaptive.observe.ledger import CAUSES
 
 from .columns import Columns
 from .formatting import duration, listed, percent, workers
-from .seconds import SlowPhase, slow_phases
+from .slow_workers import SlowPhase, slow_phases
 
 _LEAST = 0.01  # findings that cost a smaller share of the run are left out
 _MUCH_EXCHANGE = 0.3  # of the run
@@ -34,16 +34,11 @@ class Finding(NamedTuple):
     seconds: float
 
 
-def findings(run: Columns, causes: Mapping[str, float]) -> list[Finding]:
-    """Return what cost at least a hundredth of the run, the most expensive first.
-
-    Args:
-      run: the run.
-      causes: its seconds by cause.
-    """
-    total = sum(causes.values())
-    found = list(_waiting(run, causes, total))
-    for name, seconds in causes.items():
+def findings(run: Columns) -> list[Finding]:
+    """Return what cost at least a hundredth of the run, the most expensive first."""
+    total = run.ledger.wall
+    found = list(_waiting(run, total))
+    for name, seconds in run.ledger.seconds.items():
         share = seconds / total
         text = f"{name.capitalize()} took {percent(share)} of the run: {CAUSES[name]}. {_ADVICE.get(name, '')}"
         if name not in ("computing", "waiting") and (name != "exchanging" or share > _MUCH_EXCHANGE):
@@ -51,7 +46,7 @@ def findings(run: Columns, causes: Mapping[str, float]) -> list[Finding]:
     return sorted((f for f in found if f.seconds >= _LEAST * total), key=lambda f: -f.seconds)
 
 
-def _waiting(run: Columns, causes: Mapping[str, float], total: float) -> Iterator[Finding]:
+def _waiting(run: Columns, total: float) -> Iterator[Finding]:
     phases = [phase for phase in slow_phases(run) if phase.saved >= _LEAST * total]
     for phase in phases:
         less = f"{duration(phase.saved)} ({percent(phase.saved / total)})"
@@ -61,9 +56,10 @@ def _waiting(run: Columns, causes: Mapping[str, float], total: float) -> Iterato
             f"Had {them} been as fast as the others, the run would have taken {less} less."
         )
         yield Finding(text, phase.saved)
-    rest = causes["waiting"] - sum(phase.saved for phase in phases)
+    waiting = run.ledger.seconds["waiting"]
+    rest = waiting - sum(phase.saved for phase in phases)
     of_it = f"{duration(max(rest, 0.0))} of it " if phases else ""
-    share = percent(causes["waiting"] / total)  # the only share of waiting on the page
+    share = percent(waiting / total)  # the only share of waiting on the page
     yield Finding(f"Workers waited {share} of the run for one another, {of_it}with none steadily slower.", rest)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from adaptive.observe.ledger import CAUSES, PRODUCTIVE, Ledger
+from adaptive.observe.ledger import CAUSES, PRODUCTIVE
 
 from .charts import PARTS, Chart, Missing, charts, embedded
 from .columns import Columns
@@ -16,33 +16,30 @@ from .comparison import about
 from .events import hook_summary, run_events
 from .findings import findings
 from .formatting import counted, duration, number, percent
-from .seconds import goodput
 
 _FINDINGS = 3
 _LISTED = 200  # changes; more are in the record
 _METRICS = 3  # in the headline
 
 
-def render(run: Columns, ledger: Ledger, causes: Mapping[str, float], name: str) -> str:
+def render(run: Columns, name: str) -> str:
     """Return the report of a run.
 
     Args:
       run: the run.
-      ledger: its ledger.
-      causes: its seconds by cause.
       name: the file name of its record.
 
     Raises:
       Missing: jinja2 or bokeh is not installed.
     """
-    total = sum(causes.values())
+    causes, total = run.ledger.seconds, run.ledger.wall
     events = run_events(run)
     return _page(
         charts(run),
         title=f"Run of {counted(len(run), 'step')}: {name}",
-        lead=f"The run took {duration(total)}. {percent(goodput(causes))} of it was training.",
-        figures=_figures(run, ledger, causes),
-        findings=[(each.text, f"≈ {duration(each.seconds)}") for each in findings(run, causes)[:_FINDINGS]],
+        lead=f"The run took {duration(total)}. {percent(run.ledger.goodput)} of it was training.",
+        figures=_figures(run),
+        findings=[(each.text, f"≈ {duration(each.seconds)}") for each in findings(run)[:_FINDINGS]],
         changes=[(f"{run.step[e.row]:,}", duration(float(run.elapsed[e.row])), e) for e in events[:_LISTED]],
         left_out=max(len(events) - _LISTED, 0),
         hooks=hook_summary(run),
@@ -75,14 +72,15 @@ def _page(made: Sequence[Chart], **content: Any) -> str:
     return template.render(charts=made, style=style, **embedded(made), **content)
 
 
-def _figures(run: Columns, ledger: Ledger, causes: Mapping[str, float]) -> list[tuple[str, str, str]]:
+def _figures(run: Columns) -> list[tuple[str, str, str]]:
     """Return the key figures: name, value, and a second value or a range."""
+    ledger = run.ledger
     few, many = np.percentile(run.seconds, [10, 90])
     active = (run.sizes > 0).sum(1)
     rate = float(f"{run.examples[-1] / max(run.elapsed[-1], 1e-9):.3g}")
     rows = [
-        ("took", duration(sum(causes.values())), counted(max(ledger.starts, 1), "start")),
-        ("training (goodput)", percent(goodput(causes)), "computing and exchanging"),
+        ("took", duration(ledger.wall), counted(max(ledger.starts, 1), "start")),
+        ("training (goodput)", percent(ledger.goodput), "computing and exchanging"),
         ("median step", duration(float(np.median(run.seconds))), f"{duration(few)} to {duration(many)} (p10, p90)"),
         ("examples a second", number(rate), "in steps"),
         ("epochs", number(round(float(run.record["epoch"][-1]), 2)), f"{run.examples[-1]:,} examples"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,15 +22,16 @@ class CSV:
 
     The file only grows. A step that is repeated after a restore has several rows, of which the last one counts, and a
     row that was cut has no id: `pandas.read_csv(path).dropna(subset="run_id").drop_duplicates(["run_id", "step"],
-    keep="last")`. The first row of the file fixes the columns. A number of another name is left out, with a warning;
-    `ad.log.JSONL` has all of them.
+    keep="last")`; so has a step to which `program.log` adds values. The first row of the file fixes the columns. A
+    number of another name is left out, with a warning; `ad.log.JSONL` has all of them.
 
     Args:
       path: the file. Rows of other runs stay above those of this run; the column `run_id` distinguishes the runs.
+      columns: names of numbers that come later, such as those of `program.evaluate(log="val")`: `["val.loss"]`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self._path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] = ()):
+        self._path, self._later = Path(path), columns
         self._columns: list[str] = []
         self._left_out: set[str] = set()
         self._file: LineFile | None = None
@@ -38,7 +40,7 @@ class CSV:
         """Append a row."""
         row: dict[str, object] = {"step": event.report.step}
         row |= {_unquoted(name): value for name, value in scalars(event).items()}
-        for name in noise_names(event):  # the values are unknown in the first steps
+        for name in (*noise_names(event), *map(_unquoted, self._later)):  # unknown in the first steps
             row.setdefault(name, "")
         row |= {"notes": _unquoted("; ".join(describe(event))), "run_id": event.run_id}
         if self._file is None:
@@ -47,8 +49,8 @@ class CSV:
         if new := row.keys() - self._columns - self._left_out:
             self._left_out |= new
             _log.warning(
-                "%s has no column %s, which is left out. Write to another file, or to ad.log.JSONL, which has all.",
-                *(self._path, ", ".join(sorted(new))),
+                "%s has no column for %s. In a new file, name it beforehand:  ad.log.CSV(path, columns=%s)",
+                *(self._path, ", ".join(sorted(new)), sorted(new)),
             )
         self._file.write(",".join(str(row.get(name, "")) for name in self._columns))
 

@@ -112,6 +112,8 @@ class StepEvent:
       between: seconds between this step and the previous event, or the building of the program, by what was done:
         "script" (the script's own code), "evaluating", "saving", "restoring", and names of the breakdown. Local.
       origin: where the steps come from; in the first event of a program only. Local.
+      logged: what `program.log` and `program.evaluate(log=…)` added after this step, by name. Sinks get the step once
+        more with it. Local.
     """
 
     report: Report
@@ -129,6 +131,7 @@ class StepEvent:
     at: float = 0.0
     between: Mapping[str, float] = field(default_factory=dict)
     origin: RunOrigin | None = None
+    logged: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def scalars(self) -> dict[str, float]:
@@ -136,11 +139,16 @@ class StepEvent:
         such as a metric of flax, clu or metrax, the numbers that `compute()` returns. The first access waits for the
         step and copies the numbers from the device. Replicated.
         """
-        nodes, tree = jax.tree.flatten(self.report.metrics, is_leaf=_computes)
-        found: dict[str, float] = {}
-        for name, node in zip(_names(tree), nodes, strict=True):
-            found.update(_computed(name, node) if _computes(node) else _number(name, node))
-        return found
+        return numbers_by_name(self.report.metrics)
+
+
+def numbers_by_name(values: Any) -> dict[str, float]:
+    """Return the single numbers of a pytree by name, "val.loss"; of an object with `compute()`, those it returns."""
+    nodes, tree = jax.tree.flatten(values, is_leaf=_computes)
+    found: dict[str, float] = {}
+    for name, node in zip(_names(tree), nodes, strict=True):
+        found.update(_computed(name, node) if _computes(node) else _number(name, node))
+    return found
 
 
 def _computes(node: Any) -> bool:

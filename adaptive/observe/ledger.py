@@ -11,15 +11,12 @@ exceeds the median of the other steps, part by part, counts for that reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.base.errors import RecordError
-
-from .reader import read_run
+from .reader import Record, read
 
 CAUSES = {
     "computing": "kernels and segments of steps that count",
@@ -43,8 +40,7 @@ CAUSES = {
     "unaccounted": "seconds that no measurement explains",
 }
 PRODUCTIVE = ("computing", "exchanging")
-_BETWEEN = {"evaluating": "evaluating", "saving": "checkpoints", "restoring": "restore", "waiting": "waiting"}
-_BETWEEN |= {"compiling": "tracing and compiling"}  # others, as of steps that were not recorded: "script"
+_NAMES = {"compiling": "tracing and compiling", "saving": "checkpoints", "restoring": "restore"}  # others: the same
 
 
 class Ledger(NamedTuple):
@@ -75,8 +71,8 @@ class Ledger(NamedTuple):
 
     @property
     def goodput(self) -> float:
-        """The share of productive seconds (`PRODUCTIVE`) among all."""
-        return sum(self.seconds[name] for name in PRODUCTIVE) / self.wall if self.wall else float("nan")
+        """The share of computing and exchanging in them; NaN for a run that took no time."""
+        return sum(self.seconds[cause] for cause in PRODUCTIVE) / self.wall if self.wall else float("nan")
 
 
 def read_ledger(path: str | Path, run: int = -1) -> Ledger:
@@ -87,92 +83,57 @@ def read_ledger(path: str | Path, run: int = -1) -> Ledger:
       run: index of the run, if the file holds several; by default the last.
 
     Raises:
-      RecordError: the file is not a record, or has no such run; or the run has no steps, or no wall-clock times.
+      RecordError: the file is not a record, or has no such run; or the run has no steps.
       OSError: the file cannot be read.
     """
-    header, steps = read_run(path, run, discarded=True)
-    book = _Book(header.get("breakdown", ()))
-    for number, fields in steps:
-        try:
-            book.add(fields)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordError(f"{path}:{number}: a step without {error}.") from error
-    if not book.steps:
-        raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
-    return book.close()
+    return ledger_of(read(path, run, discarded=True))
 
 
-class _Book:
-    """The seconds of a run by cause, while its steps are read.
+def ledger_of(steps: Record) -> Ledger:
+    """Return the ledger of all executed steps of a run, with those that a restore discarded."""
+    causes = [_NAMES.get(name, name) for name in steps.header["breakdown"]]
+    parts = np.stack([np.nan_to_num(steps[f"seconds/{name}"]) for name in steps.header["breakdown"]], 1)
+    between = {name: np.nan_to_num(column) for name, column in steps.items() if name.startswith("between/")}
+    known = parts.sum(1) + sum(between.values(), np.zeros(len(parts)))
+    seconds = dict.fromkeys(CAUSES, 0.0)
+    _add_wall(steps, known, seconds)
+    for name, column in between.items():
+        what = name.partition("/")[2]
+        cause = _NAMES.get(what, what)
+        # Other parts, as of steps that were not recorded, are the script's.
+        seconds[cause if cause in ("evaluating", "waiting", *_NAMES.values()) else "script"] += float(column.sum())
+    discarded, skipped = steps["discarded"], steps["skipped"] & ~steps["discarded"]
+    seconds["repeated steps"] = float(parts[discarded].sum())
+    seconds["skipped steps"] = float(parts[skipped].sum())
+    counts = ~discarded & ~skipped
+    longer = [steps[name].astype(bool) & counts for name in ("lost", "origin", "joined")]
+    usual = counts & ~np.logical_or.reduce(longer)
+    if usual.any():
+        more = np.maximum(parts - np.median(parts[usual], axis=0), 0.0)
+        more[:, [cause == "tracing and compiling" for cause in causes]] = 0.0
+        for cause, rows in zip(("repairs", "first step", "joins"), longer, strict=True):
+            seconds[cause] += float(more[rows].sum())
+            parts[rows] -= more[rows]
+            more[rows] = 0.0  # of two reasons the first counts
+    for cause, s in zip(causes, parts[counts].sum(0), strict=True):
+        seconds[cause] += float(s)
+    examples = int(steps["global_batch"][discarded].sum())
+    starts, losses = (int(steps[name].astype(bool).sum()) for name in ("origin", "lost"))
+    restores = int(steps["restores"][~discarded].sum())
+    return Ledger(seconds, int((~discarded).sum()), starts, restores, int(discarded.sum()), examples, losses)
 
-    Args:
-      parts: names of the parts of a step.
+
+def _add_wall(steps: Record, known: np.ndarray, seconds: dict[str, float]) -> None:
+    """Add the wall-clock time, beside the `known` seconds of each step: processes that were down or starting, and what
+    is not accounted for. By the clock of another host, time may go backwards; such steps add nothing.
     """
-
-    def __init__(self, parts: Sequence[str]):
-        self._causes = ["tracing and compiling" if name == "compiling" else name for name in parts]
-        self._seconds = dict.fromkeys(CAUSES, 0.0)
-        self._at: float | None = None  # the end of the accounted time
-        self._rows: list[list[float]] = []  # parts of the steps that count
-        self._reasons: list[str] = []  # of each, why it may be longer; "" for most
-        self.steps = self._starts = self._restores = self._repeated = self._examples_lost = self._losses = 0
-
-    def add(self, fields: dict[str, Any]) -> None:
-        """Add a step.
-
-        Raises:
-          KeyError: a field that the ledger needs is missing.
-        """
-        parts, between, origin = fields["breakdown"], fields.get("between", {}), fields.get("origin")
-        known = sum(parts) + sum(between.values())
-        if origin is not None:
-            self._started(origin)
-        if self._at is None:
-            self._at = fields["at"] - known
-        self._until(fields["at"], "unaccounted")
-        self._seconds["unaccounted"] -= known
-        for name, s in between.items():
-            self._seconds[_BETWEEN.get(name, "script")] += s
-        self._losses += bool(fields.get("lost"))
-        if fields.get("discarded"):
-            self._seconds["repeated steps"] += sum(parts)
-            self._repeated += 1
-            self._examples_lost += sum(fields["batch_sizes"])
-            return
-        self.steps += 1
-        self._restores += fields.get("restores", 0)
-        if fields.get("skipped"):
-            self._seconds["skipped steps"] += sum(parts)
-            return
-        first = "first step" if origin is not None else "joins" if fields.get("joined") else ""
-        self._rows.append(parts)
-        self._reasons.append("repairs" if fields.get("lost") else first)
-
-    def _started(self, origin: Mapping[str, float]) -> None:
-        """Add the time from the last step to the end of the building of a new process's program."""
-        self._starts += 1
-        if self._at is None:
-            self._at = origin["process"]
-        for until, cause in (("process", "down"), ("build", "start"), ("built", "tracing and compiling")):
-            self._until(origin[until], cause)
-
-    def _until(self, end: float, cause: str) -> None:
-        """Add the time up to `end`, which may lie before the last one by the clock of another host."""
-        assert self._at is not None
-        self._seconds[cause] += max(0.0, end - self._at)
-        self._at = max(self._at, end)
-
-    def close(self) -> Ledger:
-        """Return the ledger of the steps so far."""
-        rows = np.array(self._rows, float).reshape(len(self._rows), len(self._causes))
-        reasons = np.array(self._reasons, object)
-        if (usual := reasons == "").any():
-            more = np.maximum(rows - np.median(rows[usual], axis=0), 0.0)
-            more[:, [cause == "tracing and compiling" for cause in self._causes]] = 0.0
-            for reason in set(self._reasons) - {""}:
-                self._seconds[reason] += float(more[reasons == reason].sum())
-            rows[~usual] -= more[~usual]
-        for cause, s in zip(self._causes, rows.sum(0), strict=True):
-            self._seconds[cause] += float(s)
-        counts = self.steps, self._starts, self._restores, self._repeated, self._examples_lost, self._losses
-        return Ledger(self._seconds, *counts)
+    ends, causes = list(steps["at"]), ["unaccounted"] * len(known)
+    for row in np.flatnonzero(steps["origin"].astype(bool))[::-1]:
+        origin = steps["origin"][row]
+        ends[row:row] = [origin["process"], origin["build"], origin["built"]]
+        causes[row:row] = ["down", "start", "tracing and compiling"]
+    began = ends[0] if steps["origin"][0] else ends[0] - known[0]
+    spans = np.diff(np.maximum.accumulate([began, *ends]))
+    for cause, span in zip(causes, spans.tolist(), strict=True):
+        seconds[cause] += span
+    seconds["unaccounted"] -= float(known.sum())

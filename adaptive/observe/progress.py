@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, ProgressColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from adaptive.base.activity import BETWEEN, NAMES, Activity
+from adaptive.base.activity import BETWEEN, EVALUATING, NAMES, Activity
 from adaptive.base.ambient import without_debug_checks
 from adaptive.base.exit_hooks import register_exit_hook
 from adaptive.base.thread_status import thread_status_of
@@ -30,6 +31,8 @@ from .events import StepEvent
 from .scalars import noise_of
 
 PLAIN_SECONDS = 10.0  # between two plain lines, except at ends of epochs
+_LOOKS = 1.0  # between two looks at what a run without a bar is waiting for
+_STALL = 3.0  # a wait of as long gets a plain line of its own
 _EPOCH_SECONDS = 1.0  # least time between the plain lines of two epochs
 _LONG_SECONDS = 1.0  # if a step takes longer, the line says what it waits for
 _LONG = 3  # and longer than this many times the last step
@@ -85,6 +88,7 @@ class Progress:
         self._began = self._last_seen = self._printed = time.monotonic()
         self._last: StepEvent | None = None
         self._shown = deque([(self._began, 0)], maxlen=_LINES)  # time and examples of the last lines
+        self._logged: dict[str, float] = {}
         self._asked: Counter[str] = Counter()  # decisions by hook
         self._steps = self._examples = self._again = 0
         self._bar: Bar | None = None
@@ -116,6 +120,12 @@ class Progress:
         of_epoch = report.epoch_ended and self._last_seen - self._printed >= _EPOCH_SECONDS
         if self._bar is None and (first or of_epoch):
             self._print(self.line())
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Show further values of a step."""
+        self._logged |= values
+        if self._shows and self._bar is None:
+            self._print("  ".join([f"step {step}", *_in_short(values)]))
 
     def _show(self) -> None:
         self._shows = True
@@ -168,15 +178,19 @@ class Progress:
             f"epoch {event.epoch:.1f}{limit(course.epochs) if course.epochs else ''}",
             f"step {report.step}{limit(course.steps) if course.steps else ''}",
             *_metrics_in_short(event),
+            *_in_short(self._logged),
             f"{rate:,.0f} examples/s",
             f"batch {sizes_in_short(report.batch_sizes)}",
             *noise_in_short(event),
         ]
 
     def _print_lines(self) -> None:
-        while not self._closed.wait(max(0.1, self._printed + PLAIN_SECONDS - time.monotonic())):
-            shows = not self._world.rank and not self._world.in_reserve
-            if shows and time.monotonic() - self._printed >= PLAIN_SECONDS:
+        waited_since = 0.0  # the last event before the wait that was printed last
+        while not self._closed.wait(min(_LOOKS, max(0.1, self._printed + PLAIN_SECONDS - time.monotonic()))):
+            now, since = time.monotonic(), self._last_seen
+            waits = now - since >= _STALL and since != waited_since and self._waits_for().startswith("waiting")
+            if (waits or now - self._printed >= PLAIN_SECONDS) and not self._world.rank and not self._world.in_reserve:
+                waited_since = since if waits else waited_since
                 self._print(self.line())
 
     def _print(self, line: str) -> None:
@@ -188,7 +202,9 @@ class Progress:
         still, last = time.monotonic() - self._last_seen, self._last
         if last is None or still >= max(_LONG_SECONDS, _LONG * last.report.seconds):
             now, what = self._activity.now, thread_status_of(sys._current_frames().get(self._training_thread))
-            words = "compiling" if what.compiles else str(what) if now == BETWEEN and what.words else NAMES[now]
+            words = str(what) if now == BETWEEN and what.words else NAMES[now]
+            if what.compiles:
+                words = "compiling the evaluation" if now == EVALUATING else "compiling"
             return f"waiting {still:.0f} s: {words}{f', {what.line}' if words == 'script' else ''}"
         there, wanted = self._kernels.buckets_compiled
         return "" if self._kernels.warm else f"(compiling kernel {min(there + 1, wanted)} of {wanted})"
@@ -233,7 +249,11 @@ def _metrics_in_short(event: StepEvent, most: int = 3) -> list[str]:
     names = [name for name in scalars if name.rpartition(".")[2] == "loss"][:1] or [
         name for name in scalars if "noise" not in name
     ][:most]
-    return [f"{name or 'metric'} {scalars[name]:.4g}" for name in names]
+    return _in_short({name or "metric": scalars[name] for name in names})
+
+
+def _in_short(values: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in values.items()]
 
 
 def noise_in_short(event: StepEvent) -> list[str]:

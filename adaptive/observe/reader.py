@@ -3,14 +3,14 @@
 A record is a text file of JSON objects, one per line, that only grows (`record.py` writes it). NaN is `null`,
 infinities are the texts "inf" and "-inf". Every line can be read without the others:
 
-    {"kind": "header", "version": 5, "run_id": "4f…", "workers": 4, "hooks": [{"name": "0/balance", "every": 10,
-     "leaves": ["seconds"]}], "breakdown": ["input", …], "lower": […], "upper": […], …}
-    {"kind": "step", "run_id": "4f…", "step": 1, "epoch": 0.01, "batch_sizes": [16, 16, 16, 16], …}
+    {"kind":"header","version":6,"run_id":"4f…","workers":4,"hooks":[{"name":"0/balance","every":10,
+     "leaves":["seconds"]}],"breakdown":["input",…],"lower":[…],"upper":[…],…}
+    {"kind":"step","run_id":"4f…","step":1,"epoch":0.01,"batch_sizes":[16,16,16,16],…}
 
 A header is written whenever a process opens the file, and holds for the steps of this run after it. A step that was
-repeated after a restore has several lines; the first line after a restore has `"restored": true`. A line of step k
+repeated after a restore has several lines; the first line after a restore has `"restored":true`. A line of step k
 replaces all earlier lines of its run from step k on. A line without its end, of a process that was killed or of a full
-disk, is skipped.
+disk, is skipped. Fields that are empty, or as usual, are left out: see `_complete`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,20 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.base.activity import WorkerSeconds
 from adaptive.base.errors import RecordError
 
-VERSION = 5
-_LAST_OTHER = "aece1f2f"  # the last commit that reads versions 2 to 4
-_LINE = b'{"kind": "'
-_STEP = re.compile(rb'\{"kind": "step", "run_id": "([^"]*)", "step": (\d+)(, "restored": true)?, ')
-_OBJECTS = ("decision", "members", "joined", "lost", "notes", "asked", "script", "between", "origin", "why")
-_DTYPES: dict[str, type] = dict.fromkeys(
-    ("step", "global_batch", "workers", "restores", "repeated", "batch_size/"), np.int64
-)
-_DTYPES["skipped"] = np.bool_
-_BLOCK = 64  # rows that are collected in lists before they become arrays, while they are in the cache
+VERSION = 6
+_OTHERS = "Commit 967daad3 reads version 5, and aece1f2f versions 2 to 4."
+_STEP = re.compile(rb'\{"kind":"step","run_id":"([^"]*)","step":(\d+)(,"restored":true)?,')
+_OBJECTS = ("decision", "members", "joined", "lost", "notes", "asked", "script", "origin", "why")
+_OF_WORKERS = ("batch_size", "input", "computing", "busy", "waiting")
+_BLOCK = 64  # rows that become arrays together, while they are in the cache
 
 _log = logging.getLogger("adaptive")
 
@@ -54,12 +49,11 @@ class RecordedRun(NamedTuple):
     steps: Iterator[tuple[int, dict[str, Any]]]
 
 
-@dataclass
-class _Place:
-    """Where the line of a step is, and the restores between this step and the one before it.
+@dataclass(slots=True)
+class _Line:
+    """The place of a step's line in the file, and the restores between this step and the one before it.
 
     Attributes:
-      offset, number: of the line in the file.
       restores, repeated: the number of these restores, and of the steps that they discarded.
       discarded: whether the program was restored to an earlier step afterwards.
     """
@@ -72,43 +66,43 @@ class _Place:
     discarded: bool = False
 
 
-class _RunIndex:
-    """The places of one run's lines, in the order of the file."""
+@dataclass
+class _Lines:
+    """The lines of one run: its headers, all executed steps, and of each step the last line."""
 
-    def __init__(self) -> None:
-        self.headers: list[dict[str, Any]] = []
-        self.executed: list[_Place] = []  # with discarded steps
-        self.last: list[_Place] = []  # of each step its last line
+    headers: list[dict[str, Any]] = field(default_factory=list)
+    executed: list[_Line] = field(default_factory=list)
+    last: list[_Line] = field(default_factory=list)
 
-    def add(self, place: _Place) -> None:
-        """Add a line; it replaces the lines from its step on."""
-        replaced: list[_Place] = []
-        while self.last and self.last[-1].step >= place.step:
+    def add(self, line: _Line) -> None:
+        """Add a step; its line replaces the lines from this step on."""
+        replaced: list[_Line] = []
+        while self.last and self.last[-1].step >= line.step:
             replaced.append(self.last.pop())
-        if place.restores:
-            place.repeated = len(replaced)
+        if line.restores:
+            line.repeated = len(replaced)
             for other in replaced:
                 other.discarded = True
-        elif replaced:  # another process has written the same steps
+        elif replaced:  # the same steps, written once more
             del self.executed[len(self.executed) - len(replaced) :]
-        place.restores += sum(other.restores for other in replaced)
-        place.repeated += sum(other.repeated for other in replaced)
-        self.last.append(place)
-        self.executed.append(place)
+        line.restores += sum(other.restores for other in replaced)
+        line.repeated += sum(other.repeated for other in replaced)
+        self.last.append(line)
+        self.executed.append(line)
 
 
 def read_run(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False) -> RecordedRun:
     """Read the lines of one run of a record.
 
-    Each step comes once, as it was taken last. Its fields are those of its line (see this module), and for the first
-    step after a restore `restores`, the number of restores, and `repeated`, the number of steps that they discarded. If
-    a run was restarted with more workers, its earlier steps have zeros for them.
+    Each step comes once, as it was taken last. Its fields are those of its line (see this module), completed; and
+    `restores`, the number of restores before it, and `repeated`, the number of steps that they discarded. If a run was
+    restarted with more workers, its earlier steps have zeros for them.
 
     Args:
       path: the file that `Program.run(record=…)` writes.
       run: index of the run, if the file holds several; by default the one that was written last.
-      discarded: whether steps that a restore has discarded come too, in the order in which they were taken, with the
-        field `discarded`.
+      discarded: whether steps that a restore has discarded come too, in the order in which they were taken; the field
+        `discarded` tells them.
 
     Raises:
       RecordError: the file is not a record, has another version, or has no such run.
@@ -122,78 +116,72 @@ def read_run(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = F
     if not found.headers:
         raise RecordError(f"{path}: the header of this run is missing.")
     header = {**found.headers[-1], "workers": max(header.get("workers", 0) for header in found.headers)}
-    return RecordedRun(header, _lines(path, found.executed if discarded else found.last, header["workers"]))
+    return RecordedRun(header, _steps(path, found.executed if discarded else found.last, header["workers"]))
 
 
-def _index(path: str | os.PathLike[str]) -> dict[str, _RunIndex]:
-    """Return the runs of a file by their ids; the one that was written last comes last."""
-    runs: dict[str, _RunIndex] = {}
+def _index(path: str | os.PathLike[str]) -> dict[str, _Lines]:
+    """Return the lines of all runs of a file by the runs' ids; the one that was written last comes last."""
+    runs: dict[str, _Lines] = {}
     with open(path, "rb") as file:
         offset = 0
-        for number, line in enumerate(file, 1):
-            if (match := _STEP.match(line)) is not None:
-                place = _Place(offset, number, int(match[2]), match[3] is not None)
-                runs.setdefault(match[1].decode(), _RunIndex()).add(place)
-            elif (header := _header(path, number, line)) is not None:
-                found = runs.pop(header["run_id"], None) or _RunIndex()
+        for number, text in enumerate(file, 1):
+            if (match := _STEP.match(text)) is not None:
+                line = _Line(offset, number, int(match[2]), match[3] is not None)
+                runs.setdefault(match[1].decode(), _Lines()).add(line)
+            elif (header := _header(f"{path}:{number}", text)) is not None:
+                found = runs.pop(header["run_id"], None) or _Lines()
                 found.headers.append(header)
                 runs[header["run_id"]] = found
-            offset += len(line)
+            offset += len(text)
     return runs
 
 
-def _header(path: str | os.PathLike[str], number: int, line: bytes) -> dict[str, Any] | None:
+def _header(place: str, text: bytes) -> dict[str, Any] | None:
     """Return the fields of a header; `None` for a line that was cut.
 
     Raises:
       RecordError: the line is not of a record, or of another version.
     """
-    if not line.strip():
+    if not text.strip():
         return None
-    if not line.startswith(_LINE[: len(line.strip())]):
-        raise RecordError(f"{path}:{number}: not a line of a record. Is this a recorded run?")
     try:
-        header = json.loads(line)
+        header = json.loads(text)
     except ValueError:
-        _cut(path, number)
+        if text[:1] != b"{":
+            raise RecordError(f"{place}: not a line of a record. Is this a recorded run?") from None
+        _cut(place)
         return None
-    if not isinstance(header, dict) or header.get("kind") != "header":
-        raise RecordError(f"{path}:{number}: not a valid line of a record. Is this a recorded run?")
+    if not isinstance(header, dict) or header.get("kind") not in ("header", "step"):
+        raise RecordError(f"{place}: not a line of a record. Is this a recorded run?")
     if header.get("version") != VERSION:
-        raise RecordError(
-            f"{path}:{number}: a record of version {header.get('version')}; this reads version {VERSION}. Commit "
-            f"{_LAST_OTHER} is the last one that reads versions 2 to 4."
-        )
+        raise RecordError(f"{place}: a record of version {header.get('version')}; this reads {VERSION}. {_OTHERS}")
     return header
 
 
-def _cut(path: str | os.PathLike[str], number: int) -> None:
-    _log.warning("%s:%d: this line is truncated. It is skipped.", path, number)
+def _cut(place: str) -> None:
+    _log.warning("%s: this line is truncated. It is skipped.", place)
 
 
-def _lines(
-    path: str | os.PathLike[str], places: Sequence[_Place], workers: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def _steps(path: str | os.PathLike[str], lines: Sequence[_Line], workers: int) -> Iterator[tuple[int, dict[str, Any]]]:
     loads = _fastest_loads()
     with open(path, "rb") as file:
-        for place in places:
-            file.seek(place.offset)
+        for line in lines:
+            file.seek(line.offset)
             try:
                 fields = loads(file.readline())
             except ValueError:
-                _cut(path, place.number)
+                _cut(f"{path}:{line.number}")
                 continue
-            if place.restores:
-                fields |= {"restores": place.restores, "repeated": place.repeated}
-            if place.discarded:
-                fields["discarded"] = True
-            if len(fields.get("batch_sizes") or ()) < workers:
-                _pad(fields, workers)
-            yield place.number, fields
+            fields |= {"restores": line.restores, "repeated": line.repeated, "discarded": line.discarded}
+            try:
+                _complete(fields, workers)
+            except (KeyError, TypeError) as error:
+                raise RecordError(f"{path}:{line.number}: a step without {error}.") from error
+            yield line.number, fields
 
 
 def _fastest_loads() -> Callable[[bytes], Any]:
-    """Return orjson's parser if installed, which reads 400 MB in a second, Python's own in six."""
+    """Return orjson's parser if installed, which takes a sixth of the time of Python's own."""
     try:
         from orjson import loads
     except ImportError:
@@ -201,13 +189,28 @@ def _fastest_loads() -> Callable[[bytes], Any]:
     return loads
 
 
-def _pad(fields: dict[str, Any], workers: int) -> None:
-    """Add zeros for further worker slots to the lists of a step."""
-    seconds = fields.get("workers") or {}
-    of_workers = fields.get("batch_sizes"), fields.get("previous_batch_sizes"), *seconds.values()
-    for numbers in of_workers:
-        if numbers is not None:
+def _complete(fields: dict[str, Any], workers: int) -> None:
+    """Add the fields that a line leaves out, and zeros for worker slots that came later."""
+    sizes = fields["batch_sizes"]
+    if "members" not in fields:
+        fields["members"] = [*range(len(sizes))]
+    if "active" not in (asked := fields.setdefault("asked", {})):
+        asked["active"] = fields["members"]
+    if len(sizes) < workers:
+        short = (sizes, fields.get("previous_batch_sizes", []), *fields["microseconds"].values())
+        for numbers in (numbers for numbers in short if isinstance(numbers, list)):
             numbers += [0] * (workers - len(numbers))
+    if "previous_batch_sizes" not in fields:
+        fields["previous_batch_sizes"] = sizes
+    for name, value in _USUAL.items():
+        if name not in fields:
+            fields[name] = value
+
+
+_USUAL: dict[str, Any] = dict.fromkeys(("decision", "origin", "at")) | {
+    **dict.fromkeys(("joined", "lost", "notes", "script"), ()),
+    **{name: {} for name in ("hyperparameters", "logged", "between", "why")},
+}
 
 
 class Record(dict[str, np.ndarray]):
@@ -215,18 +218,29 @@ class Record(dict[str, np.ndarray]):
 
     Attributes:
       header: the fields of the run's header: `workers`, `hooks`, `seed`, …
+      logged: the names of the columns that `program.log` and `program.evaluate(log=…)` wrote.
     """
 
-    def __init__(self, header: dict[str, Any], columns: dict[str, np.ndarray]):
+    def __init__(
+        self, header: dict[str, Any], columns: dict[str, np.ndarray], workers: dict[str, np.ndarray], logged: set[str]
+    ):
+        slots = range(header["workers"])
         super().__init__(columns)
-        self.header = header
+        self.update((f"{name}/{slot}", values[:, slot]) for name, values in workers.items() for slot in slots)
+        self.header, self.logged, self._workers = header, logged, workers
 
     def of_workers(self, name: str) -> np.ndarray:
         """Return the columns `name/0`, `name/1`, … as one array; shape=(steps, workers)."""
-        return np.stack([self[f"{name}/{slot}"] for slot in range(self.header["workers"])], 1)
+        return self._workers[name]
+
+    def where(self, rows: np.ndarray) -> Record:
+        """Return the rows that a boolean array selects."""
+        slots = {f"{name}/{slot}" for name in self._workers for slot in range(self.header["workers"])}
+        columns = {name: column[rows] for name, column in self.items() if name not in slots}
+        return Record(self.header, columns, {name: all_[rows] for name, all_ in self._workers.items()}, self.logged)
 
 
-def read(path: str | os.PathLike[str], run: int = -1) -> Record:
+def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False) -> Record:
     """Read a record as columns with a row for each step, taken as it was last.
 
         steps = pandas.DataFrame(ad.log.read("run.jsonl"))
@@ -238,91 +252,108 @@ def read(path: str | os.PathLike[str], run: int = -1) -> Record:
       since 1970), `global_batch`, `workers`, `message_bytes`, `skipped`.
     * `restores` and `repeated`: the number of restores between this step and the one before it, and of the steps that
       they discarded.
-    * the driver's metrics that are numbers, by their names, and `hyperparameter/lr` and so on.
+    * the driver's metrics that are numbers, by their names, and `hyperparameter/lr` and so on; and what
+      `program.log` and `program.evaluate(log=…)` wrote after a step, NaN in the others.
     * `seconds/input`, `seconds/computing`, …: `seconds` by cause, on the process that recorded it.
+    * `between/script`, `between/saving`, …: seconds between the step before and this one, by activity.
     * for each worker slot `batch_size/0`, …, and the seconds `input/0`, `computing/0`, `busy/0` and `waiting/0`, …, of
       this step. `waiting` is the time in which the worker waited for others, in all messages of the step; it is the one
       to use for shares of waiting. Zeros for an empty slot.
-    * the values of hooks: `hook/0/adapt_batch_size/noise.scale`; lists, if they are arrays.
+    * the values of hooks: `hook/0/adapt_batch_size/noise.scale`; arrays, if they are not single numbers.
     * objects, `None` in most rows: `decision`, `members`, `joined`, `lost`, `notes`, `asked` (the targets before the
-      hooks ran), `script` (requests of the script), `between` (seconds since the step before by activity), `origin`
-      (of the process, in its first step), `why` (by hook: why it asked for nothing, where that has changed).
+      hooks ran), `script` (requests of the script), `origin` (of the process, in its first step), `why` (by hook: why
+      it asked for nothing, where that has changed).
 
     Args:
       path: the file that `Program.run(record=…)` writes.
       run: index of the run, if the file holds several; by default the one that was written last.
+      discarded: whether steps that a restore has discarded have rows, too; the column `discarded` tells them.
 
     Raises:
       RecordError: the file is not a record, has another version, or has no such run; or the run has no steps.
       OSError: the file cannot be read.
     """
-    header, steps = read_run(path, run)
+    header, steps = read_run(path, run, discarded=discarded)
     rows: list[dict[str, Any]] = []
-    blocks: list[dict[str, np.ndarray]] = []  # long lists of rows are slow
+    blocks: list[dict[str, np.ndarray]] = []
+    logged: set[str] = set()
     try:
-        for number, fields in steps:
-            try:
-                rows.append(_row(header, fields))
-            except (KeyError, TypeError, AttributeError) as error:
-                raise RecordError(f"{path}:{number}: a step without {error}.") from error
+        for _, fields in steps:
+            rows.append(fields)
             if len(rows) == _BLOCK:
-                blocks.append(_block(rows))
+                blocks.append(_block(header, rows, logged))
                 rows = []
-        blocks += [_block(rows)] if rows else []
-        if blocks:
-            return Record(header, _columns(blocks))
-    except ValueError as error:
+        blocks += [_block(header, rows, logged)] if rows else []
+    except KeyError as error:
+        raise RecordError(f"{path}: a step without {error}.") from error
+    except (ValueError, TypeError, AttributeError) as error:
         raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
-    raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
+    if not blocks:
+        raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
+    columns = _joined(blocks)
+    if not discarded:
+        del columns["discarded"]
+    return Record(header, columns, {name: columns.pop(name) for name in _OF_WORKERS}, logged)
 
 
-def _row(header: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of one step. A name with "/" at its end is a list with a number for each worker slot."""
-    sizes = fields["batch_sizes"]
-    row = dict(fields["metrics"])
-    row |= {name: fields[name] for name in ("step", "epoch", "seconds", "message_bytes", "skipped")}
-    row |= {"at": fields.get("at"), "global_batch": sum(sizes), "workers": len(fields["members"])}
-    row |= {"restores": fields.get("restores", 0), "repeated": fields.get("repeated", 0)}
-    row |= {f"seconds/{name}": s for name, s in zip(header["breakdown"], fields["breakdown"], strict=True)}
-    row |= {f"hyperparameter/{name}": value for name, value in fields["hyperparameters"].items()}
-    row["batch_size/"] = sizes
-    row |= {f"{name}/": fields["workers"][name] for name in WorkerSeconds._fields}
+def _block(header: dict[str, Any], rows: list[dict[str, Any]], logged: set[str]) -> dict[str, np.ndarray]:
+    """Return the columns of some steps, those of workers with shape=(steps, workers)."""
+    metrics = _by_name(rows, "metrics")
+    later = _by_name(rows, "logged")
+    logged |= later.keys()
+    sizes = np.array([fields["batch_sizes"] for fields in rows], np.int64)
+    of_workers = [fields["microseconds"] for fields in rows]
+    seconds = {name: 1e-6 * np.array([of[name] for of in of_workers], np.float64) for name in ("input", "computing")}
+    busy = 1e-6 * np.array([of["busy"] for of in of_workers], np.float64)
+    together = 1e-6 * np.array([[of["together"]] for of in of_workers], np.float64)
+    columns = {name: _numbers([fields[name] for fields in rows]) for name in ("epoch", "seconds", "at")}
+    whole = ("step", "message_bytes", "restores", "repeated")
+    columns |= {name: np.array([fields[name] for fields in rows], np.int64) for name in whole}
+    columns |= {name: np.array([fields[name] for fields in rows], bool) for name in ("skipped", "discarded")}
+    columns |= {"global_batch": sizes.sum(1), "workers": np.array([len(fields["members"]) for fields in rows])}
+    parts = np.array([fields["breakdown"] for fields in rows], np.float64)
+    columns |= {f"seconds/{name}": column for name, column in zip(header["breakdown"], parts.T, strict=True)}
+    for what, prefix in (("hyperparameters", "hyperparameter/"), ("between", "between/")):
+        columns |= {f"{prefix}{name}": _numbers(values) for name, values in _by_name(rows, what).items()}
     for hook in header["hooks"]:
-        values = fields["hooks"].get(hook["name"])  # none in a step that was skipped
-        row |= {f"hook/{hook['name']}/{leaf}": value for leaf, value in zip(hook["leaves"], values or (), strict=False)}
-    return row | {name: fields.get(name) or None for name in _OBJECTS}
+        given = [fields["hooks"].get(hook["name"], ()) for fields in rows]  # nothing in a step that was skipped
+        for place, leaf in enumerate(hook["leaves"]):
+            values = [leaves[place] if place < len(leaves) else None for leaves in given]
+            columns[f"hook/{hook['name']}/{leaf}"] = _numbers(values)
+    columns |= {name: _objects([fields[name] or None for fields in rows]) for name in _OBJECTS}
+    columns |= {name: _numbers(values) for name, values in (metrics | later).items() if name not in columns}
+    waiting = np.where(busy > 0, together - busy, 0.0)
+    return columns | {"batch_size": sizes, **seconds, "busy": busy, "waiting": waiting}
 
 
-def _block(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the columns of some rows; values that a row lacks are unknown."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _array(name, [row.get(name) for row in rows]) for name in names}
+def _by_name(rows: list[dict[str, Any]], what: str) -> dict[str, list[Any]]:
+    """Return the values of a field of names and values, by name; `None` in rows that lack it."""
+    names = dict.fromkeys(name for fields in rows for name in fields[what])
+    return {name: [fields[what].get(name) for fields in rows] for name in names}
 
 
-def _columns(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the columns of all rows, with one for each worker slot in place of an array of all."""
-    found: dict[str, np.ndarray] = {}
-    for name in dict.fromkeys(name for block in blocks for name in block):
-        parts = [block[name] if name in block else _array(name, [None] * len(block["step"])) for block in blocks]
-        column = np.concatenate(parts)
-        if name.endswith("/"):
-            found |= {f"{name}{slot}": column[:, slot] for slot in range(column.shape[1])}
-        else:
-            found[name] = column
-    return found
+def _numbers(values: list[Any]) -> np.ndarray:
+    """Return numbers as an array; lists of them, in some rows or all, as objects. `None` becomes NaN."""
+    try:
+        numbers = np.array(values, np.float64)
+        return numbers if numbers.ndim == 1 else _objects(numbers)
+    except (ValueError, TypeError):
+        return _objects([np.array(value, np.float64) if isinstance(value, list) else value for value in values])
 
 
-def _array(name: str, rows: list[Any]) -> np.ndarray:
-    if name in _DTYPES or name.endswith("/"):
-        return np.array(rows, _DTYPES.get(name, np.float32))
-    if name not in _OBJECTS:
-        try:
-            numbers = np.array(rows, np.float64)  # None becomes NaN, "inf" infinity
-            if numbers.ndim == 1:
-                return numbers
-        except (ValueError, TypeError):
-            pass  # lists, in some rows or all
-    objects = np.empty(len(rows), object)
-    for place, value in enumerate(rows):
+def _objects(values: Iterable[Any]) -> np.ndarray:
+    listed = list(values)
+    objects = np.empty(len(listed), object)
+    for place, value in enumerate(listed):
         objects[place] = value
     return objects
+
+
+def _joined(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the columns of all blocks; what a block lacks is unknown."""
+    names = dict.fromkeys(name for block in blocks for name in block)
+    lacking = [np.full(len(block["step"]), np.nan) for block in blocks]
+    return {
+        name: np.concatenate([block.get(name, nan) for block, nan in zip(blocks, lacking, strict=True)])
+        for name in names
+    }

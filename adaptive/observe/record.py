@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,42 +79,33 @@ def _header(event: StepEvent) -> dict[str, Any]:
 
 
 def _step(event: StepEvent) -> dict[str, Any]:
-    report, decision = event.report, event.report.decision
-    by_script = [request.fields() for request in event.requests if not request.hook]
-    return {
+    report, decision, asked, origin = event.report, event.report.decision, event.asked, event.origin
+    sizes, members = list(report.batch_sizes), list(report.members)
+    line = {
         "kind": "step",
         "run_id": event.run_id,
         "step": report.step,
         **({"restored": True} if event.restored else {}),
         "epoch": event.epoch,
-        "batch_sizes": list(report.batch_sizes),
-        "previous_batch_sizes": list(event.previous_batch_sizes),
-        "members": list(report.members),
-        "joined": list(report.joined),
-        "asked": {
-            "global_batch": event.asked.global_batch,
-            "active": list(event.asked.active),
-            "workers": list(event.asked.workers),
-        },
-        **({"script": by_script} if by_script else {}),
-        "hyperparameters": dict(report.hyperparameters),
-        **({"at": round(event.at, 6)} if event.at else {}),
-        **({"between": {name: round(s, 6) for name, s in event.between.items()}} if event.between else {}),
-        **({"origin": event.origin.fields()} if event.origin is not None else {}),
+        "batch_sizes": sizes,
+        "asked": {"global_batch": asked.global_batch, "active": list(asked.active), "workers": list(asked.workers)},
         "seconds": report.seconds,
-        "breakdown": _rounded(report.breakdown),
-        "workers": {name: _rounded(seconds.tolist()) for name, seconds in event.workers._asdict().items()},
+        "breakdown": [round(s, 6) for s in report.breakdown],
+        "microseconds": _microseconds(event),
         "metrics": {name: _plain(value) for name, value in event.scalars.items()},
         "skipped": report.skipped,
-        "lost": [str(loss) for loss in report.lost],
         "message_bytes": report.message_bytes,
         "call": event.limits.call_overhead,
-        "hooks": {
-            hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
-        },
-        "decision": None
-        if decision is None
-        else {
+        "hooks": {hook.name: [_number(leaf) for leaf in hook.values.values()] for hook in event.hooks if hook.values},
+    }
+    if asked.active == report.members:
+        del line["asked"]["active"]
+    if event.previous_batch_sizes != report.batch_sizes:
+        line["previous_batch_sizes"] = list(event.previous_batch_sizes)
+    if members != [*range(len(sizes))]:
+        line["members"] = members
+    if decision is not None:
+        line["decision"] = {
             "global_batch": decision.global_batch,
             "shares": decision.shares,
             "stop": decision.stop,
@@ -123,14 +113,34 @@ def _step(event: StepEvent) -> dict[str, Any]:
             "hyperparameters": decision.hyperparameters,
             "by": list(event.decided),
             "requests": [request.fields() for request in event.requests if request.hook],
-        },
+        }
+    others = {
+        "joined": list(report.joined),
+        "lost": [str(loss) for loss in report.lost],
         "notes": list(report.notes),
+        "script": [request.fields() for request in event.requests if not request.hook],
+        "hyperparameters": dict(report.hyperparameters),
+        "logged": {name: _plain(value) for name, value in event.logged.items()},
+        "at": round(event.at, 6),
+        "between": {name: round(s, 6) for name, s in event.between.items()},
+        "origin": None if origin is None else origin.fields(),
     }
+    return line | {name: value for name, value in others.items() if value}
 
 
-def _rounded(seconds: Iterable[float]) -> list[float]:
-    """Round to microseconds, which keeps the record of many workers short."""
-    return [round(s, 6) for s in seconds]
+def _microseconds(event: StepEvent) -> dict[str, Any]:
+    """Return the seconds of all workers in whole microseconds. All workers are busy or waiting for equally long."""
+    input_, computing, busy, waiting = (np.rint(1e6 * seconds).astype(np.int64) for seconds in event.workers)
+    together = int((busy + waiting).max(initial=0))
+    return {"input": input_.tolist(), "computing": computing.tolist(), "busy": busy.tolist(), "together": together}
+
+
+def _number(leaf: np.ndarray) -> Any:
+    """Return an array as JSON has it, float32 with as many digits as tell it from all others."""
+    if leaf.dtype.itemsize <= 4 and leaf.dtype.kind == "f":
+        short = [float(f"{x:.9g}") for x in leaf.ravel().tolist()]
+        return _plain(np.reshape(short, leaf.shape).tolist())
+    return _plain(leaf.tolist())
 
 
 def _as_json(value: Any) -> Any:
@@ -138,7 +148,7 @@ def _as_json(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "fiub" else str(value)
 
 
-_encode = json.JSONEncoder(default=_as_json).encode
+_encode = json.JSONEncoder(default=_as_json, separators=(",", ":")).encode
 
 
 def _plain(value: Any) -> Any:

@@ -63,7 +63,7 @@ def scalars(event: StepEvent) -> dict[str, float]:
     After the metrics follow `epoch`, `examples`, `seconds`, `examples_per_second`, `global_batch`, `workers`,
     `batch_size/0` and so on for each worker slot, `seconds/input` and the other parts of the breakdown,
     `hyperparameter/lr` and so on, and `noise/scale`, `noise/lower` and `noise/upper`, if a hook or the metrics have a
-    noise scale.
+    noise scale; and what `program.log` and `program.evaluate(log=…)` added to this step.
     """
     report = event.report
     found = dict(event.scalars)
@@ -84,7 +84,7 @@ def scalars(event: StepEvent) -> dict[str, float]:
     noise = noise_of(event)
     if noise is not None:
         found.update((f"noise/{field}", value) for field, value in zip(_BOUNDED, noise, strict=True) if value == value)
-    return found
+    return found | event.logged
 
 
 _PARTS = tuple(f"seconds/{part}" for part in Breakdown._fields)

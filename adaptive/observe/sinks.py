@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from adaptive.base.exit_hooks import register_exit_hook
 from adaptive.base.world import World
 
 from .events import StepEvent
+from .scalars import scalars
 
 _INTERVAL = 0.1  # seconds between two batches of writes
 _MOST_WAITING = 4096  # queued steps; while the sinks are further behind, steps are omitted
@@ -48,8 +50,9 @@ class Sink(Protocol):
     checkpoint is stored: the checkpoint of a step is on the disk only after the logs hold that step.
 
     Of a step that is written several times, the last one counts: a program that is restored takes steps again
-    (`event.restored` is set in the first one), and a process that becomes rank 0 writes the last steps again, because
-    the one before may not have written them. `event.run_id` identifies the run.
+    (`event.restored` is set in the first one), `program.log` adds values to a step (`event.logged`), and a process that
+    becomes rank 0 writes the last steps again, because the one before may not have written them. `event.run_id`
+    identifies the run.
     """
 
     def write(self, event: StepEvent) -> Any:
@@ -93,6 +96,8 @@ class SinkThread:
         self._failed: list[Sink] = []
         self._queue: SimpleQueue[StepEvent | threading.Event | None] = SimpleQueue()
         self._remembered: deque[StepEvent] = deque(maxlen=_REMEMBERED)
+        self._last: StepEvent | None = None
+        self._later: dict[str, float] = {}  # values that were logged before the first step
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._behind = self._closed = False
@@ -100,6 +105,9 @@ class SinkThread:
         self._forget = register_exit_hook(self.close)
 
     def __call__(self, event: StepEvent) -> None:
+        if self._later:
+            event, self._later = replace(event, logged=self._later), {}
+        self._last = event
         if self._world.rank:
             if event.restored:  # the steps so far are not those of the run any more
                 self._remembered.clear()
@@ -109,6 +117,28 @@ class SinkThread:
         while self._remembered:
             self._put(self._remembered.popleft())
         self._put(event)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write a step once more, with further values; also after the run. Before its first step, with that one.
+
+        Raises:
+          DriverError: a name is one of the step's own scalars.
+        """
+        last = self._last
+        if last is None or last.report.step != step:
+            self._later |= values
+            return
+        for name in values:
+            if name not in last.logged and name in scalars(last):
+                raise DriverError(f"{name!r} is a value of the step itself. Log it by another name:  log(val=…)")
+        self._last = again = replace(last, restored=False, logged={**last.logged, **values})
+        if self._closed:
+            with closing(SinkThread(self._sinks, self._world)) as thread:
+                thread(again)
+        elif self._world.rank:
+            self._remembered[-1] = again
+        else:
+            self._put(again)
 
     def _put(self, event: StepEvent) -> None:
         if self._thread is None:

@@ -25,7 +25,7 @@ class TensorBoard:
 
     Args:
       folder: directory of the event files; each process and `run()` creates one. File names end with the run's id.
-      every: steps between two points of a curve, for long runs. Text is always written.
+      every: steps between two points of a curve, for long runs. Text, and what `program.log` adds, is always written.
 
     Raises:
       DriverError: tensorboardX is not installed, or `every` is less than 1.
@@ -55,7 +55,9 @@ class TensorBoard:
         """Add a point to each curve, and decisions, joins, losses and notes as text."""
         events_writer, events, summary_of, text = self._tools()
         step, now = event.report.step, time.time()
-        repeats = event.restored
+        repeats, values, notes = event.restored, scalars(event), describe(event)
+        if event.logged and self._writer is not None:  # the step's own values are there
+            values, notes = dict(event.logged), []
         if self._writer is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             # Other runs in this folder stay as they are.
@@ -66,10 +68,10 @@ class TensorBoard:
         if repeats:  # TensorBoard purges the steps from this one on
             start = events.SessionLog(status=events.SessionLog.START)
             self._writer.write_event(events.Event(wall_time=now, step=step, session_log=start))
-        if step % self._every == 0 or event.report.epoch_ended:
-            values = [summary_of.Value(tag=name, simple_value=value) for name, value in scalars(event).items()]
-            self._writer.write_event(events.Event(wall_time=now, step=step, summary=summary_of(value=values)))
-        if notes := describe(event):
+        if step % self._every == 0 or event.report.epoch_ended or event.logged:
+            points = [summary_of.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._writer.write_event(events.Event(wall_time=now, step=step, summary=summary_of(value=points)))
+        if notes:
             lines = text("notes", "\n\n".join(notes))
             self._writer.write_event(events.Event(wall_time=now, step=step, summary=lines))
 

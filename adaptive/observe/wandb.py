@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from adaptive.base.errors import DriverError
@@ -49,11 +50,13 @@ class WandB:
         if self._run is None:
             self._run = self._given if self._given is not None else _wandb().init(**self._options(event.run_id))
             self._defined.clear()
-        row: dict[str, Any] = dict(scalars(event))
+            logged: Mapping[str, float] = {}
+        else:
+            logged = event.logged  # the step's own values are there
+        row: dict[str, Any] = dict(logged or scalars(event))
         if event.restored:
             row["restored_after"] = event.report.step - 1
-        lines = describe(event)
-        if lines:
+        if (lines := describe(event)) and not logged:
             row["notes"] = "\n".join(lines)
         for name in row.keys() - self._defined:
             self._run.define_metric(name, step_metric="step")

@@ -36,6 +36,8 @@ from .step_checks import SkippedSteps, StepClock
 from .tracing import Traced, TraceRecorder
 
 if TYPE_CHECKING:  # imported on use
+    from adaptive.observe.progress import Progress
+
     from .run_checkpointer import RunCheckpointer
 
 
@@ -68,7 +70,8 @@ class RunState:
       restored: whether a checkpoint was restored since the last step.
       compiled: whether the programs of a first step are compiled.
       origin: data about this process for its first event; `None` after that.
-      checkpointer, sinks: those of the current call of `Program.run`.
+      checkpointer, progress, sinks: those of the last call of `Program.run`.
+      logged: values for the first step of the first run.
       directories: directories of checkpoints from which the program was restored, or to which it has written.
     """
 
@@ -80,8 +83,18 @@ class RunState:
     compiled: bool = False
     origin: RunOrigin | None = None
     checkpointer: RunCheckpointer | None = None
+    progress: Progress | None = None
     sinks: SinkThread | None = None
+    logged: dict[str, float] = field(default_factory=dict)
     directories: set[Path] = field(default_factory=set)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Add values to the last step, in the logs and on the screen. Local."""
+        if self.sinks is None:
+            self.logged |= values
+        for output in (self.sinks, self.progress):
+            if output is not None:
+                output.log(values, self.step)
 
     def flush_logs(self) -> None:
         """Write all steps so far to the logs. Local."""

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from adaptive.base.activity import EVALUATING, RESTORING, SAVING
 from adaptive.base.ambient import AmbientContext, with_build_settings, without_debug_checks
-from adaptive.base.errors import DataError
+from adaptive.base.errors import DataError, DriverError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
 from adaptive.base.world import World
 from adaptive.data.example import taken
-from adaptive.observe.events import Listener, Subscription
+from adaptive.observe.events import Listener, Subscription, numbers_by_name
 from adaptive.observe.report import Metrics, Report
 from adaptive.observe.sinks import Sink
 from adaptive.operators.sources import GLOBAL_BATCH
@@ -482,9 +482,34 @@ class Program(Generic[State, Metrics]):
 
     # --- evaluation and checks ----------------------------------------------------------------------------------------
 
+    def log(self, **values: Any) -> None:
+        """Add values to the last step: the record, all sinks, the progress display and the report have them.
+
+            program.log(val={"loss": 0.31, "accuracy": 0.9})
+
+        Call it between two steps of `run`, or after them: the sinks of the last run get them then. Values before the
+        first step of a run go with that step. Rank 0 writes its own values; other processes may call it, too.
+
+        Args:
+          **values: numbers, pytrees of numbers, or metrics with `compute()`. Dots join the names: "val.loss".
+
+        Raises:
+          DriverError: a value has no single number, or a name is one of the step's own values, such as a metric.
+        """
+        numbers = {name: numbers_by_name({name: value}) for name, value in values.items()}
+        if empty := [name for name, found in numbers.items() if not found]:
+            raise DriverError(f"log: {empty[0]} has no single number; got {values[empty[0]]!r}.")
+        self._settled().run.log({name: x for found in numbers.values() for name, x in found.items()})
+
     @fails_together("in evaluate of")
     def evaluate(
-        self, fn: Callable[[Any, Any], Any], data: Any, *, batch: int = 256, op: Literal["mean", "sum"] = "mean"
+        self,
+        fn: Callable[[Any, Any], Any],
+        data: Any,
+        *,
+        batch: int = 256,
+        op: Literal["mean", "sum"] = "mean",
+        log: str | None = None,
     ) -> Any:
         """Return exact means (or sums, or merged metrics) of `fn` over a data set, computed by all workers. Every
         example counts once. Call it on every process.
@@ -495,6 +520,8 @@ class Program(Generic[State, Metrics]):
           data: as for `Program`.
           batch: examples per execution of `fn`.
           op: how arrays are combined, "mean" or "sum".
+          log: a name under which the single numbers of the result go to the logs, as by `program.log`: with "val" a
+            value `loss` becomes "val.loss".
 
         Returns:
           A pytree of numpy arrays, and of merged metrics, on which `compute()` is still to be called. Replicated.
@@ -518,7 +545,10 @@ class Program(Generic[State, Metrics]):
         states = [p.state_as_given(leaves) for leaves in p.engine.states]
         about, members = f"evaluate of {self._name} after step {step}", tuple(p.members.joined_in_generation)
         with p.activity.doing(EVALUATING):
-            return evaluate(fn, states, data, self.world, batch, about, members, op, self._means)
+            found = evaluate(fn, states, data, self.world, batch, about, members, op, self._means)
+        if log is not None:
+            p.run.log(numbers_by_name({log: found}))
+        return found
 
     @with_build_settings
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
@@ -564,6 +594,11 @@ class Program(Generic[State, Metrics]):
         self._parts.tracing.close()
         self._parts.engine.close()
         self._parts.stream.close()
+
+    def __repr__(self) -> str:
+        p = self._parts
+        sizes = f"global_batch={sum(p.sizes.current)}, workers={len(p.sizes.members)}"
+        return f"Program({p.plan.graph.name!r}, step={p.run.step}, {sizes})"
 
     def __enter__(self) -> Self:
         return self

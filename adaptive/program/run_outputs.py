@@ -26,6 +26,7 @@ def shown(parts: ProgramParts) -> Iterator[None]:
     missing = 0 if p.run.compiled else p.engine.missing([batch_sizes[worker] for worker in p.world.workers])
     course = Course(p.plan.graph.name, batch_sizes, len(p.data), *p.run.limit, missing)
     progress = Progress(course, p.world, p.activity, p.engine.kernels)
+    p.run.progress = progress
     with p.listeners.add(progress):
         try:
             yield
@@ -50,6 +51,8 @@ def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) 
         return
     with closing(SinkThread(sinks, parts.world)) as thread, parts.listeners.add(thread):
         parts.run.sinks = thread
+        thread.log(parts.run.logged, step=0)
+        parts.run.logged = {}
         yield
 
 

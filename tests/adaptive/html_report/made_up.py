@@ -36,30 +36,31 @@ def record(
     busy = np.nan_to_num(busy)
     sizes = np.where(there, 32, 0) if sizes is None else np.broadcast_to(sizes, busy.shape)
     input_ = np.zeros_like(busy) if input_ is None else np.broadcast_to(input_, busy.shape)
-    waiting = busy.max(1, keepdims=True) - busy + waited
+    together = busy.max(1) + waited
     parts = {name: np.broadcast_to((parts or {}).get(name, 0.0), (steps,)) for name in PARTS}
-    parts |= {"computing": busy[:, 0] - input_[:, 0], "waiting": waiting[:, 0], "input": input_[:, 0]}
+    parts |= {"computing": busy[:, 0] - input_[:, 0], "waiting": together - busy[:, 0], "input": input_[:, 0]}
     seconds = sum(parts.values())
     leaves = ["noise.scale", "noise.lower", "noise.upper"] * (noise is not None)
-    header = {"kind": "header", "version": 5, "run_id": "a", "workers": n, "examples": 1000, "seed": 0,
+    header = {"kind": "header", "version": 6, "run_id": "a", "workers": n, "examples": 1000, "seed": 0,
               "global_batch": 1, "lower": [1] * n, "upper": [99] * n, "quantum": 1, "multiple": 1, "breakdown": PARTS,
               "hooks": [{"name": "0/adapt", "every": every, "leaves": leaves}]}  # fmt: skip
     lines, at = [header], 1e9 + 2 + np.cumsum(seconds)
     for t in range(steps):
-        of_workers = {"input": input_[t], "computing": busy[t] - input_[t], "busy": busy[t], "waiting": waiting[t]}
+        of_workers = {"input": input_[t], "computing": busy[t] - input_[t], "busy": busy[t]}
+        micro = {name: np.rint(1e6 * np.where(there[t], v, 0)).astype(int).tolist() for name, v in of_workers.items()}
         line = {"kind": "step", "run_id": "a", "step": t + 1, "epoch": t / 100, "batch_sizes": sizes[t].tolist(),
                 "members": np.flatnonzero(there[t]).tolist(), "joined": [], "hyperparameters": {}, "at": at[t],
                 "seconds": float(seconds[t]), "skipped": False, "lost": [], "message_bytes": 8,
                 "hooks": {} if noise is None else {"0/adapt": plain(noise[t])}, "decision": None, "notes": [],
                 "breakdown": [float(parts[name][t]) for name in PARTS],
-                "workers": {name: np.where(there[t], values, 0).tolist() for name, values in of_workers.items()},
+                "microseconds": micro | {"together": round(1e6 * together[t])},
                 "metrics": {name: plain(values[t]) for name, values in (metrics or {}).items()}}  # fmt: skip
         line |= {"origin": ORIGIN} if not t else {}
         own = (fields or {}).get(t + 1, {})
         restored = {name: line.pop(name) for name in ("kind", "run_id", "step")} | own  # `restored` follows `step`
         lines.append({**restored, **line, **own})
     with path.open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     return path
 
 

@@ -137,7 +137,7 @@ def test_goodput_prints_the_causes_of_the_page(run):
     first, _, *rows = done.output.splitlines()
     assert first == "run.jsonl: 5 s, 100 steps, 1 start, workers lost in 1 step"
     assert rows[0].split()[:5] == ["computing", "2", "s", "40", "%"]
-    assert rows[1].split()[:5] == ["start", "1", "s", "20", "%"]
+    assert ["start", "1", "s", "20", "%"] in [row.split()[:5] for row in rows]
     assert rows[-1].split() == ["goodput", "40", "%"]
     assert not run.with_suffix(".html").exists()
 
@@ -181,7 +181,7 @@ def test_metrics_are_compared_after_as_many_examples_as_the_shorter_run_has(tmp_
 
 def test_one_of_several_runs(run):
     record(run, uneven(5, 2, 0.1))
-    run.write_text(run.read_text().replace('"run_id": "a"', '"run_id": "b"'))
+    run.write_text(run.read_text().replace('"run_id":"a"', '"run_id":"b"').replace('"run_id": "a"', '"run_id": "b"'))
     record(run, uneven(7, 2, 0.1))
     assert len(read_columns(run)) == 7
     assert " 5 steps" in CliRunner().invoke(report, [str(run), "--run", "0", "--goodput"]).output

@@ -27,7 +27,7 @@ class Written:
 
     def begin(self):
         """Write a header."""
-        header = {"kind": "header", "version": 5, "run_id": "0123456789ab", "workers": 2, "breakdown": PARTS}
+        header = {"kind": "header", "version": 6, "run_id": "a", "workers": 2, "breakdown": PARTS, "hooks": []}
         with self.path.open("a") as file:
             file.write(json.dumps(header) + "\n")
 
@@ -35,13 +35,15 @@ class Written:
         """Add a step with these seconds by part."""
         self.step += 1
         self.now += script + sum(parts.values())
-        fields = {"batch_sizes": [4, 4], "at": self.now, "between": {},
-                  "seconds": sum(parts.values()), "breakdown": [parts.get(name, 0.0) for name in PARTS]}  # fmt: skip
+        micro = {"input": [0, 0], "computing": [0, 0], "busy": [0, 0], "together": 0}
+        fields = {"batch_sizes": [4, 4], "at": self.now, "epoch": 0.0, "metrics": {}, "hooks": {}, "skipped": False,
+                  "message_bytes": 0, "microseconds": micro, "seconds": sum(parts.values()),
+                  "breakdown": [parts.get(name, 0.0) for name in PARTS]}  # fmt: skip
         fields |= {"between": {"script": script}} if script else {}
         with self.path.open("a") as file:
             restored = {"restored": True} if line and "restored" in line else {}
-            begins = {"kind": "step", "run_id": "0123456789ab", "step": self.step, **restored}
-            file.write(json.dumps(begins | fields | (line or {})) + "\n")
+            begins = {"kind": "step", "run_id": "a", "step": self.step, **restored}
+            file.write(json.dumps(begins | fields | (line or {}), separators=(",", ":")) + "\n")
 
     def start(self, *, down, start, build, **parts):
         """Add the first step of a process, which starts `down` seconds after the last step."""

@@ -86,7 +86,7 @@ def test_a_repeated_step_comes_once_with_what_the_restores_discarded(path):
     write(path, 3, restored=True)
     *_, (_, last) = read_run(path).steps
     assert (steps_of(path), last["restores"], last["repeated"]) == ([1, 2, 3], 3, 3 + 2 + 6)
-    everything = [(f["step"], "discarded" in f) for _, f in read_run(path, discarded=True).steps]
+    everything = [(f["step"], f["discarded"]) for _, f in read_run(path, discarded=True).steps]
     assert len(everything) == 7 + 2 + 4 + 1
     assert [step for step, discarded in everything if not discarded] == [1, 2, 3]
 
@@ -96,12 +96,12 @@ def test_lines_that_another_rank_writes_again_are_not_repeated_steps(path):
     write(path, 2, 3, restored=True)
     write(path, 2, 3, 4)
     steps = [fields for _, fields in read_run(path, discarded=True).steps]
-    assert [(f["step"], f.get("restores"), f.get("discarded")) for f in steps] == [
-        (1, None, None),
-        (2, None, True),
-        (2, 1, None),
-        (3, None, None),
-        (4, None, None),
+    assert [(f["step"], f["restores"], f["discarded"]) for f in steps] == [
+        (1, 0, False),
+        (2, 0, True),
+        (2, 1, False),
+        (3, 0, False),
+        (4, 0, False),
     ]
 
 
@@ -120,10 +120,10 @@ def test_a_run_with_more_workers_after_a_restart_has_zeros_for_them_before(path)
         ("", "holds 0 runs"),
         ("step,loss\n1,2\n", ":1: not a line of a record"),
         ("[1]\n", ":1: not a line of a record"),
-        ('{"kind": "stop"}\n', ":1: not a valid line of a record"),
-        ('{"kind": "header", "version": 4}\n', "version 4; this reads version 5. Commit [0-9a-f]+ is the last one"),
-        ('{"kind": "step", "run_id": "a", "step": 1, "x": 2}\n', "the header of this run is missing"),
-        ('{"kind": "header", "version": 5, "run_id": "a", "workers": 1}\n', "the run has no steps"),
+        ('{"kind": "stop"}\n', ":1: not a line of a record"),
+        ('{"kind": "header", "version": 5}\n', "version 5; this reads 6. Commit [0-9a-f]+ reads version 5"),
+        ('{"kind":"step","run_id":"a","step":1,"x":2}\n', "the header of this run is missing"),
+        ('{"kind": "header", "version": 6, "run_id": "a", "workers": 1}\n', "the run has no steps"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused(path, text, why):
@@ -158,8 +158,8 @@ def test_columns_have_a_row_for_each_step(path):
     assert found.of_workers("waiting")[9] == pytest.approx([0.2, 0.0])
     assert found["hook/0/adapt/noise.scale"][[0, 5]].tolist() == [1, 6]
     assert np.isnan(found["hook/0/adapt/noise.scale"][6])
-    assert found["hook/0/adapt/seconds"][9] == [10, None]
-    assert (found["hyperparameter/lr"][8], found["hyperparameter/scales"][8]) == (0.5, [1, 2])
+    assert found["hook/0/adapt/seconds"][9] == pytest.approx([10, np.nan], nan_ok=True)
+    assert (found["hyperparameter/lr"][8], found["hyperparameter/scales"][8].tolist()) == (0.5, [1, 2])
     assert [(row, why) for row, why in enumerate(found["why"]) if why] == [(4, {"0/adapt": "too little"})]
     assert found.header["hooks"] == [{"name": "0/adapt", "every": 1, "leaves": [*names]}]
 
@@ -175,11 +175,11 @@ def test_columns_are_a_table_for_pandas(path):
 def test_steps_that_do_not_fit_together_are_refused(path):
     write(path, 1, 2)
     text = path.read_text()
-    path.write_text(text.replace('"busy": [1.0, 1.0]', '"busy": [1.0]', 1))
+    path.write_text(text.replace('"busy":[1000000,1000000]', '"busy":[1000000]', 1))
     with pytest.raises(RecordError, match="its steps are inconsistent"):
         ad.log.read(path)
     path.write_text(text.replace('"epoch"', '"era"'))
-    with pytest.raises(RecordError, match=":2: a step without 'epoch'"):
+    with pytest.raises(RecordError, match="a step without 'epoch'"):
         ad.log.read(path)
 
 
@@ -202,4 +202,4 @@ def test_a_run_is_recorded_with_decisions_and_what_json_has_not(path):
     found = ad.log.read(path)
     assert found["step"].tolist() == [1, 2]
     assert (found["decision"][1]["by"], found["decision"][1]["shares"]) == (["grow"], [1.0])
-    assert found["hook/0/grow/value_0"][0] == ["inf", "-inf", None]
+    assert found["hook/0/grow/value_0"][0] == pytest.approx([np.inf, -np.inf, np.nan], nan_ok=True)

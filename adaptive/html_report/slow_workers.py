@@ -1,22 +1,13 @@
-"""Where the time of a run went: by cause over the workers' mean, and by worker.
-
-Seconds by cause come from the process that recorded. It may wait more or less than others do, so what each worker
-reports of itself replaces its own: waiting, input and computing are means over the workers everywhere in a report.
-"""
+"""Which workers the others waited for, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from adaptive.observe.ledger import PRODUCTIVE, Ledger
-
 from .columns import Columns
-
-_OF_WORKERS = ("input", "computing", "waiting")
 
 
 def windows(rows: int, most: int) -> np.ndarray:
@@ -30,39 +21,6 @@ def mean_in(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
     count = np.add.reduceat(known, begins, axis=0, dtype=np.int64)
     total = np.add.reduceat(np.where(known, values, 0), begins, axis=0, dtype=np.float64)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-@lru_cache(maxsize=2)
-def by_step(run: Columns) -> dict[str, np.ndarray]:
-    """Return the seconds of each step by cause, as means over the workers; shape=(T,) each, together `run.seconds`."""
-    found, known = dict(run.parts), np.isfinite(run.workers["busy"])
-    some, count = known.any(1), np.maximum(known.sum(1), 1)
-    off = np.abs(np.nansum(run.workers["waiting"], 0) - run.parts["waiting"][some].sum())
-    recorder = int(np.where(known.any(0), off, np.inf).argmin())
-    for name in _OF_WORKERS:
-        values = run.workers[name]
-        mean = np.nansum(values, 1) / count
-        own = np.nan_to_num(values[:, recorder]) if name == "computing" else run.parts[name]
-        found[name] = np.where(some & known[:, recorder], np.maximum(run.parts[name] + mean - own, 0), run.parts[name])
-    found["other"] = np.maximum(run.seconds - sum(s for name, s in found.items() if name != "other"), 0)
-    return found
-
-
-def by_cause(run: Columns, ledger: Ledger) -> dict[str, float]:
-    """Return the seconds of the whole run by cause, as means over the workers; together the time that it took."""
-    found, added = dict(ledger.seconds), 0.0
-    for name in _OF_WORKERS:
-        more = float((by_step(run)[name] - run.parts[name])[run.plain].sum())
-        found[name], added = found[name] + more, added + more
-    for name in ("other", "script", "computing"):  # what the recorder did beyond the workers' mean, or short of it
-        taken = min(added, found[name])
-        found[name], added = found[name] - taken, added - taken
-    return found
-
-
-def goodput(causes: Mapping[str, float]) -> float:
-    """Return the share of training, that is of computing and exchanging, in seconds by cause."""
-    return sum(causes[name] for name in PRODUCTIVE) / max(sum(causes.values()), 1e-12)
 
 
 class SlowPhase(NamedTuple):
