@@ -300,12 +300,12 @@ def _block(header: dict[str, Any], rows: list[dict[str, Any]], logged: set[str])
     """Return the columns of some steps, those of workers with shape=(steps, workers)."""
     metrics = _by_name(rows, "metrics")
     later = _by_name(rows, "logged")
-    logged |= later.keys()
+    logged.update(later)
     sizes = np.array([fields["batch_sizes"] for fields in rows], np.int64)
     of_workers = [fields["microseconds"] for fields in rows]
-    seconds = {name: 1e-6 * np.array([of[name] for of in of_workers], np.float64) for name in ("input", "computing")}
-    busy = 1e-6 * np.array([of["busy"] for of in of_workers], np.float64)
-    together = 1e-6 * np.array([[of["together"]] for of in of_workers], np.float64)
+    seconds = {name: 1e-6 * np.array([of[name] for of in of_workers], np.int64) for name in ("input", "computing")}
+    busy = 1e-6 * np.array([of["busy"] for of in of_workers], np.int64)
+    together = 1e-6 * np.array([[of["together"]] for of in of_workers], np.int64)
     columns = {name: _numbers([fields[name] for fields in rows]) for name in ("epoch", "seconds", "at")}
     whole = ("step", "message_bytes", "restores", "repeated")
     columns |= {name: np.array([fields[name] for fields in rows], np.int64) for name in whole}

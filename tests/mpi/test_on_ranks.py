@@ -421,6 +421,16 @@ def test_ranks_that_evaluate_different_functions(trained, name):
     assert float(trained.evaluate(**alike)) == 1.0
 
 
+def test_an_evaluation_by_all_ranks_is_in_the_log_of_rank_0(trained, tmp_path):
+    path, data = tmp_path / "run.jsonl", {"x": np.arange(20.0).reshape(10, 2)}
+    for _ in trained.run(steps=2, record=path):
+        trained.evaluate(mean_of_x, data, batch=3, log="val")
+    if trained.world.rank:
+        assert not path.exists()
+    else:
+        assert ad.log.read(path)["val"].tolist() == [9.5, 9.5]
+
+
 def raises_here(state, batch):
     raise ArithmeticError("no such loss")
 
