@@ -81,6 +81,7 @@ def _header(event: StepEvent) -> dict[str, Any]:
 def _step(event: StepEvent) -> dict[str, Any]:
     report, decision, asked, origin = event.report, event.report.decision, event.asked, event.origin
     sizes, members = list(report.batch_sizes), list(report.members)
+    targets = {"global_batch": asked.global_batch, "workers": list(asked.workers)}
     line = {
         "kind": "step",
         "run_id": event.run_id,
@@ -88,7 +89,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         **({"restored": True} if event.restored else {}),
         "epoch": event.epoch,
         "batch_sizes": sizes,
-        "asked": {"global_batch": asked.global_batch, "active": list(asked.active), "workers": list(asked.workers)},
+        "asked": targets | ({} if asked.active == report.members else {"active": list(asked.active)}),
         "seconds": report.seconds,
         "breakdown": [round(s, 6) for s in report.breakdown],
         "microseconds": _microseconds(event),
@@ -100,8 +101,6 @@ def _step(event: StepEvent) -> dict[str, Any]:
             hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
         },
     }
-    if asked.active == report.members:
-        del line["asked"]["active"]
     if event.previous_batch_sizes != report.batch_sizes:
         line["previous_batch_sizes"] = list(event.previous_batch_sizes)
     if members != [*range(len(sizes))]:

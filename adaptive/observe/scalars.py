@@ -84,7 +84,7 @@ def scalars(event: StepEvent) -> dict[str, float]:
     noise = noise_of(event)
     if noise is not None:
         found.update((f"noise/{field}", value) for field, value in zip(_BOUNDED, noise, strict=True) if value == value)
-    return found | event.logged
+    return {**found, **event.logged}
 
 
 _PARTS = tuple(f"seconds/{part}" for part in Breakdown._fields)
