@@ -23,8 +23,8 @@ If a reduced value differs, and nothing that follows from it does, the answer is
 or argmax) gives the same until a threshold is crossed, and a learning rate of zero hides everything. So it is where the
 driver cannot be computed in double precision.
 
-Where a monitor is given a local value and its mean over all examples, it is also checked that one is the mean of the
-other (`paired_means.py`).
+Where a monitor is given a local value and its mean over all examples, both must be equal in a single microbatch of one
+worker; that is tried too.
 
 The last trials leave workers out, as an elastic world may. A state must not depend on their number: a program with one
 worker is tried as if it had two.
@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -45,27 +44,27 @@ import numpy as np
 
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.reductions import Mixed
-from adaptive.base.source_lines import at
+from adaptive.base.source_lines import at, line_of
 from adaptive.graph.plan import Plan
 from adaptive.operators.batch_key import drawn_for_a_microbatch
-from adaptive.operators.sources import STEP, Reading
+from adaptive.operators.sources import STEP
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.microbatch_segments import Plans
 
-from .influence import Influence, Place, steps_named
-from .paired_means import wrong_means
-from .relevance import Relevance
-from .rounding import ROUNDING, beyond, differences, in_double, is_finite, is_noisy, rms
+from .dependencies import DATA, Dependencies, Sent
+from .rounding import ROUNDING, beyond, differences, in_double, is_finite, is_noisy, norm
 from .trials import Bench, Result, Split, Start, even_split, uneven_splits, with_fewer_workers
 from .verdict import Invariance
-from .widen import CannotWidenError, is_narrow, widened
+from .widen import CannotWidenError, is_narrow, paired, widened
 
 _SPLITS = 3
 _STEPS_IN_A_ROW = 3
 _LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _MOST_NAMED = 8
-_NUDGES = 2  # trials with perturbed inputs, of each kind
+_NUDGES = 2  # trials with perturbed inputs
 _NEGLIGIBLE = 1e-4  # relative to other reduced values; smaller values count as 0 with rounding errors
+_NOT_THE_MEAN = 0.02  # relative to its norm
+_ONE_SPLIT = "nothing to compare: a batch of {} cannot be split in another way."
 
 
 def check_invariance(
@@ -88,21 +87,8 @@ def check_invariance(
     Raises:
       BatchSizeError: the batch cannot be split over the workers.
     """
-    plan, leaves = engine.plan, jax.tree.leaves(batch)
-    size = min(plan.graph.examples, len(leaves[0]))
-    reading = Reading(step, program_seed, 0, size, size, size, 1, 0, 1.0, 1.0, np.arange(engine.world.capacity) == 0)
-    found = _of_splits(engine, batch, seed=seed, tolerance=tolerance, step=step, program_seed=program_seed)
-    if found.on_purpose or size < plan.graph.examples:
-        return found
-    return replace(found, wrong_means=wrong_means(plan, engine.states[engine.workers.present[0]], leaves, reading))
-
-
-def _of_splits(
-    engine: Engine, batch: Any, *, seed: int, tolerance: float | None, step: int, program_seed: int
-) -> Invariance:
-    """Compare steps of one batch under different splits; arguments as for `check_invariance`."""
-    examples, own_plans = len(jax.tree.leaves(batch)[0]), _for_several_workers(engine)
-    plan = own_plans.reference
+    examples, plans = len(jax.tree.leaves(batch)[0]), _for_several_workers(engine)
+    plan = plans.reference
     n = plan.graph.capacity
     on_purpose = _each_workers_own(plan)
     if on_purpose:
@@ -111,25 +97,19 @@ def _of_splits(
         raise BatchSizeError(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
         )
-    for pairing in plan.graph.pairings:
-        return Invariance({}, {}, (), note=f"the result of {pairing.line} depends on which values are published when.")
-    if not plan.splittable and n == 1:
-        return Invariance({}, {}, (), note=f"nothing to compare on one worker: {plan.unsplittable[0]}.")
-    if plan.one_size:
-        return Invariance({}, {}, (), note=f"nothing to compare: {plan.one_size}, so its size cannot change.")
-    few = Invariance({}, {}, (), note=f"nothing to compare: a batch of {examples} cannot be split in another way.")
-    if examples // plan.multiple < max(2, n):
-        return few
     least, most, rng = engine.min_microbatches, engine.kernels.largest_microbatch, np.random.default_rng(seed)
+    note = _why_not_compared(plan, examples)
+    if note:
+        return Invariance({}, {}, (), note=note)
     even = even_split(examples, n, plan, least=least, most=most)
     splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
     if not splits:
-        return few
+        return Invariance({}, {}, (), note=_ONE_SPLIT.format(examples))
     try:
         if engine.world.devices[0].platform == "tpu":
             raise CannotWidenError("float64")
         with jax.enable_x64(True):
-            bench = Bench(widened(own_plans), engine, batch, seed=program_seed)
+            bench = Bench(widened(plans), engine, batch, seed=program_seed)
             try:
                 return _Comparison(bench, plan, even, splits, rng, tolerance).of_steps(step)
             finally:
@@ -139,6 +119,18 @@ def _of_splits(
     except jax.errors.JaxRuntimeError as error:  # memory may not suffice
         why = str(error)
     return Invariance({}, {}, (), note=f"the driver cannot be computed in double precision: {why}.")
+
+
+def _why_not_compared(plan: Plan, examples: int) -> str:
+    for pairing in plan.graph.pairings:
+        return f"the result of {pairing.line} depends on which values are published when."
+    if not plan.splittable and plan.graph.capacity == 1:
+        return f"nothing to compare on one worker: {plan.unsplittable[0]}."
+    if plan.one_size:
+        return f"nothing to compare: {plan.one_size}, so its size cannot change."
+    if examples // plan.multiple < max(2, plan.graph.capacity):
+        return _ONE_SPLIT.format(examples)
+    return ""
 
 
 def _for_several_workers(engine: Engine) -> Plans:
@@ -179,23 +171,23 @@ class _Comparison:
         rng: np.random.Generator,
         tolerance: float | None,
     ):
-        self.bench, self.even, self.splits, self.rng, self.tolerance = bench, even, splits, rng, tolerance
-        self.plan, self.influence, self.outputs = bench.plan, Influence(bench.plan), bench.outputs
-        self.relevance = Relevance(self.plan, self.influence, self.outputs)
-        self.eps = float(
-            np.finfo(np.float32 if any(is_narrow(v.aval.dtype) for v in driver.graph.invars) else float).eps
-        )
+        self.bench, self.driver, self.even, self.splits, self.rng = bench, driver, even, splits, rng
+        self.plan, self.outputs = bench.plan, bench.outputs
+        self.depend = Dependencies(bench.plan, bench.outputs)
+        narrow = any(is_narrow(v.aval.dtype) for v in driver.graph.invars)
+        self.eps = float(np.finfo(np.float32 if narrow else np.float64).eps)
+        self.by_element = tolerance is None
+        self.relative = ROUNDING * self.eps if tolerance is None else tolerance
         self.states: dict[str, float] = {}
         self.reports: dict[str, float] = {}
         self.by_workers: dict[str, float] = {}
         self.counted: dict[str, None] = {}
         self.uncounted: dict[str, None] = {}  # numbers of workers that are read, without a difference
         self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
-        self.differing: dict[Place, float] = {}
+        self.differing: dict[Sent, float] = {}
         self.noisy: dict[str, None] = {}
         self.not_finite: dict[str, None] = {}
-        # The largest change of each element by rounding, in the trials so far; by contribution, and by output's index.
-        self.rounding: dict[Place | int, np.ndarray] = {}
+        self.rounding: dict[Sent, np.ndarray] = {}  # the largest change of each element by rounding so far
 
     def of_steps(self, first: int) -> Invariance:
         start, tried = self.bench.start, []
@@ -211,26 +203,24 @@ class _Comparison:
             self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
         if not (self.states or self.reports):
             self._leave_workers_out(first)
+        graph = self.plan.graph
         return Invariance(
             self.states,
-            {self.relevance.label(p): value for p, value in self._differing_by_data().items()},
+            {self.depend.label(p): value for p, value in self._differing_by_data().items()},
             self.splits,
             self.reports,
             tuple(tried),
             self._note(),
-            self._drawn(),
+            tuple(drawn_for_a_microbatch(graph.eqns, graph.examples)),
+            wrong_means=self._wrong_means(first),
             by_workers=self.by_workers,
             counted=tuple(self.counted),
         )
 
-    def _drawn(self) -> tuple[str, ...]:
-        graph = self.plan.graph
-        return tuple(drawn_for_a_microbatch(graph.eqns, graph.examples))
-
     def _later_steps(self, tried: Sequence[int]) -> list[int]:
         if not any(s.name == STEP.name for s in self.plan.sources):
             return []
-        named = [n + d for n in steps_named(self.plan, STEP.name)[:_MOST_NAMED] for d in (-1, 0, 1)]
+        named = [n + d for n in self.depend.named_steps[:_MOST_NAMED] for d in (-1, 0, 1)]
         return [s for s in dict.fromkeys([*_LATER_STEPS, *named]) if s not in tried]
 
     def _note(self) -> str:
@@ -239,12 +229,12 @@ class _Comparison:
         if self.noisy:
             return f"rounding alone moves {_some(self.noisy)} by so much that it hides any difference."
         if differing := self._differing_by_data():
-            labels = dict.fromkeys(map(self.relevance.label, differing))
+            labels = dict.fromkeys(map(self.depend.label, differing))
             return (
                 f"{_some(labels)} depends on the split, and nothing that follows from it shows it in these trials: a "
                 "comparison, an argmax or a learning rate of zero may show it for another batch or a later state."
             )
-        if not any(self.relevance.facts(p).of_data for p in self.relevance.places):
+        if not any(DATA in self.depend.sent(p) for p in self.depend.places):
             return "nothing to compare: the state, metrics and hook values do not depend on examples."
         if self.uncounted:
             return (
@@ -257,45 +247,61 @@ class _Comparison:
             return "no trial changed the state, as if every step were skipped."
         return ""
 
-    def _of_data(self) -> list[Place]:
+    def _of_data(self) -> list[Sent]:
         """Return the reductions of examples on which the state depends."""
-        rel = self.relevance
-        reduced = [p for p in rel.places if rel.contribution(p).how.reduces and rel.facts(p).of_data]
-        return [p for p in reduced if rel.reaches_state(p)]
+        depend = self.depend
+        reduced = [p for p in depend.places if depend.contribution(p).how.reduces and DATA in depend.sent(p)]
+        return [p for p in reduced if depend.reaches_state(p)]
+
+    def _differing_by_data(self) -> dict[Sent, float]:
+        """Return the contributions of examples that differed, with the relative difference."""
+        return {p: value for p, value in self.differing.items() if DATA in self.depend.sent(p)}
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
     def _of_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
         """Compare one step. Return the start of the next step."""
         whole = self.bench.run(start, self.even, step)
-        self._look_for_what_is_not_finite(whole)
         others = [self.bench.run(start, split, step) for split in splits]
+        self._look_for_what_is_not_finite(whole)
         for result in (whole, *others):
             self._look_for_changes(result)
         suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
         if suspect is not None:
             self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
         for other in others:
-            found = self._differing(whole, other)
-            self._follow(whole, other, found)
+            self._follow(whole, other, self._differing(whole, other))
         return whole.after
 
     def _leave_workers_out(self, step: int) -> None:
         """Compare one step with the same step of fewer workers."""
-        start, rel = self.bench.start, self.relevance
-        whole = self.bench.run(start, self.even, step)
+        whole = self.bench.run(self.bench.start, self.even, step)
         for split in with_fewer_workers(self.even, self.plan):
-            other = self.bench.run(start, split, step)
-            found = {p: value for p, value in self._differing(whole, other).items() if not rel.is_of_count(p)}
-            self._follow(whole, other, found)
+            other = self.bench.run(self.bench.start, split, step)
+            found = self._differing(whole, other).items()
+            self._follow(whole, other, {p: value for p, value in found if not self.depend.is_of_count(p)})
             for k, output in enumerate(self.outputs):
-                counted = rel.counted(output)
+                counted = self.depend.counted(output)
                 ratio = self._difference(k, whole, other) if counted else None
                 if ratio is not None:
                     _raise_to(self.by_workers, output.name, ratio)
-                    self.counted.update(dict.fromkeys(counted))
-                else:
-                    self.uncounted.update(dict.fromkeys(counted))
+                (self.uncounted if ratio is None else self.counted).update(dict.fromkeys(counted))
+
+    def _wrong_means(self, step: int) -> dict[str, float]:
+        """Compare what monitors are given as a mean with what it is to be the mean of, in one microbatch."""
+        pairs, found = paired(self.driver.graph), dict[str, float]()
+        needed = {worker for message in self.plan.messages for c in message for worker in c.how.needed}
+        if not pairs or len(needed) > 1:
+            return found
+        size = max(max(own) for own in self.even)
+        split = tuple((size,) if w == min(needed, default=0) else () for w in range(len(self.even)))
+        rows = jax.tree.map(lambda a: a[:size], self.bench.batch)
+        gaps = self.bench.run(self.bench.start, split, step, batch=rows).more
+        for (local, _), (gap, own, mean) in zip(pairs, gaps, strict=True):
+            scale = max(own, mean)
+            if 0 < scale < np.inf and gap > _NOT_THE_MEAN * scale:
+                _raise_to(found, f"{local.params['what']}{at(line_of(local.source_info))}", float(gap / scale))
+        return found
 
     def _look_for_changes(self, result: Result) -> None:
         places = self._of_data()
@@ -303,85 +309,68 @@ class _Comparison:
         self.moved = self.moved or any(
             _changes(result, k).any()
             for k, output in enumerate(self.outputs)
-            if self.relevance.is_state(output) and any(self.relevance.counts(p, output) for p in places)
+            if self.depend.is_state(output) and any(self.depend.counts(p, output) for p in places)
         )
 
     def _look_for_what_is_not_finite(self, result: Result) -> None:
-        for place in self.relevance.places:
-            c = self.relevance.contribution(place)
-            if c.how.reduces and self.relevance.facts(place).of_data and not is_finite(result.contributions[place]):
-                self.not_finite[self.relevance.label(place)] = None
+        depend = self.depend
+        for place in depend.places:
+            of_data = depend.contribution(place).how.reduces and DATA in depend.sent(place)
+            if of_data and not is_finite(result.contributions[place]):
+                self.not_finite[depend.label(place)] = None
         for output, value in zip(self.outputs, result.outputs, strict=True):
-            if output.kind == "state" and not is_finite(value) and self.influence.of(output.atom).through:
+            reduced = any(isinstance(tag, Sent) for tag in depend.of(output.atom))
+            if output.kind == "state" and reduced and not is_finite(value):
                 self.not_finite[output.name] = None
 
-    def _differing(self, whole: Result, other: Result) -> dict[Place, float]:
+    def _differing(self, whole: Result, other: Result) -> dict[Sent, float]:
         """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
         found = {}
-        for place in self.relevance.places:
+        for place in self.depend.places:
             a, b = whole.contributions[place], other.contributions[place]
             value, floor = np.maximum(np.abs(a), np.abs(b)), self.rounding.get(place, 0.0)
-            ratio = self._beyond(differences(a, b), value, self._relative * value, floor)
+            ratio = beyond(differences(a, b), value, self.relative * value, floor, by_element=self.by_element)
             if ratio is not None:
                 found[place] = ratio
             elif is_noisy(value, floor) and not self._is_negligible(place, whole):
-                self.noisy[self.relevance.label(place)] = None
+                self.noisy[self.depend.label(place)] = None
         return found
 
-    def _follow(self, whole: Result, other: Result, found: dict[Place, float]) -> None:
+    def _follow(self, whole: Result, other: Result, found: dict[Sent, float]) -> None:
         """Record these contributions, and the outputs that differ because of them."""
         for place, value in found.items():
             _raise_to(self.differing, place, value)
         for k, output in enumerate(self.outputs):
-            through = [p for p in found if self.relevance.counts(p, output)]
+            through = any(self.depend.counts(p, output) for p in found)
             ratio = self._difference(k, whole, other) if through else None
-            if ratio is None:
-                continue
-            noted = self.states if self.relevance.is_state(output) else self.reports
-            _raise_to(noted, output.name, ratio)
+            if ratio is not None:
+                _raise_to(self.states if self.depend.is_state(output) else self.reports, output.name, ratio)
 
     def _difference(self, k: int, whole: Result, other: Result) -> float | None:
         """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
         a, change = whole.outputs[k], _changes(whole, k)
-        allowed = self._relative * change + 4 * self.eps * np.abs(a)
-        return self._beyond(differences(a, other.outputs[k]), change, allowed, self.rounding.get(k, 0.0))
-
-    def _beyond(self, gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any) -> float | None:
-        return beyond(gaps, value, allowed, floor, by_element=self.tolerance is None)
-
-    @property
-    def _relative(self) -> float:
-        return self.tolerance if self.tolerance is not None else ROUNDING * self.eps
-
-    # --- rounding -----------------------------------------------------------------------------------------------------
+        allowed = self.relative * change + 4 * self.eps * np.abs(a)
+        return beyond(differences(a, other.outputs[k]), change, allowed, 0.0, by_element=self.by_element)
 
     def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
-        """Measure how values change if inputs change by one unit in the last place."""
+        """Measure how reduced values change if inputs change by one unit in the last place."""
         for split, result in trials.items():
-            for whole in (False, True) * _NUDGES:
-                nudged, batch = self.bench.nudged(start, self.rng, whole=whole)
+            for _ in range(_NUDGES):
+                nudged, batch = self.bench.nudged(start, self.rng)
                 again = self.bench.run(nudged, split, step, batch=batch)
                 for place, value in result.contributions.items():
-                    self._add_rounding(place, value, again.contributions[place])
-                for k, value in enumerate([] if whole else result.outputs):
-                    self._add_rounding(k, value, again.outputs[k])
+                    gaps = differences(value, again.contributions[place])
+                    self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
 
-    def _add_rounding(self, key: Place | int, a: np.ndarray, b: np.ndarray) -> None:
-        self.rounding[key] = np.maximum(differences(a, b), self.rounding.get(key, 0.0))
-
-    def _is_negligible(self, place: Place, result: Result) -> bool:
+    def _is_negligible(self, place: Sent, result: Result) -> bool:
         """Return whether a contribution's elements are so small that they must be rounding errors.
 
         They are compared with other contributions to the same kind of output: the state, or metrics.
         """
-        of_state = self.relevance.reaches_state(place)
-        peers = [p for p in self.relevance.places if self.relevance.reaches_state(p) == of_state]
-        largest = max(rms(result.contributions[p]) for p in peers)
-        return rms(result.contributions[place]) <= _NEGLIGIBLE * largest
-
-    def _differing_by_data(self) -> dict[Place, float]:
-        """Return the contributions of examples that differed, with the relative difference."""
-        return {p: value for p, value in self.differing.items() if self.relevance.facts(p).of_data}
+        of_state = self.depend.reaches_state(place)
+        peers = [p for p in self.depend.places if self.depend.reaches_state(p) == of_state]
+        own, *others = (norm(v) / max(1, v.size) ** 0.5 for v in (result.contributions[p] for p in [place, *peers]))
+        return own <= _NEGLIGIBLE * max(others)
 
 
 def _raise_to(found: dict, key: Any, value: float) -> None:

@@ -2,7 +2,7 @@
 
 `evaluate` combines batches by weighted means or sums. For an exponential of a mean loss, a maximum, or a mean over
 tokens, the result would depend on the batch size. So the function is computed for a few examples of the whole data set
-as one batch and as two batches, in double precision if possible, and the results are compared.
+as one batch and as two batches, in double precision, and the results are compared.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from adaptive.base.errors import DriverError
 from adaptive.base.jaxprs import asks_the_host, has_effects, nested_equations
 
-from .widen import CannotWidenError, inlined, is_narrow, wide
+from .widen import CannotWidenError, inlined, wide
 
 _FEW = 8  # examples to compare; with few examples, a function that is not a mean differs most from one
 _LOOKS = 3  # most attempts per function; repeated while both parts give the same, as before training
 _SEED = 0  # of the rows that are compared; the same on all processes
 _RELATIVE = 1e-5  # tolerance relative to the largest value; single precision is enough
 _ABSOLUTE = 1e-10  # tolerance for a sum of terms near 1 that cancel
-_ROUNDING = 1000  # tolerance in units in the last place, if double precision is not possible
-_MULTIPLE = 16  # tolerance, as a multiple of the effect of another order of the examples
-_MOST_ROUNDING = 1e-6  # larger effects of the order are not rounding errors
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
 Op = Literal["mean", "sum"]
@@ -51,7 +47,7 @@ class MeanCheck:
         """Raise unless the leaves that `fn(state, batch)` returns are means over the batch's examples, or sums.
 
         Returns without a check if there is nothing to compare: functions with effects, with random numbers drawn for a
-        whole batch, for batches of one size only, and values that are not finite.
+        whole batch, for batches of one size only, and what cannot be computed in double precision or is not finite.
 
         Args:
           rows: returns the examples with the given indices, as a batch.
@@ -62,29 +58,28 @@ class MeanCheck:
         Raises:
           DriverError: a leaf is not a mean, or not a sum.
         """
-        most = min(sizes)
-        few = min(_FEW, most)
-        # Unequal parts first: with equal parts, a mean with other weights than examples can match by chance.
-        for parts in [(max(1, 3 * few // 8), few - max(1, 3 * few // 8)), (most // 2, most // 2)]:
-            if not all(parts):
-                continue
-            try:
-                batch = rows(_spread(sum(parts), sizes[0]))
-                traced = [jax.make_jaxpr(fn)(state, _of_size(batch, n)) for n in (sum(parts), *parts)]
-            except Exception:  # the function's own: it may be written for batches of one size
-                continue
-            self._look(_Trial(traced, state, batch, parts), names, op)
+        few = min(_FEW, *sizes)
+        first = max(1, 3 * few // 8)  # unequal parts: a mean with other weights may match equal ones by chance
+        if few < 2:
             return
-
-    def _look(self, trial: _Trial, names: Sequence[str | None], op: Op) -> None:
-        known = hash(str(trial.traced[0].jaxpr))
-        if self._looks.get(known, 0) >= _LOOKS or not trial.can_be_repeated:
+        try:
+            whole = rows(_spread(few, sizes[0]))
+            batches = [whole, jax.tree.map(lambda a: a[:first], whole), jax.tree.map(lambda a: a[first:], whole)]
+            traced = [jax.make_jaxpr(fn)(state, batch) for batch in batches]
+        except Exception:  # the function's own: it may be written for batches of one size
             return
-        conclusive = True
-        for name, one in zip(names, trial.leaves(), strict=True):
+        known = hash(str(traced[0].jaxpr))
+        if self._looks.get(known, 0) >= _LOOKS or not _can_be_repeated(traced):
+            return
+        try:
+            with jax.enable_x64(True):
+                found = [_computed(closed, state, batch) for closed, batch in zip(traced, batches, strict=True)]
+        except (CannotWidenError, jax.errors.JaxRuntimeError):
+            return
+        conclusive = True  # whether the parts differ; if not, every function looks like a mean
+        for name, *values in zip(names, *found, strict=True):
             if name is not None:
-                _refuse(name, one, op)
-                conclusive = conclusive and one.conclusive
+                conclusive = _compare(name, values, (first, few - first), op) and conclusive
         self._looks[known] = _LOOKS if conclusive else self._looks.get(known, 0) + 1
 
 
@@ -96,95 +91,11 @@ def _spread(count: int, examples: int) -> np.ndarray:
     return np.sort(np.array([0, *between, examples - 1]))
 
 
-class _Leaf:
-    """Results for one leaf: for all examples, in two orders, and for both parts of them."""
-
-    def __init__(self, values: Sequence[np.ndarray], parts: tuple[int, int], relative: float):
-        kind = np.complex128 if np.iscomplexobj(values[0]) else np.float64
-        self.whole, self.turned, self.first, self.second = (np.asarray(v).astype(kind) for v in values)
-        self.parts, self._relative = parts, relative
-
-    def combined(self, op: Op) -> np.ndarray:
-        if op == "sum":
-            return self.first + self.second
-        return (self.parts[0] * self.first + self.parts[1] * self.second) / sum(self.parts)
-
-    def off(self, op: Op) -> np.ndarray:
-        """Return the elements where the parts do not combine to the whole."""
-        with np.errstate(all="ignore"):
-            gaps = np.abs(self.whole - self.combined(op))
-            order = np.abs(self.whole - self.turned)
-            noise = _MULTIPLE * float(order.max(initial=0.0, where=order < _MOST_ROUNDING))
-            return np.isfinite(gaps) & (gaps > self._relative * self._scale() + noise + _ABSOLUTE)
-
-    @property
-    def conclusive(self) -> bool:
-        """Whether the parts differ; if not, every function looks like a mean."""
-        with np.errstate(all="ignore"):
-            return bool((np.abs(self.first - self.second) > self._relative * self._scale()).any())
-
-    def _scale(self) -> np.ndarray:
-        return np.max(np.abs([self.whole, self.first, self.second]), axis=0)
-
-
-class _Trial:
-    """A function, traced for all examples and for both parts of them, and the examples."""
-
-    def __init__(self, traced: Sequence[ClosedJaxpr], state: Any, batch: Any, parts: tuple[int, int]):
-        self.traced, self._state, self._batch, self._parts = traced, state, batch, parts
-
-    @property
-    def can_be_repeated(self) -> bool:
-        """Whether the function has no effects, and draws no random numbers for a whole batch."""
-        whole, first, second = ([*_equations(closed)] for closed in self.traced)
-        pure = not any(has_effects(e) or asks_the_host(e) for e in whole)
-        return pure and _drawn(whole) == _drawn(first) == _drawn(second)
-
-    def leaves(self) -> Iterator[_Leaf]:
-        first = self._parts[0]
-        turned = jax.tree.map(lambda a: np.asarray(a)[::-1], self._batch)
-        given = [
-            [self._batch, turned],
-            [_of_size(self._batch, first)],
-            [jax.tree.map(lambda a: a[first:], self._batch)],
-        ]
-        try:
-            with jax.enable_x64(True):
-                relative, found = (
-                    _RELATIVE,
-                    self._computed(given, lambda closed: lambda *operands: inlined(closed, operands), wide),
-                )
-        except (CannotWidenError, jax.errors.JaxRuntimeError):
-            relative, found = self._own_precision(), self._computed(given, jaxpr_as_fun, lambda leaf: leaf)
-        for values in zip(*found, strict=True):
-            yield _Leaf(values, self._parts, relative)
-
-    def _own_precision(self) -> float:
-        """Return the tolerance for the function's own precision."""
-        dtypes = {v.aval.dtype for e in _equations(self.traced[0]) for v in e.outvars if hasattr(v.aval, "dtype")}
-        return max([_RELATIVE, *(_ROUNDING * float(jnp.finfo(d).eps) for d in dtypes if is_narrow(d))])
-
-    def _computed(
-        self, given: Sequence[Sequence[Any]], function_of: Callable[[ClosedJaxpr], Any], leaf_as: Callable[[Any], Any]
-    ) -> list[list[np.ndarray]]:
-        """Return the function's results for batches of each size, as lists of leaves."""
-        found = []
-        for closed, batches in zip(self.traced, given, strict=True):
-            function = jax.jit(function_of(closed))
-            for batch in batches:
-                leaves = zip(jax.tree.leaves((self._state, batch)), closed.in_avals, strict=True)
-                results = function(*(leaf_as(_as(leaf, aval)) for leaf, aval in leaves))
-                found.append([np.asarray(v) for v in results])
-        return found
-
-
-def _as(leaf: Any, aval: Any) -> Any:
-    """Cast a leaf to the dtype that a function has been traced for."""
-    return leaf if hasattr(leaf, "dtype") and leaf.dtype == aval.dtype else np.asarray(leaf).astype(aval.dtype)
-
-
-def _of_size(batch: Any, count: int) -> Any:
-    return jax.tree.map(lambda a: a[:count], batch)
+def _can_be_repeated(traced: Sequence[ClosedJaxpr]) -> bool:
+    """Return whether the function has no effects, and draws no random numbers for a whole batch."""
+    whole, first, second = ([*_equations(closed)] for closed in traced)
+    pure = not any(has_effects(e) or asks_the_host(e) for e in whole)
+    return pure and _drawn(whole) == _drawn(first) == _drawn(second)
 
 
 def _equations(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
@@ -197,17 +108,35 @@ def _drawn(eqns: Sequence[JaxprEqn]) -> list[tuple[int, ...]]:
     return [v.aval.shape for e in eqns if e.primitive.name in _RANDOM for v in e.outvars]
 
 
-def _refuse(name: str, leaf: _Leaf, op: Op) -> None:
-    off = leaf.off(op)
-    if not off.any():
-        return
+def _computed(closed: ClosedJaxpr, state: Any, batch: Any) -> list[np.ndarray]:
+    """Return the leaves of the function's result, in double precision."""
+    leaves = zip(jax.tree.leaves((state, batch)), closed.in_avals, strict=True)
+    given = [wide(_of_dtype(leaf, aval.dtype)) for leaf, aval in leaves]
+    results = jax.jit(lambda *operands: inlined(closed, operands))(*given)
+    return [np.asarray(v, np.complex128 if np.iscomplexobj(v) else np.float64) for v in results]
+
+
+def _of_dtype(leaf: Any, dtype: Any) -> Any:
+    """Return a leaf in the dtype that a function has been traced for; random keys as they are."""
+    return leaf if getattr(leaf, "dtype", None) == dtype else np.asarray(leaf).astype(dtype)
+
+
+def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op: Op) -> bool:
+    """Raise if the parts of a leaf do not combine to the whole. Return whether the parts differ."""
+    whole, first, second = values
+    both = first + second if op == "sum" else (parts[0] * first + parts[1] * second) / sum(parts)
+    with np.errstate(all="ignore"):
+        allowed = _RELATIVE * np.max(np.abs(values), axis=0) + _ABSOLUTE
+        gaps = np.abs(whole - both)
+        off = np.isfinite(gaps) & (gaps > allowed)
+        if not off.any():
+            return bool((np.abs(first - second) > allowed).any())
     at = np.unravel_index(int(np.argmax(off)), off.shape)
-    whole, one, other, both = (f"{v[at]:.6g}" for v in (leaf.whole, leaf.first, leaf.second, leaf.combined(op)))
-    first, second = leaf.parts
+    texts = [f"{v[at]:.6g}" for v in (whole, first, second, both)]
     raise DriverError(
-        f"evaluate: {name} is no {op} over the batch's examples: {first + second} examples give {whole}; the first "
-        f"{first} of them give {one} and the other {second} give {other}, of which the {op} is {both}. So the result "
-        "would depend on batch=. What to write instead:\n"
+        f"evaluate: {name} is no {op} over the batch's examples: {sum(parts)} examples give {texts[0]}; the first "
+        f"{parts[0]} of them give {texts[1]} and the other {parts[1]} give {texts[2]}, of which the {op} is "
+        f"{texts[3]}. So the result would depend on batch=. What to write instead:\n"
         "    a function of a mean   evaluate the mean, and apply the function to the result:  np.exp(loss)\n"
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
         "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/metrics.md\n"

@@ -14,9 +14,7 @@ import numpy as np
 ROUNDING = 100  # the default tolerance, relative to an element, in units in the last place of the driver's precision
 _MULTIPLE = 100  # tolerance, as a multiple of the effect of perturbed inputs
 _NOISY = 0.03  # a value with a larger relative rounding error cannot be compared
-_OF_LARGEST = 4 * float(
-    np.finfo(np.float64).eps
-)  # smaller differences are ignored, relative to a leaf's largest element
+_OF_LARGEST = 4 * float(np.finfo(np.float64).eps)  # tolerance relative to a leaf's largest element
 
 
 def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any, *, by_element: bool) -> float | None:
@@ -30,11 +28,11 @@ def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any,
     """
     if not gaps.any():
         return None
-    if np.isinf(gaps).any() and np.isfinite(floor).all():
-        return np.inf
-    if norm(gaps) > max(norm(allowed), _MULTIPLE * norm(np.asarray(floor))):
+    value, allowed = (np.where(np.isfinite(x), x, 0.0) for x in (value, allowed))
+    allowed = allowed + _OF_LARGEST * value.max() + _MULTIPLE * floor
+    if norm(gaps) > norm(allowed):
         return norm(gaps) / (norm(value) or 1.0)
-    off = gaps > allowed + _OF_LARGEST * float(value.max()) + _MULTIPLE * floor
+    off = gaps > allowed
     if not by_element or not off.any():
         return None
     return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max())
@@ -64,7 +62,3 @@ def is_finite(x: np.ndarray) -> bool:
 def norm(x: np.ndarray) -> float:
     with np.errstate(all="ignore"):
         return float(np.linalg.norm(in_double(x).reshape(-1)))
-
-
-def rms(x: np.ndarray) -> float:
-    return norm(x) / max(1, x.size) ** 0.5

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
@@ -20,7 +19,6 @@ from adaptive.base.reductions import Reduction
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
-from adaptive.graph.trace import Atom
 from adaptive.operators.sources import Reading, Source
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
@@ -30,7 +28,7 @@ from adaptive.runtime.microbatch_segments import Plans
 from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.worker_state import copied
 
-from .influence import Place
+from .dependencies import Output, Sent
 from .widen import wide
 
 Split = tuple[Microbatches, ...]  # each worker's microbatches
@@ -50,12 +48,22 @@ def even_split(examples: int, workers: int, plan: Plan, *, least: int = 1, most:
 def uneven_splits(
     rng: np.random.Generator, count: int, even: Split, plan: Plan, *, least: int = 1, most: int | None = None
 ) -> tuple[Split, ...]:
-    """Return up to `count` random splits, distinct and different from the even one."""
-    examples, found = sum(map(sum, even)), [even]
+    """Return up to `count` random splits, distinct and different from the even one.
+
+    Sizes are multiples of an odd unit, but for the last one, so that there are few of them to compile, odd and even.
+    """
+    examples, n, found = sum(map(sum, even)), len(even), [even]
+    unit = plan.multiple * (examples // plan.multiple // max(8, 2 * n) | 1)
     for _ in range(20 * count):
-        split = _random_split(rng, examples, len(even), plan, least, most, round_sizes=len(found) > 1)
-        if split not in found:
-            found.append(split)
+        split: list[Microbatches] = []
+        for units in _random_parts(rng, examples // unit, n):
+            calls = int(rng.integers(least, max(least, 3) + 1)) if plan.splittable else 1
+            split.append(tuple(unit * part for part in _random_parts(rng, units, min(calls, units))))
+        split[-1] = (*split[-1][:-1], split[-1][-1] + examples % unit)
+        if plan.splittable and most is not None:
+            split = [tuple(part for size in own for part in _cut(size, most)) for own in split]
+        if tuple(split) not in found:
+            found.append(tuple(split))
         if len(found) > count:
             break
     return tuple(found[1:])
@@ -85,38 +93,6 @@ def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
     return tuple(found)
 
 
-def _random_split(
-    rng: np.random.Generator,
-    examples: int,
-    workers: int,
-    plan: Plan,
-    least: int,
-    most: int | None,
-    *,
-    round_sizes: bool,
-) -> Split:
-    """Return a random split with few different sizes, as each must be compiled: all round, or all but two."""
-    unit = plan.multiple * max(1, examples // plan.multiple // max(8, 2 * workers))
-    split: list[Microbatches] = []
-    for units in _random_parts(rng, examples // unit, workers):
-        calls = int(rng.integers(least, max(least, 3) + 1)) if plan.splittable else 1
-        split.append(tuple(unit * p for p in _random_parts(rng, units, min(calls, units))))
-    split[-1] = (*split[-1][:-1], split[-1][-1] + examples % unit)
-    if unit > plan.multiple and not round_sizes:
-        split = _off_by_one(split, plan.multiple)
-    if plan.splittable and most is not None:
-        return tuple(tuple(p for size in microbatches for p in _cut(size, most)) for microbatches in split)
-    return tuple(split)
-
-
-def _off_by_one(split: Sequence[Microbatches], unit: int) -> list[Microbatches]:
-    """Add one unit to the smallest microbatch and take one from the largest, so that some sizes are not round."""
-    calls = [(size, w, c) for w, microbatches in enumerate(split) for c, size in enumerate(microbatches)]
-    smallest, largest = min(calls), max(calls)
-    moved = {smallest[1:]: unit, largest[1:]: -unit} if smallest[0] < largest[0] else {}
-    return [tuple(s + moved.get((w, c), 0) for c, s in enumerate(microbatches)) for w, microbatches in enumerate(split)]
-
-
 def _random_parts(rng: np.random.Generator, total: int, count: int) -> Microbatches:
     cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
     return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
@@ -133,18 +109,8 @@ def _cut(size: int, most: int) -> Microbatches:
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Output:
-    """A replicated result of a step."""
-
-    kind: str  # state | op_state | hook | metric
-    name: str
-    number: int  # of the state leaf or operator state
-    atom: Atom
-
-
 def outputs_of(plan: Plan) -> list[Output]:
-    """Return all replicated outputs, in the order of `Result.outputs`."""
+    """Return all replicated outputs of the driver, in the order of `Result.outputs`."""
     graph = plan.graph
     state = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in _compared(plan)]
     op_states = [Output("op_state", f"operator state {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
@@ -153,7 +119,7 @@ def outputs_of(plan: Plan) -> list[Output]:
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))
         names = [f"hook {h.hook.name!r}, values{jax.tree_util.keystr(path)}" for path, _ in paths]
         hooks += [Output("hook", name, n, a) for name, a in zip(names, h.values, strict=True)]
-    labels = zip(graph.metric_labels, graph.metrics, strict=True)
+    labels = zip(graph.metric_labels, graph.metrics, strict=False)  # more metrics compare what is given to monitors
     metrics = [Output("metric", label, n, a) for n, (label, a) in enumerate(labels)]
     return [*state, *op_states, *hooks, *metrics]
 
@@ -181,9 +147,10 @@ class Start:
 class Result:
     """The result of a step."""
 
-    contributions: dict[Place, np.ndarray]
+    contributions: dict[Sent, np.ndarray]
     outputs: list[np.ndarray]
     before: list[np.ndarray | None]  # each output's value before the step; None for metrics and hook values
+    more: list[np.ndarray]  # metrics that are not the driver's
     after: Start
 
 
@@ -212,25 +179,19 @@ class Bench:
 
     def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
         plan, device = plans.reference, engine.world.devices[0]
-        n = plan.graph.capacity
+        n, there = plan.graph.capacity, engine.workers.present
         leaves, tree = jax.tree.flatten(batch)
         pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)
         rows = [wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs]
-        self.plan, self.batch, self._seed = plan, jax.tree.unflatten(tree, rows), seed
-        self._examples = len(jax.tree.leaves(batch)[0])
-        self._wire, self.outputs = _Wire(n, device), outputs_of(plan)
-        there = engine.workers.present
+        self.plan, self.batch, self.seed = plan, jax.tree.unflatten(tree, rows), seed
+        self.outputs, self._wire = outputs_of(plan), _Wire(n, device)
         of = [there[w % len(there)] for w in range(n)]  # this process's workers stand in for others
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
             [[[wide(a) for a in s] for s in engine.op_states[i]] for i in of],
         )
-        self._trial = Engine(
-            plans,
-            list(self.start.states[0]),
-            self._wire,
-            kernels=KernelOptions(deterministic=True),
-        )
+        options = KernelOptions(deterministic=True)
+        self._trial = Engine(plans, list(self.start.states[0]), self._wire, kernels=options)
         steps = self._trial.step_plan
         feed = steps.feed
         steps.feed = replace(feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints)))
@@ -238,14 +199,7 @@ class Bench:
     def close(self) -> None:
         self._trial.close()
 
-    def run(
-        self,
-        start: Start,
-        split: Split,
-        step: int,
-        *,
-        batch: Any = None,
-    ) -> Result:
+    def run(self, start: Start, split: Split, step: int, *, batch: Any = None) -> Result:
         """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
         trial, device = self._trial, self._wire.devices[0]
         trial.workers.replace(
@@ -259,48 +213,40 @@ class Bench:
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
         taking_part = np.asarray(sizes) > 0
         readings = [
-            Reading(step, self._seed, w, self._examples, size, size, 1, begins, 1.0, 1.0, taking_part)
+            Reading(step, self.seed, w, sum(sizes), size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
         self._wire.brought = []
-        outcome = trial.step(
-            Share(tuple(sizes), tuple(starts[:-1]), batches),
-            readings,
-            microbatches=split,
-        )
+        outcome = trial.step(Share(tuple(sizes), tuple(starts[:-1]), batches), readings, microbatches=split)
         assert outcome is not None, "workers of one device have no fused steps"
-        brought = self._wire.brought
         contributions = {}
         with np.errstate(all="ignore"):  # a mean over no examples is NaN
-            for level, layout in enumerate(trial.layouts):
-                values = unpack(layout, cast(Any, brought[level]), range(len(layout.contributions)), worker=0)
-                contributions.update({(level, i): value for i, value in enumerate(values)})
+            for number, layout in enumerate(trial.layouts):
+                parts = cast(Any, self._wire.brought[number])
+                values = unpack(layout, parts, range(len(layout.contributions)), worker=0)
+                contributions.update({Sent(number, i): numbers_of(value) for i, value in enumerate(values)})
         op_states = [[list(s) for s in of_worker] for of_worker in trial.op_states]
         after = Start([list(leaves) for leaves in trial.states], op_states)
-        new, old = self._kept(after), self._kept(start)
-        reported = [*(a for h in outcome.hooks for a in h), *outcome.metrics]
-        return Result(
-            {place: numbers_of(value) for place, value in contributions.items()},
-            [numbers_of(a) for a in (*new, *reported)],
-            [*map(numbers_of, old), *(None for _ in reported)],
-            after,
-        )
+        old, new = (list(map(numbers_of, self._kept(s))) for s in (start, after))
+        reported = [*map(numbers_of, (a for h in outcome.hooks for a in h)), *map(numbers_of, outcome.metrics)]
+        count = len(self.outputs)
+        results = [*new, *reported]
+        return Result(contributions, results[:count], [*old, *[None] * len(reported)], results[count:], after)
 
     def _kept(self, start: Start) -> list[Any]:
         state = [start.states[0][i] for i in _compared(self.plan)]
         return [*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k])]
 
-    def nudged(self, start: Start, rng: np.random.Generator, *, whole: bool = False) -> tuple[Start, Any]:
+    def nudged(self, start: Start, rng: np.random.Generator) -> tuple[Start, Any]:
         """Return the state and examples with each number perturbed by a rounding error.
 
-        Args:
-          whole: perturb also numbers of the state with integer values, such as zeros, with which parameters often
-            start. That breaks counters and an optimizer's moments, so only reduced values of such a trial are valid.
+        Perturbs zeros of the state too, with which parameters often start. That breaks an optimizer's moments, so only
+        the reduced values of a trial from here are valid.
         """
-        first = [_nudged(leaf, rng, whole=whole) for leaf in start.states[0]]
-        local = self.plan.local_state  # perturbed for each worker by itself; other leaves stay equal on all workers
+        first = [_nudged(leaf, rng, whole=True) for leaf in start.states[0]]
+        local = self.plan.local_state  # left alone, because it differs between workers
         states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
-        return Start(states, start.op_states), jax.tree.map(lambda a: _nudged(a, rng), self.batch)
+        return Start(states, start.op_states), jax.tree.map(lambda a: _nudged(a, rng, whole=False), self.batch)
 
 
 def _held_fixed(source: Source) -> Source:
@@ -312,14 +258,15 @@ def _held_fixed(source: Source) -> Source:
     return replace(source, read=lambda reading: measured)
 
 
-def _nudged(value: Any, rng: np.random.Generator, *, whole: bool = False) -> Any:
-    """Perturb each number by up to two units in the last place; arrays of integers (counts, labels) stay unchanged."""
-    if not jnp.issubdtype(value.dtype, jnp.inexact):
-        return value
+def _nudged(value: Any, rng: np.random.Generator, *, whole: bool) -> Any:
+    """Perturb each number by up to two units in the last place, unless the array has whole numbers only.
+
+    Args:
+      whole: perturb also arrays of whole numbers, if they are of a floating-point type and have several elements.
+    """
     x = np.asarray(value)
+    if not np.issubdtype(x.dtype, np.inexact) or (np.array_equal(x, np.round(x)) and (not whole or x.size == 1)):
+        return value
     eps = np.finfo(x.dtype).eps
-    if np.array_equal(x, np.round(x)):
-        if not whole or x.size == 1:
-            return value
-        x = np.where(x == 0, eps * rng.uniform(0, 2, x.shape), x)
-    return (x * (1 + eps * rng.uniform(-2, 2, x.shape))).astype(value.dtype)
+    moved = np.where(x == 0, eps * rng.uniform(0, 2, x.shape), x * (1 + eps * rng.uniform(-2, 2, x.shape)))
+    return moved.astype(x.dtype)

@@ -19,8 +19,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from adaptive.base.jaxprs import asks_the_host, bind, called, has_effects
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph
+from adaptive.operators.axis import ExampleMean
+from adaptive.operators.collectives import collective
 from adaptive.operators.context import tracing
 from adaptive.operators.operator_state import Frozen
+from adaptive.operators.replication_claims import assert_scope_p
+from adaptive.operators.sources import EXAMPLES, read
 from adaptive.runtime.microbatch_segments import Plans
 
 # Primitives that depend on their dtype: they read its bits, or were compiled for it.
@@ -59,6 +63,9 @@ def wide_shape(aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
 def widened(plans: Plans) -> Planner:
     """Return the driver's plans in double precision, with matrix products at full precision.
 
+    For each pair of `paired`, the driver has one more metric: the norms of the difference between both sides, of the
+    mean of the local side over all examples, and of the other side; shape=(3,).
+
     Raises:
       CannotWidenError: the driver has a primitive that works only in its own dtypes.
     """
@@ -74,10 +81,12 @@ def widened(plans: Plans) -> Planner:
         narrow, current = graphs[len(batch[0])], tracing()
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
-        results = evaluated(
-            narrow.eqns, narrow.outvars, dict(zip(narrow.invars, [*state, *batch], strict=True)), narrow.consts
-        )
-        return results[: len(state)], results[len(state) :]
+        given = dict(zip(narrow.invars, [*state, *batch], strict=True))
+        pairs = paired(narrow)
+        results = iter(evaluated(narrow.eqns, [*narrow.outvars, *_atoms(pairs)], given, narrow.consts))
+        new_state, metrics = ([next(results) for _ in part] for part in (narrow.new_state, narrow.metrics))
+        sides = [[[next(results) for _ in side.invars] for side in pair] for pair in pairs]
+        return new_state, [*metrics, *(_gap(local, mean) for local, mean in sides)]
 
     driver.__name__ = graph.name
     planner = Planner(
@@ -89,9 +98,31 @@ def widened(plans: Plans) -> Planner:
         functions_checked=True,  # by the driver's own planner; traces here reuse the same functions
     )
     found = planner.begin(graph.examples)
-    names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names", "metrics_tree")}
+    names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names")}
     planner.reference = replace(found, graph=replace(found.graph, **names))
     return planner
+
+
+def paired(graph: Graph) -> list[tuple[JaxprEqn, JaxprEqn]]:
+    """Return the claims of `assert_mean`: for each, the equations of the local value and of what is to be its mean."""
+    claims = [e for e in graph.eqns if e.primitive is assert_scope_p and e.params["paired"]]
+    kinds = [e.params["scope"] for e in claims]
+    return [
+        (claims[i + 1], claims[i]) for i in range(len(claims) - 1) if kinds[i : i + 2] == ["reduced", "independent"]
+    ]
+
+
+def _atoms(pairs: Sequence[tuple[JaxprEqn, JaxprEqn]]) -> list[Atom]:
+    return [atom for pair in pairs for side in pair for atom in side.invars]
+
+
+def _gap(local: list[Any], mean: list[Any]) -> Any:
+    averaged = collective(ExampleMean(), local, weight=read(EXAMPLES))
+    squares = [
+        sum(jnp.sum(jnp.abs(x) ** 2) for x in leaves)
+        for leaves in ([a - b for a, b in zip(averaged, mean, strict=True)], averaged, mean)
+    ]
+    return jnp.sqrt(jnp.stack(squares))
 
 
 def evaluated(

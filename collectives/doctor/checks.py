@@ -1,7 +1,8 @@
 """The checks of `adaptive doctor`: each is a function that yields findings, with the line to type.
 
 A check takes an examination, a dict: `ranks` (the facts of each rank, or of the only process), and, if they were
-measured, `clocks`, `pairs`, `folder`, and `mpirun` (the launcher that `adaptive run` would use). `CHECKS` lists all.
+measured, `pairs`, `folder`, and `mpirun` (the launcher that `adaptive run` would use). `OF_A_PROCESS` and `OF_A_JOB`
+list all checks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from launchers.command import how_to_remove_it
 
 from .facts import PACKAGES, PLUGINS, Facts
 
-CLOCK_SECONDS = 0.1  # clocks that differ by more make logs and traces of several hosts hard to compare
+BUSY = 0.5  # load for each core, from which other processes are named
 SLOW_LINK = 2.0  # the best link has more than this many times the bandwidth of one that is named
 
 Examination = Mapping[str, Any]
@@ -96,16 +97,13 @@ def launcher(found: Examination) -> Iterator[HealthCheck]:
 
 
 def differences(found: Examination) -> Iterator[HealthCheck]:
-    """Find versions and processors that differ between ranks."""
+    """Find versions that differ between ranks."""
     ranks = found["ranks"]
     for name in ("python", *PACKAGES):
         versions = [own["python"] if name == "python" else own["versions"].get(name, "missing") for own in ranks]
         if len(set(versions)) > 1:
             do = "Start all ranks with the same Python." if name == "python" else f"pip install {name}=={versions[0]}"
             yield HealthCheck("wrong", f"{name} is not the same on all ranks: {_by(versions)}.", do)
-    processors = [own["processor"] for own in ranks]
-    if len(set(processors)) > 1:
-        yield HealthCheck("note", f"Processors differ: {_by(processors)}. Last bits of results may differ as well.")
 
 
 def cores(found: Examination) -> Iterator[HealthCheck]:
@@ -123,6 +121,16 @@ def cores(found: Examination) -> Iterator[HealthCheck]:
         elif first["launcher"] and 2 * len(union) <= first["logical"] and all(own["quota"] is None for own in there):
             what = f"{host}: {_many(n, 'rank')} may use {len(union)} of {first['logical']} cores."
             yield HealthCheck("note", what, f"adaptive run -n {n} train.py    gives each its share")
+
+
+def other_processes(found: Examination) -> Iterator[HealthCheck]:
+    """Find hosts whose cores were busy before the examination."""
+    for own in _one_of_each_host(found):
+        load, cores = own["load"], own["logical"]
+        if load > BUSY * cores:
+            what = f"Other processes use the cores of {own['host']}: in the last minute {load:.1f} processes wanted to "
+            what += f"run on {_many(cores, 'core')}. Steps take longer, and times measured now say little."
+            yield HealthCheck("note", what, "top    shows them")
 
 
 def shared_gpus(found: Examination) -> Iterator[HealthCheck]:
@@ -152,42 +160,19 @@ def fault_tolerance(found: Examination) -> Iterator[HealthCheck]:
         yield HealthCheck("note", f"A rank that dies ends the job: {why}", do)
 
 
-def clocks(found: Examination) -> Iterator[HealthCheck]:
-    """Find hosts whose clocks differ from rank 0's."""
-    ranks, named = found["ranks"], {found["ranks"][0]["host"]}
-    for own, offset in zip(ranks, found.get("clocks", []), strict=False):
-        host = own["host"]
-        if abs(offset) > CLOCK_SECONDS and host not in named:
-            named.add(host)
-            yield HealthCheck(
-                "wrong",
-                f"The clock of {host} is {abs(offset):.2g} s {'ahead of' if offset > 0 else 'behind'} that of "
-                f"{ranks[0]['host']}: logs and traces of the two do not line up.",
-                f"ssh {host} sudo chronyc makestep    or    ssh {host} sudo timedatectl set-ntp true",
-            )
-
-
 def slow_links(found: Examination) -> Iterator[HealthCheck]:
-    """Find hosts all of whose links are slow, and then single links between other hosts; of three hosts or more."""
+    """Find hosts whose fastest link is slow, of three hosts or more."""
     best: dict[str, float] = defaultdict(float)
-    pairs = found.get("pairs", [])
-    for pair in pairs:
+    for pair in found.get("pairs", []):
         for host in pair["hosts"]:
             best[host] = max(best[host], pair["bandwidth"])
-    if len(best) < 3:
-        return
-    usual, slow = median(best.values()), []
+    usual = median(best.values()) if len(best) > 2 else 0.0
     for host, rate in best.items():
         if rate * SLOW_LINK < usual:
-            slow.append(host)
-            what = f"The link of {host} is slow: at most {_gb(rate)} to any other host, where others have {_gb(usual)}."
-            yield _slow(what, host)
-    for pair in pairs:
-        (a, b), rate = pair["hosts"], pair["bandwidth"]
-        least = min(best[a], best[b])
-        if not {a, b} & set(slow) and rate * SLOW_LINK < least:
-            what = f"The link between {a} and {b} is slow: {_gb(rate)}, where each has {_gb(least)} to other hosts."
-            yield _slow(what, a)
+            what = f"at most {rate / 1e9:.3g} GB/s to any other host, where others have {usual / 1e9:.3g} GB/s."
+            do = f"ssh {host} ethtool -S IFACE    look for errors, and for the speed of the port; or leave {host} out"
+            said = f"The link of {host} is slow: {what} The slowest link delays every exchange."
+            yield HealthCheck("note", said, do)
 
 
 def folder(found: Examination) -> Iterator[HealthCheck]:
@@ -205,16 +190,15 @@ def folder(found: Examination) -> Iterator[HealthCheck]:
         yield HealthCheck(level, f"{what}and data need a folder that all hosts share.", do)
 
 
-CHECKS: Sequence[Callable[[Examination], Iterator[HealthCheck]]] = (
-    *(installation, devices, quota, launcher, differences, cores, shared_gpus, fault_tolerance),
-    *(clocks, slow_links, folder),
-)
+Check = Callable[[Examination], Iterator[HealthCheck]]
+OF_A_PROCESS: Sequence[Check] = (installation, devices, quota, launcher, other_processes)
+OF_A_JOB: Sequence[Check] = (differences, cores, shared_gpus, fault_tolerance, slow_links, folder)
 
 
 def findings(found: Examination) -> list[HealthCheck]:
     """Return the findings of all checks. A job that MPI does not connect is checked process by process only."""
     alone = any(own["trouble"] for own in found["ranks"])
-    checks = (installation, devices, quota, launcher) if alone else CHECKS
+    checks = OF_A_PROCESS if alone else [*OF_A_PROCESS, *OF_A_JOB]
     return list(dict.fromkeys(finding for check in checks for finding in check(found)))
 
 
@@ -241,15 +225,6 @@ def describe_ranks(numbers: Sequence[int]) -> str:
 
 def _one_of_each_host(found: Examination) -> list[Facts]:
     return [there[0] for there in hosts(found["ranks"]).values()]
-
-
-def _slow(what: str, host: str) -> HealthCheck:
-    do = f"ssh {host} ethtool -S IFACE    look for errors, and for the speed of the port; or leave {host} out"
-    return HealthCheck("note", f"{what} The slowest link delays every exchange.", do)
-
-
-def _gb(rate: float) -> str:
-    return f"{rate / 1e9:.3g} GB/s"
 
 
 def _in_two(said: str) -> HealthCheck:

@@ -22,7 +22,7 @@ from launchers.mpirun import UsageError, clean, find
 
 from .checks import HealthCheck, describe_ranks, findings, hosts, library
 from .facts import facts
-from .measure import clocks, exchange, folder, host_pairs
+from .measure import exchange, folder, host_pairs
 
 TRIAL_RANKS = 2
 MOST_HOSTS = 32  # that are shown
@@ -126,7 +126,7 @@ def examine_job(path: Path | None, doing: list[str]) -> dict[str, Any]:
         comm = world.transport.comm
         found: dict[str, Any] = {"ranks": ranks}
         if world.processes > 1:
-            found |= {"clocks": clocks(comm), "exchange": exchange(comm)}
+            found["exchange"] = exchange(comm)
             found["pairs"] = host_pairs(comm, [own["host"] for own in ranks])
         doing.append("looking at files")
         found["folder"] = {**folder(path or Path.cwd(), world.all_gather_bytes, world.rank), "asked": path is not None}
@@ -184,7 +184,8 @@ def described(found: dict[str, Any]) -> list[str]:
         lines.append(f"{'✗' if finding['level'] == 'wrong' else '·'} {finding['what']}")
         lines += [indent(finding["do"], "    ")] if finding["do"] else []
     bad = sum(finding["level"] == "wrong" for finding in found["findings"])
-    return [*lines, f"{bad} problem{'s' * (bad > 1)}" if bad else "✓ no problems"]
+    well = "✓ no errors; see the notes above" if found["findings"] else "✓ no problems"
+    return [*lines, f"{bad} problem{'s' * (bad > 1)}" if bad else well]
 
 
 def _facts(versions: dict[str, str], found: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import socket
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,10 +29,10 @@ Facts = Mapping[str, Any]
 def facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the facts about this process, without loading MPI.
 
-    Of those that a reader may not guess: `launched` is the number of processes according to the launcher, `processes`
-    that in MPI's world (0 without one); `trouble` is why MPI could not be loaded; `threads` is the size of XLA's pool
-    if it was set (0: one thread per core of `cpus`); `limited` is whether JAX leaves room for other ranks in a GPU's
-    memory; `tasks` is the number of tasks of the Slurm job if they were not started.
+    Of those that a reader may not guess: `processes` is the number in MPI's world (0 without one); `trouble` is why MPI
+    could not be loaded; `threads` is the size of XLA's pool if it was set (0: one thread per core of `cpus`); `limited`
+    is whether JAX leaves room for other ranks in a GPU's memory; `tasks` is the number of tasks of the Slurm job if
+    they were not started; `load` is the mean number of processes that ran or wanted to run in the last minute.
     """
     started, threads = launcher(environ), chosen_threads(environ)
     devices, why = _devices()
@@ -42,7 +41,6 @@ def facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "pid": os.getpid(),
         "rank": next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdigit()), 0) if started else 0,
         "launcher": started.name if started else "",
-        "launched": (started.processes or 0) if started else 0,
         "processes": 0,
         "library": "",
         "trouble": "",
@@ -51,7 +49,7 @@ def facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "logical": os.cpu_count() or 1,
         "quota": cpu_quota(),
         "threads": int(threads) if threads.isdigit() else 0,
-        "processor": _processor(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         "devices": devices,
         "no_devices": why,
         "gpus": len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]),
@@ -86,9 +84,3 @@ def _versions() -> dict[str, str]:
             if name in PACKAGES:
                 found[name] = "missing"
     return found
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*:\s*(.+)", info.read_text()) if sys.platform == "linux" and info.exists() else None
-    return named[1].strip() if named else platform.processor() or platform.machine()

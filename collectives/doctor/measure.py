@@ -1,4 +1,4 @@
-"""Measurements among the ranks of a job: clocks, times of messages, and whether all see the same files.
+"""Measurements among the ranks of a job: times of messages, and whether all see the same files.
 
 All ranks call these functions together.
 """
@@ -19,16 +19,6 @@ import numpy as np
 CHUNK_BYTES = 1 << 20  # many times what a shaper lets through at once
 MOST_PAIRS = 120  # of hosts: all of 16, and of more hosts each with its neighbors
 SEEN_SECONDS = 3.0  # time for a network file system to show a new file
-
-
-def clocks(comm: Any) -> list[float]:
-    """Return by how many seconds each rank's clock is ahead of rank 0's; to some ms, after a barrier."""
-    offsets = []
-    for _ in range(5):
-        comm.Barrier()
-        times = comm.allgather(time.time())
-        offsets.append([their - times[0] for their in times])
-    return [min(column, key=abs) for column in zip(*offsets, strict=True)]
 
 
 def exchange(comm: Any) -> dict[str, float]:

@@ -16,15 +16,14 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive.check.trials import even_split, uneven_splits
 from adaptive.check.widen import widened
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planned, planner, pointed_at
+from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planner, pointed_at
 from tests.relaxed import relaxed_tx
 
 COVERS = (
-    "adaptive/check/influence.py",
-    "adaptive/check/relevance.py",
+    "adaptive/check/dependencies.py",
+    "adaptive/check/invariance.py",
     "adaptive/check/trials.py",
     "adaptive/check/verdict.py",
     "adaptive/check/widen.py",
@@ -237,21 +236,9 @@ def test_chaos_is_not_known():
     assert "rounding alone moves a value (test_invariance.py:" in str(found)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e5m2])
-def test_half_precision_gives_no_false_alarm(dtype):
+def test_a_few_percent_are_found_in_low_precision():
     def loss(w, batch):
-        half = jax.tree.map(lambda a: a.astype(dtype).astype(jnp.bfloat16), (w, batch))
-        return mean_loss(*half).astype(jnp.float32)
-
-    driver, init = train(loss)
-    found = check(driver, init(W))
-    assert found, found
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
-def test_a_few_percent_are_found_in_any_precision(dtype):
-    def loss(w, batch):
-        x, y, w = (a.astype(dtype) for a in (batch["x"], batch["y"], w))
+        x, y, w = (a.astype(jnp.float8_e4m3fn) for a in (batch["x"], batch["y"], w))
         odd = 1 + 0.05 * (len(y) % 2)
         return odd * jnp.mean(((x @ w - y) ** 2).astype(jnp.float32))
 
@@ -261,7 +248,7 @@ def test_a_few_percent_are_found_in_any_precision(dtype):
 
 
 def test_any_half_precision_driver_can_be_compared():
-    """Random bits, loops, custom derivatives, checkpoints, embeddings: all are computed in single precision instead."""
+    """Random bits, loops, custom derivatives, checkpoints, embeddings: all are computed in double precision instead."""
 
     def loss(params, batch, keys):
         def one(key, x, y):
@@ -342,10 +329,8 @@ def contrastive(w, batch):
 @pytest.mark.parametrize(
     ("loss", "workers"),
     [
-        (contrastive, 1),
         (contrastive, 3),
         (lambda w, b: jnp.sum((b["x"] @ w - b["y"]) ** 2), 1),
-        (lambda w, b: jnp.sqrt(mean_loss(w, b)), 2),
     ],
 )
 def test_losses_that_are_not_means_over_examples_are_found(loss, workers):
@@ -357,17 +342,6 @@ def test_losses_that_are_not_means_over_examples_are_found(loss, workers):
 
 
 # --- single elements --------------------------------------------------------------------------------------------------
-
-OPTIMIZERS = {
-    "sgd": optax.sgd(0.1),
-    "momentum": optax.sgd(0.1, momentum=0.9),
-    "adam": optax.adam(0.1),
-    "adamw": optax.adamw(0.1),
-    "lion": optax.lion(0.01),
-    "adagrad": optax.adagrad(0.1),
-    "rmsprop": optax.rmsprop(0.1),
-    "sign": optax.sign_sgd(0.1),
-}
 
 
 def beside_a_large_one(scale, *, normed):
@@ -382,16 +356,20 @@ def beside_a_large_one(scale, *, normed):
     return loss
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("scale", [pytest.param(1e5, marks=pytest.mark.long), 1e12])
-def test_one_element_counts_beside_another_that_is_much_larger(optimizer, scale):
-    """To Adam, and to what takes signs, they are alike. Signs may be the same where gradients differ."""
-    tx = OPTIMIZERS[optimizer]
-    driver, init = train(beside_a_large_one(scale, normed=True), tx)
-    assert check(driver, init(W), global_batch=8).verdict in ("no", *["not known"] * (optimizer == "sign"))
-    driver, init = train(beside_a_large_one(scale, normed=False), tx)
+@pytest.mark.parametrize(
+    ("tx", "normed", "verdicts"),
+    [
+        (optax.adam(0.1), True, ["no"]),
+        (optax.adam(0.1), False, ["yes"]),
+        (optax.sign_sgd(0.1), True, ["no", "not known"]),  # signs may be the same where gradients differ
+        (optax.sign_sgd(0.1), False, ["yes"]),
+    ],
+)
+def test_one_element_counts_beside_another_that_is_much_larger(tx, normed, verdicts):
+    """To Adam, and to what takes signs, they are alike."""
+    driver, init = train(beside_a_large_one(1e12, normed=normed), tx)
     found = check(driver, init(W), global_batch=8)
-    assert found, found
+    assert found.verdict in verdicts, found
 
 
 def test_a_driver_that_cannot_run_in_double_precision_is_not_compared():
@@ -445,13 +423,9 @@ def deciding(decide):
     ("decide", "verdict"),
     [
         (lambda mean, most: jnp.where(mean > 1e6, 0.1, 0.2), "not known"),
-        (lambda mean, most: jnp.where((mean > 1e6) & jnp.isfinite(most), 0.1, 0.2), "not known"),
         (lambda mean, most: jnp.where(jnp.isfinite(mean) & ~jnp.isnan(mean) & (most < 1e6), 0.1, 0.2), "yes"),
-        (lambda mean, most: jnp.where(jnp.isinf(mean) | (mean == -jnp.inf), 0.1, 0.2), "yes"),
         (lambda mean, most: jnp.where(most > 1, 0.1, 0.2), "yes"),
         (lambda mean, most: jnp.where(mean < 0.49 * most, 0.1, 0.2), "no"),
-        (lambda mean, most: jnp.clip(mean, 1e6, 2e6) * 1e-7, "not known"),
-        (lambda mean, most: 0.1 + 0 * jnp.sort(jnp.stack([mean, most]))[0], "not known"),
     ],
 )
 def test_a_difference_behind_a_comparison_is_not_known(decide, verdict):
@@ -486,23 +460,22 @@ def with_a_rate(rate):
     return lambda state, batch: (state - jnp.float32(rate()) * averaged(state, batch), {})
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("driver", "through"),
+    ("driver", "through", "workers"),
     [
-        (with_a_rate(lambda: 0.1 / number()), r"ad.num_workers\(\)"),
-        (with_a_rate(lambda: 0.1 * jnp.sqrt(number())), r"ad.num_workers\(\)"),
-        (with_a_rate(lambda: 0.1 * comm.all_reduce(1.0, op="sum")), r"all_reduce\(op='sum'\) of equal values"),
+        (with_a_rate(lambda: 0.1 / number()), r"ad.num_workers\(\)", 1),
         (
             lambda w, b: (w - 0.1 * comm.all_reduce(averaged(w, b), op="sum"), {}),
             r"all_reduce\(op='sum'\) of equal values",
+            4,
         ),
         (
             lambda w, b: (w - 0.1 * comm.all_reduce(jax.grad(mean_loss)(w, b) / number()), {}),
             r"ad.num_workers\(\)",
+            2,
         ),
     ],
-    ids=["mean of a mean", "rate", "count", "sum of a mean", "before the mean"],
+    ids=["mean of a mean", "sum of a mean", "before the mean"],
 )
 def test_a_step_that_depends_on_the_number_of_workers_is_found_on_any_number(driver, through, workers):
     found = check(driver, W, workers=workers, global_batch=8)
@@ -523,14 +496,43 @@ def test_the_number_of_workers_may_be_reported_but_not_decide():
     assert "the step reads ad.num_workers() (test_invariance.py:" in found.note
 
 
+# --- monitors' means --------------------------------------------------------------------------------------------------
+
+
+def host(x):
+    """Return an array by way of the host."""
+    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mean_that_is_not_that_of_the_gradient_beside_it_is_named(workers):
+    def driver(state, batch):
+        grads = jax.grad(mean_loss)(state, batch)
+        by_sums = comm.all_reduce((batch["y"].size * grads, jnp.float32(batch["y"].size)), op="sum")
+        means = {
+            "wrong": comm.all_reduce(2 * host(grads)),
+            "narrow": comm.all_reduce(grads.astype(jnp.bfloat16)).astype(jnp.float32),
+            "by sums": by_sums[0] / by_sums[1],
+        }
+        variances = {name: mon.gradient_variance(grads, mean) for name, mean in means.items()}
+        return state - 0.1 * comm.all_reduce(grads), variances
+
+    found = check(driver, W, workers=workers)
+    assert found.verdict == "no"
+    assert not found.differences
+    ((name, difference),) = found.wrong_means.items()
+    assert name.startswith("gradient_variance (test_invariance.py:")
+    assert difference == pytest.approx(0.5)
+    assert name in str(found)
+
+
 # --- trials in which nothing happens ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_a_step_that_skips_its_examples_in_all_trials_is_not_known(decay):
+def test_a_step_that_skips_its_examples_in_all_trials_is_not_known():
     def driver(state, batch):
         grads = jax.tree.map(lambda g: jnp.where(mean_loss(state, batch) > 0, 0, g), jax.grad(mean_loss)(state, batch))
-        return (1 - decay) * state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(mean_loss(state, batch))}
+        return 0.9 * state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(mean_loss(state, batch))}
 
     found = check(driver, W)
     assert found.verdict == "not known"
@@ -549,7 +551,7 @@ def test_a_learning_rate_of_zero_hides_nothing(rate):
     assert bool(found.differences) == bool(rate)
 
 
-@pytest.mark.parametrize("first", [3, 12345])
+@pytest.mark.parametrize("first", [12345])
 def test_a_dependence_that_begins_in_a_later_step_is_found(first):
     def driver(state, batch):
         late = jax.grad(contrastive)(state, batch)
@@ -635,21 +637,6 @@ def test_a_driver_that_cannot_be_split_is_compared_over_workers_alone():
     alone = check(driver, W, workers=1)
     assert not alone
     assert "nothing to compare on one worker: all_gather" in str(alone)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-@pytest.mark.parametrize(("examples", "most"), [(11, None), (11, 2), (64, 7)])
-def test_every_split_differs_from_the_others(workers, examples, most):
-    plan = planned(lambda s, b: (s, {"y": comm.all_reduce(b["y"].mean())}), 0.0)
-    even = even_split(examples, workers, plan, most=most)
-    for seed in range(20):
-        splits = uneven_splits(np.random.default_rng(seed), 3, even, plan, most=most)
-        assert len({even, *splits}) == 4
-        for split in (even, *splits):
-            assert len(split) == workers
-            assert sum(map(sum, split)) == examples
-            assert all(0 < microbatch <= (most or examples) for microbatches in split for microbatch in microbatches)
-        assert any(microbatch % 2 for split in splits for microbatches in split for microbatch in microbatches)
 
 
 def test_per_worker_state_is_not_compared_but_values_computed_from_it_are():

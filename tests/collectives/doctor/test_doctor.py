@@ -34,7 +34,6 @@ WELL = {
     "pid": 1,
     "rank": 0,
     "launcher": "",
-    "launched": 0,
     "processes": 0,
     "library": "",
     "trouble": "",
@@ -43,7 +42,7 @@ WELL = {
     "logical": 4,
     "quota": None,
     "threads": 0,
-    "processor": "a",
+    "load": 0.1,
     "devices": ["cpu"],
     "no_devices": "",
     "gpus": 0,
@@ -57,7 +56,7 @@ WELL = {
     "tasks": 0,
 }
 OPEN_MPI = "Open MPI v5.0.11, package: …"
-RANK = {**WELL, "launcher": "Open MPI's mpirun", "launched": 2, "library": OPEN_MPI, "survives": True, "threads": 2}
+RANK = {**WELL, "launcher": "Open MPI's mpirun", "library": OPEN_MPI, "survives": True, "threads": 2}
 GPU = {**RANK, "devices": ["H100 (gpu:0)"], "visible": "0", "gpus": 2}
 
 
@@ -126,7 +125,7 @@ def test_ranks_without_a_connection_get_the_command_to_type():
          "jax is not the same on all ranks: 0.10.0 on rank 0, 2.0 on rank 1", "pip install jax==0.10.0"),
         ([RANK, *[{**RANK, "python": "3.12", "threads": 1}] * 3], "wrong",
          "3.11 on rank 0, 3.12 on ranks 1–3", "same Python"),
-        ([RANK, {**RANK, "processor": "another"}], "note", "Processors differ", ""),
+        ([{**RANK, "load": 17.0}] * 2, "note", "in the last minute 17.0 processes wanted to run on 4 cores", "top"),
         ([{**RANK, "survives": False}] * 2, "note", "started without fault tolerance", "adaptive run -n 2"),
         ([{**RANK, "survives": False, "library": "MPICH"}] * 2, "note", "this MPI has no fault tolerance", "[openmpi]"),
         ([{**GPU, "devices": ["H100"] * 2, "visible": ""}] * 2, "wrong",
@@ -141,21 +140,12 @@ def test_of_a_job(ranks, level, what, do):
     assert do in found.do
 
 
-def test_of_clocks():
-    ranks = [RANK, *({**RANK, "host": host} for host in "bbc")]
-    found = only(findings({"ranks": ranks, "clocks": [0.0, 2.0, 2.0, 0.05]}))
-    assert "The clock of b is 2 s ahead of that of a" in found.what
-    assert "3 s behind" in only(findings({"ranks": ranks, "clocks": [0.0, 0.0, -3.0, 0.0]})).what
-
-
 @pytest.mark.parametrize(
     ("slow", "named"),
     [
         ({}, []),
-        ({"bc": 5e9}, []),  # not less than half
-        ({"bc": 4e9}, ["The link between b and c is slow: 4 GB/s, where each has 10 GB/s to other hosts."]),
+        ({"ad": 5e9, "bd": 5e9, "cd": 5e9}, []),  # not less than half
         ({"ad": 1e9, "bd": 2e9, "cd": 3e9}, ["The link of d is slow: at most 3 GB/s to any other host, where others"]),
-        ({"ad": 1e9, "bd": 1e9, "cd": 1e9, "ab": 4e9}, ["The link of d is slow", "The link between a and b is slow"]),
     ],
 )
 def test_of_links(slow, named):
@@ -233,7 +223,6 @@ def test_alone_it_starts_a_job_of_two_ranks(tmp_path):
     assert [own["processes"] for own in trial["ranks"]] == [2, 2]
     assert trial["ok"]
     assert trial["exchange"]["large"] > trial["exchange"]["small"] > 0
-    assert abs(trial["clocks"][1]) < 1  # one host, one clock
     assert trial["folder"]["unseen"] == []
 
 
@@ -297,8 +286,9 @@ def test_ranks_that_are_alone_speak_once(tmp_path):
         "from collectives.doctor.command import doctor\n"
         "doctor(['--json'])\n"
     )
-    (finding,) = json.loads(mpirun.run(script, n=1, expect_failure=True).stdout)["findings"]
-    assert "MPI finds each of them alone" in finding["what"]
+    findings = json.loads(mpirun.run(script, n=1, expect_failure=True).stdout)["findings"]
+    (what,) = [finding["what"] for finding in findings if finding["level"] == "wrong"]
+    assert "MPI finds each of them alone" in what
 
 
 @pytest.mark.ranks
