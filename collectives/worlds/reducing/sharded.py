@@ -31,7 +31,7 @@ ONE_AT_A_TIME = RLock()  # held from the start to the end of an exchange; one th
 
 
 # Over gloo every collective has a fixed cost: 0.4 ms, and 4 ms for one of 300 kB or of 3 MB if a process has one core
-# (benchmarks/jax_world_against_shard_map.py). Parts up to this size are therefore concatenated; copying larger ones
+# (docs/results.md). Parts up to this size are therefore concatenated; copying larger ones
 # would cost more. On GPUs XLA combines collectives itself.
 PACKED_BYTES = 8 << 20
 

@@ -55,7 +55,7 @@ def test_means_and_sums_pass(fn, op):
         (lambda w, b: squares(w, b).mean() + 0.1 * squares(w, b).max(), "mean"),
     ],
 )
-@pytest.mark.parametrize("sizes", [(64, 16), (64, 2), (5, 16), (3, 3)])
+@pytest.mark.parametrize("sizes", [(64, 16), (3, 3)])
 def test_others_are_refused(fn, op, sizes):
     with pytest.raises(ad.DriverError, match=rf"evaluate: loss is no {op} over the batch's examples: \d examples"):
         checked(fn, op, sizes=sizes)
