@@ -6,13 +6,14 @@ process and are compared round by round: drift that is slower than a round cance
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -114,6 +115,16 @@ def readable(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def command_line(doc: str) -> argparse.ArgumentParser:
+    """Return a parser of a script's options, with `--write`; `doc` is the script's docstring."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--write", action="store_true", help="write the result to benchmarks/results, too")
+    return made
+
+
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +146,7 @@ def report(
       The text.
     """
     cells = [row.cells() if isinstance(row, Summary) else row for row in rows]
-    paragraphs = [f"# {title}", table(cells), *notes, f"{machine()}; {date.today().isoformat()}"]
+    paragraphs = [f"# {title}", table(cells), *notes, f"{machine()}; {date.today().isoformat()}, commit {commit()}"]
     text = "\n\n".join(paragraphs) + "\n"
     print(text, flush=True)
     if path is not None:
@@ -166,11 +177,32 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
 
 
+def commit() -> str:
+    """Return the short name of the commit that is measured, with a `+` if files have changed since."""
+    git = ["git", "-C", str(RESULTS.parent)]
+    with suppress(OSError, subprocess.CalledProcessError):
+        name = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+        return name + "+" * bool(subprocess.check_output([*git, "status", "--porcelain", "-uno"], text=True).strip())
+    return "unknown"
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def middle(values: Iterable[float], digits: int = 2, unit: str = "") -> str:
+    """Format the median of several seeds, with the minimum and maximum where they differ."""
+    low, mid, high = np.percentile(list(values), [0, 50, 100])
+    texts = [f"{value:.{digits}f}" for value in (low, mid, high)]
+    return f"{texts[1]}{unit}" if texts[0] == texts[2] else f"{texts[1]}{unit} ({texts[0]} – {texts[2]})"
+
+
+def sizes_text(sizes: Sequence[int] | np.ndarray) -> str:
+    """Format batch sizes as `166+167+159+20`."""
+    return "+".join(str(int(size)) for size in sizes)
 
 
 # --- the machine (Linux) ----------------------------------------------------------------------------------------------

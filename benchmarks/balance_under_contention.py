@@ -12,11 +12,9 @@ the part of a step that is not computing. A neighbor's time slices are noise, an
 no split reaches the ideal.
 """
 
-import argparse
-
 import numpy as np
 from _balance_run import BLOCK, start
-from _measure import readable, report
+from _measure import command_line, readable, report
 
 SMALLEST = 0.01  # milliseconds: less than 8 examples take
 CASES = [
@@ -62,18 +60,21 @@ def row(model: str, milliseconds: float, runs: list[dict]) -> dict[str, str]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=1)
-    runs = parser.parse_args().runs
-    rows = [
-        row(model, ms, [start(model, ms, steps // BLOCK, busy=True) for _ in range(runs)]) for model, ms, steps in CASES
-    ]
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first ones")
+    parser.add_argument("--steps", type=int, help="of each case, instead of its own number")
+    args = parser.parse_args()
+    rows = []
+    for model, ms, steps in CASES[: args.cases]:
+        blocks = (args.steps or steps) // BLOCK
+        rows.append(row(model, ms, [start(model, ms, blocks, busy=True) for _ in range(args.runs)]))
     notes = [
-        f"{runs} runs of each, every one from a new start: medians, and the extremes. Means of the last three quarters "
-        "of the steps, because a neighbor's time slices make a step either fast or slow; both programs in turn, in "
-        f"blocks of {BLOCK} steps. Milliseconds are those of computing with equal batches, without the neighbor."
+        f"{args.runs} runs of each, every one from a new start: medians, and the extremes. Means of the last three "
+        "quarters of the steps, because a neighbor's time slices make a step either fast or slow; both programs in "
+        f"turn, in blocks of {BLOCK} steps. Milliseconds are those of computing with equal batches, without it."
     ]
-    report("Balancing against a busy neighbor", rows, "balance_under_contention.md", notes)
+    report("Balancing against a busy neighbor", rows, "balance_under_contention.md" if args.write else None, notes)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ global batches; every example used exactly as often as in that loop.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -30,7 +29,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from _measure import report
+from _measure import command_line, report
 
 from tests.mpi.chaos import STEPS, STRATEGIES
 from tests.mpi.chaotic import LIMIT, Verdict, run
@@ -97,31 +96,31 @@ def _ranges(jobs: Sequence[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--events", type=int, default=1000)
     parser.add_argument("--first", type=int, default=1000, help="the seed of the first job")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a job")
     parser.add_argument("--jobs", type=Path, help="a file to add what came of each job to, and to go on from")
     parser.add_argument("--strategies", action="store_true", help="also train by rounds, of each kind in turn")
-    options = parser.parse_args()
+    args = parser.parse_args()
     jobs: list[dict] = []
-    if options.jobs and options.jobs.exists():
-        jobs = [json.loads(line) for line in options.jobs.read_text().splitlines()]
-    seed = jobs[-1]["seed"] + 1 if jobs else options.first
-    while sum(len(job["events"]) for job in jobs) < options.events:
-        strategy = STRATEGIES[seed % len(STRATEGIES)] if options.strategies else ""
-        verdict = run(seed, strategy, limit=options.limit)
+    if args.jobs and args.jobs.exists():
+        jobs = [json.loads(line) for line in args.jobs.read_text().splitlines()]
+    seed = jobs[-1]["seed"] + 1 if jobs else args.first
+    while sum(len(job["events"]) for job in jobs) < args.events:
+        strategy = STRATEGIES[seed % len(STRATEGIES)] if args.strategies else ""
+        verdict = run(seed, strategy, limit=args.limit)
         print(verdict, flush=True)
         if verdict.wrong:
             print(verdict.output, flush=True)
         jobs.append(digest(verdict))
-        if options.jobs:
-            with options.jobs.open("a") as file:
+        if args.jobs:
+            with args.jobs.open("a") as file:
                 file.write(json.dumps(jobs[-1]) + "\n")
         seed += 1
     rows, notes = tables(jobs)
-    name = "chaos_of_strategies.md" if options.strategies else "chaos.md"
-    report("After any faults of its processes, a job ends as specified", rows, name, notes)
+    name = "chaos_of_strategies.md" if args.strategies else "chaos.md"
+    report("After any faults of its processes, a job ends as specified", rows, name if args.write else None, notes)
 
 
 if __name__ == "__main__":

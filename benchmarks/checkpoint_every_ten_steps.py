@@ -22,15 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from _measure import RESULTS, Spread, alternate, readable, report, summary
+from _measure import Spread, alternate, command_line, readable, report, summary
 
 import adaptive as ad
 import collectives as comm
 
-WIDTH, LAYERS, BATCH = 2500, 4, 400
-EVERY, BLOCK, ROUNDS = 10, 20, 12
+LAYERS, BATCH = 4, 400
+EVERY, BLOCK = 10, 20
 RNG = np.random.default_rng(0)
-DATA = {"x": RNG.standard_normal((4096, WIDTH), np.float32)}
 STEPS: dict[str, list[list[float]]] = {}  # by name and place behind a checkpoint, seconds
 
 
@@ -46,9 +45,10 @@ def driver(params, batch):
     return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), {"loss": loss}
 
 
-def new_program() -> ad.Program:
-    params = {f"w{k}": RNG.standard_normal((WIDTH, WIDTH), np.float32) / 50 for k in range(LAYERS)}
-    return ad.Program(driver, params, DATA, global_batch=BATCH, resizable=False)
+def new_program(width: int) -> ad.Program:
+    params = {f"w{k}": RNG.standard_normal((width, width), np.float32) / 50 for k in range(LAYERS)}
+    data = {"x": RNG.standard_normal((4096, width), np.float32)}
+    return ad.Program(driver, params, data, global_batch=BATCH, resizable=False)
 
 
 def timed(name: str, block) -> object:
@@ -64,13 +64,12 @@ def timed(name: str, block) -> object:
     return run
 
 
-def without():
-    steps = new_program().run()
+def without(program: ad.Program):
+    steps = program.run()
     return lambda: next(steps).step
 
 
-def ours(directory: Path):
-    program = new_program()
+def ours(program: ad.Program, directory: Path):
     steps = program.run(checkpoint=ad.Checkpoints(directory, every=EVERY))
 
     def step():
@@ -82,8 +81,7 @@ def ours(directory: Path):
     return step
 
 
-def orbax(directory: Path, *, asynchronous: bool):
-    program = new_program()
+def orbax(program: ad.Program, directory: Path, *, asynchronous: bool):
     options = ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=asynchronous)
     manager = ocp.CheckpointManager(directory, options=options)
 
@@ -99,19 +97,23 @@ def orbax(directory: Path, *, asynchronous: bool):
 
 
 def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--width", type=int, default=2500, help="of each of the four layers")
+    parser.add_argument("--rounds", type=int, default=12)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         blocks = {
-            "no checkpoints": without(),
-            "ad.Checkpoints": ours(root / "ours"),
-            "orbax's manager, asynchronous": orbax(root / "async", asynchronous=True),
-            "orbax's manager, blocking": orbax(root / "blocking", asynchronous=False),
+            "no checkpoints": without(new_program(args.width)),
+            "ad.Checkpoints": ours(new_program(args.width), root / "ours"),
+            "orbax's manager, asynchronous": orbax(new_program(args.width), root / "async", asynchronous=True),
+            "orbax's manager, blocking": orbax(new_program(args.width), root / "blocking", asynchronous=False),
         }
         for block in blocks.values():
             while block() % EVERY != 5:
                 pass
         calls = {name: timed(name, block) for name, block in blocks.items()}
-        seconds = {name: block / BLOCK for name, block in alternate(calls, ROUNDS, warmup=1).items()}
+        seconds = {name: block / BLOCK for name, block in alternate(calls, args.rounds, warmup=1).items()}
     notes = []
     for name, steps in STEPS.items():
         each = [Spread.of(s).median for s in steps]
@@ -122,7 +124,8 @@ def main() -> None:
             f"{readable(others)} (medians)."
         )
     rows = [{"": row.name, **row.cells()} for row in summary(seconds)]
-    report("Seconds of a step, with a checkpoint every ten", rows, RESULTS / "checkpoint_every_ten_steps.md", notes)
+    path = "checkpoint_every_ten_steps.md" if args.write else None
+    report("Seconds of a step, with a checkpoint every ten", rows, path, notes)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ other models, and the result goes to a file of its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from _measure import alternate, pin, readable, report, summary, table
+from _measure import alternate, command_line, pin, readable, report, summary, table
 from _timed_models import OPTIMIZER, Model, attention, perceptron, transformer
 
 import adaptive as ad
@@ -114,12 +113,11 @@ def models() -> list[Model]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--block", type=int, default=10, help="steps that are timed together")
     parser.add_argument("--only", default="", help="models whose names contain this")
     parser.add_argument("--monitors", default="", help="monitors whose names contain one of these, separated by commas")
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if not ON_GPU:
         pin(max(os.sched_getaffinity(0)))

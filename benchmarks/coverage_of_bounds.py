@@ -11,14 +11,13 @@ percentage points). In the last rows the signal falls from step to step, althoug
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _measure import report
+from _measure import command_line, report
 
 from monitors import noise_estimate
 from monitors._averages import Averages, add_sample, no_samples, ratio_bounds
@@ -113,9 +112,8 @@ def cases() -> list[tuple[Case, str]]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--streams", type=int, default=2000, help="a multiple of 500")
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     rows = [coverage(case, way, args.streams) for case, way in cases()]
     notes = [

@@ -10,7 +10,6 @@ monitors have at that step: over microbatches, over examples, and in the metric 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from _measure import report
+from _measure import command_line, report
 
 import adaptive as ad
 import collectives as comm
@@ -176,9 +175,8 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="", help="tasks whose names contain this")
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     names = [name for name in TASKS if args.only in name]
     rows = [row for name in names for seed in range(SEEDS) for row in measured(TASKS[name](), seed)]

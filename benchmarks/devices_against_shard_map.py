@@ -14,7 +14,6 @@ The processor time of all threads is also reported; on a busy machine it varies 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 jax.config.update("jax_num_cpu_devices", 4)
 
 from _loops import N_EXAMPLES, OPTIMIZER, Model, conv_net, large_matrices, program  # noqa: E402
-from _measure import alternate, readable, report, summary  # noqa: E402
+from _measure import alternate, command_line, readable, report, summary  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
@@ -76,10 +75,9 @@ def by_general_path(ours: ad.Program) -> Iterator[None]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = command_line(__doc__)
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--block", type=int, default=10, help="steps that are timed together")
-    arguments.add_argument("--write", action="store_true", help="the table to benchmarks/results")
     options = arguments.parse_args()
     rows = []
     for model in (conv_net("conv net", 32), conv_net("conv net", 64), large_matrices("large matrices", 128)):

@@ -10,10 +10,8 @@ batch: the more examples a step has, the less its fixed cost matters. So `balanc
 policy.
 """
 
-import argparse
-
 import numpy as np
-from _measure import report
+from _measure import command_line, report
 
 import controllers as ctrl
 from controllers.simulate import Hooked, Simulation, names, scenario, simulate
@@ -113,13 +111,13 @@ def table(found: dict) -> list[dict[str, str]]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=600)
-    options = parser.parse_args()
-    found = survey(options.seeds, options.steps)
+    args = parser.parse_args()
+    found = survey(args.seeds, args.steps)
     notes = [
-        f"{WORKERS} workers, {options.steps} steps, {options.seeds} seeds, none of them used while constants were "
+        f"{WORKERS} workers, {args.steps} steps, {args.seeds} seeds, none of them used while constants were "
         f"chosen: medians, and in brackets the worst seed. "
         f"All policies decide at every step. `balance` reads the workers' seconds alone; `balance-machine` is "
         f"`balance(stretch_seconds=0, predictor=arx(), n_inputs=2)`, which reads free "
@@ -127,7 +125,8 @@ def main() -> None:
         f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: "
         f"the last column is `balance` on the same batches.",
     ]
-    report("Every policy on every scenario", table(found), "every_policy_on_every_scenario.md", notes)
+    path = "every_policy_on_every_scenario.md" if args.write else None
+    report("Every policy on every scenario", table(found), path, notes)
 
 
 if __name__ == "__main__":

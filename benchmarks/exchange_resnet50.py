@@ -6,22 +6,18 @@
 unpacks them in another XLA function. It is compared, on the same JAX arrays, with an Allreduce per tensor, with all of
 them in flight as Iallreduce, and with one fused buffer that numpy fills and empties. All alternate in one run, each
 rank on a core of its own; reported is the time of the slower rank. A program also checks the results for
-infinities and NaNs. This has a row of its own, since the others do not check. Two more tables justify the values of the
-message layer's LARGE_BYTES and the world's PIECE_BYTES.
+infinities and NaNs. This has a row of its own, since the others do not check.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _measure import alternate, pin, report, summary
+from _measure import alternate, command_line, pin, report, summary
 from jax.typing import DTypeLike
 from mpi4py import MPI
 
@@ -31,7 +27,6 @@ from adaptive.graph.partition import plan
 from adaptive.graph.trace import trace
 from adaptive.runtime import message
 from adaptive.runtime.finite import FiniteCheck
-from collectives.worlds.transport import mpi_transport as _transport
 
 Shape = tuple[int, ...]
 
@@ -123,17 +118,6 @@ def raw_ways(grads: Sequence[jax.Array]) -> dict[str, Callable[[], list[np.ndarr
     return {"Allreduce per tensor": each, "Iallreduce, all in flight": in_flight, "fused buffer": one_buffer}
 
 
-@contextmanager
-def setting(module: ModuleType | object, name: str, value: object) -> Iterator[None]:
-    """Set an attribute of a module or an object of the library to another value during the `with` block."""
-    own = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, own)
-
-
 def measure(ways: dict[str, Callable[[], Sequence]], rounds: int) -> dict[str, np.ndarray]:
     """Return the seconds of the slower rank, round by round."""
 
@@ -148,38 +132,10 @@ def measure(ways: dict[str, Callable[[], Sequence]], rounds: int) -> dict[str, n
     return {name: np.max(MPI.COMM_WORLD.allgather(seconds), axis=0) for name, seconds in own.items()}
 
 
-def by_threshold(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> list:
-    """Return the times by the size from which a tensor is sent from its own memory, relative to the default."""
-    ways = {}
-    for size in sorted({16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, message.LARGE_BYTES}):
-        with setting(message, "LARGE_BYTES", size):
-            ways[f"LARGE_BYTES = {size >> 10} kB"] = our_way(world, grads)
-    return summary(measure(ways, rounds), f"LARGE_BYTES = {message.LARGE_BYTES >> 10} kB")
-
-
-def by_piece(world: comm.MPIWorld, grads: Sequence[jax.Array], rounds: int) -> list:
-    """Return the times by the size of one Allreduce, relative to the default."""
-
-    def in_pieces(size: int) -> Callable[[], list[jax.Array]]:
-        exchange = our_way(world, grads)
-
-        def run() -> list[jax.Array]:
-            with setting(world.transport, "piece_bytes", size):  # a channel reads it when it first exchanges
-                return exchange()
-
-        return run
-
-    names = {
-        size: f"PIECE_BYTES = {size >> 10} kB" for size in (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20)
-    }
-    ways = {name: in_pieces(size) for size, name in names.items()} | {"whole tensors": in_pieces(1 << 30)}
-    return summary(measure(ways, rounds), names[_transport.PIECE_BYTES])
-
-
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = command_line(__doc__)
     arguments.add_argument("--rounds", type=int, default=40)
-    rounds = arguments.parse_args().rounds
+    args = arguments.parse_args()
 
     rank, cores = MPI.COMM_WORLD.rank, sorted(os.sched_getaffinity(0))
     pin(cores[rank % len(cores)])
@@ -198,8 +154,7 @@ def main() -> None:
                 assert np.array_equal(
                     result, np.broadcast_to(total + world.size * np.arange(result.shape[-1]), result.shape)
                 )
-        seconds = measure(ways, rounds)
-        tables = [by_threshold(world, grads, rounds), by_piece(world, grads, rounds)]
+        seconds = measure(ways, args.rounds)
     best = min(raw, key=lambda name: float(np.median(seconds[name])))
     checked = summary(seconds, best)[1]
     if rank == 0:
@@ -207,12 +162,12 @@ def main() -> None:
         report(
             f"Exchanging ResNet-50's gradients and checking them takes {checked.ratio_of_medians:.2f} times the best "
             "of raw mpi4py",
-            [*summary(seconds, best), *(row for table in tables for row in table)],
-            "exchange_resnet50.txt",
+            summary(seconds, best),
+            "exchange_resnet50.txt" if args.write else None,
             [
                 f"{n} tensors, {mib:.1f} MiB; {world.processes} ranks on one host, one thread each, bound to a core "
-                f"each; {MPI.Get_library_version().split(',')[0]}; {rounds} rounds.",
-                f"Ratios: in the first rows to the best raw way ({best}), then to the library's constants.",
+                f"each; {MPI.Get_library_version().split(',')[0]}; {args.rounds} rounds.",
+                f"Ratios are to the best raw way ({best}).",
             ],
         )
 

@@ -9,7 +9,6 @@ takes some steps while the other is idle. The first steps of a turn use examples
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -114,13 +113,12 @@ def measure(source: Any, processes: int, rounds: int, steps: int) -> dict[str, l
 
 
 def main() -> None:
-    from _measure import Spread, readable, report
+    from _measure import Spread, command_line, readable, report
 
-    parser = argparse.ArgumentParser()
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="keep the result in results/")
     args = parser.parse_args()
     rows = []
     for source in (Waits(), Computes()):

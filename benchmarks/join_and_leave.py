@@ -15,7 +15,6 @@ rank.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import defaultdict
 from itertools import pairwise
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from _elastic import Notes, job, monitored
-from _measure import Spread, readable, report
+from _measure import Spread, command_line, readable, report
 
 RANKS, FEW, MANY, BETWEEN = 3, 2, 3, 40
 JOIN, LEAVE = "a join", "a leave"
@@ -104,7 +103,7 @@ def row(state: str, what: str, changes: list[dict[str, Any]]) -> dict[str, objec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = command_line(__doc__)
     parser.add_argument("--rank", metavar="FOLDER")
     parser.add_argument("--changes", type=int, default=20, help="in a job")
     parser.add_argument("--mebibytes", type=int, default=0)
@@ -131,7 +130,9 @@ def main() -> None:
         "the change.",
         f"Load averages at the ends of jobs: {min(load):.0f} to {max(load):.0f}.",
     ]
-    report("What a joining or leaving worker costs the others", rows, "join_and_leave.md", notes)
+    report(
+        "What a joining or leaving worker costs the others", rows, "join_and_leave.md" if args.write else None, notes
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ is at the end. Seconds are those of training steps, without evaluation and compi
 seed alternate every quarter of an epoch.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _measure import pin, report, table
+from _measure import command_line, pin, report, table
 
 import adaptive as ad
 import collectives as comm
@@ -29,7 +28,7 @@ import monitors as mon
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from _data import load
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = command_line(__doc__)
 parser.add_argument("--data", choices=["fashion-mnist", "digits"], default="fashion-mnist")
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--seeds", type=int, default=3)
@@ -186,7 +185,8 @@ def main():
         ]
         time, examples, against = tables(seeds)
         paragraphs = [table(examples), "Time against static batches:", table(against), *notes]
-        report("A batch that follows the noise scale against static ones", time, "kungfu_figure_2.md", paragraphs)
+        path = "kungfu_figure_2.md" if args.write else None
+        report("A batch that follows the noise scale against static ones", time, path, paragraphs)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ parameters.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -187,17 +186,16 @@ def run(case: str, mib: int) -> dict[str, float]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    from _measure import command_line, report  # imports JAX, which the ranks do later
+
+    arguments = command_line(__doc__)
     arguments.add_argument("--mib", type=int, nargs="+", default=[96], help="of parameters")
     arguments.add_argument("--only", nargs="+", default=CASES, help="cases")
-    arguments.add_argument("--rank", help=argparse.SUPPRESS)
-    arguments.add_argument("--write", action="store_true", help="write the result's file")
+    arguments.add_argument("--rank", help="run the part of a rank, of this case")
     options = arguments.parse_args()
     if options.rank is not None:
         rank(options.rank, options.mib[0])
         return
-    from _measure import report
-
     rows = []
     for mib in options.mib:
         found = {case: run(case, mib) for case in options.only}

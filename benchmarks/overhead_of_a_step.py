@@ -17,7 +17,6 @@ the other, and both sides fault in over a thousand pages per step.) Page faults 
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 from _loops import RANKS, ByHand, models, program
-from _measure import alternate, pin, readable, report, summary
+from _measure import alternate, command_line, pin, readable, report, summary
 
 import collectives as comm
 
@@ -45,45 +44,45 @@ def counted(steps: Callable[[int], object], block: int, faults: list[float]) -> 
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = command_line(__doc__)
     arguments.add_argument("--rounds", type=int, default=25)
     arguments.add_argument("--block", type=int, default=20, help="steps that are timed together")
-    arguments.add_argument("--only", default="", help="models whose names hold this; nothing is written then")
-    options = arguments.parse_args()
+    arguments.add_argument("--only", default="", help="models whose names contain this")
+    args = arguments.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     pin(cores[RANKS.rank % len(cores)])
 
     rows, notes = [], []
     with comm.world() as world:
         for model in models():
-            if options.only not in model.name:
+            if args.only not in model.name:
                 continue
             programs = {name: program(model, world, monitored=name == MONITORED) for name in (PLAIN, MONITORED)}
             ways = {"by hand": ByHand(model).steps} | {
                 name: lambda n, p=p: list(p.run(steps=n))[-1].metrics["loss"] for name, p in programs.items()
             }
             faults: dict[str, list[float]] = {name: [] for name in ways}
-            calls = {name: counted(way, options.block, faults[name]) for name, way in ways.items()}
-            seconds = alternate(calls, options.rounds, warmup=3)
-            for row in summary({name: s / options.block for name, s in seconds.items()}):
-                more = (seconds[row.name] - seconds["by hand"]) / options.block
+            calls = {name: counted(way, args.block, faults[name]) for name, way in ways.items()}
+            seconds = alternate(calls, args.rounds, warmup=3)
+            for row in summary({name: s / args.block for name, s in seconds.items()}):
+                more = (seconds[row.name] - seconds["by hand"]) / args.block
                 cells = {
                     "over by hand": readable(float(np.median(more))),
-                    "page faults a step, rank 0": f"{np.mean(faults[row.name][-options.rounds :]):.1f}",
+                    "page faults a step, rank 0": f"{np.mean(faults[row.name][-args.rounds :]):.1f}",
                 }
                 rows.append({"step": model.name, "local batch": model.local_batch, **row.cells(), **cells})
             for p in programs.values():
                 p.close()
     if RANKS.rank == 0:
         notes.append(
-            f"{RANKS.size} ranks, one core and one thread each; {options.rounds} rounds of {options.block} steps, each "
+            f"{RANKS.size} ranks, one core and one thread each; {args.rounds} rounds of {args.block} steps, each "
             "block a call of `run()`. "
             "Balancing is computed, but workers may take no more than they have, so that all run the same kernels on "
             "the same sizes. Over by hand: median of the differences round by round."
         )
         kept = os.environ.keys() >= {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
         notes.append(f"Freed memory is {'kept' if kept else 'returned to the system as glibc sees fit'}, on all sides.")
-        path = None if options.only else "overhead_of_a_step.md"
+        path = "overhead_of_a_step.md" if args.write else None
         report("What a step costs over a hand-written loop's", rows, path, notes)
 
 

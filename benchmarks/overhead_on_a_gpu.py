@@ -12,7 +12,6 @@ The memory is JAX's peak on the device over building and a few steps, each way i
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from _measure import alternate, readable, report, summary, table
+from _measure import alternate, command_line, readable, report, summary, table
 from _timed_models import (
     OPTIMIZER,
     Model,
@@ -142,13 +141,12 @@ def peaks(name: str) -> list[dict[str, object]]:
 
 def main() -> None:
     """Measure and report."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = command_line(__doc__)
     arguments.add_argument("--rounds", type=int, default=15)
     arguments.add_argument("--block", type=int, default=30, help="steps that are timed together")
     arguments.add_argument("--only", default="", help="models whose names hold this")
     arguments.add_argument("--peak-of", choices=WAYS, help="print the memory of one way")
     arguments.add_argument("--memory", default="transformer,large matrices", help="models whose memory is measured")
-    arguments.add_argument("--write", action="store_true")
     args = arguments.parse_args()
     if args.peak_of:
         print(json.dumps(peak(args.only, args.peak_of)))

@@ -7,7 +7,6 @@ background compiler takes for all buckets, and how much it slows down the steps 
 file of its own.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
-from _measure import Spread, pin, readable, report
+from _measure import Spread, command_line, pin, readable, report
 
 import adaptive as ad
 import collectives as comm
@@ -91,9 +90,10 @@ def worst_to_median(blocks):
 
 def main():
     """Measure and report."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = command_line(__doc__)
     arguments.add_argument("--changes", type=int, default=20)
-    changes = arguments.parse_args().changes
+    args = arguments.parse_args()
+    changes = args.changes
     sizes, device = ODD_SIZES[:changes], jax.devices()[0]
     on_gpu = device.platform != "cpu"
     if not on_gpu:
@@ -146,7 +146,7 @@ def main():
         if on_gpu
         else "One process on two cores, so the compiler runs on the core beside the steps.",
     ]
-    path = f"resize_without_stall{'_on_a_gpu' * on_gpu}.md"
+    path = f"resize_without_stall{'_on_a_gpu' * on_gpu}.md" if args.write else None
     report("A new batch size costs no compile and no stall", rows, path, notes)
 
 

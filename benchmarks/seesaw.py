@@ -12,12 +12,10 @@ cosine's loss, in at most 0.70 of its steps.)
 
 from __future__ import annotations
 
-import argparse
-
 import jax
 import optax
 from _language_model import CONTEXT, init, loss_fn, text
-from _measure import report
+from _measure import command_line, report
 
 import adaptive as ad
 import collectives as comm
@@ -63,10 +61,9 @@ def trained(kind: str, seed: int, steps: int) -> tuple[float, int]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=700, help="of the fixed batch")
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     rows = []
     for seed in range(args.seeds):

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from _measure import report, table
-from _simulated import middle, sizes_text
+from _measure import command_line, middle, report, sizes_text, table
 
 import controllers as ctrl
 from controllers._policy import Policy
@@ -199,7 +198,8 @@ def flat_rows() -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Write the result."""
+    """Measure and report."""
+    args = command_line(__doc__).parse_args()
     sizes, grown = inflation()
     ceiling = " and ".join(
         f"{name.split(':')[0]} ({bound(x):.2f})" for name, (x, _) in CLUSTERS.items() if name[:2] in ("H2", "CP")
@@ -222,7 +222,7 @@ def main() -> None:
         "## A worker that takes 20 s for any batch",
         table(flat_rows()),
     ]
-    report("Dynamic batching, simulated", gains(), "simulated_dynamic_batching.md", notes)
+    report("Dynamic batching, simulated", gains(), "simulated_dynamic_batching.md" if args.write else None, notes)
 
 
 if __name__ == "__main__":

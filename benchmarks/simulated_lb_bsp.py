@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import report, table
-from _simulated import middle, sizes_text
+from _measure import command_line, middle, report, sizes_text, table
 
 import controllers as ctrl
 from controllers.simulate import Cluster, Simulation, jitter, simulate
@@ -180,7 +179,8 @@ def over(sim: Simulation, steps: int) -> float:
 
 
 def main() -> None:
-    """Write the result."""
+    """Measure and report."""
+    args = command_line(__doc__).parse_args()
     steps, rest = epoch_model()
     notes = [
         "Modeled times are lines through LBB's two measured points per GPU. Its two epochs are explained by "
@@ -196,7 +196,7 @@ def main() -> None:
         f"{len(SEEDS)} seeds: median (least – largest). `ideal` has the exact split from the first step on, under the "
         "same noise. Policies decide at every step.",
     ]
-    report("LB-BSP on LBB's four GPUs, simulated", splits(), "simulated_lb_bsp.md", notes)
+    report("LB-BSP on LBB's four GPUs, simulated", splits(), "simulated_lb_bsp.md" if args.write else None, notes)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import report, table
-from _simulated import middle, sizes_text
+from _measure import command_line, middle, report, sizes_text, table
 
 import controllers as ctrl
 from adaptive.base.decision import Decision, Observation
@@ -155,7 +154,8 @@ def _gain_of_ideal(equal: Simulation, steps: slice) -> float:
 
 
 def main() -> None:
-    """Write the result."""
+    """Measure and report."""
+    args = command_line(__doc__).parse_args()
     runs = {name: [run(name, seed) for seed in SEEDS] for name in POLICIES}
     notes = [
         f"{STEPS} steps of five epochs of {EPOCH} in each of eight stages, 5 % jitter, {len(SEEDS)} seeds: median "
@@ -165,7 +165,7 @@ def main() -> None:
         "`exact split` is what can be had of mean(X) / min(X) under jitter, and with 5 % of a step that do not depend "
         "on the batch. The last two columns are on sizes as they are in a stage's last epoch.",
     ]
-    report("OmniLearn's schedule, simulated", overall(runs), "simulated_omnilearn.md", notes)
+    report("OmniLearn's schedule, simulated", overall(runs), "simulated_omnilearn.md" if args.write else None, notes)
 
 
 if __name__ == "__main__":

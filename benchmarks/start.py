@@ -12,7 +12,6 @@ model, data and optimizer state by the same code, with Adam of optax.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import report
+from _measure import command_line, report
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = str(ROOT / "benchmarks" / "_start_run.py")
@@ -109,11 +108,10 @@ def spread(sample: np.ndarray) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--models", nargs="*", default=["perceptron 256", "conv net 64"], help="name and local batch")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/start.md")
     asked = parser.parse_args()
     rows = []
     start("driver", asked.models[0], 1, tempfile.mkdtemp())  # byte code, and the file system's cache

@@ -3,8 +3,7 @@
 Every example is visited once per epoch, and the parameters equal those of a plain loop. (Aimed at: 30 minutes with at
 least 99 % of the steps, and at least 30 of 32 workers in the mean. In 5 minutes it is 96 % and 31.8.)
 
-    python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1] [--in-turn]
-    python benchmarks/storm.py --workers 12 --each 32    # one fault of each kind, 32 s apart, and what each costs
+    python benchmarks/storm.py [--workers 32] [--minutes 30] [--faults-per-hour 125] [--seed 1] [--write]
 
 Faults come at random times (exponential intervals) to random workers: half are kills (SIGKILL); a fifth are SIGTERM,
 upon which the worker leaves; a fifth stop the process for 0.5 to 3 s (SIGSTOP, SIGCONT); a tenth hang its Python code
@@ -12,25 +11,19 @@ for good, until the others have it killed (`hang_timeout=`). `respawn=True` repl
 process.
 
 Workers wait 40 ms (`--wait`) for each of their 32 examples, as a host waits for its accelerator, so that a step takes
-1.3 s and many processes fit on few cores. The run without faults has the same seed and length. It runs at the same
-time, so that other load slows both; with `--in-turn` it runs first, for machines without cores for both. Steps are
-counted from when both have taken ten.
+1.3 s and many processes fit on few cores. The run without faults has the same seed and length, and runs first. Steps
+are counted from when ten have been taken.
 
 `--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -39,14 +32,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 from _elastic import ROOT, Job, Notes, job
-from _measure import RESULTS, readable, report
+from _measure import command_line, readable, report
 
 sys.path.insert(0, str(ROOT))
 
 LOCAL_BATCH, EXAMPLES, SEED = 32, 10_000, 5
 HANG_TIMEOUT = 2.0  # killed after twice that, which is more than the longest stop
 SETTLED = 10  # steps before the time begins
-WINDOW = 15.0  # seconds after a fault in which its longest step is looked for
 START_SECONDS = 300.0
 KINDS = {"kill": 0.5, "SIGTERM": 0.2, "stop": 0.2, "hang": 0.1}
 SIGNALS = {"kill": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "stop": signal.SIGSTOP, "hang": signal.SIGUSR2}
@@ -77,7 +69,7 @@ def schedule(seed: int, seconds: float, per_hour: float) -> list[Fault]:
     return faults
 
 
-def rank(folder: str, workers: int, wait_per_example: float, hang_timeout: float) -> None:
+def rank(folder: str, workers: int, wait_per_example: float) -> None:
     """Train on this rank until the file `stop` is in the folder."""
     notes = Notes(folder)
     import jax
@@ -109,12 +101,12 @@ def rank(folder: str, workers: int, wait_per_example: float, hang_timeout: float
         return {"model": made_step(state["model"], grads), "taken": state["taken"] + count}, {}
 
     nothing = {"model": begun(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
-    with comm.world(max_workers=workers, respawn=True, hang_timeout=hang_timeout) as world:
+    with comm.world(max_workers=workers, respawn=True, hang_timeout=HANG_TIMEOUT) as world:
         program = ad.Program(driver, nothing, data(EXAMPLES), global_batch=workers * LOCAL_BATCH, seed=SEED)
         first = True
         for step in program.run():
             if first:
-                notes.take("member", step=step.step, processor=time.process_time())
+                notes.take("member")
                 first = False
             assert step.global_batch == workers * LOCAL_BATCH, step
             if world.rank == 0:
@@ -125,7 +117,6 @@ def rank(folder: str, workers: int, wait_per_example: float, hang_timeout: float
         notes.take(
             "ended",
             steps=program.steps,
-            processor=time.process_time(),
             model=model,
             taken=np.asarray(program.state["taken"]).tolist(),
         )
@@ -149,24 +140,16 @@ def steps_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [found[step] for step in sorted(found)]
 
 
-def storm(
-    workers: int,
-    seconds: float,
-    faults: list[Fault],
-    settled: Callable[[], Any] = lambda: None,
-    wait_per_example: float = 40e-3,
-    hang_timeout: float = HANG_TIMEOUT,
-) -> dict[str, Any]:
-    """Run a job with these faults, and return its result. `settled` is called before the measured time begins."""
+def storm(workers: int, seconds: float, faults: list[Fault], wait_per_example: float) -> dict[str, Any]:
+    """Run a job with these faults, and return its result."""
     events: list[dict[str, Any]] = []
-    how = ["--workers", workers, "--wait", wait_per_example, "--hang-timeout", hang_timeout]
+    how = ["--workers", workers, "--wait", wait_per_example]
     with job(workers, __file__, how) as running:
         until = time.monotonic() + START_SECONDS
         while len(steps_of(running.notes())) < SETTLED:
             if time.monotonic() > until or running.process.poll() is not None:
                 raise RuntimeError("the job did not begin")
             time.sleep(0.5)
-        settled()
         began = time.monotonic()
         for fault in faults:
             _until(began + fault.at)
@@ -175,7 +158,6 @@ def storm(
             if running.process.poll() is not None:
                 raise RuntimeError(f"the job ended with {running.process.returncode}")
         _until(began + seconds)
-        print("the time is over", flush=True)
         (running.folder / "stop").touch()
         notes = running.finished()
     return judged(workers, began, seconds, events, notes)
@@ -210,19 +192,10 @@ def judged(
     inside = [step for step in steps if step["t"] < began + seconds]
     spans = [(a["t"], b["t"], b["taking_part"]) for a, b in pairwise(inside)]
     usual = float(np.median([b - a for a, b, _ in spans]))
-    full = float(np.median([b - a for a, b, n in spans if n == workers] or [usual]))
     ended = [line for lines in notes for line in lines if line["kind"] == "ended"]
     first = ended[0]
     batches = [workers * LOCAL_BATCH] * first["steps"]
     reference = plain_loop(SEED, batches, EXAMPLES)
-    for event in events:
-        until = event["t"] + WINDOW
-        event["longest"] = max((b - a for a, b, _ in spans if b > event["t"] and a < until), default=usual) - usual
-        gone = [a for a, b, n in spans if event["kind"] != "stop" and b > event["t"] and n < workers]  # a step later
-        back = [b for a, b, n in spans if a > max([event["t"], *gone[:1]]) and n == workers]
-        event["back"] = back[0] - event["t"] if back else None
-        over = event["t"] + (event["back"] or WINDOW)
-        event["lost"] = sum(b - a - full for a, b, _ in spans if b > event["t"] and a < over)
     return {
         "steps": len(inside),
         "step seconds": usual,
@@ -237,20 +210,7 @@ def judged(
         "difference": max(float(np.abs(np.asarray(first["model"][k]) - v).max()) for k, v in reference.items()),
         "epochs": sum(batches) / EXAMPLES,
         "load": os.getloadavg()[0],
-        **_processor(notes),
     }
-
-
-def _processor(notes: list[list[dict[str, Any]]]) -> dict[str, float]:
-    """Return processor seconds until a process's first step, and per step: medians over those that ran to the end."""
-    first, each = [], []
-    for lines in notes:
-        by_kind = {line["kind"]: line for line in lines}
-        if {"member", "ended"} <= by_kind.keys() and by_kind["ended"]["steps"] > by_kind["member"]["step"]:
-            began, ended = by_kind["member"], by_kind["ended"]
-            first.append(began["processor"])
-            each.append((ended["processor"] - began["processor"]) / (ended["steps"] - began["step"]))
-    return {"to start": float(np.median(first or [np.nan])), "of a step": float(np.median(each or [np.nan]))}
 
 
 def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]]:
@@ -267,119 +227,36 @@ def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]
     return found
 
 
-def by_kind(run: dict[str, Any], workers: int) -> list[str]:
-    """Return a sentence on the cost of faults of each kind."""
-    told = []
-    for kind in KINDS:
-        those = [event for event in run["events"] if event["kind"] == kind]
-        if those:
-            longest = [event["longest"] for event in those]
-            text = f"{len(those)} × {kind}: the longest step of the next {WINDOW:g} s is longer than the median one by "
-            text += f"{readable(float(np.median(longest)))} (median), {readable(max(longest))} at most"
-            lost = float(np.median([event["lost"] for event in those]))
-            text += f"; steps take {readable(lost)} longer in all (median), until all take part again"
-            back = [event["back"] for event in those if event["back"] is not None]
-            if back and kind != "stop":
-                text += f", which is after {np.median(back):.1f} s (median), {max(back):.1f} s at most"
-            told.append(f"* {text}.")
-    return told
-
-
-def one_of_each(args: argparse.Namespace) -> None:
-    """Run a job with one fault of each kind, and print and write what each costs."""
-    kinds, each = [*KINDS, "kill"], args.each
-    faults = [Fault(each * (i + 0.3), kind, (0.55 * i) % 1, 1.5) for i, kind in enumerate(kinds)]
-    run = storm(args.workers, each * len(kinds), faults, lambda: None, args.wait, args.hang_timeout)
-    table = [
-        {
-            "fault": event["kind"],
-            "the longest step is longer by": readable(event["longest"]),
-            "all take part again after": f"{event['back']:.1f} s" if event["back"] else "",
-            "steps until then are longer by": readable(event["lost"]),
-        }
-        for event in run["events"]
-    ]
-    notes = [
-        f"{args.workers} processes on {os.cpu_count()} cores; a step takes {readable(run['step seconds'])} (median). A "
-        f"stop lasts 1.5 s; `hang_timeout={args.hang_timeout:g}`. Load average at the end: {run['load']:.1f}. Every "
-        f"example once per epoch: {run['each once']}; largest difference from a plain loop: {run['difference']:.1e}.",
-    ]
-    path = None if args.no_results else RESULTS / "storm_by_fault.md"
-    report("What a fault of each kind costs", table, path, notes)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rank", metavar="FOLDER")
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--faults-per-hour", type=float, default=125.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--each", type=float, metavar="SECONDS", help="one fault of each kind, this far apart")
     parser.add_argument("--wait", type=float, default=40e-3, metavar="SECONDS", help="for each example")
-    parser.add_argument("--hang-timeout", type=float, default=HANG_TIMEOUT, metavar="SECONDS")
-    parser.add_argument("--in-turn", action="store_true", help="the run without faults first, and then the storm")
-    parser.add_argument("--json", type=Path, help="a file for what came of both runs")
-    parser.add_argument("--no-results", action="store_true", help="print only")
     args = parser.parse_args()
     if args.rank:
-        rank(args.rank, args.workers, args.wait, args.hang_timeout)
-        return
-    if args.each:
-        one_of_each(args)
+        rank(args.rank, args.workers, args.wait)
         return
     seconds = 60 * args.minutes
-    faults = schedule(args.seed, seconds, args.faults_per_hour)
-    how = (lambda: None), args.wait, args.hang_timeout
-    if args.in_turn:
-        calm = storm(args.workers, seconds, [], *how)
-        stormy = storm(args.workers, seconds, faults, *how)
-    else:
-        calm, stormy = _at_once(args, seconds, faults)
-    if args.json:
-        args.json.write_text(json.dumps({"storm": stormy, "calm": calm}))
-    tell(args, calm, stormy)
-
-
-def _at_once(args: argparse.Namespace, seconds: float, faults: list[Fault]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run both jobs at the same time; return what came of the one without faults and of the other."""
-    first, both = threading.Event(), threading.Barrier(2)
-    with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(
-            storm,
-            args.workers,
-            seconds,
-            [],
-            lambda: (first.set_hyperparameters(), both.wait()),
-            args.wait,
-            args.hang_timeout,
-        )
-        first.wait(START_SECONDS)  # processes of one job at a time start
-        stormy = storm(args.workers, seconds, faults, both.wait, args.wait, args.hang_timeout)
-        return beside.result(), stormy
-
-
-def tell(args: argparse.Namespace, calm: dict[str, Any], stormy: dict[str, Any]) -> None:
-    """Print the result, and write it to its file."""
+    calm = storm(args.workers, seconds, [], args.wait)
+    stormy = storm(args.workers, seconds, schedule(args.seed, seconds, args.faults_per_hour), args.wait)
     repairs = 1e3 * np.asarray(stormy["repairs"] or [np.nan])
     yes = {True: "yes", False: "NO"}
+    kinds = [event["kind"] for event in stormy["events"]]
     notes = [
         f"{args.workers} processes in each job, on {os.cpu_count()} cores, {args.minutes:g} minutes, "
-        f"{'one job after the other' if args.in_turn else 'both jobs at the same time'}, {1e3 * args.wait:g} ms of "
-        f"waiting for each example; {args.faults_per_hour:g} faults an hour; "
-        f"`hang_timeout={args.hang_timeout:g}`. What faults did:",
-        "\n".join(by_kind(stormy, args.workers)),
+        f"{1e3 * args.wait:g} ms of waiting for each example; {args.faults_per_hour:g} faults an hour: "
+        f"{', '.join(f'{kinds.count(kind)} × {kind}' for kind in KINDS)}; `hang_timeout={HANG_TIMEOUT:g}`.",
         f"{len(stormy['repairs'])} workers lost; repairs {np.median(repairs):.1f} ms in the median, "
         f"{repairs.max():.1f} ms at most. {stormy['epochs']:.1f} epochs; every example once in each: "
         f"{yes[stormy['each once']]}. All {stormy['ended']} processes at the end have the same parameters: "
         f"{yes[stormy['alike']]}; the largest difference from a plain loop is {stormy['difference']:.1e}.",
-        f"Processor time of a process, without faults: {calm['to start']:.1f} s until its first step, and "
-        f"{readable(calm['of a step'])} for a step. Load averages at the ends: {stormy['load']:.1f} and "
-        f"{calm['load']:.1f}.",
+        f"Load averages at the ends: {calm['load']:.1f} and {stormy['load']:.1f}.",
     ]
-    path = None if args.no_results else RESULTS / "storm.md"
     title = f"{args.workers} workers in a storm of {args.faults_per_hour:g} faults an hour"
-    report(title, rows(calm, stormy), path, notes)
+    report(title, rows(calm, stormy), "storm.md" if args.write else None, notes)
 
 
 if __name__ == "__main__":

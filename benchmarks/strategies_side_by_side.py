@@ -12,7 +12,6 @@ same learning rate. Accuracy on held-out digits is that of `strategy.model`; for
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _hosts import job, joined, tell
-from _measure import report
+from _measure import command_line, report
 
 import adaptive as ad
 import collectives as comm
@@ -154,13 +153,12 @@ def rows(found: dict[str, list[Any]], where: str, seconds: float) -> list[dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rank", action="store_true")
     parser.add_argument("--seconds", type=float, default=8.0, help="of steps, of each strategy")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=16, help="examples of a worker in an update")
     parser.add_argument("--rate", default="100mbit", help="of the hosts' links, as tc reads it")
-    parser.add_argument("--output", help="the result's name", default="strategies_side_by_side.md")
     args = parser.parse_args()
     if args.rank:
         rank(args.seconds, args.seeds, args.size)
@@ -174,7 +172,7 @@ def main() -> None:
     report(
         "Synchronization strategies side by side",
         rows(together, "on one host", args.seconds) + rows(apart, f"on two, {args.rate}", args.seconds),
-        args.output,
+        "strategies_side_by_side.md" if args.write else None,
         [
             f"Digits, {args.seeds} seeds (an accuracy each), SGD at 0.05, {args.size} examples of each of {WORKERS} "
             f"workers in an update; rounds have {LOCAL_STEPS} updates. Seconds are those of steps, compilation and "

@@ -15,7 +15,6 @@ with a limit of a minute. `--rank` runs the part of each rank.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from _elastic import ROOT, Notes, job, monitored
-from _measure import RESULTS, readable, report
+from _measure import command_line, readable, report
 
 sys.path.insert(0, str(ROOT))
 
@@ -103,10 +102,9 @@ def past_the_limit(seconds: np.ndarray) -> tuple[int, int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rank", metavar="FOLDER")
     parser.add_argument("--stops", type=int, default=6)
-    parser.add_argument("--no-results", action="store_true", help="print only")
     args = parser.parse_args()
     if args.rank:
         rank(args.rank, args.stops)
@@ -127,7 +125,7 @@ def main() -> None:
         f"Each run has a pause of {PAUSE:g} s every {PAUSE_EVERY} steps. Load average at the end: "
         f"{os.getloadavg()[0]:.1f}.",
     ]
-    report("Stuck ranks, by default", rows, None if args.no_results else RESULTS / "stuck_ranks.md", notes)
+    report("Stuck ranks, by default", rows, "stuck_ranks.md" if args.write else None, notes)
 
 
 if __name__ == "__main__":

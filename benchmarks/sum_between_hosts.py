@@ -16,7 +16,6 @@ Reported is the time of the slowest rank, and the bytes that the busiest host se
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from _hosts import job, joined, tell
-from _measure import alternate, report, summary
+from _measure import alternate, command_line, report, summary
 
 PLACEMENTS = {"slot": "consecutive", "node": "alternating"}
 RANKS = 2, 4  # on each host
@@ -99,7 +98,7 @@ def sent_by_a_host(world: Any, way: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rank", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--jobs", type=int, default=2, help="of each placement, in turn")
@@ -140,7 +139,7 @@ def main() -> None:
         f"4 MB over two hosts of two ranks: three calls take {ratio['slot']:.2f} times the seconds of one Allreduce "
         f"with ranks in consecutive order, {ratio['node']:.2f} times with alternating ones",
         rows,
-        "sum_between_hosts.md",
+        "sum_between_hosts.md" if args.write else None,
         [
             f"Two hosts (network namespaces), joined at {args.rate}; {args.jobs} jobs of each number and order of "
             f"ranks, in turn, with {args.rounds} rounds each, in which the ways alternate. Ratios are to plain. Both "

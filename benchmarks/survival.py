@@ -1,6 +1,6 @@
 """When one of three ranks is killed, the next step comes at most 50 ms late; between two hosts 150 ms.
 
-    python benchmarks/survival.py [--rounds 13] [--hosts] [--torch /tmp/torch/bin/python] [--more]
+    python benchmarks/survival.py [--rounds 13] [--hosts] [--write]
 
 Jobs of eight ranks: three train a small net (steps of some 5 ms on a core of their own, with the noise scale and
 balance), and five are in reserve. In each job six ranks are killed one after another by SIGKILL, at a random moment of
@@ -12,19 +12,14 @@ It has four parts. Dead: until the system has ended the process; before, nobody 
 of the two ranks has received an error from MPI. Repaired: until both have a communicator. Computed: until the end of
 the step.
 
-For comparison, alternating with these jobs: torchrun's restart after the death of a worker, if a Python with torch is
-given (`_torchrun_restart.py`). `--hosts` runs on two hosts, which are network namespaces (Linux, root). `--more` adds
-to the measurements in `results/survival.json`. `--rank` runs the part of each rank.
+`--hosts` runs on two hosts, which are network namespaces (Linux, root). `--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import ExitStack
@@ -33,11 +28,9 @@ from typing import Any
 
 import numpy as np
 from _elastic import ROOT, Notes, job, monitored
-from _measure import RESULTS, Spread, readable, report
+from _measure import Spread, command_line, readable, report
 
 WORKERS, SETTLED, RANDOM_SECONDS = 3, 60, 0.03
-EVERY, RESTARTS = 3, 3  # torchrun's turn comes every so many rounds; and how many kills it then gets
-FILE = RESULTS / "survival.json"
 PARTS = ("dead", "noticed", "repaired", "computed")
 
 
@@ -111,15 +104,9 @@ def _kill(kill: dict[str, Any], dead: float, host: str, notes: list[list[dict[st
     }
 
 
-def restarts(python: str) -> list[dict[str, Any]]:
-    """Return the seconds of torchrun's restart for each kill."""
-    script = [str(ROOT / "benchmarks" / "_torchrun_restart.py"), "--json", "--kills", str(RESTARTS)]
-    done = subprocess.run([python, *script], check=True, text=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def measure(rounds: int, kills: int, on_hosts: bool, torch: str | None, known: dict[str, list]) -> None:
-    """Add measurements, and write them after each job."""
+def measure(rounds: int, kills: int, on_hosts: bool) -> tuple[list[dict[str, Any]], list[float]]:
+    """Return the measured parts of each kill, and the load averages at the ends of jobs."""
+    found, load = [], []
     with ExitStack() as stack:
         hosts = None
         if on_hosts:
@@ -127,78 +114,53 @@ def measure(rounds: int, kills: int, on_hosts: bool, torch: str | None, known: d
             from tests.hosts import hosts as made
 
             hosts = stack.enter_context(made(2))
-        where = "two hosts" if on_hosts else "one host"
-        for number in range(rounds):
-            seed = len(known[where])
+        for seed in range(rounds):
             with job(WORKERS - 1 + kills, __file__, ["--seed", seed, "--kills", kills], hosts) as running:
-                known[where] += kills_of(running.finished())
-            if torch and number % EVERY == 0:
-                known["torchrun"] += restarts(torch)
-            FILE.write_text(json.dumps({**known, "load": [*known["load"], *os.getloadavg()[:1]]}))
-            known["load"] = json.loads(FILE.read_text())["load"]
+                found += kills_of(running.finished())
+            load.append(os.getloadavg()[0])
+    return found, load
 
 
-def rows(known: dict[str, list]) -> list[dict[str, object]]:
-    """Return the rows of the table, by killed rank and for all."""
-    found = []
-    for where in ("one host", "two hosts"):
-        for which in (0, 1, 2, None):
-            kills = [kill for kill in known[where] if which in (None, kill["rank"])]
-            if kills:
-                name = "any" if which is None else f"rank {which}"
-                found.append({"where": where, "killed": name, **cells(kills)})
-    if known["torchrun"]:
-        found.append({"where": "one host", "killed": "torchrun's restart", **cells(known["torchrun"])})
-    return found
-
-
-def cells(kills: list[dict[str, Any]]) -> dict[str, object]:
-    parts = {name: [kill.get(name, np.nan) for kill in kills] for name in PARTS}
+def row(name: str, kills: list[dict[str, Any]]) -> dict[str, object]:
+    parts = {part: [kill[part] for kill in kills] for part in PARTS}
     median = np.array([kill["median"] for kill in kills])
-    late = np.array([kill.get("whole") or sum(kill[name] for name in parts) for kill in kills]) - median
+    late = np.sum(list(parts.values()), axis=0) - median
     spread = Spread.of(late)
     return {
+        "killed": name,
         "kills": len(kills),
         "late: median": readable(spread.median),
         "p90": readable(spread.p90),
         "p99": readable(float(np.quantile(late, 0.99))),
         "worst": readable(float(late.max())),
-        **{name: "" if np.isnan(part).any() else readable(float(np.median(part))) for name, part in parts.items()},
+        **{part: readable(float(np.median(seconds))) for part, seconds in parts.items()},
         "a step": readable(float(np.median(median))),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = command_line(__doc__)
     parser.add_argument("--rank", metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=13, help="jobs")
     parser.add_argument("--kills", type=int, default=6, help="in each job; the last leaves two ranks")
     parser.add_argument("--hosts", action="store_true")
-    parser.add_argument("--torch", metavar="PYTHON", help="one that has torch")
-    parser.add_argument("--more", action="store_true")
     args = parser.parse_args()
     if args.rank:
         rank(args.rank, args.seed, args.kills)
         return
-    known: dict[str, list] = {"one host": [], "two hosts": [], "torchrun": [], "load": []}
-    if args.more and FILE.exists():
-        known |= json.loads(FILE.read_text())
-    measure(args.rounds, args.kills, args.hosts, args.torch, known)
-    ours = [*known["one host"], *known["two hosts"]]
-    compiled = sum(kill["kernels"] for kill in ours)
+    kills, load = measure(args.rounds, args.kills, args.hosts)
+    of_ranks = {f"rank {n}": [kill for kill in kills if kill["rank"] == n] for n in range(WORKERS)}
+    rows = [row(name, those) for name, those in {**of_ranks, "any": kills}.items() if those]
     notes = [
         f"Three workers, a launcher, up to five ranks in reserve and their watchdogs share {os.cpu_count()} cores. "
         "The other two take the step again, with the lost worker's examples. Medians of the parts need not "
-        f"add up. Kernels compiled between the kill and the end of the step: {compiled}.",
-        "Most of the time the system ends the process, and only then reports its death. Measured separately, beside "
-        "busy processes: 20 to 40 ms for a sleeping process with JAX in it (212 MB, 15 threads), 1 to 4"
-        " ms for a bare Python.",
-        f"Load averages at the ends of jobs: {min(known['load']):.0f} to {max(known['load']):.0f}.",
+        f"add up. Kernels compiled between the kill and the end of the step: {sum(kill['kernels'] for kill in kills)}.",
+        f"Load averages at the ends of jobs: {min(load):.0f} to {max(load):.0f}.",
     ]
-    if not known["torchrun"]:
-        notes.append("torchrun was left out: no Python with torch was given.")
-    report("When one of three ranks is killed", rows(known), "survival.md", notes)
+    where = "between two hosts" if args.hosts else "on one host"
+    name = "survival_on_two_hosts.md" if args.hosts else "survival.md"
+    report(f"When one of three ranks is killed, {where}", rows, name if args.write else None, notes)
 
 
 if __name__ == "__main__":
