@@ -21,7 +21,7 @@ from . import (
 )
 from .cases import CASES, FEATURES, Case, Named, NotKnown, Refused, Right
 
-COVERS = ("adaptive/check/influence.py", "adaptive/check/trials.py")
+COVERS = ("adaptive/check/dependencies.py", "adaptive/check/trials.py")
 
 EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3
 
