@@ -31,7 +31,7 @@ _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True)
-class Sent:
+class ContributionKey:
     """A contribution: its message's number, and its index in the message."""
 
     message: int
@@ -88,7 +88,9 @@ class Dependencies:
 
     def __init__(self, plan: Plan, outputs: Sequence[Output]):
         self._plan, self._outputs = plan, outputs
-        self._sent = {c.result: Sent(n, i) for n, message in enumerate(plan.messages) for i, c in enumerate(message)}
+        self._sent = {
+            c.result: ContributionKey(n, i) for n, message in enumerate(plan.messages) for i, c in enumerate(message)
+        }
         self._named: set[Whole] = set()
         graph = plan.graph
         of_data = (*graph.batch_vars, *(graph.state_vars[i] for i in plan.local_state), *(plan.sized & {*graph.consts}))
@@ -120,7 +122,7 @@ class Dependencies:
         numbers = {tag for tag in tags if isinstance(tag, Whole)}
         others = tags - numbers
         if self._asks_if_finite(eqn):  # all finite values give the same
-            others = frozenset(tag for tag in others if not isinstance(tag, Sent | Counted))
+            others = frozenset(tag for tag in others if not isinstance(tag, ContributionKey | Counted))
         found: list[tuple[Var, Tags]] = []
         for var in eqn.outvars:
             is_scalar = getattr(var.aval, "shape", None) == ()
@@ -156,11 +158,11 @@ class Dependencies:
     # --- which differences count --------------------------------------------------------------------------------------
 
     @cached_property
-    def places(self) -> list[Sent]:
+    def places(self) -> list[ContributionKey]:
         """The contributions whose differences count in some output."""
         return [p for p in self._sent.values() if any(self.counts(p, output) for output in self._outputs)]
 
-    def counts(self, place: Sent, output: Output) -> bool:
+    def counts(self, place: ContributionKey, output: Output) -> bool:
         """Return whether an output must not depend on a contribution that depends on the split."""
         of = self.of(output.atom)
         unread = output.kind == "op_state" and not self._is_read(output)
@@ -181,7 +183,7 @@ class Dependencies:
             return []
         return sorted(tag.where for tag in of if isinstance(tag, Counted))
 
-    def is_of_count(self, place: Sent) -> bool:
+    def is_of_count(self, place: ContributionKey) -> bool:
         """Return whether a contribution is computed from a number of workers."""
         return any(isinstance(tag, Counted) for tag in self.sent(place))
 
@@ -189,18 +191,18 @@ class Dependencies:
         """Return whether an output is state of the driver, or an operator state that such state is computed from."""
         return output.kind == "state" or (output.kind == "op_state" and Kept(output.number) in self._kept_for_state)
 
-    def reaches_state(self, place: Sent) -> bool:
+    def reaches_state(self, place: ContributionKey) -> bool:
         """Return whether any state depends on a contribution."""
         return any(self.is_state(o) and self.counts(place, o) for o in self._outputs)
 
-    def contribution(self, place: Sent) -> Contribution:
+    def contribution(self, place: ContributionKey) -> Contribution:
         return self._plan.messages[place.message][place.index]
 
-    def sent(self, place: Sent) -> Tags:
+    def sent(self, place: ContributionKey) -> Tags:
         """Return the tags of a contribution's value, without its weight."""
         return self.of(self.contribution(place).value)
 
-    def label(self, place: Sent) -> str:
+    def label(self, place: ContributionKey) -> str:
         """Return a contribution's name and line, for texts."""
         c = self.contribution(place)
         how = "" if c.how.reduces else f", by {c.how.name}"

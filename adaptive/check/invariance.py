@@ -51,7 +51,7 @@ from adaptive.operators.sources import STEP
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.microbatch_segments import Plans
 
-from .dependencies import DATA, Dependencies, Sent
+from .dependencies import DATA, ContributionKey, Dependencies
 from .rounding import ROUNDING, beyond, differences, in_double, is_finite, is_noisy, norm
 from .trials import Bench, Result, Split, Start, even_split, uneven_splits, with_fewer_workers
 from .verdict import Invariance
@@ -98,7 +98,7 @@ def check_invariance(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
         )
     least, most, rng = engine.min_microbatches, engine.kernels.largest_microbatch, np.random.default_rng(seed)
-    note = _why_not_compared(plan, examples)
+    note = _why_not_compared(plan, examples, engine.world.devices[0])
     if note:
         return Invariance({}, {}, (), note=note)
     even = even_split(examples, n, plan, least=least, most=most)
@@ -106,8 +106,6 @@ def check_invariance(
     if not splits:
         return Invariance({}, {}, (), note=_ONE_SPLIT.format(examples))
     try:
-        if engine.world.devices[0].platform == "tpu":
-            raise CannotWidenError("float64")
         with jax.enable_x64(True):
             bench = Bench(widened(plans), engine, batch, seed=program_seed)
             try:
@@ -115,13 +113,15 @@ def check_invariance(
             finally:
                 bench.close()
     except CannotWidenError as error:
-        why = f"{error} on this device, or in other dtypes than its own"
+        why = f"{error} works in its own dtypes only"
     except jax.errors.JaxRuntimeError as error:  # memory may not suffice
         why = str(error)
     return Invariance({}, {}, (), note=f"the driver cannot be computed in double precision: {why}.")
 
 
-def _why_not_compared(plan: Plan, examples: int) -> str:
+def _why_not_compared(plan: Plan, examples: int, device: jax.Device) -> str:
+    if device.platform == "tpu":
+        return f"the driver cannot be computed in double precision: {device.device_kind} has none."
     for pairing in plan.graph.pairings:
         return f"the result of {pairing.line} depends on which values are published when."
     if not plan.splittable and plan.graph.capacity == 1:
@@ -184,10 +184,10 @@ class _Comparison:
         self.counted: dict[str, None] = {}
         self.uncounted: dict[str, None] = {}  # numbers of workers that are read, without a difference
         self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
-        self.differing: dict[Sent, float] = {}
+        self.differing: dict[ContributionKey, float] = {}
         self.noisy: dict[str, None] = {}
         self.not_finite: dict[str, None] = {}
-        self.rounding: dict[Sent, np.ndarray] = {}  # the largest change of each element by rounding so far
+        self.rounding: dict[ContributionKey, np.ndarray] = {}  # the largest change of each element by rounding so far
 
     def of_steps(self, first: int) -> Invariance:
         start, tried = self.bench.start, []
@@ -247,13 +247,13 @@ class _Comparison:
             return "no trial changed the state, as if every step were skipped."
         return ""
 
-    def _of_data(self) -> list[Sent]:
+    def _of_data(self) -> list[ContributionKey]:
         """Return the reductions of examples on which the state depends."""
         depend = self.depend
         reduced = [p for p in depend.places if depend.contribution(p).how.reduces and DATA in depend.sent(p)]
         return [p for p in reduced if depend.reaches_state(p)]
 
-    def _differing_by_data(self) -> dict[Sent, float]:
+    def _differing_by_data(self) -> dict[ContributionKey, float]:
         """Return the contributions of examples that differed, with the relative difference."""
         return {p: value for p, value in self.differing.items() if DATA in self.depend.sent(p)}
 
@@ -319,11 +319,11 @@ class _Comparison:
             if of_data and not is_finite(result.contributions[place]):
                 self.not_finite[depend.label(place)] = None
         for output, value in zip(self.outputs, result.outputs, strict=True):
-            reduced = any(isinstance(tag, Sent) for tag in depend.of(output.atom))
+            reduced = any(isinstance(tag, ContributionKey) for tag in depend.of(output.atom))
             if output.kind == "state" and reduced and not is_finite(value):
                 self.not_finite[output.name] = None
 
-    def _differing(self, whole: Result, other: Result) -> dict[Sent, float]:
+    def _differing(self, whole: Result, other: Result) -> dict[ContributionKey, float]:
         """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
         found = {}
         for place in self.depend.places:
@@ -336,7 +336,7 @@ class _Comparison:
                 self.noisy[self.depend.label(place)] = None
         return found
 
-    def _follow(self, whole: Result, other: Result, found: dict[Sent, float]) -> None:
+    def _follow(self, whole: Result, other: Result, found: dict[ContributionKey, float]) -> None:
         """Record these contributions, and the outputs that differ because of them."""
         for place, value in found.items():
             _raise_to(self.differing, place, value)
@@ -362,7 +362,7 @@ class _Comparison:
                     gaps = differences(value, again.contributions[place])
                     self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
 
-    def _is_negligible(self, place: Sent, result: Result) -> bool:
+    def _is_negligible(self, place: ContributionKey, result: Result) -> bool:
         """Return whether a contribution's elements are so small that they must be rounding errors.
 
         They are compared with other contributions to the same kind of output: the state, or metrics.

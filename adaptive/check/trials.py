@@ -28,7 +28,7 @@ from adaptive.runtime.microbatch_segments import Plans
 from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.worker_state import copied
 
-from .dependencies import Output, Sent
+from .dependencies import ContributionKey, Output
 from .widen import wide
 
 Split = tuple[Microbatches, ...]  # each worker's microbatches
@@ -147,7 +147,7 @@ class Start:
 class Result:
     """The result of a step."""
 
-    contributions: dict[Sent, np.ndarray]
+    contributions: dict[ContributionKey, np.ndarray]
     outputs: list[np.ndarray]
     before: list[np.ndarray | None]  # each output's value before the step; None for metrics and hook values
     more: list[np.ndarray]  # metrics that are not the driver's
@@ -224,7 +224,7 @@ class Bench:
             for number, layout in enumerate(trial.layouts):
                 parts = cast(Any, self._wire.brought[number])
                 values = unpack(layout, parts, range(len(layout.contributions)), worker=0)
-                contributions.update({Sent(number, i): numbers_of(value) for i, value in enumerate(values)})
+                contributions.update({ContributionKey(number, i): numbers_of(value) for i, value in enumerate(values)})
         op_states = [[list(s) for s in of_worker] for of_worker in trial.op_states]
         after = Start([list(leaves) for leaves in trial.states], op_states)
         old, new = (list(map(numbers_of, self._kept(s))) for s in (start, after))

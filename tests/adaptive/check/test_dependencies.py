@@ -11,11 +11,9 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive.check.dependencies import DATA, Dependencies, Kept, Read, Sent
+from adaptive.check.dependencies import DATA, ContributionKey, Dependencies, Kept, Read
 from adaptive.check.trials import outputs_of
 from tests.adaptive.drivers import FEATURES, mean_loss, planned
-
-COVERS = ("adaptive/check/dependencies.py",)
 
 W = jnp.zeros(FEATURES)
 
@@ -46,7 +44,7 @@ def test_a_check_for_nans_hides_all_differences_of_finite_values(metric, message
         return state, {"metric": metric(comm.all_reduce(batch["y"].mean()), comm.all_reduce(batch["x"].mean()))}
 
     plan, depend = depending(driver)
-    assert {tag.index for tag in depend.of(plan.graph.metrics[0]) if isinstance(tag, Sent)} == messages
+    assert {tag.index for tag in depend.of(plan.graph.metrics[0]) if isinstance(tag, ContributionKey)} == messages
 
 
 def number():
@@ -83,7 +81,7 @@ def test_a_mean_depends_on_what_weighs_it():
 
     plan, depend = depending(driver)
     tags = [depend.of(a) for a in plan.graph.metrics]
-    assert [sum(isinstance(tag, Sent) for tag in of) for of in tags] == [2, 1, 1, 1]
+    assert [sum(isinstance(tag, ContributionKey) for tag in of) for of in tags] == [2, 1, 1, 1]
     assert [DATA in of for of in tags] == [True, True, False, True]
     assert Read("examples") not in tags[3]  # which only weighs the mean
 

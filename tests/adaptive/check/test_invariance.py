@@ -23,7 +23,6 @@ from tests.relaxed import relaxed_tx
 
 COVERS = (
     "adaptive/check/dependencies.py",
-    "adaptive/check/invariance.py",
     "adaptive/check/trials.py",
     "adaptive/check/verdict.py",
     "adaptive/check/widen.py",
