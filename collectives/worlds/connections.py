@@ -6,7 +6,6 @@ another network. So both ends prove that they have the key, without sending it.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import struct
@@ -20,16 +19,20 @@ from launchers.ending import give_up_after
 Address = tuple[str, int]  # a host and a port
 
 _LOOPBACK = "127.0.0.1"
+_MOST_ADDRESSES = 32
 _SECONDS_TO_GREET = 5.0
 _SECONDS_TO_NOTICE = 60.0  # until the loss of the host at the other end is detected
 
 
-def own_hosts() -> list[str]:
-    """Return the addresses of this host in all its networks, the loopback address first."""
+def addresses_of(door: socket.socket) -> list[Address]:
+    """Return the addresses of a listening socket in all networks of this host; the loopback address last, because it
+    leads to another process on other hosts.
+    """
     import psutil
 
     found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
-    return [_LOOPBACK, *dict.fromkeys(address for address in found if not address.startswith("127."))]
+    others = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
+    return [(host, door.getsockname()[1]) for host in [*others[: _MOST_ADDRESSES - 1], _LOOPBACK]]
 
 
 def accept(door: socket.socket, key: bytes) -> Connection:
@@ -46,27 +49,27 @@ def connect(addresses: Sequence[Address], key: bytes, seconds: float) -> Connect
     """Connect to the process with the key, at the first of its addresses that leads to it.
 
     Args:
-      seconds: the longest time for all addresses together.
+      seconds: the longest time for all addresses together, but at least a second for each.
 
     Raises:
       OSError: no address leads to it.
     """
-    until, error = time.monotonic() + seconds, OSError("it has only a loopback address")
+    until, errors = time.monotonic() + seconds, []
     for host, port in addresses:
         try:
             left = max(1.0, (until - time.monotonic()) / len(addresses))
             return _greet(socket.create_connection((host, port), timeout=left), key, asks_first=False)
         except OSError as failed:
-            error = OSError(f"{host}:{port}: {failed}")
-    raise error
+            errors.append(f"{host}:{port}: {failed}")
+    raise OSError("; ".join(errors))
 
 
 def _greet(line: socket.socket, key: bytes, *, asks_first: bool) -> Connection:
     line.settimeout(None)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     give_up_after(line, _SECONDS_TO_NOTICE)
-    limit_receive(line, _SECONDS_TO_GREET)
     connection = Connection(line.detach())
+    limit_receive(connection, _SECONDS_TO_GREET)
     try:
         for greet in (deliver_challenge, answer_challenge) if asks_first else (answer_challenge, deliver_challenge):
             greet(connection, key)
@@ -77,9 +80,9 @@ def _greet(line: socket.socket, key: bytes, *, asks_first: bool) -> Connection:
     return connection
 
 
-def limit_receive(line: socket.socket | Connection, seconds: float) -> None:
+def limit_receive(connection: Connection, seconds: float) -> None:
     """Let reads fail with OSError if nothing arrives for so long; 0: never."""
-    with socket.socket(fileno=os.dup(line.fileno())) as same:
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
 
 
@@ -90,21 +93,3 @@ def shut_down(connection: Connection) -> None:
             same.shutdown(socket.SHUT_RDWR)
     except OSError:
         return  # the other end has closed it, or it is closed
-
-
-def most_likely_first(addresses: Sequence[Address]) -> list[Address]:
-    """Return addresses sorted by how likely they lead to another host: those in this host's networks first, and those
-    that are also this host's own last, because many hosts have them (a bridge to containers, for example).
-    """
-    import psutil
-
-    own = [a for all_of in psutil.net_if_addrs().values() for a in all_of if a.family == socket.AF_INET and a.netmask]
-    hosts = {a.address for a in own}
-    networks = [ipaddress.ip_network((a.address, a.netmask), strict=False) for a in own]
-
-    def likelihood(address: Address) -> int:
-        if address[0] in hosts:
-            return 2
-        return 0 if any(ipaddress.ip_address(address[0]) in network for network in networks) else 1
-
-    return sorted(addresses, key=likelihood)

@@ -25,7 +25,7 @@ from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .transport.jax_channel import JaxChannel
 from .transport.jax_transport import JaxTransport
-from .transport.operations import CLOSE, ON_MESH, ROOM, FinalOperation, GatherBytes, RunOnce
+from .transport.operations import ON_MESH, ROOM, GatherBytes, RunOnce
 from .transport.process_group import as_processes
 from .transport.tcp_tree import process_tree
 from .watchdog import Watchdog, be_seen, check_same, pid_space
@@ -121,21 +121,6 @@ class JaxWorld(MultiProcessWorld):
         traveling[:] = status
         transport.run(operation)
         return results.pop()
-
-    def close(self) -> None:
-        """Close the world on all processes. Called by all of them at the end of their `with` blocks.
-
-        Raises:
-          DisagreementError: another process is not at the end of its block. On every process.
-        """
-        if self.lifetime.closed:
-            return
-        try:
-            self.transport.run(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
-        finally:
-            self._mailboxes.stop()
-            super().close()
-            self._end_watchdog()
 
     def __repr__(self) -> str:
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import secrets
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Lock
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -19,21 +18,18 @@ from adaptive import WorkerError
 from adaptive.base.channel import PartSpec
 from adaptive.base.cores import allowed_cpus, chosen_threads
 from adaptive.base.launcher import launcher
-from adaptive.base.world import Loss
 from adaptive.extend import share_compilations
 from launchers import ending
 
-from .base import describe, forward
+from .base import describe
 from .devices import DeviceWorld, check_devices
-from .elastic.elastic_processes import ElasticProcesses, slots_at_start
+from .elastic.elastic_world import ElasticWorld, slots_at_start
 from .elastic.spawning import receive_spawn_request
 from .launch import check_agreement, no_mpi
-from .multi_process import MultiProcessWorld
 from .oversubscription import OversubscriptionWarning, oversubscription
 from .transport.mpi_channel import MPIChannel
 from .transport.mpi_transport import MPITransport
-from .transport.operations import CLOSE, FinalOperation
-from .transport.process_group import Process, ProcessGroup, all_processes
+from .transport.process_group import ProcessGroup, all_processes
 from .transport.repair import all_agree, enabled, prepare_environment, survives
 from .watchdog import Watchdog, be_seen, check_same
 
@@ -44,7 +40,7 @@ _WORLD_BITS = 62
 _making = Lock()  # duplicating a communicator is collective, which two threads must not do at once
 
 
-class MPIWorld(MultiProcessWorld):
+class MPIWorld(ElasticWorld):
     """One worker per MPI rank, or one per device of each rank. A rank with several devices first sums over them.
 
     Each operation begins with a preamble (`transport/transport.py`), which detects ranks in different collectives.
@@ -73,7 +69,6 @@ class MPIWorld(MultiProcessWorld):
       waited: seconds spent in preambles so far, that is, waiting for the last rank. Local.
       library: MPI's version string.
       transport: performs the operations of the processes.
-      elastic: the processes that work and those on standby.
       watchdog: has stuck ranks detected; None if hang_timeout is 0 or this process is the only one.
 
     Raises:
@@ -84,8 +79,6 @@ class MPIWorld(MultiProcessWorld):
       DisagreementError: `hang_timeout` differs between ranks. On every rank.
       WorkerError: a process was lost while the world was created.
     """
-
-    transport: MPITransport
 
     def __init__(
         self,
@@ -99,8 +92,7 @@ class MPIWorld(MultiProcessWorld):
         lost: str | None = None,
         hang_timeout: float | None = None,
     ):
-        super().__init__(hang_timeout)
-        self.build_digests: Mapping[str, str] = MappingProxyType({})
+        super().__init__(hang_timeout, respawn=respawn, spawns=max_workers is not None)
         with ending.making_world(of_all=comm is None), _as_worker_error():
             self._mpi = mpi = _load()
             self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
@@ -108,40 +100,23 @@ class MPIWorld(MultiProcessWorld):
                 check_agreement(mpi.COMM_WORLD.size, self.library)
             continues = survives(lost)
             spawned = receive_spawn_request(mpi) if comm is None else None
-            with _making:
-                unordered = (mpi.COMM_WORLD if comm is None else comm).Dup()
-            host = unordered.Split_type(mpi.COMM_TYPE_SHARED)
-            # Ranks of a host are consecutive: an Allreduce of n bytes then sends n from each host, and otherwise up to
-            # n for each of its ranks (benchmarks/results/sum_between_hosts.md).
-            whole = unordered.Split(0, host.bcast(unordered.rank))
-            unordered.Free()
-            whole.Set_errhandler(mpi.ERRORS_RETURN)  # raise exceptions, whatever the setting of the user's communicator
+            whole, host = _ordered_by_host(mpi, comm)
             if whole.size > 1:
                 share_compilations()  # already here, for compilations before a program is built
             self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
             check_devices(self.devices)
             self._local = DeviceWorld(self.devices)
-            self.transport = MPITransport(mpi, self.lifetime, survives=continues)
             everyone = ProcessGroup(whole, all_processes(whole, host, len(self.devices)))
+            transport = MPITransport(mpi, self.lifetime, survives=continues)
             if spawned is None:
                 there = everyone.everyone[-1].worker_slots.stop
-                worker_slots = slots_at_start(there, workers, min_workers, max_workers)
+                self.set_processes(transport, everyone, slots_at_start(there, workers, min_workers, max_workers))
+                self.check_start(workers)
             else:
                 pair, request = spawned
-                everyone = ProcessGroup(whole, (request.process(platform.node()),))
-                worker_slots = request.slots(min_workers)
-            self.elastic = ElasticProcesses(
-                *(self.transport, everyone, worker_slots),
-                respawn=respawn,
-                spawns=max_workers is not None,
-                abandon=partial(self._abandon, ""),
-                build_digests=lambda: self.build_digests,
-            )
-            if spawned is None:
-                self.elastic.check_start(workers)
-            else:
-                self.elastic.await_admission(pair, request.members)
-            self.capacity, self.workers = self.elastic.capacity, self.elastic.workers
+                everyone = request.group(whole)
+                self.set_processes(transport, everyone, request.worker_slots)
+                self.await_admission(pair, request.world_number)
             if self.devices[0].platform == "cpu":
                 self._warn_if_oversubscribed(host)
             host.Free()
@@ -161,61 +136,14 @@ class MPIWorld(MultiProcessWorld):
         """Report a checkpoint to the launcher: see `World`."""
         ending.checkpoint_saved(step)
 
-    # --- membership: see `World` --------------------------------------------------------------------------------------
-
-    survives: bool = forward("transport.survives")
-    everyone: tuple[Process, ...] = forward("transport.group.everyone")
-    members: tuple[int, ...] = forward("elastic.worker_slots.members")
-    joined_in_generation: tuple[int, ...] = forward("elastic.worker_slots.joined_in_generation")
-    generation: int = forward("elastic.generation")
-    least: int = forward("elastic.least")
-    most: int = forward("elastic.most")
-    respawn: bool = forward("elastic.respawn")
-    spawns: bool = forward("elastic.spawns")
-    losses: tuple[Loss, ...] = forward("elastic.losses")
-    unowned_slots: tuple[int, ...] = forward("elastic.unowned_slots")
-    in_reserve: bool = forward("elastic.in_reserve")
-    run_under_way: bool = forward("elastic.run_under_way")
-    needs_state_transfer: bool = forward("elastic.needs_state_transfer")
-
-    nearest: Any = forward("elastic.nearest")
-    request_workers: Any = forward("elastic.request_workers")
-    poll_ready: Any = forward("elastic.poll_ready")
-    poll_reserve_terminating: Any = forward("elastic.poll_reserve_terminating")
-    change: Any = forward("elastic.change")
-    begin_run: Any = forward("elastic.begin_run")
-    end_run: Any = forward("elastic.end_run")
-    wait: Any = forward("elastic.wait")
-    transfer_state: Any = forward("elastic.transfer_state")
-
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def fail(self, why: str) -> None:
-        """Make all other processes raise WorkerError, in their current or next operation."""
-        if self.in_reserve:
-            return  # a process on standby: the workers do not depend on it
-        self.elastic.report_failure(why)
-        super().fail(why)
-
-    def close(self) -> None:
-        """Free the communicators. Called by all processes at the end of their `with` blocks.
-
-        Raises:
-          DisagreementError: another process is not at the end of its block. On every process.
-        """
-        if self.lifetime.closed:
-            return
-        transport = self.transport
-        try:
-            self.elastic.dismiss()
-            transport.run(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
-            with suppress(self._mpi.Exception):  # a process lost after the end does not matter
-                transport.comm.Free()
-            ending.world_ended()
-        finally:
-            self._mailboxes.stop()
-            super().close()
-            self._end_watchdog()
+    def _close_together(self) -> None:
+        self.dismiss_reserve()
+        super()._close_together()
+        with suppress(self._mpi.Exception):  # a process lost after the end does not matter
+            self.transport.comm.Free()
+        ending.world_ended()
 
     def _start_watchdog(self, group: ProcessGroup, *, spawned: bool) -> None:
         """Start the watchdog, unless this process is alone and stays so. Communicates."""
@@ -243,6 +171,21 @@ class MPIWorld(MultiProcessWorld):
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
         which = "on standby" if self.in_reserve else f"rank {self.rank} of {self.processes}"
         return f"MPIWorld({there} worker{s}{slots}; {which}: {own} on {describe(self.devices)})"
+
+
+def _ordered_by_host(mpi: Any, comm: MPI.Comm | None) -> tuple[Any, Any]:
+    """Return a copy of a communicator in which the ranks of a host are consecutive, and the one of this host's ranks.
+
+    An Allreduce of n bytes then sends n from each host, and otherwise up to n for each of its ranks
+    (benchmarks/results/sum_between_hosts.md).
+    """
+    with _making:
+        unordered = (mpi.COMM_WORLD if comm is None else comm).Dup()
+    host = unordered.Split_type(mpi.COMM_TYPE_SHARED)
+    whole = unordered.Split(0, host.bcast(unordered.rank))
+    unordered.Free()
+    whole.Set_errhandler(mpi.ERRORS_RETURN)  # raise exceptions, whatever the setting of the user's communicator
+    return whole, host
 
 
 def _load() -> ModuleType | Any:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .base import WorldBase, forward
-from .mailboxes.mailbox import Mailboxes, ProcessMailbox
+from .mailboxes.mailbox import CreateMailbox, ProcessMailbox
+from .transport.operations import CLOSE, FinalOperation
 from .transport.process_group import Process
 from .transport.transport import Transport
 from .watchdog import LONGEST, Watchdog, check_hang_timeout
@@ -35,7 +36,7 @@ class MultiProcessWorld(WorldBase):
         self._hang_timeout = check_hang_timeout(hang_timeout)
         self.hang_timeout = LONGEST if self._hang_timeout is None else self._hang_timeout
         self.watchdog: Watchdog | None = None
-        self._mailboxes = Mailboxes()
+        self._mailboxes: list[ProcessMailbox] = []
 
     rank: int = forward("transport.rank")
     processes: int = forward("transport.processes")
@@ -59,15 +60,38 @@ class MultiProcessWorld(WorldBase):
 
     def create_mailbox(self, nbytes: Sequence[int], about: str, instead_of: Any = None) -> ProcessMailbox:
         """Create a mailbox: see `World`."""
-        creation = self._mailboxes.creation(about, nbytes, lambda: self.everyone)
+        creation = CreateMailbox(about, nbytes, lambda: self.everyone)
         self.transport.run(creation)
-        return self._mailboxes.keep(creation.result, instead_of)
+        if instead_of is not None:
+            instead_of.stop()
+            self._mailboxes.remove(instead_of)
+        self._mailboxes.append(creation.result)
+        return creation.result
+
+    def close(self) -> None:
+        """Close the world on all processes. Called by all of them at the end of their `with` blocks.
+
+        Raises:
+          DisagreementError: another process is not at the end of its block. On every process.
+        """
+        if self.lifetime.closed:
+            return
+        try:
+            self._close_together()
+        finally:
+            super().close()
+            self._stop()
+
+    def _close_together(self) -> None:
+        self.transport.run(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)
-        self._mailboxes.stop()
-        self._end_watchdog(why)
+        self._stop(why)
 
-    def _end_watchdog(self, why: str = "") -> None:
+    def _stop(self, why: str = "") -> None:
+        """Stop the threads of the mailboxes and of the watchdog."""
+        for mailbox in self._mailboxes:
+            mailbox.stop()
         if self.watchdog is not None:
             self.watchdog.close(why)

@@ -286,7 +286,7 @@ def main(seed: int, folder: str, strategy: str = "") -> None:
     from adaptive.runtime.host_step import HostStep
     from adaptive.runtime.kernels.compiled import CompiledKernels
     from collectives.worlds import mpi
-    from collectives.worlds.elastic import elastic_processes, rendezvous, standby
+    from collectives.worlds.elastic import elastic_world, rendezvous
     from collectives.worlds.transport import mpi_channel, mpi_transport, operations, repair, transport
     from tests.mpi.chaos_reference import begun, data, gradient, made_step, strategy_of, value_and_grad
 
@@ -296,16 +296,15 @@ def main(seed: int, folder: str, strategy: str = "") -> None:
         ("an exchange", mpi_channel.ReduceByMPI, "carry_out"),
         ("an exchange", FiniteCheck, "passes"),
         ("a commit", HostStep, "_commit"),
-        ("a change", elastic_processes.ElasticProcesses, "change"),
+        ("a change", elastic_world.ElasticWorld, "change"),
         ("a meeting", rendezvous, "_meet"),
-        ("a regroup", operations.Regroup, "carry_out"),
         ("an agreement", mpi, "all_agree"),
         ("an agreement", mpi_transport, "all_agree"),
         ("an agreement", rendezvous, "all_agree"),
         ("an agreement", repair, "all_agree"),
         ("a hand-over", operations.StateTransfer, "carry_out"),
         ("a repair", mpi_transport, "repair"),
-        ("a wait", standby.StandbyLoop, "next"),
+        ("a wait", elastic_world, "stand_by"),
         ("evaluate", ad.Program, "evaluate"),
         ("a checkpoint", ad.Program, "checkpoint"),
         ("a compile", CompiledKernels, "compile"),

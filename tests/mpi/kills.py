@@ -196,7 +196,7 @@ def spawned() -> None:
             with suppress(FileExistsError), open(ARGUMENTS[0], "x"):
                 die()
         if CASE == "grows" and not SPAWNED:
-            admit_two_at_once(world.elastic.spawner)
+            admit_two_at_once(world.spawner)
         program = ad.Program(growing, COUNTED, DATA, global_batch=BATCH)
         joined, deadline = 0, time.monotonic() + limit(60)
         for report in program.run():
@@ -209,7 +209,7 @@ def spawned() -> None:
             late = float(comm.all_reduce(float(time.monotonic() > deadline), op="max"))
             complete = {"replaced": len(report.members) == 3, "stopped": bool(world.losses)}.get(CASE, True)
             over = (joined and complete and report.step > joined + 20) or late
-            if over or (CASE != "grows" and world.elastic.spawner.failed):
+            if over or (CASE != "grows" and world.spawner.failed):
                 break
         check_counted(program.state, [BATCH] * program.steps)
         grown = "joined" if joined else "not grown"

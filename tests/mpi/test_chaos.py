@@ -11,7 +11,7 @@ from tests.mpirun import survives_losses
 
 from .chaotic import run
 
-COVERS = ("collectives/worlds/elastic/elastic_processes.py",)
+COVERS = ("collectives/worlds/elastic/elastic_world.py",)
 
 pytestmark = [pytest.mark.ranks, pytest.mark.long, survives_losses]
 

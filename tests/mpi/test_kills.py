@@ -16,7 +16,7 @@ COVERS = (
     "adaptive/program/runs.py",
     "adaptive/program/state_transfer.py",
     "adaptive/program/run_loop.py",
-    "collectives/worlds/elastic/elastic_processes.py",
+    "collectives/worlds/elastic/elastic_world.py",
     "collectives/worlds/elastic/rendezvous.py",
     "collectives/worlds/elastic/spawning.py",
     "collectives/worlds/elastic/standby.py",

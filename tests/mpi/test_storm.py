@@ -15,7 +15,7 @@ import storm
 COVERS = (
     "adaptive/control/membership.py",
     "adaptive/program/first_plan.py",
-    "collectives/worlds/elastic/elastic_processes.py",
+    "collectives/worlds/elastic/elastic_world.py",
     "collectives/worlds/elastic/spawning.py",
 )
 

@@ -1,4 +1,4 @@
-"""Rendezvous: all processes of a job meet, to let processes on standby join, or at the end of a run.
+"""Rendezvous: all processes of a job meet, at each change of members during a run, and at its end.
 
 If a process dies during the rendezvous, the others repeat it without that process.
 """
@@ -17,18 +17,17 @@ from collectives.worlds.transport.repair import all_agree, shrink
 from .spawning import SpawnedProcess, enter, merge_in
 from .standby import MEET
 
-JOIN, END_RUN, CLOSE, TERMINATE = "join", "end the run", "close", "terminate"
+CHANGE, END_RUN, CLOSE, TERMINATE = "change the members", "end the run", "close", "terminate"
 NO_RANK = -1
 
 
 class Attendee(NamedTuple):
-    """The facts that a process reports at a rendezvous."""
+    """A process at a rendezvous, and what it reports there."""
 
     process: Process
     rank: int  # among the working processes; `NO_RANK` on standby
     ready: bool  # to join
     spawned: int = 0  # number of spawned processes that it admits; only the first working process does
-    world_number: int = 0  # as the watchdog knows the world; 0 on a spawned process that does not know it yet
 
 
 class RendezvousPlan(NamedTuple):
@@ -38,11 +37,12 @@ class RendezvousPlan(NamedTuple):
     ranks: tuple[int, ...]  # of the working processes, in the job's new communicator, in the order of their new ranks
     worker_slots: WorkerSlots
     losses: tuple[Loss, ...]
+    sends_state: bool = False  # whether some processes need the state of the others
 
 
-# For one process: the plan, None where no working process is left; the job; the communicator of the working processes,
-# MPI.COMM_NULL on the others; and the number of the world.
-RendezvousResult = tuple[RendezvousPlan | None, ProcessGroup, Any, int]
+# For one process: the plan, None where no working process is left; the job; and the communicator of the working
+# processes, MPI.COMM_NULL on the others.
+RendezvousResult = tuple[RendezvousPlan | None, ProcessGroup, Any]
 MakePlan = Callable[[ProcessGroup, Sequence[Attendee]], RendezvousPlan]
 
 
@@ -79,7 +79,7 @@ def rendezvous(
                 raise error  # no process was lost
             everyone = _admit(mpi, comm, role, spawned, survives=survives)
         else:
-            everyone = _enter(mpi, entry)
+            everyone = enter(mpi, *entry)
         found: list[RendezvousResult] = []
         try:
             found.append(_meet(mpi, everyone, role, make_plan))
@@ -101,9 +101,8 @@ def _admit(mpi: Any, comm: Any, role: Attendee, spawned: Sequence[SpawnedProcess
     everyone, fine = comm, False
     try:
         roles = comm.allgather(role)
-        working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
-        first = min(working, key=lambda rank: roles[rank].rank, default=0)
-        number = roles[first].spawned if working else 0
+        first = _first(roles)
+        number = roles[first].spawned
         for n in range(number):
             pair = None
             if comm.rank == first:
@@ -125,28 +124,67 @@ def _admit(mpi: Any, comm: Any, role: Attendee, spawned: Sequence[SpawnedProcess
     return everyone
 
 
-def _enter(mpi: Any, entry: Any) -> Any:
-    """Return a communicator of all processes; called on a spawned process that is admitted."""
-    pair, (first, to_come) = entry
-    everyone = enter(mpi, pair)
-    for _ in range(to_come):
-        everyone = merge_in(mpi, everyone, first, None)
-    return everyone
-
-
 def _meet(mpi: Any, comm: Any, role: Attendee, make_plan: MakePlan) -> RendezvousResult:
     """Exchange facts, decide on the members, and create the communicator of the working processes."""
     roles = comm.allgather(role)
     job = ProcessGroup(comm, tuple(r.process for r in roles))
-    world_number = max(r.world_number for r in roles)
-    working = [rank for rank, r in enumerate(roles) if r.rank != NO_RANK]
-    if not working:
-        return None, job, mpi.COMM_NULL, world_number
-    first = min(working, key=lambda rank: roles[rank].rank)
+    first = _first(roles)
+    if roles[first].rank == NO_RANK:
+        return None, job, mpi.COMM_NULL
     plan = comm.bcast(make_plan(job, roles) if comm.rank == first else None, first)
     works = comm.rank in plan.ranks
     key = plan.ranks.index(comm.rank) if works else comm.rank
     new = comm.Split(0 if works else mpi.UNDEFINED, key)
     if works:
         new.Set_errhandler(mpi.ERRORS_RETURN)
-    return plan, job, new, world_number
+    return plan, job, new
+
+
+def _first(roles: Sequence[Attendee]) -> int:
+    """Return the attendee that is the first working process; any other one if no process works."""
+    return min(range(len(roles)), key=lambda rank: (roles[rank].rank == NO_RANK, roles[rank].rank))
+
+
+def plan_members(
+    purpose: str,
+    worker_slots: WorkerSlots,
+    losses: tuple[Loss, ...],
+    roles: Sequence[Attendee],
+    *,
+    workers: int = 0,
+    leaving: Sequence[int] = (),
+) -> RendezvousPlan:
+    """Return the plan of a rendezvous.
+
+    Args:
+      purpose: `CHANGE`, or why all processes meet at the end.
+      worker_slots: the slots, without lost workers; changed.
+      losses: the lost processes so far.
+      roles: the processes, by their ranks in the job.
+      workers: the new number of workers.
+      leaving: slots whose workers leave for good.
+    """
+    working = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
+    others = [rank for rank, role in enumerate(roles) if role.rank == NO_RANK]
+    if purpose != CHANGE:
+        ends = purpose == END_RUN
+        return RendezvousPlan(purpose, (*working, *(others if ends else [])), worker_slots, losses, sends_state=ends)
+    slots_of = [role.process.worker_slots for role in roles]
+    members = [rank for rank in working if slots_of[rank][0] in worker_slots.members]
+    staying: list[int] = []
+    number = 0
+    for rank in sorted(members, key=lambda rank: slots_of[rank][0]):
+        if slots_of[rank][0] not in leaving and number + len(slots_of[rank]) <= workers:
+            staying.append(rank)
+            number += len(slots_of[rank])
+    staying = [rank for rank in members if rank in staying] or members  # the last ones stay, also if terminated
+    for rank in members:
+        for slot in slots_of[rank] if rank not in staying else ():
+            worker_slots.leave(slot)
+    joining = []
+    for rank in others:
+        if roles[rank].ready and len(worker_slots.members) + len(slots_of[rank]) <= workers:
+            joining.append(rank)
+            for slot in slots_of[rank]:
+                worker_slots.join(slot)
+    return RendezvousPlan(purpose, (*staying, *joining), worker_slots, losses, sends_state=bool(joining))

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from adaptive.base.worker_slots import WorkerSlots
-from collectives.worlds.transport.process_group import Process
+from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers.ending import SPAWNED, leave_job
 
-from .standby import ASK, CLOSED, READY, REFUSED, ControlMessages
+from .standby import ASK, DISMISSED, READY, ControlMessages
 
 _REQUEST_TAG, _MERGE_TAG = 7102, 7103
 _MOST_DEATHS = 3  # of spawned processes in a row
@@ -29,23 +30,16 @@ _log = logging.getLogger("adaptive")
 class SpawnRequest(NamedTuple):
     """The message that a spawned process receives when it creates its world."""
 
-    worker_slots: range  # its own worker slots
-    capacity: int  # of the world
-    members: tuple[int, ...]
+    own: range  # its own worker slots
+    worker_slots: WorkerSlots  # those of the world
     hosts: Mapping[str, int]  # host numbers by host name
+    world_number: int  # see `MPITransport`
 
-    def process(self, node: str) -> Process:
-        """Return the record of this spawned process, on a host of this name, that the other processes will use."""
-        unknown = self.worker_slots[0] + (1 << 20)
-        return Process(self.worker_slots, node, self.hosts.get(node, unknown), os.getpid())
-
-    def slots(self, min_workers: int) -> WorkerSlots:
-        """Return the worker slots of the world, and which are occupied."""
-        worker_slots = WorkerSlots(self.capacity, None, min_workers)
-        for slot in range(self.capacity):
-            if slot not in self.members:
-                worker_slots.leave(slot)
-        return worker_slots
+    def group(self, comm: Any) -> ProcessGroup:
+        """Return the group of this spawned process alone; `comm`: its communicator."""
+        node = platform.node()
+        unknown = self.own[0] + (1 << 20)
+        return ProcessGroup(comm, (Process(self.own, node, self.hosts.get(node, unknown), os.getpid()),))
 
 
 class SpawnedProcess:
@@ -64,17 +58,15 @@ class SpawnedProcess:
         if message is None or message[0] != READY:
             return
         differs = [name for name in build_digests if message[1].get(name) != build_digests[name]]
-        if not differs:
-            self.ready = True
-            return
-        self.refused = True
-        name = differs[0]
-        theirs, own = message[1].get(name), build_digests[name]
-        text = f"{name} differs: {own} on the workers, {theirs} on the spawned process"
-        _log.error(
-            "a spawned process is not admitted: %s. Spawned processes run the command that started the job.", text
-        )
-        self.messages.send([1], REFUSED, text)
+        self.ready, self.refused = not differs, bool(differs)
+        if differs:
+            name = differs[0]
+            theirs, own = message[1].get(name), build_digests[name]
+            text = f"{name} differs: {own} on the workers, {theirs} on the spawned process"
+            _log.error(
+                "a spawned process is not admitted: %s. Spawned processes run the command that started the job.", text
+            )
+            self.messages.send([1], DISMISSED, text)
 
 
 class Spawner:
@@ -91,9 +83,13 @@ class Spawner:
         self._deaths = 0  # in a row
         self.failed = False
 
+    def has(self, worker_slots: range) -> bool:
+        """Return whether a process is being spawned, or waits, for these worker slots."""
+        return worker_slots[0] in self._spawned
+
     def spawn(self, request: SpawnRequest) -> None:
-        """Start to spawn a process for these worker slots, in a thread."""
-        self._spawned[request.worker_slots[0]] = None
+        """Start to spawn a process, in a thread."""
+        self._spawned[request.own[0]] = None
         threading.Thread(target=self._spawn, args=(request,), name="adaptive-spawn", daemon=True).start()
 
     def _spawn(self, request: SpawnRequest) -> None:
@@ -106,13 +102,13 @@ class Spawner:
             pair = both.Merge(high=False)
             pair.Set_errhandler(mpi.ERRORS_RETURN)
             pair.send(request, 1, _REQUEST_TAG)
-            self._spawned[request.worker_slots[0]] = SpawnedProcess(mpi, pair, request.worker_slots)
+            self._spawned[request.own[0]] = SpawnedProcess(mpi, pair, request.own)
         except mpi.Exception as error:
             self.failed = True
             _log.error(
                 "no process could be spawned for worker %d: %s. Spawning needs a free slot of the launcher, and cores "
                 "that no rank is bound to:  adaptive run --oversubscribe --bind-to none …",
-                *(request.worker_slots[0], error.Get_error_string()),
+                *(request.own[0], error.Get_error_string()),
             )
 
     def ready(self, build_digests: Mapping[str, str]) -> list[SpawnedProcess]:
@@ -134,10 +130,6 @@ class Spawner:
             text = "no more are spawned" if self.failed else "another one is spawned in its place"
             _log.warning("a spawned process has died before it joined; %s.", text)
 
-    def has(self, worker_slots: range) -> bool:
-        """Return whether a process is being spawned, or waits, for these worker slots."""
-        return worker_slots[0] in self._spawned
-
     def admitted(self, spawned: Sequence[SpawnedProcess]) -> None:
         """Forget these processes: they are part of the job."""
         self._deaths = 0 if spawned else self._deaths
@@ -148,7 +140,7 @@ class Spawner:
         """Release all processes that are not admitted yet: the job is over."""
         for spawned in list(self._spawned.values()):
             if spawned is not None:
-                spawned.messages.send([1], CLOSED)
+                spawned.messages.send([1], DISMISSED)
 
 
 def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> tuple[Any, SpawnRequest] | None:
@@ -179,9 +171,16 @@ def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
     return joined
 
 
-def enter(mpi: Any, pair: Any) -> Any:
-    """Return the communicator of all, on the spawned process that `merge_in` admits."""
+def enter(mpi: Any, pair: Any, later: tuple[int, int]) -> Any:
+    """Return the communicator of all, on a spawned process that `merge_in` admits.
+
+    Args:
+      later: the rank of the process that spawned it, and the number of processes that are admitted after this one.
+    """
     both = mpi.COMM_SELF.Create_intercomm(0, pair, 0, _MERGE_TAG)
-    joined = both.Merge(high=True)
-    joined.Set_errhandler(mpi.ERRORS_RETURN)
-    return joined
+    everyone = both.Merge(high=True)
+    everyone.Set_errhandler(mpi.ERRORS_RETURN)
+    first, number = later
+    for _ in range(number):
+        everyone = merge_in(mpi, everyone, first, None)
+    return everyone

@@ -4,9 +4,9 @@ They share a communicator of all processes with the workers, whose only collecti
 rendezvous they receive control messages:
 
     ready?      get ready to join, and answer `ready`
-    members     these ranks are the workers now
     meet        come to the rendezvous; sent by every worker, because any one of them may die
     failed      the job ends with an error
+    dismissed   to a spawned process: it is not admitted
 
 and send
 
@@ -28,13 +28,12 @@ IDLE_SECONDS = 0.01  # between two polls; a poll takes some microseconds
 ALERT_SECONDS = 0.0005  # when a rendezvous is near
 SECONDS_BETWEEN_CHECKS = 0.1  # between two checks that a worker is alive
 
-ASK, READY, MEMBERS, MEET, FAILED, TERMINATED = "ready?", "ready", "members", "meet", "failed", "terminated"
+ASK, READY, MEET, FAILED, TERMINATED, DISMISSED = "ready?", "ready", "meet", "failed", "terminated", "dismissed"
 ALL_LOST = "all lost"  # what a process on standby finds, instead of receiving it
 WORKERS_LOST = (
     "all workers are lost, and with them the state of the run. The run starts anew from its last checkpoint if the "
     "driver calls program.restore(…, missing_ok=True) and the job is started by:  adaptive run --restarts 3 …"
 )
-REFUSED, CLOSED = "refused", "closed"  # to spawned processes that are not admitted (`spawning.py`)
 
 
 class ControlMessages:
@@ -74,50 +73,39 @@ class ControlMessages:
         return dead & set(ranks)
 
 
-class StandbyLoop:
-    """The loop of a process on standby.
+def stand_by(
+    messages: ControlMessages,
+    workers: set[int],
+    build_digests: Callable[[], Mapping[str, str]],
+    is_ready: Callable[[], bool],
+    has_to_terminate: Callable[[], bool],
+) -> tuple[str, Any]:
+    """Wait for a message that ends the wait, and return its word and content; `ALL_LOST` if no worker is left.
 
     Args:
-      members: the ranks of the workers.
-      build_digests: digests of what this process has built.
+      workers: the ranks of the workers.
+      build_digests: returns digests of what this process has built.
+      is_ready: returns whether this process could join.
+      has_to_terminate: returns whether this process received a termination signal; then the word is `TERMINATED`.
     """
-
-    def __init__(self, messages: ControlMessages, members: Iterable[int], build_digests: Mapping[str, str]):
-        self._messages, self._members, self._built = messages, frozenset(members), build_digests
-        self._checked = time.monotonic()
-        self._alert_until = 0.0
-
-    def next(self, is_ready: Callable[[], bool], has_to_terminate: Callable[[], bool]) -> tuple[str, Any]:
-        """Wait for a message that ends the wait, and return its word and content; `ALL_LOST` if no worker is left.
-
-        Args:
-          is_ready: returns whether this process could join.
-          has_to_terminate: returns whether this process received a termination signal; then returns `TERMINATED`.
-        """
-        asked = None
-        while True:
-            message = self._messages.receive()
-            word, content, sender = message or ("", (), None)
-            if word in (MEET, FAILED, REFUSED, CLOSED):
-                return word, content
-            if word == MEMBERS:
-                self._members = frozenset(content)
-            if word == ASK:
-                asked = sender
-            if asked is not None and is_ready():
-                self._messages.send([asked], READY, dict(self._built))
-                asked = None
-                self._alert_until = time.monotonic() + 5
-            if message is None:
-                if has_to_terminate():
-                    return TERMINATED, None
-                time.sleep(ALERT_SECONDS if time.monotonic() < self._alert_until else IDLE_SECONDS)
-                if self._all_workers_dead():
-                    return ALL_LOST, None
-
-    def _all_workers_dead(self) -> bool:
+    asked, alert_until, checked = None, 0.0, time.monotonic()
+    while True:
+        message = messages.receive()
+        word, content, sender = message or ("", None, None)
+        if word in (MEET, FAILED, DISMISSED):
+            return word, content
+        if word == ASK:
+            asked = sender
+        if asked is not None and is_ready():
+            messages.send([asked], READY, dict(build_digests()))
+            asked, alert_until = None, time.monotonic() + 5
+        if message is not None:
+            continue
+        if has_to_terminate():
+            return TERMINATED, None
         now = time.monotonic()
-        if now - self._checked < SECONDS_BETWEEN_CHECKS:
-            return False
-        self._checked = now
-        return bool(self._members) and self._messages.dead(self._members) == self._members
+        time.sleep(ALERT_SECONDS if now < alert_until else IDLE_SECONDS)
+        if now > checked + SECONDS_BETWEEN_CHECKS:
+            checked = now
+            if messages.dead(workers) == workers:
+                return ALL_LOST, None

@@ -16,11 +16,10 @@ from zlib import crc32
 import numpy as np
 
 from adaptive.base.mailbox import Vectors
-from collectives.worlds.connections import most_likely_first
 from collectives.worlds.transport.operations import Operation
 from collectives.worlds.transport.process_group import Process
 
-from .remote import MailboxEndpoint, MailboxServer, RemoteReader
+from .remote import Endpoint, MailboxServer, RemoteReader
 from .shared_memory import FileAddress, SharedFile, SlotLayout, open_shared
 
 _KIND = crc32(b"mailbox")
@@ -33,20 +32,13 @@ class CreateMailbox(Operation):
       about: description of the operation, for errors.
       nbytes: sizes of the vectors that each worker publishes.
       everyone: returns those processes, by rank.
-      server: returns the server of this process.
     """
 
     agreed = True
 
-    def __init__(
-        self,
-        about: str,
-        nbytes: Sequence[int],
-        everyone: Callable[[], Sequence[Process]],
-        server: Callable[[], MailboxServer],
-    ):
+    def __init__(self, about: str, nbytes: Sequence[int], everyone: Callable[[], Sequence[Process]]):
         super().__init__(about, "", crc32(repr(tuple(nbytes)).encode(), _KIND), f"a mailbox of {tuple(nbytes)} bytes")
-        self._nbytes, self._everyone, self._server = nbytes, everyone, server
+        self._nbytes, self._everyone = nbytes, everyone
         self.result: Any = None
 
     def carry_out(self, comm: Any) -> None:
@@ -58,7 +50,7 @@ class CreateMailbox(Operation):
             made.open(comm.allgather(made.file.address))
             sees_all = all(comm.allgather(len(made.memory) == len(everyone)))
         if not sees_all:
-            made.ask(comm.allgather(made.serve(self._server())))
+            made.ask(comm.allgather(made.serve()))
 
 
 class ProcessMailbox:
@@ -70,20 +62,18 @@ class ProcessMailbox:
       own: this process's rank.
 
     Attributes:
-      layout: layout of the memory of a process.
       file: this process's memory.
       memory: the memory of this process, and of others where it is accessible, by rank.
     """
 
     def __init__(self, layout: SlotLayout, everyone: Sequence[Process], own: int):
-        self.layout, self._everyone, self._own = layout, everyone, own
+        self._layout, self._everyone, self._own = layout, everyone, own
         self._where = {slot: (rank, i) for rank, p in enumerate(everyone) for i, slot in enumerate(p.worker_slots)}
         self.file = SharedFile(len(everyone[own].worker_slots) * layout.place)
         self.memory = {own: self.file.memory}
-        self._rooms: dict[int, list[np.ndarray]] = {reader: [] for reader in everyone[own].worker_slots}  # free ones
-        self._current: dict[int, np.ndarray] = {}  # the latest result of each reader
+        self._copies: dict[int, np.ndarray] = {}  # by reader: from shared memory
         self._remote: dict[tuple[int, int], RemoteReader] = {}  # by reader and rank
-        self._stop_serving: Callable[[], None] = lambda: None
+        self._server: MailboxServer | None = None
         self._writing = threading.Lock()
 
     def open(self, addresses: Sequence[FileAddress]) -> None:
@@ -93,92 +83,46 @@ class ProcessMailbox:
                 with suppress(OSError, ValueError):
                     self.memory[rank] = open_shared(addresses[rank])
 
-    def serve(self, server: MailboxServer) -> MailboxEndpoint:
+    def serve(self) -> Endpoint:
         """Serve the vectors of this process's workers to other processes. Returns the endpoint for their requests."""
 
         def answer(worker: int, round: int) -> np.ndarray | None:
-            room = np.empty(self.layout.slot, np.uint8)
-            copy = partial(self.layout.copy_latest, self.file.memory, worker, round, room)
+            found = np.empty(self._layout.slot, np.uint8)
+            copy = partial(self._layout.copy_latest, self.file.memory, worker, round, found)
             if copy():
-                return room
+                return found
             with self._writing:  # publications may be too frequent for a copy without the lock
-                return room if copy() else None
+                return found if copy() else None
 
-        endpoint = server.serve(answer)
-        self._stop_serving = partial(server.remove, endpoint.mailbox)
-        return endpoint
+        self._server = MailboxServer(answer)
+        return self._server.endpoint
 
-    def ask(self, owners: Sequence[MailboxEndpoint]) -> None:
+    def ask(self, owners: Sequence[Endpoint]) -> None:
         """Set the endpoints of all processes, by rank; used for those whose memory is not accessible here."""
-        for rank, (process, owner) in enumerate(zip(self._everyone, owners, strict=True)):
-            if rank not in self.memory:
-                here = process.host == self._everyone[self._own].host
-                addresses = owner.addresses[:1] if here else most_likely_first(owner.addresses[1:])
-                for reader in self._rooms:
-                    self._remote[reader, rank] = RemoteReader(owner, addresses, partial(self._take, reader))
+        for rank, owner in enumerate(owners):
+            for reader in self._everyone[self._own].worker_slots:
+                if rank not in self.memory:
+                    self._remote[reader, rank] = RemoteReader(owner, self._layout.slot)
 
     def publish(self, worker: int, round: int, vectors: Vectors) -> None:
         """Publish vectors: see `Mailbox.publish`."""
         with self._writing:
-            self.layout.write(self.file.memory, self._where[worker][1], round, vectors)
+            self._layout.write(self.file.memory, self._where[worker][1], round, vectors)
 
     def look(self, worker: int, reader: int, round: int) -> Vectors | None:
         """Return a consistent copy, or None: see `Mailbox.look`."""
         rank, i = self._where[worker]
-        if reader in self._current:
-            self._rooms[reader].append(self._current.pop(reader))
-        remote = self._remote.get((reader, rank))
-        if remote is not None:
-            found = remote.look(i, round)
-        else:
-            found = self._take(reader)
-            if not self.layout.copy_latest(self.memory[rank], i, round, found):
-                self._rooms[reader].append(found)
-                found = None
-        if found is None:
-            return None
-        self._current[reader] = found
-        return self.layout.vectors(found)
-
-    def _take(self, reader: int) -> np.ndarray:
-        """Return a buffer for a publication."""
-        with suppress(IndexError):  # another thread may have taken the last one
-            return self._rooms[reader].pop()
-        return np.empty(self.layout.slot, np.uint8)
+        if rank not in self.memory:
+            found = self._remote[reader, rank].look(i, round)
+            return None if found is None else self._layout.vectors(found)
+        if reader not in self._copies:
+            self._copies[reader] = np.empty(self._layout.slot, np.uint8)
+        copied = self._layout.copy_latest(self.memory[rank], i, round, self._copies[reader])
+        return self._layout.vectors(self._copies[reader]) if copied else None
 
     def stop(self) -> None:
         """Stop asking and answering."""
-        self._stop_serving()
-        for remote in self._remote.values():
-            remote.close()
-
-
-class Mailboxes:
-    """The mailboxes of a world, and the server for requests from other hosts."""
-
-    def __init__(self) -> None:
-        self._made: list[ProcessMailbox] = []
-        self._server: MailboxServer | None = None
-
-    def creation(self, about: str, nbytes: Sequence[int], everyone: Callable[[], Sequence[Process]]) -> CreateMailbox:
-        """Return the operation that creates a mailbox: see `CreateMailbox`."""
-        return CreateMailbox(about, nbytes, everyone, self._serve)
-
-    def keep(self, mailbox: ProcessMailbox, outdated: ProcessMailbox | None) -> ProcessMailbox:
-        """Keep a mailbox that was created, in place of an outdated one, which is stopped. Returns it."""
-        if outdated is not None:
-            outdated.stop()
-        self._made = [*(kept for kept in self._made if kept is not outdated), mailbox]
-        return mailbox
-
-    def stop(self) -> None:
-        """Stop asking and answering."""
-        for mailbox in self._made:
-            mailbox.stop()
-        self._made = []
         if self._server is not None:
             self._server.stop()
-
-    def _serve(self) -> MailboxServer:
-        self._server = self._server or MailboxServer()
-        return self._server
+        for remote in self._remote.values():
+            remote.close()

@@ -1,4 +1,4 @@
-"""Publications for processes on other hosts: the owner's threads answer requests, and a reader's threads make them.
+"""Publications for processes on other hosts: the owner's threads answer requests, and a reader's thread makes them.
 
 MPI's one-sided communication is not used between hosts, because there it needs the owner's cooperation: Open MPI 5.0.11
 waits forever for a lost host, and delivers only while the owner polls, which costs a busy host a time slice per poll.
@@ -6,89 +6,63 @@ waits forever for a lost host, and delivers only while the owner polls, which co
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from adaptive.base.exit_hooks import register_exit_hook
-from collectives.worlds.connections import Address, accept, connect, limit_receive, own_hosts, shut_down
+from collectives.worlds.connections import Address, accept, addresses_of, connect, limit_receive, shut_down
 
-_QUESTION = struct.Struct("=QIq")  # numbers of a mailbox, of one of the owner's workers, and of a round
+_QUESTION = struct.Struct("=Iq")  # numbers of one of the owner's workers, and of a round
 _PIECE = 1 << 20  # bytes of an answer that are sent at once
 _LONGEST, _LEAST = 0.25, 0.01  # seconds until an answer must have arrived
 _SECONDS_TO_CONNECT = 3.0
 _SECONDS_APART = 1.0  # between two attempts to connect
 _SECONDS_TO_ANSWER = 60.0  # until a connection is given up
 
-Answer = Callable[[int, int], np.ndarray | None]  # (worker of the owner, round) -> its publication
-
-
-class MailboxEndpoint(NamedTuple):
-    """The address of a process's mailbox server.
-
-    Attributes:
-      addresses: the first is for processes of the same host, the others for other hosts.
-      mailbox: number of the mailbox on that server.
-    """
-
-    addresses: tuple[Address, ...]
-    key: bytes
-    mailbox: int
+Endpoint = tuple[Sequence[Address], bytes]  # the addresses of a server, and its key
 
 
 class MailboxServer:
-    """The server of a process. Each reader's connection has a thread, which sleeps until a request arrives, so a slow
-    reader delays no other one.
+    """Answers other processes' requests for publications. Each connection has a thread, so a slow reader delays no
+    other one.
+
+    Args:
+      answer: `answer(worker of this process, round)` returns its publication, or None.
+
+    Attributes:
+      endpoint: where readers connect.
     """
 
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(32)
-        self._answers: dict[int, Answer] = {}
-        self._mailboxes = 0
+    def __init__(self, answer: Callable[[int, int], np.ndarray | None]):
+        self._answer = answer
         self._door = socket.create_server(("", 0), backlog=128)
-        port = self._door.getsockname()[1]
-        self._addresses = tuple((host, port) for host in own_hosts())
+        self.endpoint: Endpoint = (addresses_of(self._door), secrets.token_bytes(32))
         self._lines: list[Connection] = []
-        self._over, self._pid = False, os.getpid()
-        self._forget = register_exit_hook(self.stop)
+        self._over = False
         _start(self._admit)
-
-    def serve(self, answer: Answer) -> MailboxEndpoint:
-        """Serve a mailbox until `remove`. Returns the endpoint for requests."""
-        self._mailboxes += 1
-        self._answers[self._mailboxes] = answer
-        return MailboxEndpoint(self._addresses, self._key, self._mailboxes)
-
-    def remove(self, mailbox: int) -> None:
-        """Answer no more requests for a mailbox."""
-        self._answers.pop(mailbox, None)
 
     def stop(self) -> None:
         """End all connections."""
-        if not self._over and os.getpid() == self._pid:  # a forked child shares the sockets, and has no threads
+        if not self._over:
             self._over = True
             with suppress(OSError):
                 self._door.shutdown(socket.SHUT_RDWR)
             self._door.close()
             for line in list(self._lines):
                 shut_down(line)
-            self._forget()
 
     def _admit(self) -> None:
         while not self._over:
             try:
-                line = accept(self._door, self._key)
+                line = accept(self._door, self.endpoint[1])
             except OSError:  # a stranger, or there are no file descriptors
                 time.sleep(0.01)
                 continue
@@ -99,9 +73,7 @@ class MailboxServer:
         """Answer the requests of one reader."""
         with line, suppress(OSError, EOFError):  # the reader has ended
             while not self._over:
-                mailbox, worker, round = _QUESTION.unpack(line.recv_bytes())
-                answer = self._answers.get(mailbox)
-                found = None if answer is None else answer(worker, round)
+                found = self._answer(*_QUESTION.unpack(line.recv_bytes()))
                 line.send_bytes(b"" if found is None else b"+")
                 for start in range(0, 0 if found is None else found.size, _PIECE):
                     line.send_bytes(found.data[start : start + _PIECE])  # type: ignore[union-attr]
@@ -109,80 +81,70 @@ class MailboxServer:
 
 
 class RemoteReader:
-    """One reader's view of the publications of another process. Its thread connects, asks and receives; `look` waits
-    for it shortly. A process that is stopped, dead or cut off therefore costs one short wait.
+    """One reader's view of the publications of another process. A thread connects, asks and receives; `look` waits for
+    it shortly. A process that is stopped, dead or cut off therefore costs one short wait.
 
     Args:
       owner: the other process's endpoint.
-      addresses: the addresses of the owner that may be reachable from here.
-      take: returns a buffer for an answer.
+      nbytes: size of a publication.
     """
 
-    def __init__(self, owner: MailboxEndpoint, addresses: Sequence[Address], take: Callable[[], np.ndarray]):
-        self._owner, self._addresses, self._take = owner, list(addresses), take
+    def __init__(self, owner: Endpoint, nbytes: int):
+        self._owner, self._nbytes = owner, nbytes
         self._line: Connection | None = None
-        self._requests: SimpleQueue[tuple[int, int, Future[np.ndarray | None]] | None] | None = None
-        self._asked: tuple[int, int, Future[np.ndarray | None]] | None = None  # a question without an answer yet
+        self._not_before = 0.0  # time of the next attempt to connect
+        self._thread: threading.Thread | None = None  # of the latest request, until its answer is used or dropped
+        self._question = (0, 0)
+        self._found: np.ndarray | None = None
         self._patience = _LONGEST
 
     def look(self, worker: int, round: int) -> np.ndarray | None:
         """Return the latest publication of one of the owner's workers in a round; None if there is none, or the answer
-        is late. A late answer is used by the next call, if it asks the same; after it, the timeout is halved.
+        is late. A late answer is used by the next call if it asks the same, and else dropped; after it, the timeout is
+        halved.
         """
-        if self._asked is not None:
-            *question, late = self._asked
-            if not late.done():
-                return None
-            self._asked = None
-            if question == [worker, round]:
-                return late.result()
-        if self._requests is None:
-            self._requests = SimpleQueue()
-            _start(self._run, self._requests)
-        future: Future[np.ndarray | None] = Future()
-        self._requests.put((worker, round, future))
-        if wait([future], self._patience).done:
-            self._patience = min(_LONGEST, 2 * self._patience)
-            return future.result()
-        self._asked, self._patience = (worker, round, future), max(_LEAST, self._patience / 2)
-        return None
+        question = worker, round
+        if self._thread is None or not (self._thread.is_alive() or self._question == question):
+            self._question, self._found = question, None
+            self._thread = _start(self._ask, *question)
+            self._thread.join(self._patience)
+            late = self._thread.is_alive()
+            self._patience = max(_LEAST, self._patience / 2) if late else min(_LONGEST, 2 * self._patience)
+        if self._thread.is_alive() or self._question != question:
+            return None
+        self._thread = None
+        return self._found
 
     def close(self) -> None:
-        """Close the connection, and end the thread."""
-        if self._requests is not None:
-            self._requests.put(None)
+        """Close the connection, which ends the thread, and make no other one."""
+        self._not_before = float("inf")
         if self._line is not None:
             shut_down(self._line)
 
-    def _run(self, requests: SimpleQueue) -> None:
-        not_before = 0.0  # time of the next attempt to connect
-        while (request := requests.get()) is not None:
-            worker, round, future = request
-            found = None
-            try:
-                if self._line is None and time.monotonic() >= not_before:
-                    not_before = time.monotonic() + _SECONDS_APART
-                    self._line = connect(self._addresses, self._owner.key, _SECONDS_TO_CONNECT)
-                    limit_receive(self._line, _SECONDS_TO_ANSWER)
-                if self._line is not None:
-                    found = self._ask(self._line, worker, round)
-            except (OSError, EOFError):
-                if self._line is not None:
-                    self._line.close()
-                    self._line = None
-            future.set_result(found)
-        if self._line is not None:
-            self._line.close()
+    def _ask(self, worker: int, round: int) -> None:
+        try:
+            if self._line is None and time.monotonic() >= self._not_before:
+                self._not_before = max(self._not_before, time.monotonic() + _SECONDS_APART)
+                self._line = connect(*self._owner, _SECONDS_TO_CONNECT)
+                limit_receive(self._line, _SECONDS_TO_ANSWER)
+            if self._line is not None:
+                self._found = self._answer(self._line, worker, round)
+        except (OSError, EOFError):
+            if self._line is not None:
+                self._line.close()
+                self._line = None
 
-    def _ask(self, line: Connection, worker: int, round: int) -> np.ndarray | None:
-        line.send_bytes(_QUESTION.pack(self._owner.mailbox, worker, round))
+    def _answer(self, line: Connection, worker: int, round: int) -> np.ndarray | None:
+        line.send_bytes(_QUESTION.pack(worker, round))
         if not line.recv_bytes():
             return None
-        room = self._take()
-        for start in range(0, room.size, _PIECE):
-            line.recv_bytes_into(room.data, start)
-        return room
+        found = np.empty(self._nbytes, np.uint8)
+        for start in range(0, self._nbytes, _PIECE):
+            line.recv_bytes_into(found.data, start)
+        return found
 
 
-def _start(work: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=work, args=arguments, name="adaptive-mailbox", daemon=True).start()
+def _start(work: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=arguments, name="adaptive-mailbox", daemon=True)
+    thread.start()
+    return thread

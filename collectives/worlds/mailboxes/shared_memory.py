@@ -104,7 +104,6 @@ class SlotLayout:
     Attributes:
       slot: bytes of one publication.
       place: bytes of one worker's place.
-      torn: number of copies that were started again so far.
     """
 
     def __init__(self, nbytes: Sequence[int]):
@@ -113,7 +112,6 @@ class SlotLayout:
         self._starts: list[int] = np.cumsum([0, *lines]).tolist()
         self.slot = self._starts[-1]
         self.place = _LINE + 2 * self.slot
-        self.torn = 0
 
     def vectors(self, slot: np.ndarray) -> Vectors:
         """Return the published vectors, as views of a copy of their slot."""
@@ -147,7 +145,6 @@ class SlotLayout:
             _fence()
             if header[0] < number + 2:
                 return True
-            self.torn += 1
         return False
 
     def _place(self, memory: np.ndarray, i: int) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:

@@ -28,9 +28,8 @@ ROOM = NUMBERS - 4  # free for a message
 _MESSAGE_BYTES = 1 << 30  # MPI counts with 32 bits
 _TAG = 7102
 
-SHARE, BARRIER, CLOSE, FAILURE, REGROUP, STATE_TRANSFER, RENDEZVOUS, ON_MESH = (
-    crc32(kind)
-    for kind in (b"share", b"barrier", b"close", b"failure", b"regroup", b"state transfer", b"rendezvous", b"on mesh")
+SHARE, BARRIER, CLOSE, FAILURE, STATE_TRANSFER, RENDEZVOUS, ON_MESH = (
+    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"state transfer", b"rendezvous", b"on mesh")
 )
 
 
@@ -94,26 +93,6 @@ class GatherBytes(Operation):
 
     def carry_out(self, comm: Any) -> None:
         self.result = comm.allgather(self._value)
-
-
-class Regroup(FinalOperation):
-    """The operation that creates a communicator, `result`, of some processes of the group, which leave the others.
-
-    Args:
-      mpi: the module `mpi4py.MPI`.
-      about: see `World`.
-      stays: returns whether this process is one of them; called when the operation is carried out.
-    """
-
-    def __init__(self, mpi: Any, about: str, stays: Callable[[], bool]):
-        super().__init__(about, "", REGROUP)
-        self._mpi, self._stays = mpi, stays
-        self.result: Any = None
-
-    def carry_out(self, comm: Any) -> None:
-        self.result = comm.Split(0 if self._stays() else self._mpi.UNDEFINED, comm.rank)
-        if self.result != self._mpi.COMM_NULL:
-            self.result.Set_errhandler(self._mpi.ERRORS_RETURN)
 
 
 class StateTransfer(Operation):

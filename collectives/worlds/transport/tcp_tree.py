@@ -13,7 +13,6 @@ A process has one tree for all of its worlds, because XLA runs the collectives o
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import pickle
 import secrets
@@ -22,8 +21,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from collectives.worlds.connections import accept, connect, own_hosts, shut_down
+from collectives.worlds.connections import Address, accept, addresses_of, connect, shut_down
 from collectives.worlds.launch import LaunchError
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ BELOW = 8  # children of a process, at most: up to nine processes are a star
 SECONDS_TO_COME = 300.0  # for all processes to create their first world; JAX's own timeout at the start
 _SECONDS_TO_CONNECT = 30.0
 _SECONDS_TO_END = 5.0  # for exit handlers, if a process was lost
-_ROOM = 4096  # bytes for the addresses that a process sends at the start
+_ROOM = 4096  # bytes for the addresses that a process announces at the start
 
 
 class TCPTreeError(Exception):
@@ -66,14 +66,13 @@ class TCPTree:
         self.lock, self.worlds, self._why_closed = threading.Lock(), 0, ""
         self.threads: dict[int, str] = {}
         above, below = _neighbors(self.rank, self.processes)
-        self._above: tuple[int, Connection] | None = None
-        with socket.create_server(("", 0), backlog=max(1, len(below))) as door:
+        self._above: dict[int, Connection] = {}  # at most one
+        with socket.create_server(("", 0), backlog=BELOW) as door:
             key = secrets.token_bytes(32)
-            addresses = [(host, door.getsockname()[1]) for host in own_hosts()]
-            announced = _of_everyone(json.dumps([key.hex(), socket.gethostname(), addresses]).encode())
-            if above is not None:
-                its_key, host, its_addresses = json.loads(announced[above])
-                self._above = above, _connect(above, its_key, host, its_addresses, self.rank)
+            announced = _of_everyone(pickle.dumps((addresses_of(door), key)))
+            for rank in above:
+                addresses, its_key = pickle.loads(announced[rank])
+                self._above[rank] = _connect(rank, addresses, its_key, self.rank)
             self._below = _admit(door, key, below)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -83,8 +82,7 @@ class TCPTree:
         with self._closing(), np.errstate(all="ignore"):
             for rank, line in self._below.items():
                 numbers += np.frombuffer(_received(rank, line))
-            if self._above is not None:
-                rank, line = self._above
+            for rank, line in self._above.items():
                 _send(rank, line, numbers.data)
                 numbers[:] = np.frombuffer(_received(rank, line))
             for rank, line in self._below.items():
@@ -97,9 +95,9 @@ class TCPTree:
             for rank, line in self._below.items():
                 found |= pickle.loads(_received(rank, line))
             everything = pickle.dumps(found)
-            if self._above is not None:
-                _send(*self._above, everything)
-                everything = _received(*self._above)
+            for rank, line in self._above.items():
+                _send(rank, line, everything)
+                everything = _received(rank, line)
             for rank, line in self._below.items():
                 _send(rank, line, everything)
         by_rank = pickle.loads(everything)
@@ -120,7 +118,7 @@ class TCPTree:
     def close(self, why: str) -> None:
         """Close the connections, which interrupts processes that wait at the other ends. `why`: for later errors."""
         self._why_closed = self._why_closed or why
-        for line in [*self._below.values(), *([self._above[1]] if self._above else [])]:
+        for line in (*self._below.values(), *self._above.values()):
             shut_down(line)
             line.close()
 
@@ -130,12 +128,12 @@ class TCPTree:
         """
         if os.getpid() != self._pid:
             return  # a forked child shares the sockets
-        lost = bool(self._why_closed)
-        self.close("its script is over")
-        if lost:
+        if self._why_closed:
             threading.Thread(target=_end_soon, name="adaptive-end", daemon=True).start()
+        self.close("its script is over")
 
 
+_made_once = cache(TCPTree)
 _making = threading.Lock()
 
 
@@ -147,11 +145,6 @@ def process_tree() -> TCPTree:
     """
     with _making:
         return _made_once()
-
-
-@lru_cache(maxsize=1)
-def _made_once() -> TCPTree:
-    return TCPTree()
 
 
 def _end_soon() -> None:
@@ -175,9 +168,10 @@ def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
     return total
 
 
-def _neighbors(rank: int, processes: int) -> tuple[int | None, range]:
-    first = rank * BELOW + 1
-    return (rank - 1) // BELOW if rank else None, range(min(first, processes), min(first + BELOW, processes))
+def _neighbors(rank: int, processes: int) -> tuple[range, range]:
+    """Return the parent of a process, if it has one, and its children."""
+    above, first = (rank - 1) // BELOW, rank * BELOW + 1
+    return range(max(0, above), above + 1), range(min(first, processes), min(first + BELOW, processes))
 
 
 def _send(rank: int, line: Connection, data: bytes | memoryview) -> None:
@@ -202,14 +196,12 @@ def _gone(rank: int) -> TCPTreeError:
 
 
 def _of_everyone(data: bytes) -> list[bytes]:
-    """Gather each process's bytes, by rank, over XLA, because no other connection exists yet."""
-    if len(data) > _ROOM:
-        raise LaunchError(f"this host has too many addresses: {len(data)} bytes, but at most {_ROOM} can be sent.")
+    """Gather each process's bytes, at most `_ROOM`, by rank, over XLA, because no other connection exists yet."""
     first: dict[int, jax.Device] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
     mesh = Mesh(np.array([first[rank] for rank in range(jax.process_count())]), ("process",))
-    own = jax.device_put(np.frombuffer(data.ljust(_ROOM), np.uint8)[None], first[jax.process_index()])
+    own = jax.device_put(np.frombuffer(data.ljust(_ROOM, b"\0"), np.uint8)[None], first[jax.process_index()])
     by_process, for_all = (NamedSharding(mesh, P(*axes)) for axes in (["process"], []))
 
     def gather() -> np.ndarray:
@@ -217,40 +209,38 @@ def _of_everyone(data: bytes) -> list[bytes]:
         joined = jax.make_array_from_single_device_arrays(shape, by_process, [own])
         return np.asarray(jax.jit(lambda x: x, out_shardings=for_all)(joined).addressable_shards[0].data)
 
-    return [bytes(row).rstrip() for row in _in_time(gather)]
+    return [bytes(row) for row in _in_time(gather)]
 
 
 def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
     """Wait for all processes, in a thread that is abandoned if one does not come."""
-    results: list[Any] = []
+    future: Future[np.ndarray] = Future()
 
     def work() -> None:
         try:
-            results.append(gather())
+            future.set_result(gather())
         except Exception as error:
-            results.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=work, name="adaptive-first-gather", daemon=True)
-    thread.start()
-    thread.join(SECONDS_TO_COME)
-    if not results:
+    threading.Thread(target=work, name="adaptive-first-gather", daemon=True).start()
+    try:
+        return future.result(SECONDS_TO_COME)
+    except TimeoutError:
         raise LaunchError(
             f"not all {jax.process_count()} processes of jax.distributed created a world within {SECONDS_TO_COME:g} s. "
             "All must run the same script, and call comm.world() at the same point."
-        )
-    if isinstance(results[0], Exception):
+        ) from None
+    except Exception as error:
         raise LaunchError(
-            f"the processes of jax.distributed cannot be connected: {str(results[0]).splitlines()[0]}. On CPUs, call "
+            f"the processes of jax.distributed cannot be connected: {str(error).splitlines()[0]}. On CPUs, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo') before jax.distributed.initialize()."
-        ) from results[0]
-    return results[0]
+        ) from error
 
 
-def _connect(rank: int, key: str, host: str, addresses: Sequence[tuple[str, int]], own: int) -> Connection:
-    """Return a connection to the parent, at the first of its addresses that can be reached."""
-    reachable = addresses if host == socket.gethostname() else addresses[1:]  # the first is loopback
+def _connect(rank: int, addresses: Sequence[Address], key: bytes, own: int) -> Connection:
+    """Return a connection to the parent."""
     try:
-        line = connect([(host, port) for host, port in reachable], bytes.fromhex(key), _SECONDS_TO_CONNECT)
+        line = connect(addresses, key, _SECONDS_TO_CONNECT)
         line.send(own)
     except OSError as error:
         raise LaunchError(

@@ -94,7 +94,7 @@ def test_values_that_workers_publish_are_seen_by_all(on_processes):
         assert world.why_no_mailbox() == ""
         first = world.create_mailbox((8,), "a mailbox")
         second = world.create_mailbox((8,), "a mailbox", instead_of=first)
-        assert world._mailboxes._made == [second]
+        assert world._mailboxes == [second]
         for worker in world.workers:
             second.publish(worker, 0, [np.array([worker + 0.5])])
         world.barrier()

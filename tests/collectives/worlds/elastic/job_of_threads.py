@@ -1,4 +1,4 @@
-"""A job of processes that are threads and have `ElasticProcesses`, on stand-ins for MPI and the transport."""
+"""A job of processes that are threads and have an `ElasticWorld`, on stand-ins for MPI and the transport."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from adaptive import Preempted, ReserveReleased, WorkerError
-from collectives.worlds.elastic.elastic_processes import ElasticProcesses, slots_at_start
+from collectives.worlds.elastic.elastic_world import ElasticWorld, slots_at_start
 from collectives.worlds.elastic.spawning import receive_spawn_request
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers.ending import SPAWNED
@@ -43,29 +43,28 @@ class ElasticJob(Job):
         self._devices, self._arguments = devices, (workers, min_workers, max_workers)
         self.survives, self._respawn, self._spawned_program = survives, respawn, spawned_program or {"driver": "a"}
 
-    def run(self, script: Callable[[int, ElasticProcesses], Any]) -> dict[int, Any]:
+    def run(self, script: Callable[[int, World], Any]) -> dict[int, Any]:
         """Run `script(number, its processes)` in all processes, also in those that are spawned; return the results."""
         self._script = script
         super().run(lambda comm: script(comm.number, self._started(comm)))
         return dict(sorted(self.results.items()))
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments that all `ElasticProcesses` have in common."""
-        return {
-            "respawn": self._respawn,
-            "abandon": lambda: None,
-        }
+    def world(self, digests: Mapping[str, str]) -> World:
+        """Return a world without processes."""
+        made = World(None, respawn=self._respawn, spawns=self._arguments[2] is not None)
+        made.build_digests = digests
+        return made
 
-    def _started(self, comm: Comm) -> ElasticProcesses:
+    def _started(self, comm: Comm) -> World:
         k = self._devices
         names = [Process(range(k * n, k * n + k), "a", 0, n) for n in range(self.size)]
         transport = Transport(self, MPIOfProcess(self, comm.number))
         everyone = ProcessGroup(comm, tuple(names))
         slots = slots_at_start(k * self.size, *self._arguments)
-        options = {"build_digests": lambda: {"driver": "a"}, "spawns": self._arguments[2] is not None}
-        processes = ElasticProcesses(transport, everyone, slots, **options, **self.options())
-        processes.check_start(self._arguments[0])
-        return processes
+        world = self.world({"driver": "a"})
+        world.set_processes(transport, everyone, slots)
+        world.check_start(self._arguments[0])
+        return world
 
     def spawn(self, spawner: int) -> Comm:
         """Start a spawned process. Returns the spawner's communicator with it."""
@@ -73,12 +72,10 @@ class ElasticJob(Job):
         def script() -> Any:
             mpi = MPIOfProcess(self, number, Comm(pair, number))
             both, request = receive_spawn_request(mpi, {SPAWNED: "1"})
-            options = {"build_digests": lambda: self._spawned_program, "spawns": True, **self.options()}
-            alone = ProcessGroup(mpi.COMM_SELF.Dup(), (request.process("a"),))
-            slots = request.slots(self._arguments[1])
-            made = ElasticProcesses(Transport(self, mpi), alone, slots, **options)
-            made.await_admission(both, request.members)
-            return self._script(number, made)
+            world = self.world(self._spawned_program)
+            world.set_processes(Transport(self, mpi), request.group(mpi.COMM_SELF.Dup()), request.worker_slots)
+            world.await_admission(both, request.world_number)
+            return self._script(number, world)
 
         with self.changed:  # several threads may spawn
             number = len(self.threads)
@@ -95,12 +92,17 @@ class MPIOfProcess(MPI):
         self.Comm = SimpleNamespace(Get_parent=lambda: pair and InterComm(pair))
 
 
+class World(ElasticWorld):
+    """The world of one process. Nothing is sent when it fails or is abandoned."""
+
+    def _abandon(self, why: str) -> None: ...
+
+
 class Transport:
-    """What `ElasticProcesses` uses of an `MPITransport`: carries out operations, also after losses."""
+    """What an `ElasticWorld` uses of an `MPITransport`: carries out operations, also after losses."""
 
     def __init__(self, job: ElasticJob, mpi: MPIOfProcess):
         self.mpi, self.survives = mpi, job.survives
-        self.lifetime = SimpleNamespace(closed=False, terminated=False)
         self.world_number = 0
         self.completed = 0
         self.watched: list[ProcessGroup] = []
@@ -128,3 +130,5 @@ class Transport:
         self.watched.append(group)
 
     def mark_begun(self, _operation: Any) -> None: ...
+
+    def report_failure(self, _why: str) -> None: ...

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adaptive.base.worker_slots import WorkerSlots
-from collectives.worlds.elastic.rendezvous import JOIN, Attendee, RendezvousPlan, rendezvous
+from collectives.worlds.elastic.rendezvous import CHANGE, Attendee, RendezvousPlan, rendezvous
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 
 WORKING = Process(range(1), "here", 0, 1)
@@ -61,7 +61,7 @@ def met_by(admits: bool) -> Any:
     """Return the result of a rendezvous that admits a spawned process."""
 
     def plan(job: ProcessGroup, roles: Any) -> RendezvousPlan:
-        return RendezvousPlan(JOIN, tuple(range(len(roles))), WorkerSlots(2), ())
+        return RendezvousPlan(CHANGE, tuple(range(len(roles))), WorkerSlots(2), ())
 
     mpi = SimpleNamespace(ERRORS_RETURN=None, ERR_PROC_FAILED=1, UNDEFINED=-1, COMM_NULL=None, Exception=OSError)
     spawned = SimpleNamespace(pair=None, messages=SimpleNamespace(send=lambda *_: None))

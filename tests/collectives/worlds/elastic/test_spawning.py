@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from adaptive.base.worker_slots import WorkerSlots
 from collectives.worlds.elastic import spawning
 from collectives.worlds.elastic.spawning import Spawner, SpawnRequest, receive_spawn_request
 from collectives.worlds.elastic.standby import ASK, READY
@@ -63,7 +64,7 @@ def spawner_of(asked: Any) -> Spawner:
 def spawned_for(spawner: Spawner, *slots: int) -> None:
     """Spawn a process for each of these worker slots, and wait until they are there."""
     for slot in slots:
-        spawner.spawn(SpawnRequest(range(slot, slot + 1), 3, (0,), {}))
+        spawner.spawn(SpawnRequest(range(slot, slot + 1), WorkerSlots(3, 1), {}, 0))
     for thread in threading.enumerate():
         if thread.name == "adaptive-spawn":
             thread.join()

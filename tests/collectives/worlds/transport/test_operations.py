@@ -12,14 +12,13 @@ from collectives.worlds.transport.operations import (
     CLOSE,
     FinalOperation,
     GatherBytes,
-    Regroup,
     RunOnce,
     StateTransfer,
     broadcast,
     pieces,
 )
 from collectives.worlds.transport.process_group import all_processes
-from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
+from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
 ARRAYS = [np.arange(100.0).reshape(4, 25), np.float32([1.5]), np.zeros((0, 3)), np.arange(7, dtype=np.int8)]
 
@@ -60,21 +59,6 @@ def test_where_nobody_has_the_state_all_say_so():
         return True
 
     assert Job(2).run(use) == [True] * 2
-
-
-def test_those_that_stay_have_a_communicator_of_their_own():
-    def use(comm):
-        transport = transport_of(comm)
-        regroup = Regroup(MPI, "a change", lambda: comm.rank != 1)
-        transport.run(regroup)
-        if regroup.result is None:
-            return None
-        group = transport.group.subgroup(regroup.result)
-        assert transport.group.lost_in(group) == {1: transport.group.everyone[1]}
-        assert group.lost_in(transport.group) == {}
-        return regroup.result.rank, [str(process) for process in group.everyone]
-
-    assert Job(3).run(use) == [(0, ["pid 100 on h0", "pid 102 on h0"]), None, (1, ["pid 100 on h0", "pid 102 on h0"])]
 
 
 def test_a_function_is_run_once():
@@ -120,7 +104,6 @@ def test_processes_have_the_worker_slots_after_those_of_lower_ranks():
         (lambda transport: FinalOperation("it", "", CLOSE), 1),
         (lambda transport: RunOnce("it", "", 7, "", list), 1),
         (lambda transport: GatherBytes(b"", "it", ""), 2),
-        (lambda transport: Regroup(MPI, "it", lambda: True), 2),
         (lambda transport: StateTransfer("it", lambda: (None, []), list, has_state=True), 3),
     ],
 )

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
-from collectives.worlds.elastic import elastic_processes
+from adaptive.base.worker_slots import WorkerSlots
+from collectives.worlds.elastic import elastic_world
 from collectives.worlds.elastic.spawning import SpawnRequest
 from collectives.worlds.transport.process_group import Process
 from tests.collectives.worlds.mpi_of_threads import Killed
@@ -29,9 +30,9 @@ def polled(processes, workers):
     """Ask for so many workers, on rank 0 until those that are missing are ready."""
     missing = workers - len(processes.members)
     processes.request_workers(workers)
-    if processes._transport.rank == 0:
+    if processes.transport.rank == 0:
         waited_for(lambda: processes.poll_ready() >= missing)
-    assert processes.poll_ready() == (0 if processes._transport.rank else missing)
+    assert processes.poll_ready() == (0 if processes.transport.rank else missing)
     return processes
 
 
@@ -58,14 +59,14 @@ def test_processes_go_on_standby_and_join_again():
         assert (processes.run_under_way, processes.in_reserve) == (True, number == 2)
         transferred = []
         if number == 2:
-            assert processes._transport.rank == 3
+            assert processes.transport.rank == 3
             processes.wait(lambda: True)
         else:
             assert processes.poll_ready() == 0
             processes.begin_run()
             polled(processes, 6).change(6)
         assert (processes.members, processes.generation) == (tuple(range(6)), 2)
-        assert (processes._transport.rank, processes._transport.completed) == (number, 0)
+        assert (processes.transport.rank, processes.transport.completed) == (number, 0)
         assert processes.needs_state_transfer
         transferred.append(state_of(processes))
         assert not processes.needs_state_transfer
@@ -87,7 +88,7 @@ def test_processes_go_on_standby_and_join_again():
         assert processes.needs_state_transfer
         transferred.append(state_of(processes))
         processes.end_run()  # nothing: no run is under way
-        assert processes._transport.group.comm.size == 3
+        assert processes.transport.group.comm.size == 3
         assert processes.losses == ()
         return transferred
 
@@ -107,11 +108,11 @@ def ends(monkeypatch):
         count("left")
         raise SystemExit(0)
 
-    monkeypatch.setattr(elastic_processes.ending, "leave_job", leave_job)
-    monkeypatch.setattr(elastic_processes.ending, "joined", lambda: count("joined"))
-    monkeypatch.setattr(elastic_processes, "acknowledge_termination", lambda: count("acknowledged"))
+    monkeypatch.setattr(elastic_world.ending, "leave_job", leave_job)
+    monkeypatch.setattr(elastic_world.ending, "joined", lambda: count("joined"))
+    monkeypatch.setattr(elastic_world, "acknowledge_termination", lambda: count("acknowledged"))
     notice = lambda: found.noticed.get(threading.current_thread().name)  # noqa: E731
-    monkeypatch.setattr(elastic_processes, "pending_termination", notice)
+    monkeypatch.setattr(elastic_world, "pending_termination", notice)
     return found
 
 
@@ -126,11 +127,11 @@ def in_reserve(processes):
 @pytest.mark.parametrize(("terminated", "ends_by"), [(False, ReserveReleased), (True, Preempted)])
 def test_processes_on_standby_are_released_at_the_end(ends, terminated, ends_by):
     def script(number, processes):
-        processes.dismiss()  # nothing: no run is under way
+        processes.dismiss_reserve()  # nothing: no run is under way
         in_reserve(processes)
-        processes._transport.lifetime.terminated = terminated
-        processes.dismiss()
-        return processes._transport.lifetime.closed
+        processes.lifetime.terminated = terminated
+        processes.dismiss_reserve()
+        return processes.lifetime.closed
 
     first, second = ElasticJob(2, workers=2).run(script).values()
     assert first is False
@@ -141,9 +142,9 @@ def test_processes_on_standby_are_released_at_the_end(ends, terminated, ends_by)
 
 def test_processes_on_standby_end_by_the_error_of_the_others():
     def script(number, processes):
-        processes.report_failure("too early")  # nothing: no run is under way
+        processes.fail("too early")  # nothing: no run is under way
         in_reserve(processes)
-        processes.report_failure("it was too large")
+        processes.fail("it was too large")
 
     *_, second, third = ElasticJob(3, workers=2).run(script).values()
     for error in (second, third):
@@ -176,7 +177,7 @@ def test_survivors_go_on_without_lost_workers():
         if number == 1:
             raise Killed
         state_of(processes)
-        assert processes._transport.group.comm.size == 3
+        assert processes.transport.group.comm.size == 3
         return processes.members, processes.generation, processes.most, processes.losses, processes.unowned_slots
 
     first, _, *others = ElasticJob(4).run(script).values()
@@ -195,7 +196,7 @@ def test_survivors_end_if_too_few_workers_are_left(devices, left):
         try:
             state_of(processes)
         except WorkerError:
-            assert processes._transport.lifetime.closed
+            assert processes.lifetime.closed
             raise
 
     job = ElasticJob(3, workers=2 * devices, min_workers=devices + 1, devices=devices)
@@ -225,7 +226,7 @@ def test_a_worker_that_is_lost_in_a_rendezvous_is_a_loss_like_others():
             raise Killed
 
         if number == 1:
-            processes._transport.mark_begun = dies
+            processes.transport.mark_begun = dies
         if not in_reserve(processes):
             processes.end_run()
         return processes.members, *map(str, processes.losses)
@@ -252,7 +253,7 @@ def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
             assert processes.most == 6  # with the one that is not ready
         else:
             processes.wait(is_ready)
-        processes.dismiss()
+        processes.dismiss_reserve()
         return processes.members, processes.losses, processes.unowned_slots
 
     first, _, third, fourth = ElasticJob(4, workers=2).run(script).values()
@@ -271,7 +272,7 @@ def test_no_more_processes_are_asked_than_are_missing():
             polled(processes, 4).change(4)
         else:
             processes.wait(lambda: asked.append(number) or True)
-        processes.dismiss()
+        processes.dismiss_reserve()
 
     ElasticJob(3, workers=2, max_workers=8).run(script)
     assert (asked.count(1), asked.count(2)) == (2, 2)  # at each rendezvous, and one when it was asked
@@ -285,23 +286,13 @@ def test_processes_on_standby_end_with_the_workers():
         try:
             processes.wait(lambda: True)
         finally:
-            assert processes._transport.lifetime.closed
+            assert processes.lifetime.closed
 
     _, *others = ElasticJob(3, workers=2).run(script).values()
     for error in others:
         assert isinstance(error, WorkerError)
         assert "all workers are lost, and with them the state of the run" in str(error)
         assert "adaptive run --restarts 3" in str(error)
-
-
-def test_all_know_the_number_of_their_world_when_they_have_met():
-    def script(number, processes):
-        processes._transport.world_number = 5 if number else 0  # process 0 was spawned
-        if not in_reserve(processes):
-            processes.end_run()
-        return processes._transport.world_number
-
-    assert list(ElasticJob(3, workers=4).run(script).values()) == [5] * 3
 
 
 # --- termination signals ----------------------------------------------------------------------------------------------
@@ -335,8 +326,8 @@ def test_all_processes_end_if_they_cannot_go_on_without_one_on_standby(ends):
             waited_for(processes.poll_reserve_terminating)
         state_of(processes)
         assert processes.poll_reserve_terminating() == (number == 0)
-        processes._transport.lifetime.terminated = True
-        processes.dismiss()
+        processes.lifetime.terminated = True
+        processes.dismiss_reserve()
 
     *_, third = ElasticJob(3, workers=4, survives=False).run(script).values()
     assert isinstance(third, Preempted)
@@ -357,7 +348,7 @@ def test_spawned_processes_join_one_by_one_and_together_and_are_replaced(ends):
             assert processes.members == ((0, 1) if number < 3 else (0, 1, 4, 5))
             assert processes.in_reserve
             assert processes.run_under_way
-            assert processes._transport.rank > 0
+            assert processes.transport.rank > 0
             processes.wait(lambda: True)
         if number < 3:
             assert processes.members == tuple(range(6))
@@ -371,7 +362,7 @@ def test_spawned_processes_join_one_by_one_and_together_and_are_replaced(ends):
         assert processes.unowned_slots == (6,)
         assert state_of(processes) == (("state", []) if number == 3 else None)
         processes.end_run()
-        return processes.workers[0], processes._transport.rank, processes.members, *processes.losses
+        return processes.workers[0], processes.transport.rank, processes.members, *processes.losses
 
     first, *two, last = ElasticJob(1, max_workers=7).run(script).values()
     assert {type(result) for result in two} == {Killed, tuple}
@@ -389,7 +380,7 @@ def test_processes_are_only_spawned_for_what_those_on_standby_lack():
             polled(processes, 6)
         processes.change(6)
         assert processes.members == tuple(range(6))
-        processes.dismiss()
+        processes.dismiss_reserve()
 
     assert list(ElasticJob(2, workers=2, max_workers=8).run(script)) == [0, 1, 2]
 
@@ -403,12 +394,12 @@ def test_spawned_processes_that_do_not_join_end(ends, caplog, end):
             waited_for(lambda: processes.poll_ready() or processes.spawner.failed)
             if end == "abandoned":
                 raise Killed
-            processes.dismiss()
+            processes.dismiss_reserve()
             return processes.spawner.failed
         try:
             processes.wait(lambda: True)
         finally:
-            assert processes._transport.lifetime.closed
+            assert processes.lifetime.closed
 
     job = ElasticJob(1, max_workers=4, spawned_program={"driver": "b"} if end == "refused" else None)
     first, ended = job.run(script).values()
@@ -427,7 +418,7 @@ def test_spawned_processes_that_are_not_needed_now_wait(ends):
             polled(processes, 3)  # it is still there
         else:
             processes.wait(lambda: True)
-        processes.dismiss()
+        processes.dismiss_reserve()
 
     ElasticJob(1, min_workers=1, max_workers=3, devices=1).run(script)
     assert (ends.joined, ends.left) == (1, 1)
@@ -448,8 +439,7 @@ def test_numbers_of_workers_that_are_not_possible():
 
 
 @pytest.mark.parametrize(("node", "host"), [("here", 7), ("elsewhere", 4 + (1 << 20))])
-def test_a_spawned_process_knows_the_job_and_its_host(node, host):
-    request = SpawnRequest(range(4, 6), 6, (0, 1), {"here": 7, "other": 8})
-    slots = request.slots(1)
-    assert (slots.members, slots.capacity, slots.least) == ((0, 1), 6, 1)
-    assert request.process(node) == Process(range(4, 6), node, host, os.getpid())
+def test_a_spawned_process_knows_its_host(monkeypatch, node, host):
+    monkeypatch.setattr("platform.node", lambda: node)
+    request = SpawnRequest(range(4, 6), WorkerSlots(6, 2), {"here": 7, "other": 8}, 5)
+    assert request.group(None).everyone == (Process(range(4, 6), node, host, os.getpid()),)
