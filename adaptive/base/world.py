@@ -215,13 +215,6 @@ class World:
             number = workers - len(leaving)
             raise WorkerCountError(f"{self!r} cannot have {number} workers: its workers neither join nor leave.")
 
-    def poll_reserve_terminating(self) -> bool:
-        """Return whether a process on standby received a termination signal and the others cannot continue without it.
-
-        Known to rank 0; False on the others. May communicate.
-        """
-        return False
-
     def begin_run(self) -> None:
         """Start a run: members return, and processes in reserve wait. Collective over all processes."""
 

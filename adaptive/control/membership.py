@@ -202,8 +202,6 @@ class Membership:
         `SOON`, and waits a moment for the others; once one reports `NOW`, all that reported either leave.
         """
         notice = self._termination()
-        if self._world.poll_reserve_terminating():
-            return LeaveRequest.NOW
         if notice is None:
             return LeaveRequest.NONE
         late = self._world.processes == 1 or notice.seconds >= TOGETHER_SECONDS
@@ -251,9 +249,7 @@ class Membership:
             return [Leaver(tuple(own), notice.signal, process)] if notice else []
         if self._in_status and not self.leaving:
             return []
-        reserve = self.leave_request and "reported by a process in reserve"
-        signal = notice.signal if notice else reserve or ""
-        mine = [self.leave_request, own.start, own.stop, signal, process]
+        mine = [self.leave_request, own.start, own.stop, notice.signal if notice else "", process]
         said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
         requests = np.zeros(world.capacity)
         for wish, start, stop, *_ in said:

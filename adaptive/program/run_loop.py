@@ -202,7 +202,6 @@ class RunLoop:
             status.checkpoint_due,
             p.world.processes,
             p.engine.kernels.compiled.complete,
-            p.world.run_under_way and p.membership.leave_request,  # also of processes in reserve
         )
         status.repeats = facts == self._facts and p.sizes.pending is None and not PENDING_TERMINATION
         if facts != self._facts:

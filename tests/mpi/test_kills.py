@@ -110,9 +110,9 @@ def test_a_request_in_a_steady_step_is_acted_on_by_all_in_the_same_step(checkpoi
 
 
 @long
-@pytest.mark.parametrize(("ours", "leaves"), [(True, ["3", "3", "leave=1@100"]), (False, ["2", "1", "leave=2@100"])])
-def test_a_rank_that_may_not_leave_ends_all(ours, leaves):
-    """Too few would be left; or it is in reserve, under a launcher where no process can leave alone."""
-    result = job("requests", *leaves, n=3, ours=ours, fails=True)
+@pytest.mark.parametrize(("ours", "workers"), [(True, ["3", "3"]), (False, ["2", "1"])])
+def test_a_rank_that_may_not_leave_ends_all(ours, workers):
+    """Too few would be left; or under its launcher no process can leave alone."""
+    result = job("requests", *workers, "leave=1@100", n=3, ours=ours, fails=True)
     assert result.returncode == 143, result
     assert result.stdout.count("preempted, alone: False") == 3, result

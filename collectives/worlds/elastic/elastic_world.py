@@ -88,8 +88,6 @@ class ElasticWorld(MultiProcessWorld):
         self._has_state = True  # of the run
         self._working_ranks: set[int] = set()  # in the job, as far as this process on standby knows
         self._ready: dict[int, bool] = {}  # of the ranks in the job that were asked to get ready; rank 0 knows
-        self._standby_terminated = False  # a process on standby has received a termination signal; rank 0 knows
-        self._termination_sent = False
         self._is_ready: Callable[[], bool] = lambda: True
         self._pair: Any = None  # of a spawned process, until it is admitted: its communicator with the one that spawned
 
@@ -209,7 +207,9 @@ class ElasticWorld(MultiProcessWorld):
         missing = self._requested - len(self.members)
         if self.transport.rank or missing <= 0:
             return 0
-        self._receive()
+        while (message := self._messages.receive()) is not None:
+            if message[0] == READY:
+                self._ready[message[2]] = True
         dead, there = self._messages.dead(self._ready), 0
         for rank, process in zip(self._standby_ranks(), self._standby, strict=True):
             if missing <= 0:
@@ -229,22 +229,6 @@ class ElasticWorld(MultiProcessWorld):
                 slots = deepcopy(self.worker_slots)
                 self.spawner.spawn(SpawnRequest(worker_slots, slots, hosts, self.transport.world_number))
         return there + sum(len(spawned.worker_slots) for spawned in self.spawner.ready(self.build_digests))
-
-    def poll_reserve_terminating(self) -> bool:
-        """Return whether a process on standby received a termination signal and the job cannot continue without it;
-        False on ranks other than 0. Receives control messages.
-        """
-        if self._standby and not (self.survives or self.transport.rank):
-            self._receive()
-        return self._standby_terminated
-
-    def _receive(self) -> None:
-        """Receive control messages of processes on standby."""
-        while (message := self._messages.receive()) is not None:
-            if message[0] == READY:
-                self._ready[message[2]] = True
-            elif message[0] == TERMINATED:
-                self._standby_terminated = True
 
     # --- changes of members -------------------------------------------------------------------------------------------
 
@@ -371,12 +355,8 @@ class ElasticWorld(MultiProcessWorld):
                 *(self._messages, self._working_ranks, lambda: self.build_digests),
                 *(is_ready, self._has_to_terminate),
             )
-            if word == TERMINATED and self.survives:
-                raise self._leave_job("it was on standby, and received a termination signal")
             if word == TERMINATED:
-                self._termination_sent = True
-                self._messages.send([min(self._working_ranks)], TERMINATED)
-                continue
+                raise self._leave_job("it was on standby, and received a termination signal")
             if word != MEET:
                 self._end_standby(word, content)
             purpose = self._rendezvous("", entry=content)
@@ -396,11 +376,11 @@ class ElasticWorld(MultiProcessWorld):
         raise WorkerError(f"this process was on standby, and {what}")
 
     def _has_to_terminate(self) -> bool:
-        """Return whether this process received a termination signal at least `TERMINATION_SECONDS` ago. Until then, the
-        workers may report that all processes received it.
+        """Return whether the others can continue without this process, and it received a termination signal at least
+        `TERMINATION_SECONDS` ago. Until then, the workers may report that all processes received it.
         """
         heard = pending_termination()
-        return not self._termination_sent and heard is not None and heard.seconds > TERMINATION_SECONDS
+        return self.survives and heard is not None and heard.seconds > TERMINATION_SECONDS
 
     def _leave_job(self, why: str) -> Preempted:
         """Leave the job for good, while the others continue. Returns the error to raise."""

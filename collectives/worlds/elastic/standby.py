@@ -11,7 +11,6 @@ rendezvous they receive control messages:
 and send
 
     ready       this process can join
-    terminated  this process received a termination signal; the job ends if it cannot continue without this process
 
 Messages sent before a rendezvous are discarded with the communicator that they were sent in.
 """
@@ -28,8 +27,8 @@ IDLE_SECONDS = 0.01  # between two polls; a poll takes some microseconds
 ALERT_SECONDS = 0.0005  # when a rendezvous is near
 SECONDS_BETWEEN_CHECKS = 0.1  # between two checks that a worker is alive
 
-ASK, READY, MEET, FAILED, TERMINATED, DISMISSED = "ready?", "ready", "meet", "failed", "terminated", "dismissed"
-ALL_LOST = "all lost"  # what a process on standby finds, instead of receiving it
+ASK, READY, MEET, FAILED, DISMISSED = "ready?", "ready", "meet", "failed", "dismissed"
+ALL_LOST, TERMINATED = "all lost", "terminated"  # what a process on standby finds, instead of receiving it
 WORKERS_LOST = (
     "all workers are lost, and with them the state of the run. The run starts anew from its last checkpoint if the "
     "driver calls program.restore(…, missing_ok=True) and the job is started by:  adaptive run --restarts 3 …"

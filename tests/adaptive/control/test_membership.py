@@ -30,10 +30,6 @@ class World(WorkerSlots, base.World):
         self.workers, self.survives = range(size if processes == 1 else 1), processes > 1
         self.called, self.come, self.changes, self.gathered = [], there, [], 0
         self.leave_requests = [0.0] * size  # of the others, when they are asked
-        self.in_reserve_preempted = False
-
-    def poll_reserve_terminating(self):
-        return self.in_reserve_preempted
 
     def poll_ready(self):
         return super().poll_ready() if self.come else 0
@@ -322,16 +318,6 @@ def test_without_messages_processes_communicate_between_steps():
     world.leave_requests[2] = 2
     membership.change()
     assert (world.members, world.gathered) == ((0, 1), 3)
-
-
-def test_a_preempted_process_of_the_reserve_can_end_the_run():
-    world = World(size=3, workers=2, processes=3)
-    world.in_reserve_preempted, world.survives = True, False
-    membership = Membership(world)
-    assert membership.leave_request == 2
-    said(membership, world, wishes=[2, 0, 0])
-    (leaver,) = membership.change()
-    assert (leaver.signal, membership.all_leave) == ("reported by a process in reserve", True)
 
 
 def test_a_signal_preempts_all_workers_of_one_process():
