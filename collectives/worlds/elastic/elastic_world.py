@@ -75,20 +75,13 @@ class ElasticWorld(MultiProcessWorld):
     """
 
     transport: MPITransport
-    losses: tuple[Loss, ...]
-    in_reserve: bool
-    run_under_way: bool
-    needs_state_transfer: bool
 
     def __init__(self, hang_timeout: float | None, *, respawn: bool, spawns: bool):
         super().__init__(hang_timeout)
         self.respawn, self.spawns = respawn, spawns
-        self.in_reserve = self.run_under_way = self.needs_state_transfer = False
-        self.losses = ()
         self._has_state = True  # of the run
         self._working_ranks: set[int] = set()  # in the job, as far as this process on standby knows
         self._ready: dict[int, bool] = {}  # of the ranks in the job that were asked to get ready; rank 0 knows
-        self._is_ready: Callable[[], bool] = lambda: True
         self._pair: Any = None  # of a spawned process, until it is admitted: its communicator with the one that spawned
 
     def set_processes(self, transport: MPITransport, everyone: ProcessGroup, worker_slots: WorkerSlots) -> None:
@@ -266,20 +259,29 @@ class ElasticWorld(MultiProcessWorld):
     def _standby_ranks(self) -> list[int]:
         return [self._job.everyone.index(process) for process in self._standby]
 
-    def _rendezvous(self, purpose: str, workers: int = 0, leaving: Sequence[int] = (), entry: Any = None) -> str:
+    def _rendezvous(
+        self,
+        purpose: str,
+        workers: int = 0,
+        leaving: Sequence[int] = (),
+        *,
+        entry: Any = None,
+        ready: bool = False,
+    ) -> str:
         """Meet all processes of the job. Working processes give the purpose; processes on standby receive it.
 
         Args:
           workers: the new number of workers.
           leaving: slots whose workers leave for good.
           entry: on processes on standby, the content of the `MEET` message.
+          ready: whether this process on standby can join.
 
         Returns:
           The purpose.
         """
         transport, spawned = self.transport, list[SpawnedProcess]()
         if self.in_reserve:
-            role = Attendee(self._own, NO_RANK, self._is_ready())
+            role = Attendee(self._own, NO_RANK, ready)
         else:
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
             transport.run(FinalOperation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS))
@@ -349,7 +351,6 @@ class ElasticWorld(MultiProcessWorld):
           ReserveReleased: the workers have left the world's `with` block.
           Preempted: all processes, or only this one, received a termination signal.
         """
-        self._is_ready = is_ready
         while self.in_reserve:
             word, content = stand_by(
                 *(self._messages, self._working_ranks, lambda: self.build_digests),
@@ -359,7 +360,7 @@ class ElasticWorld(MultiProcessWorld):
                 raise self._leave_job("it was on standby, and received a termination signal")
             if word != MEET:
                 self._end_standby(word, content)
-            purpose = self._rendezvous("", entry=content)
+            purpose = self._rendezvous("", entry=content, ready=is_ready())
             if purpose in (CLOSE, TERMINATE):
                 self.lifetime.closed = True
                 acknowledge_termination()
