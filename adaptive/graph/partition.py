@@ -128,17 +128,14 @@ class Partitioner:
         """Return the messages of the collectives that are used, by level, and record the values `wanted` for them."""
         flow = self.flow
         effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
-        wanted = set(effects)
-        stack = [a for a in self.outputs if isinstance(a, Var)]
-        stack += [a for n in effects for a in flow.graph.eqns[n].invars if isinstance(a, Var)]
-        while stack:
-            number = flow.producer.get(stack.pop())
-            if number is None or number in wanted:
-                continue
-            wanted.add(number)
-            takes = flow.graph.eqns[number].invars if number in flow.communicates else flow.operands(number)
-            stack += [a for a in takes if isinstance(a, Var) and a not in flow.origin]
-        self.wanted = wanted
+
+        def needs(var: Var) -> Sequence[Atom]:  # a collective that is sent needs its weight too
+            number = flow.producer[var]
+            return flow.graph.eqns[number].invars if number in flow.communicates else flow.operands(number)
+
+        ends = [*self.outputs, *(a for n in effects for a in flow.graph.eqns[n].invars)]
+        reached = flow.graph.upstream(ends, flow.origin.__contains__, needs)
+        self.wanted = wanted = effects | {flow.producer[var] for var in reached if var not in flow.origin}
         levels: dict[int, list[Contribution]] = {}
         for number in sorted(wanted & flow.communicates):
             eqn = flow.graph.eqns[number]
@@ -216,19 +213,16 @@ class Partitioner:
 
     def _slice(self, draft: _Draft, atoms: Iterable[Atom]) -> None:
         """Add all equations to a draft that `atoms` depend on."""
-        stack = [a for a in atoms if isinstance(a, Var)]
-        while stack:
-            var = stack.pop()
-            if var in draft.inputs:
-                continue
-            origin = self.results.get(var) or self._given(draft, var) or self._kept(draft, var)
+
+        def is_there(var: Var) -> bool:
+            origin = draft.inputs.get(var) or self.results.get(var) or self._given(draft, var) or self._kept(draft, var)
             if origin is not None:
                 draft.inputs[var] = origin
-                continue
-            number = self.flow.producer[var]
-            if number not in draft.eqns:
-                draft.eqns.add(number)
-                stack += [a for a in self.flow.operands(number) if isinstance(a, Var)]
+            return origin is not None or self.flow.producer[var] in draft.eqns
+
+        for var in self.flow.graph.upstream(atoms, is_there):
+            if var not in draft.inputs:
+                draft.eqns.add(self.flow.producer[var])
 
     def _given(self, draft: _Draft, var: Var) -> Origin | None:
         """Return the origin of an input of the step, or None.

@@ -91,7 +91,7 @@ def _coupling(flow: Flow, atoms: Sequence[Atom]) -> JaxprEqn | None:
     producer = flow.graph.producer
 
     def is_collective(var: Var) -> bool:
-        return producer[var].primitive is collective_p
+        return var in producer and producer[var].primitive is collective_p
 
     reached = flow.graph.upstream(atoms, is_collective)
     return next((producer[var] for var in reached if var in flow.graph.backward and var in producer), None)

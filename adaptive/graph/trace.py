@@ -99,11 +99,17 @@ class Graph:
         """The equation that computes each variable; inputs have none."""
         return {var: eqn for eqn in self.eqns for var in eqn.outvars if not isinstance(var, DropVar)}
 
-    def upstream(self, atoms: Iterable[Atom], until: Callable[[Var], bool]) -> Iterator[Var]:
+    def upstream(
+        self,
+        atoms: Iterable[Atom],
+        until: Callable[[Var], bool],
+        operands: Callable[[Var], Iterable[Atom]] | None = None,
+    ) -> Iterator[Var]:
         """Yield the variables that values are computed from, each once, and those of `atoms` themselves.
 
         Args:
-          until: whether to yield a variable, but not what it is computed from.
+          until: whether to yield a variable, but not what it is computed from. Called before it is yielded.
+          operands: returns what a variable is computed from; by default the operands that its equation needs.
         """
         stack, seen = [a for a in atoms if isinstance(a, Var)], set[Var]()
         while stack:
@@ -111,9 +117,10 @@ class Graph:
             if var in seen:
                 continue
             seen.add(var)
+            if not until(var) and var in self.producer:
+                found = operands_of(self.producer[var]) if operands is None else operands(var)
+                stack += [a for a in found if isinstance(a, Var)]
             yield var
-            if var in self.producer and not until(var):
-                stack += [a for a in operands_of(self.producer[var]) if isinstance(a, Var)]
 
     @property
     def multiple(self) -> int:
@@ -437,6 +444,19 @@ def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
         return eqn.invars
     values, _, when = operands(eqn.invars, eqn.params)
     return values if when is None else [*values, when]
+
+
+def evaluate(
+    eqns: Iterable[JaxprEqn], env: dict[Var, Any], compute: Callable[[JaxprEqn, list[Any]], Sequence[Any]]
+) -> None:
+    """Compute equations in order, and add their results to `env`, which has the values of all inputs.
+
+    Args:
+      compute: returns the results of an equation, of its operands.
+    """
+    for eqn in eqns:
+        operands = [a.val if isinstance(a, Literal) else env[a] for a in operands_of(eqn)]
+        env.update(zip(eqn.outvars, compute(eqn, operands), strict=True))
 
 
 def describe(eqn: JaxprEqn) -> str:

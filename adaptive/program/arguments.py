@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import reprlib
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import DriverError
 from adaptive.base.numbers import whole
 from adaptive.base.source_lines import at, current_line
+from adaptive.base.split import positive
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.runtime.local_world import LocalWorld
@@ -129,15 +130,47 @@ def count(name: str, value: Any, *, least: int | None = None) -> int:
     return number
 
 
-def checked_nonfinite(value: Any) -> NonFinite:
-    """Return the argument `nonfinite`, checked.
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `Program` besides the driver, its state, its data and the world: see there."""
 
-    Raises:
-      DriverError: it is not one of the three values.
-    """
-    if value not in ("raise", "skip", "allow"):
-        raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {value!r}.')
-    return value
+    global_batch: int
+    seed: int
+    shares: Sequence[float] | None
+    microbatch: int | None
+    max_local_batch: Any
+    nonfinite: NonFinite
+    per_worker_state: Callable[[Any], Any] | None
+    deterministic: bool
+    resizable: bool
+
+    def checked(self) -> Options:
+        """Return the options in normal form.
+
+        Raises:
+          DriverError: a seed, a flag or `nonfinite` is invalid.
+          BatchSizeError: `microbatch` is.
+        """
+        if self.nonfinite not in ("raise", "skip", "allow"):
+            raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {self.nonfinite!r}.')
+        return replace(
+            self,
+            seed=count("seed", self.seed),
+            microbatch=None if self.microbatch is None else positive("microbatch", self.microbatch),
+            deterministic=flag("deterministic", self.deterministic),
+            resizable=flag("resizable", self.resizable),
+        )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether local batches are bounded by memory."""
+        return isinstance(self.max_local_batch, str) and self.max_local_batch == "auto"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that a record names, and that must be equal on all processes."""
+        names = ("max_local_batch", "microbatch", "seed", "nonfinite", "resizable", "deterministic")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import proxy
@@ -14,9 +14,8 @@ from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster
 from adaptive.base.signals import pending_termination
 from adaptive.base.source_lines import at
-from adaptive.base.split import positive
 from adaptive.base.world import World
-from adaptive.control.batch_sizes import NOT_RESIZABLE
+from adaptive.control.batch_sizes import NOT_RESIZABLE, BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
@@ -36,11 +35,12 @@ from adaptive.observe.run_warnings import RunWarnings
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
+from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left
 from adaptive.runtime.microbatches import CALL_OVERHEAD
 
-from .arguments import Driver, StateForm, built_in, check_driver, checked_nonfinite, count, flag, made_by, new_run_id
+from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by, new_run_id
 from .first_plan import check_alike, first_plan, plan_for_capacity
-from .local_batch_bounds import bound_of, fit_local_batches, is_auto
+from .local_batch_bounds import fit_local_batches
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .parts import ProgramParts, RunState
@@ -49,22 +49,7 @@ from .tracing import TraceRecorder
 
 
 def build(
-    driver: Driver,
-    state: Any,
-    data: Any,
-    *,
-    world: World,
-    name: str,
-    ambient: AmbientContext,
-    global_batch: int,
-    seed: int,
-    shares: Sequence[float] | None,
-    microbatch: int | None,
-    max_local_batch: Any,
-    nonfinite: Any,
-    per_worker_state: Callable[[Any], Any] | None,
-    deterministic: bool,
-    resizable: bool,
+    driver: Driver, state: Any, data: Any, options: Options, *, world: World, name: str, ambient: AmbientContext
 ) -> ProgramParts:
     """Check the arguments of a `Program`, and build its parts. Communicates.
 
@@ -77,51 +62,33 @@ def build(
     """
     began = time.time()
     check_driver(driver)
+    options = options.checked()
     roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
-    nonfinite, seed = checked_nonfinite(nonfinite), count("seed", seed)
-    microbatch = None if microbatch is None else positive("microbatch", microbatch)
-    deterministic, resizable = flag("deterministic", deterministic), flag("resizable", resizable)
     examples = stream_of(data, world.capacity, world.workers, world)
-    form, leaves = StateForm.of(made_by(state), per_worker_state)
+    form, leaves = StateForm.of(made_by(state), options.per_worker_state)
     on_device = world.devices[0].platform != "cpu"
-    stream = Stream(examples, seed=seed, workers=world.workers, beside=on_device)
+    stream = Stream(examples, seed=options.seed, workers=world.workers, beside=on_device)
     planner = Planner(
         driver, form.shapes, examples.shapes, capacity=world.capacity, local_state=form.local, ambient=ambient
     )
-    sizes, plan = first_plan(
-        planner,
-        examples,
-        world,
-        roster.members,
-        global_batch=global_batch,
-        shares=shares,
-        max_local_batch=None if is_auto(max_local_batch) else max_local_batch,
-        microbatch=microbatch,
-    )
-    settings = {
-        "batch sizes": sizes.current,
-        "max_local_batch": max_local_batch,
-        "microbatch": microbatch,
-        "seed": seed,
-        "nonfinite": nonfinite,
-        "resizable": resizable,
-        "deterministic": deterministic,
-    }
-    fixed_by = NOT_RESIZABLE
-    if plan.one_size:
-        resizable, fixed_by = False, f"{plan.one_size}. Gather values whose shape does not depend on the batch."
-    whole = partial(plan_for_capacity, planner, sizes.limits, global_batch, microbatch)
+    sizes, plan = first_plan(planner, examples, world, roster.members, options)
+    settings = {"batch sizes": sizes.current, **options.settings}
+    whole = partial(plan_for_capacity, planner, sizes.limits, options.global_batch, options.microbatch)
     build_digests = check_alike(world, name, form, leaves, examples, plan, settings, whole)
     built_in(world)
     mailboxes = ProgramMailboxes(world, plan, planner.mailboxes, name)
     if world.processes > 1:
         share_compilations()
     machines, revision = HostSurvey(world, f"machines of {name}"), Revision()
+    fixed_by = NOT_RESIZABLE
+    if plan.one_size:
+        options = replace(options, resizable=False)
+        fixed_by = f"{plan.one_size}. Gather values whose shape does not depend on the batch."
     digest, activity = DecisionDigest({each.hook.name: each.line for each in plan.hooks}), Activity(world)
     membership = Membership(
         world,
         in_status=any(m.travels and m.gate is None for m in plan.messages),
-        resizable=resizable,
+        resizable=options.resizable,
         fixed_by=fixed_by,
         needed=sizes.needed,
         termination=pending_termination,
@@ -130,10 +97,6 @@ def build(
     )
     notes = [*examples.notes, *plan.unused, *_of_fixed_sizes(plan), *notes_on_draws(plan)]
     run = RunState(new_run_id(world, name), notes=notes)
-    memory = bound_of(
-        *(max_local_batch, world, machines.on_this_host, lambda note: run.notes.append(note)),
-        splittable=plan.splittable,
-    )
     status = Status(world, digest, sizes, membership)
     engine = Engine(
         planner,
@@ -141,25 +104,13 @@ def build(
         world,
         status=status,
         name=name,
-        kernels=KernelOptions(microbatch, deterministic, resizable, machines.compile_order, memory),
-        finite=nonfinite != "allow",
+        kernels=_kernel_options(options, world, plan, machines, run),
+        finite=options.nonfinite != "allow",
         activity=activity,
         revision=revision,
     )
-    # Without a status no process knows whether all are ready. In deterministic programs, speeds must not decide.
-    waits = deterministic or not engine.has_status
-    expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
-    readiness = KernelsOf(engine.kernels, world.workers, expect)
-    sizes.limits = sizes.limits._replace(call_overhead=CALL_OVERHEAD if plan.splittable else 0.0)
-    sizes.take_effect(
-        readiness,
-        one_by_one=not plan.splittable,
-        waits=waits,
-        resizable=resizable,
-        fixed_by=fixed_by,
-        revision=revision,
-    )
-    if memory is not None and not plan.splittable:
+    _prepare_sizes(sizes, engine, options, fixed_by, revision)
+    if options.is_auto and not plan.splittable:
         run.notes += fit_local_batches(engine, sizes, name)
     hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
     hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters, keep_sizes=bool(plan.one_size))
@@ -167,7 +118,6 @@ def build(
         *(world, name, hooks, sizes, membership, hyperparameters, digest), heterogeneous=machines.heterogeneous
     )
     inputs = None if stream.in_memory else status.inputs
-    run_warnings = RunWarnings(plan, hooks, inputs, deterministic=deterministic)
     activity.begin()
     activity.end()
     activity.between()  # seconds from here on do not belong to building
@@ -176,7 +126,7 @@ def build(
         name=name,
         world=world,
         ambient=ambient,
-        seed=seed,
+        seed=options.seed,
         form=form,
         data=examples,
         plan=plan,
@@ -195,11 +145,36 @@ def build(
         members=MemberTracker(world, engine, hooks, sizes, roster),
         mailboxes=mailboxes,
         clock=StepClock(world),
-        skipped=SkippedSteps(nonfinite),
+        skipped=SkippedSteps(options.nonfinite),
         listeners=Listeners(),
         tracing=TraceRecorder(world, name, engine, activity),
-        run_warnings=run_warnings,
+        run_warnings=RunWarnings(plan, hooks, inputs, deterministic=options.deterministic),
         run=run,
+    )
+
+
+def _kernel_options(options: Options, world: World, plan: Plan, machines: HostSurvey, run: RunState) -> KernelOptions:
+    """Return how kernels are compiled and chosen; notes on bounds by memory go to the run's next report."""
+    memory = None
+    if options.is_auto:
+        left = partial(bytes_left, list(world.devices), machines.on_this_host)
+        memory = MemoryBound(left, lambda note: run.notes.append(note), splittable=plan.splittable)
+    return KernelOptions(options.microbatch, options.deterministic, options.resizable, machines.compile_order, memory)
+
+
+def _prepare_sizes(sizes: BatchSizes, engine: Engine, options: Options, fixed_by: str, revision: Revision) -> None:
+    """Let new batch sizes wait for their kernels."""
+    splittable = engine.plan.splittable
+    expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
+    sizes.limits = sizes.limits._replace(call_overhead=CALL_OVERHEAD if splittable else 0.0)
+    sizes.take_effect(
+        KernelsOf(engine.kernels, engine.world.workers, expect),
+        one_by_one=not splittable,
+        # Without a status no process knows whether all are ready. In deterministic programs, speeds must not decide.
+        waits=options.deterministic or not engine.has_status,
+        resizable=options.resizable,
+        fixed_by=fixed_by,
+        revision=revision,
     )
 
 

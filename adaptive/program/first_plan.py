@@ -23,21 +23,13 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.minibatches import NotEqualPartsError
 
-from .arguments import StateForm
+from .arguments import Options, StateForm
 
 
 def first_plan(
-    planner: Planner,
-    data: Data,
-    world: World,
-    members: Sequence[int],
-    *,
-    global_batch: int,
-    shares: Sequence[float] | None,
-    max_local_batch: int | Sequence[int] | None,
-    microbatch: int | None,
+    planner: Planner, data: Data, world: World, members: Sequence[int], options: Options
 ) -> tuple[BatchSizes, Plan]:
-    """Return the sizes of the first step, and a plan for the largest of them. Arguments as for `Program`.
+    """Return the sizes of the first step, and a plan for the largest of them.
 
     `members` are the occupied worker slots. The caller reads them once for all parts of the program, because processes
     may be lost while it is built.
@@ -45,10 +37,10 @@ def first_plan(
     The trace of the driver determines the required multiple of batch sizes, but needs a size itself. If that isn't a
     multiple, sizes and plan are computed again.
     """
-    multiple = 1
+    multiple, microbatch = 1, options.microbatch
     while True:
-        limits = _limits(data, world.capacity, max_local_batch, multiple)
-        sizes = BatchSizes(global_batch, shares, limits, members=members)
+        limits = _limits(data, world.capacity, None if options.is_auto else options.max_local_batch, multiple)
+        sizes = BatchSizes(options.global_batch, options.shares, limits, members=members)
         largest = max(sizes.current)  # of all workers, so that all processes have the same plan
         try:
             plan = planner.begin(min(largest, microbatch or largest))

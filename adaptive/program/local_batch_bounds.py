@@ -8,35 +8,11 @@ by them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from adaptive.base.roster import with_same_members
-from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.runtime.engine import Engine
-from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left
-
-
-def is_auto(max_local_batch: Any) -> bool:
-    """Return whether local batches are to be bounded by memory."""
-    return isinstance(max_local_batch, str) and max_local_batch == "auto"
-
-
-def bound_of(
-    max_local_batch: Any, world: World, on_this_host: int, note: Callable[[str], None], *, splittable: bool
-) -> MemoryBound | None:
-    """Return a bound by memory for this process's workers; `None` unless `max_local_batch` is "auto".
-
-    Args:
-      on_this_host: number of processes on this host.
-      note: called with notes for the next report.
-      splittable: whether a local batch may run as several microbatches.
-    """
-    if not is_auto(max_local_batch):
-        return None
-    return MemoryBound(partial(bytes_left, list(world.devices), on_this_host), note, splittable=splittable)
 
 
 def fit_local_batches(engine: Engine, sizes: BatchSizes, name: str) -> list[str]:

@@ -1,13 +1,18 @@
-"""Changes of membership between two steps: workers that leave, join, or wait in reserve until they join."""
+"""Changes of membership between two steps: workers that leave, join, or wait in reserve until they join.
+
+A joining process receives the state of the others from memory to memory. That is more than a checkpoint, because the
+run continues: pending sizes, the digest of decisions, the run's limit. Local state (`per_worker_state`) is not sent: it
+has its initial value on a new worker.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from adaptive.base.world import TransferPayload
 
 from .parts import ProgramParts, RunLimit, RunProgress
-from .state_transfer import pack, receive_buffers, unpack
 from .tracing import Traced
 
 
@@ -101,14 +106,39 @@ class MembershipChanges:
             return progress
         parts = self._parts
         parts.hooks.catch_up(parts.sizes)
-        about = f"the state of {self._parts.name} for joining workers"
+        about = f"the state of {parts.name} for joining workers"
+        # Mapping new memory takes several times as long as writing, so a joining process reuses its own.
         received = self._world.transfer_state(
-            lambda: pack(parts, tuple(progress)), lambda: receive_buffers(parts), about
+            lambda: self.pack(progress), lambda: parts.engine.workers.receive_buffers(), about
         )
-        if received is None:
-            return progress
-        return self._unpack(received)
+        return progress if received is None else self.unpack(received)
 
-    def _unpack(self, received: TransferPayload) -> RunProgress:
-        step, limit, stopped, run_id, traced = unpack(self._parts, received)
+    def pack(self, progress: RunProgress) -> TransferPayload:
+        """Return the state of this process's program, after `Hooks.catch_up`: a small picklable object, and the
+        engine's replicated arrays, contiguous.
+        """
+        p = self._parts
+        small = [part.export() for part in self._small_parts()]
+        return [
+            tuple(progress),
+            small,
+            p.skipped.in_a_row,
+            p.stream.cursors,
+            p.stream.place(),
+        ], p.engine.workers.export()
+
+    def unpack(self, received: TransferPayload) -> RunProgress:
+        """Replace the state of this process's program by a result of `pack`. Returns its progress."""
+        p = self._parts
+        (progress, small, p.skipped.in_a_row, cursors, place), arrays = received
+        for part, state in zip(self._small_parts(), small, strict=True):
+            part.adopt(state)
+        p.stream.go_on(cursors, place)
+        p.engine.workers.adopt(arrays)
+        p.hyperparameters.restart()
+        step, limit, stopped, run_id, traced = progress
         return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))
+
+    def _small_parts(self) -> tuple[Any, ...]:
+        p = self._parts
+        return p.sizes, p.membership, p.digest, p.members, p.hooks

@@ -25,7 +25,7 @@ from adaptive.observe.report import Metrics, Report
 from adaptive.observe.sinks import Sink
 from adaptive.operators.sources import GLOBAL_BATCH
 
-from .arguments import count, next_name, world_of
+from .arguments import Options, count, next_name, world_of
 from .build import build
 from .membership_changes import AllLeave
 from .parts import ProgramParts
@@ -138,21 +138,11 @@ class Program(Generic[State, Metrics]):
         self._means: MeanCheck | None = None
         self.world = world_of(world)
         self._name = next_name(self.world, driver)
-        self._parts = build(
-            *(driver, state, data),
-            world=self.world,
-            name=self._name,
-            ambient=self._ambient,
-            global_batch=global_batch,
-            seed=seed,
-            shares=shares,
-            microbatch=microbatch,
-            max_local_batch=max_local_batch,
-            nonfinite=nonfinite,
-            per_worker_state=per_worker_state,
-            deterministic=deterministic,
-            resizable=resizable,
+        options = Options(
+            *(global_batch, seed, shares, microbatch, max_local_batch),
+            *(nonfinite, per_worker_state, deterministic, resizable),
         )
+        self._parts = build(*(driver, state, data, options), world=self.world, name=self._name, ambient=self._ambient)
         self._loop = RunLoop(self._parts)
 
     def _settled(self) -> ProgramParts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from adaptive.base.world import World
-from adaptive.runtime.finite import Trouble, not_finite, skipped_too_often
+from adaptive.runtime.finite import Trouble, not_finite
 
 from .arguments import NonFinite
 
@@ -70,6 +70,6 @@ class SkippedSteps:
         if self.raises:
             raise not_finite(trouble, step)
         if self.in_a_row == MOST_SKIPPED:
-            raise skipped_too_often(trouble, step, MOST_SKIPPED)
+            raise not_finite(trouble, step, MOST_SKIPPED)
         self.in_a_row += 1
         return [f"skipped: {cause}" for cause in trouble.causes]

@@ -1,16 +1,14 @@
-"""A check that a reduced message is finite, and the search for the contributions that are not.
+"""A check that a reduced message is finite, and the error for a step whose message is not.
 
-Checking the reduced values finds contributions of any worker that are not finite, sums that overflow, and means whose
-weights are all zero (0 / 0). The reduced values are bitwise equal on all workers, so all of them stop at the same
-message, before the step is committed. They then determine together whose contributions are not finite.
+The check of the reduced values finds contributions of any worker that are not finite, sums that overflow, and means
+whose weights are all zero (0 / 0). The reduced values are bitwise equal on all workers, so all of them stop at the same
+message, before the step is committed. Then `nan_origin.py` determines whose contributions are not finite.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,15 +19,11 @@ import numpy as np
 from adaptive.base.errors import NonFiniteError
 from adaptive.base.reductions import Sliced
 from adaptive.base.source_lines import at, name_workers
-from adaptive.base.world import World
 from adaptive.graph.plan import Contribution
 from adaptive.operators.eager import least_weight, mean_of_nothing
 
-from .message import Entry, Layout, must_be_finite
+from .message import Layout, must_be_finite
 
-_WIRE = (
-    ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has float32's range)"
-)
 _INF = float("inf")
 _MAX, _MIN = np.maximum.reduce, np.minimum.reduce
 _LARGE = 1 << 16  # elements; fewer are in the CPU's caches, where a second pass costs nothing
@@ -37,13 +31,17 @@ _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
 class _Range(NamedTuple):
-    """Adjacent elements of a part with the same result type and the same weight."""
+    """Adjacent elements of a part with the same result type and the same weight.
+
+    Attributes:
+      weight: the index of the weight in part 0; -1 for none.
+    """
 
     part: int
     start: int
     stop: int
-    weight: Entry | None
-    dtype: np.dtype  # of the result
+    weight: int
+    dtype: np.dtype
 
 
 class FiniteCheck:
@@ -55,16 +53,25 @@ class FiniteCheck:
 
     def __init__(self, layout: Layout, platform: str):
         self.layout, self._on_host = layout, platform == "cpu"
-        found = [
-            _Range(e.part, e.offset, e.offset + e.size, w, np.dtype(c.result.aval.dtype))
-            for c, e, w in self._all()
-            if must_be_finite(c)
-        ]
-        self._ranges = [(r, _limit(r.dtype)) for r in _joined(sorted(found, key=lambda r: (r.part, r.start)))]
-        # A NaN weight is allowed if it belongs to values that may be NaN.
-        weights = {(w, must_be_finite(c)) for c, _, w in self._all() if w is not None}
-        self._weights = [(w.offset, checked) for w, checked in sorted(weights, key=lambda found: found[0].offset)]
         self._least = least_weight(layout.parts[0].dtype)
+        pairs = list(zip(layout.contributions, layout.weights, strict=True))
+        # A NaN weight is allowed if it belongs to values that may be NaN.
+        self._weights = sorted({(w.offset, must_be_finite(c)) for c, w in pairs if w is not None})
+        self._ranges = [(r, _limit(r.dtype)) for r in self._find_ranges()]
+
+    def _find_ranges(self) -> list[_Range]:
+        """Return the elements that must be finite, in as few ranges as possible."""
+        joined: list[_Range] = []
+        each = zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
+        for c, e, w in sorted(each, key=lambda found: (found[1].part, found[1].offset)):
+            new = _Range(e.part, e.offset, e.offset + e.size, w.offset if w else -1, np.dtype(c.result.aval.dtype))
+            if not must_be_finite(c):
+                continue
+            if joined and joined[-1]._replace(start=new.start, stop=new.stop) == new and joined[-1].stop == new.start:
+                joined[-1] = joined[-1]._replace(stop=new.stop)
+            else:
+                joined.append(new)
+        return joined
 
     def passes(self, parts: Sequence[jax.Array]) -> bool:
         """Return whether all values that must be finite are, including the quotients of means.
@@ -73,14 +80,14 @@ class FiniteCheck:
           parts: the reduced parts, on one worker's device.
         """
         if not self._on_host:
-            return bool(self.dispatch(parts))
+            return bool(self._program(list(parts)))
         host = list(map(np.asarray, parts))
         for i, checked in self._weights:
             total = float(host[0][i])
             if not self._least <= total < _INF and (checked or total == total):
                 return False
         for r, limit in self._ranges:
-            weight = 1.0 if r.weight is None else float(host[0][r.weight.offset])
+            weight = 1.0 if r.weight < 0 else float(host[0][r.weight])
             values = host[r.part].reshape(-1)[r.start : r.stop]
             if values.size >= _LARGE and weight >= 1.0 and values.dtype == r.dtype and _sum_is_finite(values):
                 continue
@@ -91,108 +98,52 @@ class FiniteCheck:
                 return False
         return True
 
-    def dispatch(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Dispatch the check on the device, and the copy of its result to the host.
-
-        Returns:
-          What `passes` returns, once it has been computed.
-        """
-        finite = self._program(list(parts))
-        finite.copy_to_host_async()
-        return finite
-
-    def all_finite(self, parts: Sequence[jax.Array], at_least_one: Collection[int] = ()) -> jax.Array:
-        """Return whether all values that must be finite are; traced. May be False although `passes` is True, if the sum
-        of many finite values overflows.
-
-        Sums each range, in one pass over memory: a finite sum has no infinities and NaNs. A mean whose weights sum to
-        less than 1, or whose dtype is narrower than that of the message, may overflow by its division, so its elements
-        are divided first.
-
-        Args:
-          parts: the reduced parts.
-          at_least_one: indices in part 0 of sums of weights that are at least 1.
-        """
+    def all_finite(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """Return what `passes` returns; traced. Reads each part once."""
         flat = [part.reshape(-1) for part in parts]
         ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
         for r, _ in self._ranges:
             # A part of a single range is not reshaped, because XLA might copy it.
             whole = r.stop - r.start == parts[r.part].size
             x = parts[r.part] if whole else flat[r.part][r.start : r.stop]
-            weight = jnp.ones((), x.real.dtype) if r.weight is None else flat[0][r.weight.offset].astype(x.real.dtype)
-            divided = partial(_divided_finite, dtype=r.dtype)
-            if r.dtype.itemsize < x.dtype.itemsize:
-                ok.append(divided(x, weight))
-            elif r.weight is None or r.weight.offset in at_least_one:
-                ok.append(jnp.isfinite(jnp.sum(x)))
-            else:
-                ok.append(jax.lax.cond(weight < 1, divided, lambda x, _: jnp.isfinite(jnp.sum(x)), x, weight))
+            largest = jnp.max(jnp.maximum(jnp.abs(x.real), jnp.abs(x.imag)) if x.dtype.kind == "c" else jnp.abs(x))
+            quotient = largest if r.weight < 0 else largest / flat[0][r.weight].astype(largest.dtype)
+            ok.append(jnp.isfinite(quotient.astype(r.dtype)))
         return jnp.stack(ok).all() if ok else jnp.asarray(True)
 
     @cached_property
     def _program(self) -> Any:
-        """The same check, compiled for devices whose memory the host cannot read."""
-
-        def look(parts: list[jax.Array]) -> jax.Array:
-            flat = [part.reshape(-1) for part in parts]
-            ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
-            for r, _ in self._ranges:
-                x = flat[r.part][r.start : r.stop]
-                x = x if r.weight is None else x / flat[0][r.weight.offset].astype(x.dtype)
-                ok.append(jnp.isfinite(x.astype(r.dtype)).all())
-            return jnp.stack(ok).all() if ok else jnp.asarray(True)
-
-        return jax.jit(look)
+        """`all_finite`, compiled for devices whose memory the host cannot read."""
+        return jax.jit(self.all_finite)
 
     def _is_weight(self, total: Any, checked: bool) -> Any:
         usable = (total >= self._least) & (total < np.inf)
         return usable if checked else usable | (total != total)
 
     def of_worker(self, parts: Sequence[jax.Array]) -> list[int]:
-        """Return the contributions of one worker that are not finite, or whose weight is not finite."""
-        host = [np.asarray(part).reshape(-1) for part in parts]
-        found = []
-        for i, (c, e, w) in enumerate(self._all()):
-            ok = np.isfinite(host[e.part][e.offset : e.offset + e.size]).all() and (
-                w is None or np.isfinite(host[0][w.offset])
-            )
-            if must_be_finite(c) and not ok:
-                found.append(i)
+        """Return the contributions of one worker that are not finite, or whose weight is not."""
+        return [
+            i
+            for i, c, values, weight in self._each(parts)
+            if must_be_finite(c) and not (np.isfinite(values).all() and np.isfinite(weight))
+        ]
+
+    def of_all(self, parts: Sequence[jax.Array]) -> Reduced:
+        """Return the reduced values that are not finite, and the sums of weights by which values cannot be divided."""
+        found = Reduced([], [])
+        for i, c, values, weight in self._each(parts):
+            if not self._is_weight(weight, must_be_finite(c)):
+                found.weightless.append((i, weight))
+            elif must_be_finite(c) and not _largest(values) / weight < _limit(np.dtype(c.result.aval.dtype)):
+                found.too_large.append(i)
         return found
 
-    def of_all(self, parts: Sequence[jax.Array]) -> Arrived:
-        """Return the reduced values that are not finite, and the sums of weights by which values cannot be divided."""
-        host = [np.asarray(part).reshape(-1) for part in parts]
-        weightless, too_large = [], []
-        for i, (c, e, w) in enumerate(self._all()):
-            total = 1.0 if w is None else float(host[0][w.offset])
-            if w is not None and not self._is_weight(total, must_be_finite(c)):
-                weightless.append((i, total))
-            elif must_be_finite(c):
-                largest = _largest(host[e.part][e.offset : e.offset + e.size])
-                if not largest / total < _limit(np.dtype(c.result.aval.dtype)):
-                    too_large.append(i)
-        return Arrived(weightless, too_large)
-
-    def _all(self) -> Iterator[tuple[Contribution, Entry, Entry | None]]:
-        return zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
-
-
-def _divided_finite(x: jax.Array, weight: jax.Array, *, dtype: np.dtype) -> jax.Array:
-    """Return whether all elements are finite after the division by a weight, as `dtype`; traced."""
-    quotients = jnp.abs(x.real / weight) + jnp.abs(x.imag / weight) if x.dtype.kind == "c" else jnp.abs(x / weight)
-    return jnp.all(quotients.astype(dtype if dtype.kind != "c" else quotients.dtype) < jnp.inf)
-
-
-def _joined(ranges: Iterable[_Range]) -> list[_Range]:
-    joined: list[_Range] = []
-    for r in ranges:
-        last = joined[-1] if joined else None
-        if last and (last.part, last.stop, last.weight, last.dtype) == (r.part, r.start, r.weight, r.dtype):
-            joined[-1] = last._replace(stop=r.stop)
-        else:
-            joined.append(r)
-    return joined
+    def _each(self, parts: Sequence[jax.Array]) -> Iterator[tuple[int, Contribution, np.ndarray, float]]:
+        """Yield the number of each contribution, its values and its weight, 1 for none."""
+        host, layout = [np.asarray(part).reshape(-1) for part in parts], self.layout
+        for i, (c, e, w) in enumerate(zip(layout.contributions, layout.entries, layout.weights, strict=True)):
+            values = host[e.part][e.offset : e.offset + e.size]
+            yield i, c, values, 1.0 if w is None else float(host[0][w.offset])
 
 
 def _sum_is_finite(x: np.ndarray) -> bool:
@@ -216,22 +167,26 @@ def _largest(x: np.ndarray) -> float:
     return max(float(_MAX(x)), -float(_MIN(x)))
 
 
-# --- culprits ---------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
-class Arrived(NamedTuple):
-    """The values of a reduced message that are not finite."""
+class Reduced(NamedTuple):
+    """The values of a reduced message that are not finite.
 
-    weightless: list[tuple[int, float]]  # contributions, with the sum of their weights
-    too_large: list[int]  # other contributions whose result is not finite
+    Attributes:
+      weightless: contributions, with the sum of their weights.
+      too_large: other contributions whose result is not finite.
+    """
+
+    weightless: list[tuple[int, float]]
+    too_large: list[int]
 
 
-@dataclass(frozen=True)
-class Culprit:
+class Culprit(NamedTuple):
     """A worker whose contributions are not finite.
 
     Attributes:
-      contributions: the numbers of the contributions.
+      contributions: their numbers in the message.
       origin: a description of the origin of the first such value; "" if unknown.
     """
 
@@ -240,74 +195,71 @@ class Culprit:
     origin: str = ""
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """Why a step was not committed. Replicated."""
+class Trouble(NamedTuple):
+    """Why a step was not committed. Replicated.
 
-    message: tuple[Contribution, ...]
-    arrived: Arrived
-    culprits: tuple[Culprit, ...]
+    Attributes:
+      causes: a clause for each cause.
+      origins: a line for each worker where the origin of its values is known.
+      of_state: whether the state itself is not finite.
+    """
 
-    @property
-    def causes(self) -> list[str]:
-        """The causes, a line for each."""
-        found = [
-            f"{self._named(i for i, _ in same)} is {mean_of_nothing(total)}"
-            for total, same in groupby(self.arrived.weightless, key=lambda found: found[1])
-            if total == total  # a NaN weight is reported for its worker
-        ]
-        by_contributions = sorted(self.culprits, key=lambda c: (c.contributions, c.worker))
-        for numbers, same in groupby(by_contributions, key=lambda c: c.contributions):
-            who = name_workers([c.worker for c in same])
-            found.append(f"the contributions of {who} to {self._named(numbers)} hold infinities or NaNs")
-        if self.arrived.too_large and not self.culprits:
-            found += self._too_large()
-        return found
-
-    def _too_large(self) -> list[str]:
-        """Return descriptions of overflowed values, with the format: the result's, or the narrower one on the wire."""
-        by_format: dict[tuple[np.dtype, bool], list[int]] = {}
-        for i in self.arrived.too_large:
-            dtype, op = np.dtype(self.message[i].result.aval.dtype), self.message[i].how.op
-            wire = np.dtype(op.wire_dtype(dtype)) if isinstance(op, Sliced) else dtype
-            narrower = float(jnp.finfo(wire).max) < float(jnp.finfo(dtype).max)
-            by_format.setdefault((wire if narrower else dtype, narrower), []).append(i)
-        return [
-            f"the sum of all workers' contributions to {self._named(numbers)} is too large for {dtype} "
-            f"({float(jnp.finfo(dtype).max):.6g} at most)" + (_WIRE if narrower else "") + ", though each is finite"
-            for (dtype, narrower), numbers in sorted(by_format.items(), key=str)
-        ]
-
-    @property
-    def origins(self) -> list[str]:
-        """The origins of the values, a line for each worker whose origin is known."""
-        return [f"On worker {c.worker} {c.origin}." for c in self.culprits if c.origin]
-
-    def _named(self, numbers: Iterable[int]) -> str:
-        """Return "all_reduce (driver.py:15) of ['kernel'], ['bias'] and 3 more", for each line."""
-        by_line: dict[tuple[str, str], list[str]] = {}
-        for i in numbers:
-            c = self.message[i]
-            by_line.setdefault((c.how.name, c.line), []).append(c.name)
-        texts = []
-        for (what, line), names in by_line.items():
-            listed = ", ".join(n for n in names[:_NAMED] if n) + (
-                f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            )
-            texts.append(f"{what}{at(line)}" + (f" of {listed}" if listed else ""))
-        return " and ".join(texts)
+    causes: list[str]
+    origins: list[str]
+    of_state: bool
 
 
-def find_together(world: World, message: tuple[Contribution, ...], arrived: Arrived, own: Sequence[Culprit]) -> Trouble:
-    """Combine the findings of all processes. Communicates; all processes call it, because all saw the same message."""
-    own_findings = json.dumps([(c.worker, c.contributions, c.origin) for c in own]).encode()
-    everyone = world.all_gather_bytes(own_findings, "whose contributions are not finite")
-    culprits = [Culprit(w, tuple(numbers), origin) for found in everyone for w, numbers, origin in json.loads(found)]
-    return Trouble(message, arrived, tuple(sorted(culprits, key=lambda c: c.worker)))
+def describe_trouble(message: Sequence[Contribution], reduced: Reduced, culprits: Sequence[Culprit]) -> Trouble:
+    """Return why a message is not finite, in words."""
+    causes = [
+        f"{_named(message, (i for i, _ in same))} is {mean_of_nothing(total)}"
+        for total, same in groupby(reduced.weightless, key=lambda found: found[1])
+        if total == total  # a NaN weight is reported for its worker
+    ]
+    by_contributions = sorted(culprits, key=lambda c: (c.contributions, c.worker))
+    for numbers, same in groupby(by_contributions, key=lambda c: c.contributions):
+        who = name_workers([c.worker for c in same])
+        causes.append(f"the contributions of {who} to {_named(message, numbers)} hold infinities or NaNs")
+    if reduced.too_large and not culprits:
+        causes += _overflows(message, reduced.too_large)
+    origins = [f"On worker {c.worker} {c.origin}." for c in culprits if c.origin]
+    return Trouble(causes, origins, any(c.origin.startswith("state") for c in culprits))
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+def _overflows(message: Sequence[Contribution], numbers: Sequence[int]) -> Iterator[str]:
+    """Yield descriptions of overflowed values, with the format: the result's, or the narrower one on the wire."""
+    by_format: dict[tuple[np.dtype, bool], list[int]] = {}
+    for i in numbers:
+        dtype, op = np.dtype(message[i].result.aval.dtype), message[i].how.op
+        wire = np.dtype(op.wire_dtype(dtype)) if isinstance(op, Sliced) else dtype
+        narrower = float(jnp.finfo(wire).max) < float(jnp.finfo(dtype).max)
+        by_format.setdefault((wire if narrower else dtype, narrower), []).append(i)
+    for (dtype, narrower), those in sorted(by_format.items(), key=str):
+        yield (
+            f"the sum of all workers' contributions to {_named(message, those)} is too large for {dtype} "
+            f"({float(jnp.finfo(dtype).max):.6g} at most)"
+            + ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has "
+            "float32's range)" * narrower + ", though each is finite"
+        )
 
+
+def _named(message: Sequence[Contribution], numbers: Iterator[int] | Sequence[int]) -> str:
+    """Return "all_reduce (driver.py:15) of ['kernel'], ['bias'] and 3 more", for each line."""
+    by_line: dict[tuple[str, str], list[str]] = {}
+    for c in (message[i] for i in numbers):
+        by_line.setdefault((c.how.name, c.line), []).append(c.name)
+    texts = []
+    for (what, line), names in by_line.items():
+        listed = ", ".join(filter(None, names[:_NAMED]))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        texts.append(f"{what}{at(line)}" + f" of {listed}{more}" * bool(listed or more))
+    return " and ".join(texts)
+
+
+_OF_STATE = (
+    "An earlier update made them of finite values, such as 0 / 0 or the root of a negative number. Further steps have "
+    "them too. Continue from a checkpoint: program.restore(checkpoint)."
+)
 _BY_ITSELF = """\
 A driver that handles such steps itself, for example by lowering a loss scale, tests the reduced values, which are equal
 on all workers:
@@ -316,42 +268,22 @@ on all workers:
     ad.Program(..., nonfinite="allow")"""
 
 
-def _of_state(trouble: Trouble) -> list[str]:
-    """Return a line on the remedy if values are not finite because the state is not."""
-    if not any(culprit.origin.startswith("state") for culprit in trouble.culprits):
-        return []
-    return [
-        "An earlier update made them of finite values, such as 0 / 0 or the root of a negative number. Further steps "
-        "have them too. Continue from a checkpoint: program.restore(checkpoint)."
-    ]
+def not_finite(trouble: Trouble, step: int, skipped: int = 0) -> NonFiniteError:
+    """Return the error for a step that is not committed.
 
-
-def not_finite(trouble: Trouble, step: int) -> NonFiniteError:
-    """Return the error for a step that is not committed."""
+    Args:
+      skipped: the number of steps in a row that were skipped before, if that is too many.
+    """
+    limit = f" {skipped} steps in a row were skipped before, which is the limit."
+    unchanged = f"The state is that of step {step - 1 - skipped}"
+    remedy = f'{unchanged}. To skip such steps and continue: ad.Program(..., nonfinite="skip").'
     return NonFiniteError(
         "\n".join(
             [
-                f"step {step}: {'; '.join(trouble.causes)}.",
+                f"step {step}: {'; '.join(trouble.causes)}." + limit * bool(skipped),
                 *trouble.origins,
-                *_of_state(trouble),
-                f"The state is that of step {step - 1}. To skip such steps and continue: "
-                'ad.Program(..., nonfinite="skip").',
-                _BY_ITSELF,
-            ]
-        )
-    )
-
-
-def skipped_too_often(trouble: Trouble, step: int, limit: int) -> NonFiniteError:
-    """Return the error for the last of too many skipped steps."""
-    return NonFiniteError(
-        "\n".join(
-            [
-                f"step {step}: {'; '.join(trouble.causes)}. {limit} steps in a row were skipped before, which is the "
-                "limit.",
-                *trouble.origins,
-                *_of_state(trouble),
-                f"The state is that of step {step - 1 - limit}, and no step since has changed it.",
+                *[_OF_STATE][: trouble.of_state],
+                f"{unchanged}, and no step since has changed it." if skipped else remedy,
                 _BY_ITSELF,
             ]
         )

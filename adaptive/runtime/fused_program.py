@@ -281,10 +281,7 @@ class _OneWorker:
                 arrived = self._program.mesh.reduce_within(arrived, layout.ops, self._given.step + 1)
                 arrived = jax.lax.optimization_barrier(arrived)
                 if steps.finite_checks:
-                    even = self._as_one(self._plan)
-                    known = zip(layout.contributions, layout.weights, strict=True)
-                    whole = {weight.offset for c, weight in known if weight is not None and c.weight in even}
-                    self._ok.append(steps.finite_checks[number].all_finite(arrived, whole))
+                    self._ok.append(steps.finite_checks[number].all_finite(arrived))
             self._values.update({("message", number, i): part for i, part in enumerate(arrived)})
 
     def commit(self) -> Results:

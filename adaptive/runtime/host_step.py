@@ -23,8 +23,8 @@ from adaptive.base.channel import SentMessage
 from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
-from .autopsy import FailedStep, give_up
 from .microbatches import Microbatches
+from .nan_origin import FailedStep, find_trouble
 from .out_of_memory import check_update
 from .outcome import Outcome
 from .schedule import Schedule, Sent, Stage
@@ -242,7 +242,7 @@ class HostStep:
             next(map(getitem, *message.arrives)),
             {arrived.number: list(map(getitem, *arrived.arrives)) for arrived in earlier},
         )
-        trouble = give_up(self._ctx, failed, search=search)
+        trouble = find_trouble(self._ctx, failed, search=search)
         if last < self._steps.plan.levels - 1:
             seconds = [_NAN] * len(seconds)
         nbytes = sum(self._nbytes[number] for number in sent)

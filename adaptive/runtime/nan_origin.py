@@ -1,4 +1,4 @@
-"""The origin of the first value that is not finite, in the driver's lines.
+"""Whose contributions to a message are not finite, and which line of the driver computed the first such value.
 
 Compiled programs return only the values that later segments need. So if a worker's contributions are not finite, its
 step is computed again up to them, equation by equation. Then the graph is walked back from the contribution to the
@@ -8,9 +8,10 @@ for errors.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,106 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.jaxprs import has_effects
 from adaptive.base.source_lines import at, line_of
+from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
-from adaptive.graph.trace import Atom, describe, operands_of
+from adaptive.graph.trace import Atom, describe, evaluate, operands_of
 from adaptive.operators.peer_read import publishes
+from adaptive.operators.sources import Reading, source_p
 
-from .segment import evaluate
+from .finite import Culprit, Trouble, describe_trouble
+from .message import unpack
+from .microbatches import Microbatches
+from .segment import apply
+from .step_plan import StepContext
+
+
+class FailedStep(NamedTuple):
+    """The data of a step that ended at a message that is not finite.
+
+    Attributes:
+      share, readings, microbatches: see `HostStep`.
+      number: the number of the message.
+      parts: the message's parts that each worker has packed, by local index.
+      reduced: its reduced parts.
+      earlier: the reduced parts of messages of earlier levels, by message and local index.
+    """
+
+    share: Share
+    readings: Sequence[Reading]
+    microbatches: Sequence[Microbatches]
+    number: int
+    parts: Sequence[Sequence[jax.Array]]
+    reduced: Sequence[jax.Array]
+    earlier: Mapping[int, Sequence[Sequence[jax.Array]]]
+
+
+def find_trouble(ctx: StepContext, failed: FailedStep, *, search: bool) -> Trouble:
+    """Determine the workers whose contributions are not finite. All processes call it, because all received the same
+    message; communicates.
+
+    Args:
+      search: whether to determine also the driver's lines that computed the values, which takes seconds.
+    """
+    check, own = ctx.step_plan.finite_checks[failed.number], list[Culprit]()
+    for local_index, worker in enumerate(ctx.world.workers):
+        found = check.of_worker(failed.parts[local_index]) if failed.microbatches[local_index] else []
+        if found:
+            origin = _origin(ctx, failed, local_index, found) if search and not own else ""
+            own.append(Culprit(worker, tuple(found), origin))
+    everyone = ctx.world.all_gather_bytes(json.dumps(own).encode(), "whose contributions are not finite")
+    culprits = [Culprit(w, tuple(numbers), origin) for sent in everyone for w, numbers, origin in json.loads(sent)]
+    return describe_trouble(check.layout.contributions, check.of_all(failed.reduced), sorted(culprits))
+
+
+def _origin(ctx: StepContext, failed: FailedStep, local_index: int, numbers: Sequence[int]) -> str:
+    """Return a description of the origin of a worker's values that are not finite.
+
+    Args:
+      numbers: the contributions, by their numbers in the message.
+    """
+    start, taking_part = 0, jnp.asarray(failed.readings[local_index].taking_part)
+    try:
+        for size in failed.microbatches[local_index]:
+            plan = ctx.step_plan.plans(size)
+            sent = [plan.messages[failed.number][i] for i in numbers]
+            atoms = [a for c in sent for a in (c.value, c.weight) if a is not None]
+            found = nan_origin(plan, _inputs(ctx, failed, plan, local_index, start, size), atoms, taking_part)
+            if found:
+                return found
+            start += size
+    except Exception as error:  # the other processes wait for this process's result
+        return f"their origin could not be found: {type(error).__name__}: {error}".rstrip(".")
+    return "each is finite, but its product with the weight, or the sum over microbatches, is not"
+
+
+def _inputs(
+    ctx: StepContext, failed: FailedStep, plan: Plan, local_index: int, start: int, size: int
+) -> dict[Var, Any]:
+    """Return the inputs of a microbatch, by the variables of its graph.
+
+    Args:
+      plan: the plan for microbatches of `size` examples.
+      start: index of the microbatch's first example in the worker's batch.
+    """
+    steps, graph, reading = ctx.step_plan, plan.graph, failed.readings[local_index]
+    n = len(failed.microbatches[local_index])
+    vectors = steps.feed.measure_step(reading, n)
+    if n > 1:
+        vectors = steps.feed.for_microbatch(vectors, reading, start, size)
+    scalars = steps.feed.values(*map(jnp.asarray, vectors))
+    known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
+    leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(failed.share.batches[local_index])]
+    known.update(zip(graph.batch_vars, leaves, strict=True))
+    for op_state, values in zip(plan.op_states, ctx.workers.op_states[local_index], strict=True):
+        known.update(zip(op_state.values, values, strict=True))
+    for eqn in graph.eqns:
+        if eqn.primitive is source_p and eqn.params["source"].name in scalars:
+            known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
+    for number, parts in failed.earlier.items():
+        results = [c.result for c in plan.messages[number]]
+        arrived = unpack(steps.layouts[number], parts[local_index], range(len(results)), worker=vectors[1][0])
+        known.update(zip(results, arrived, strict=True))
+    return known
 
 
 class _Kind(IntEnum):
@@ -47,90 +143,67 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
     Returns:
       "the first NaNs come from log (driver.py:12)", "batch['x'] holds NaNs"; "" if all of `atoms` are finite.
     """
-    walk = _Walk(plan, known, atoms, taking_part)
-    return next((walk.back_from(atom) for atom in atoms if walk.kind_of(atom) > _Kind.FINITE), "")
+    kinds = _kinds_of(plan, known, atoms, taking_part)
 
+    def kind_of(atom: Atom) -> _Kind:
+        return _kind(atom.val) if isinstance(atom, Literal) else kinds[atom]
 
-class _Walk:
-    def __init__(self, plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array):
-        self._plan, self._known, self._taking_part = plan, known, taking_part
-        self._producer = plan.graph.producer
-        self._kinds: dict[Var, _Kind] = {}
-        self._run(atoms)
-
-    def kind_of(self, atom: Atom) -> _Kind:
-        return _kind(atom.val) if isinstance(atom, Literal) else self._kinds.get(atom, _Kind.FINITE)
-
-    def _run(self, atoms: Sequence[Atom]) -> None:
-        """Find the kinds of all values from which `atoms` are computed. Frees each value after its last use."""
-        known = self._known
-        reached = self._plan.graph.upstream(atoms, known.__contains__)
-        wanted = {id(self._producer[var]) for var in reached if var not in known}
-        eqns = [eqn for eqn in self._plan.graph.eqns if id(eqn) in wanted]
-        effect = next((eqn for eqn in eqns if has_effects(eqn) or publishes(eqn)), None)
-        if effect is not None:
-            raise NotImplementedError(f"{_operation(effect)} has an effect, and is not repeated")
-        last = {a: n for n, eqn in enumerate(eqns) for a in operands_of(eqn) if isinstance(a, Var)}
-        values: dict[Var, Any] = {}
-
-        def value_of(atom: Atom) -> Any:
-            if isinstance(atom, Literal):
-                return atom.val
-            if atom not in values:
-                values[atom] = known[atom]
-                self._kinds[atom] = _kind(known[atom])
-            return values[atom]
-
-        for number, eqn in enumerate(eqns):
-            operands = operands_of(eqn)
-            values_of = evaluate(eqn, [value_of(a) for a in operands], self._taking_part)
-            for var, value in zip(eqn.outvars, values_of, strict=True):
-                if var in last:
-                    values[var] = value
-                self._kinds[var] = _kind(value)
-            for atom in operands:
-                if isinstance(atom, Var) and last[atom] == number:
-                    values.pop(atom, None)
-        for atom in atoms:
-            if isinstance(atom, Var) and atom not in self._kinds:
-                self._kinds[atom] = _kind(known[atom])
-
-    def back_from(self, atom: Atom) -> str:
-        """Return a description of the origin of a value that is not finite."""
-        kind = self.kind_of(atom)
-        place = self._first(atom, kind)
-        if not isinstance(place, JaxprEqn):
-            return f"{place} holds {_PLURAL[kind]}"
-        text = f"the first {_PLURAL[kind]} come from {_operation(place)}"
-        infinite = [a for a in operands_of(place) if isinstance(a, Var) and self.kind_of(a) > _Kind.FINITE]
-        if infinite:  # a NaN computed from earlier infinities
-            before = self._first(infinite[0], _Kind.INFINITE)
-            text += f", of infinities {_from(before)}"
-        return text
-
-    def _first(self, atom: Atom, kind: _Kind) -> JaxprEqn | str:
-        """Return the equation that computed values of a kind from operands without them, or the name of the input that
-        has them.
-        """
-        while isinstance(atom, Var) and atom not in self._known:
-            eqn = self._producer[atom]
-            earlier = [a for a in operands_of(eqn) if isinstance(a, Var) and self.kind_of(a) >= kind]
+    def first(atom: Atom, kind: _Kind) -> JaxprEqn | str:
+        """Return the equation that computed values of a kind from operands without them, or the input's name."""
+        while isinstance(atom, Var) and atom not in known:
+            eqn = plan.graph.producer[atom]
+            earlier = [a for a in operands_of(eqn) if isinstance(a, Var) and kind_of(a) >= kind]
             if not earlier:
                 return eqn
             atom = earlier[0]
-        return self._name(atom)
+        return _name(plan, atom)
 
-    def _name(self, atom: Atom) -> str:
-        graph = self._plan.graph
-        for names, variables in ((graph.batch_names, graph.batch_vars), (graph.state_names, graph.state_vars)):
-            if atom in variables:
-                return names[variables.index(atom)]
-        eqn = self._producer.get(atom) if isinstance(atom, Var) else None
-        return "a constant of the driver" if eqn is None else f"{describe(eqn)}{at(line_of(eqn.source_info))}"
+    found = next((atom for atom in atoms if kind_of(atom) > _Kind.FINITE), None)
+    if found is None:
+        return ""
+    kind = kind_of(found)
+    place = first(found, kind)
+    if not isinstance(place, JaxprEqn):
+        return f"{place} holds {_PLURAL[kind]}"
+    text = f"the first {_PLURAL[kind]} come from {_operation(place)}"
+    for infinite in [a for a in operands_of(place) if isinstance(a, Var) and kind_of(a) > _Kind.FINITE][:1]:
+        before = first(infinite, _Kind.INFINITE)  # a NaN computed from earlier infinities
+        text += ", of infinities " + (f"from {_operation(before)}" if isinstance(before, JaxprEqn) else f"in {before}")
+    return text
 
 
-def _from(place: JaxprEqn | str) -> str:
-    return f"from {_operation(place)}" if isinstance(place, JaxprEqn) else f"in {place}"
+def _kinds_of(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> dict[Var, _Kind]:
+    """Return the kinds of `atoms` and of all values from which they are computed. Frees each after its last use."""
+    reached = list(plan.graph.upstream(atoms, known.__contains__))
+    wanted = {id(plan.graph.producer[var]) for var in reached if var not in known}
+    eqns = [eqn for eqn in plan.graph.eqns if id(eqn) in wanted]
+    effect = next((eqn for eqn in eqns if has_effects(eqn) or publishes(eqn)), None)
+    if effect is not None:
+        raise NotImplementedError(f"{_operation(effect)} has an effect, and is not repeated")
+    last = {a: eqn for eqn in eqns for a in operands_of(eqn) if isinstance(a, Var)}
+    values = {var: known[var] for var in reached if var in known}
+    kinds = {var: _kind(value) for var, value in values.items()}
+
+    def compute(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        results = apply(eqn, operands, taking_part)
+        kinds.update(zip(eqn.outvars, map(_kind, results), strict=True))
+        for atom in operands_of(eqn):
+            if isinstance(atom, Var) and last[atom] is eqn:
+                values.pop(atom, None)
+        return results
+
+    evaluate(eqns, values, compute)
+    return kinds
+
+
+def _name(plan: Plan, atom: Atom) -> str:
+    """Return the name of an input of the graph."""
+    graph = plan.graph
+    for names, variables in ((graph.batch_names, graph.batch_vars), (graph.state_names, graph.state_vars)):
+        if atom in variables:
+            return names[variables.index(atom)]
+    eqn = graph.producer.get(atom) if isinstance(atom, Var) else None
+    return "a constant of the driver" if eqn is None else f"{describe(eqn)}{at(line_of(eqn.source_info))}"
 
 
 def _operation(eqn: JaxprEqn) -> str:

@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.jaxprs import bind
 from adaptive.graph.plan import Plan, Segment
-from adaptive.graph.trace import Atom, operands_of
+from adaptive.graph.trace import Atom, evaluate, operands_of
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import ALONE, WORKER, Reading, Source
@@ -146,8 +146,7 @@ def segment_function(
     def run(*values: Any) -> list[Any]:
         given = dict(zip(arguments, values, strict=True))
         floats, ints = given[FLOATS], given[INTS]
-        env: dict[Var, Any] = {}
-        per_use: dict[Var, list[jax.Array]] = {}  # values for the remaining uses of a message's result
+        env = _Values()
         scalars, taking_part = feed.values(floats, ints), feed.taking_part(ints)
         arrived: dict[int, Iterator[list[jax.Array]]] = {}
         for number in segment.read_messages:
@@ -159,23 +158,20 @@ def segment_function(
             if origin.kind == "source":
                 env[var] = scalars[origin.index].astype(var.aval.dtype)
             elif origin.kind == "message":
-                env[var], *again = next(arrived[origin.index])
-                per_use[var] = again
+                env[var], *env.per_use[var] = next(arrived[origin.index])
             else:
                 env[var] = given[origin]
 
+        def compute(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+            return [taken_as(v, x) for v, x in zip(eqn.outvars, apply(eqn, operands, taking_part), strict=True)]
+
         def value_of(atom: Atom) -> Any:
-            if isinstance(atom, Literal):
-                return atom.val
-            again = per_use.get(atom)
-            return again.pop() if again else env[atom]
+            return atom.val if isinstance(atom, Literal) else env[atom]
 
         def weight_of(atom: Atom) -> Any:
             return np.ones((), atom.aval.dtype) if isinstance(atom, Var) and atom in as_one else value_of(atom)
 
-        for eqn in eqns:
-            results_of = evaluate(eqn, [value_of(a) for a in operands_of(eqn)], taking_part)
-            env.update((v, taken_as(v, x)) for v, x in zip(eqn.outvars, results_of, strict=True))
+        evaluate(eqns, env, compute)
         out = [jnp.asarray(value_of(a)) for a in outputs]
         for layout in [layouts[number] for number in sent]:
             contributed = [value_of(c.value) for c in layout.contributions]
@@ -231,6 +227,22 @@ def final_results(plan: Plan) -> tuple[Address, ...]:
     )
 
 
+class _Values(dict[Var, Any]):
+    """Values of variables.
+
+    Attributes:
+      per_use: copies of the results of messages, for each use but the last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.per_use: dict[Var, list[jax.Array]] = {}
+
+    def __getitem__(self, var: Var) -> Any:
+        copies = self.per_use.get(var)
+        return copies.pop() if copies else super().__getitem__(var)
+
+
 def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
     """Return the number of uses of each large result of a message whose uses can all be fused with its division."""
     large = {
@@ -247,7 +259,7 @@ def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
     return {var: count for var, count in large.items() if count > 1 and var not in outputs}
 
 
-def evaluate(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:
+def apply(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:
     """Return an equation's results: traced, or computed if the operands are concrete.
 
     Args:

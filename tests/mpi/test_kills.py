@@ -14,7 +14,6 @@ COVERS = (
     "adaptive/control/membership.py",
     "adaptive/program/run_checkpointer.py",
     "adaptive/program/runs.py",
-    "adaptive/program/state_transfer.py",
     "adaptive/program/run_loop.py",
     "collectives/worlds/elastic/elastic_world.py",
     "collectives/worlds/elastic/rendezvous.py",

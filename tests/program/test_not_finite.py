@@ -13,7 +13,7 @@ import collectives as comm
 
 from .problems import build, same_everywhere, stream
 
-COVERS = ("adaptive/runtime/autopsy.py",)
+COVERS = ("adaptive/runtime/nan_origin.py",)
 
 X = {"x": np.arange(24.0, dtype=np.float32)}
 

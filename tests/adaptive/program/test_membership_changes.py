@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from adaptive.control.membership import Leaver
-from adaptive.program import membership_changes
 from adaptive.program.membership_changes import AllLeave, MembershipChanges, RunOver
 from adaptive.program.parts import RunLimit, RunProgress
 from adaptive.program.tracing import Traced
 
 OWN = RunProgress(3, RunLimit(), False, "own")
-THEIRS = (8, tuple(RunLimit()), True, "theirs", ("trace.json", 9, 7))
-TAKEN = RunProgress(8, RunLimit(), True, "theirs", Traced("trace.json", 9, 7))
+THEIRS = RunProgress(8, RunLimit(), True, "theirs", Traced("trace.json", 9, 7))
 
 
 class Process:
@@ -60,7 +58,7 @@ class Process:
 
 @pytest.fixture(autouse=True)
 def unpacked(monkeypatch):
-    monkeypatch.setattr(membership_changes, "unpack", lambda parts, received: received)
+    monkeypatch.setattr(MembershipChanges, "unpack", lambda self, received: received)
 
 
 def called(process):
@@ -84,7 +82,7 @@ def test_where_nothing_is_due_nothing_changes():
 
 def test_a_process_of_the_reserve_takes_the_progress_of_the_others_when_it_joins():
     process = Process(in_reserve=True, needs_state_transfer=True, received=THEIRS, waits=3)
-    assert MembershipChanges(process).apply(OWN) == TAKEN
+    assert MembershipChanges(process).apply(OWN) == THEIRS
     assert process.waits == 0
     assert called(process) == ["restart", "catch_up"]
     sending = Process(needs_state_transfer=True)
@@ -96,7 +94,7 @@ def test_when_the_run_is_over_the_reserve_has_the_final_state():
     process = Process(in_reserve=True, needs_state_transfer=True, received=THEIRS, run_under_way=False)
     with pytest.raises(RunOver) as over:
         MembershipChanges(process).apply(OWN)
-    assert over.value.progress == TAKEN
+    assert over.value.progress == THEIRS
 
 
 def test_who_leaves_is_reported_with_the_reason():

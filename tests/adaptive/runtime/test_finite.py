@@ -12,8 +12,7 @@ from adaptive.base.errors import NonFiniteError
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution
 from adaptive.runtime import finite
-from adaptive.runtime.finite import Arrived, Culprit, FiniteCheck, Trouble, find_together, not_finite, skipped_too_often
-from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.finite import Culprit, FiniteCheck, Reduced, describe_trouble, not_finite
 from adaptive.runtime.message import accumulate, lay_out, pack, unpack
 from collectives._all_gather import Gather
 from collectives._broadcast import Broadcast
@@ -60,22 +59,11 @@ def passes(contributions, values, weights=1.0):
         patch.setattr(finite, "_LARGE", 0)
         found.add(FiniteCheck(layout, "cpu").passes(reduced))
     assert len(found) == 1
-    if bool(
-        jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced)
-    ):  # it may say no of what is nearly infinite, and never yes
-        assert found == {True}
     wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.MICROBATCH]
     result = unpack(layout, reduced, wanted, worker=0)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}
     return found.pop()
-
-
-@pytest.mark.parametrize("weight", [1e-3, 1.0, 7.0])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
-def test_a_program_over_all_devices_reports_finite_values(dtype, weight):
-    layout, _, reduced = arrive([contribution(dtype), contribution(op="max")], [[0.5, 1.0], [2.0, 3.0]], weight)
-    assert bool(jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -169,12 +157,12 @@ def test_a_worker_knows_which_of_its_own_are_not_finite():
     layout, sent, reduced = arrive([contribution(), contribution(op="max")], [[1.0, np.nan], [2.0, 1.0]])
     check = FiniteCheck(layout, "cpu")
     assert [check.of_worker(parts) for parts in sent] == [[1], []]
-    assert check.of_all(reduced) == Arrived([], [1])
+    assert check.of_all(reduced) == Reduced([], [1])
 
 
 def trouble(weightless=(), too_large=(), culprits=(), names=("['a']", "['b']", "")):
     message = tuple(contribution("float16", name=n) for n in names)
-    return Trouble(message, Arrived(list(weightless), list(too_large)), tuple(culprits))
+    return describe_trouble(message, Reduced(list(weightless), list(too_large)), culprits)
 
 
 def test_workers_with_the_same_error_are_named_together():
@@ -208,19 +196,9 @@ def test_many_leaves_are_counted():
     assert "of [0], [1], [2] and 6 more hold" in trouble(culprits=[Culprit(0, tuple(range(9)))], names=names).causes[0]
 
 
-def test_findings_of_all_processes_are_merged():
-    class Two(LocalWorld):
-        def all_gather_bytes(self, value, about=""):
-            return [b'[[2, [1], "x"]]', value]
-
-    message = (contribution(), contribution())
-    found = find_together(Two(), message, Arrived([], [0, 1]), [Culprit(1, (0,), "y")])
-    assert found.culprits == (Culprit(1, (0,), "y"), Culprit(2, (1,), "x"))
-
-
 def test_errors_describe_the_state_and_the_remedy_for_loss_scales():
     found = trouble(culprits=[Culprit(0, (0,))])
-    once, often = not_finite(found, 7), skipped_too_often(found, 30, 25)
+    once, often = not_finite(found, 7), not_finite(found, 30, 25)
     for error in (once, often):
         assert isinstance(error, NonFiniteError)
         assert found.causes[0] in str(error)

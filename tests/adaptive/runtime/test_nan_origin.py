@@ -143,5 +143,5 @@ def test_an_error_in_the_search_does_not_block_other_processes(monkeypatch):
     def broken(*args):
         raise MemoryError("all gone")
 
-    monkeypatch.setattr("adaptive.runtime.autopsy.nan_origin", broken)
+    monkeypatch.setattr("adaptive.runtime.nan_origin.nan_origin", broken)
     assert "their origin could not be found: MemoryError: all gone" in origin(driver)

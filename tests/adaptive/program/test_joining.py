@@ -13,9 +13,11 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.data.iterators import from_iterator
-from adaptive.program.state_transfer import pack, receive_buffers, unpack
+from adaptive.program.membership_changes import MembershipChanges
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.program.resumable import Growing, plain
+
+COVERS = ("adaptive/program/membership_changes.py",)
 
 START = {"w": np.zeros(2, np.float32), "n": 0, "key": jax.random.key(3), "own": np.float32(0)}
 
@@ -63,11 +65,11 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
         there, here = program._parts, other._parts
         there.skipped.in_a_row = 2
         there.hooks.catch_up(there.sizes)
-        small, arrays = pickle.loads(pickle.dumps(pack(there, tuple(there.progress))))
-        buffers = receive_buffers(here)
+        small, arrays = pickle.loads(pickle.dumps(MembershipChanges(there).pack(there.progress)))
+        buffers = here.engine.workers.receive_buffers()
         for buffer, array in zip(buffers, arrays, strict=True):
             buffer[...] = array
-        here.run.step, *_ = unpack(here, (small, buffers))
+        here.run.step = MembershipChanges(here).unpack((small, buffers)).step
         assert here.skipped.in_a_row == 2
         assert other.batch_sizes == program.batch_sizes
         assert dict(here.hyperparameters.values) == {"rate": 0.25}
