@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from adaptive.base.source_lines import at, name_workers
+from adaptive.control.batch_sizes import BatchSizes
+from adaptive.data.rows import Data
+from adaptive.data.shards import Shards
+from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
+from adaptive.runtime.engine import Engine
 from adaptive.runtime.message import Layout
 
 from .memory_needed import in_words, memory_needed
-from .parts import ProgramParts
 
 
-def explain(parts: ProgramParts) -> str:
+def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream) -> str:
     """Return a description of a program's plan, input, kernels and memory, one line each."""
-    p, layouts = parts, parts.engine.layouts
-    plan = explain_plan(
-        *(p.plan, layouts, p.sizes.current, [s.length for s in p.shards.shard_ranges] if p.shards else []),
-        p.sizes.resizable,
+    shards = [shard.length for shard in data.shard_ranges] if isinstance(data, Shards) else []
+    bound = engine.kernels.memory
+    return "\n".join(
+        [
+            explain_plan(engine.plan, engine.layouts, sizes.current, shards, sizes.resizable),
+            *(f"input    {line}" for line in stream.in_words()),
+            *([] if bound is None else [f"kernels  {bound.in_words}"]),
+            *in_words(memory_needed(engine, data, sizes.current)),
+        ]
     )
-    bound = p.engine.kernels.memory
-    kernels = [] if bound is None else [f"kernels  {bound.in_words}"]
-    memory = in_words(memory_needed(p.engine, p.data, p.sizes.current))
-    return "\n".join([plan, *(f"input    {line}" for line in p.stream.in_words()), *kernels, *memory])
 
 
 def explain_plan(

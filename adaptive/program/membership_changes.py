@@ -12,8 +12,7 @@ from typing import Any
 
 from adaptive.base.world import TransferPayload
 
-from .parts import ProgramParts, RunLimit, RunProgress
-from .tracing import Traced
+from .parts import ProgramParts
 
 
 class RunEnds(Exception):
@@ -21,15 +20,7 @@ class RunEnds(Exception):
 
 
 class RunOver(RunEnds):
-    """The run for which this process was in reserve has ended; this process has the workers' final state.
-
-    Attributes:
-      progress: the progress of the run.
-    """
-
-    def __init__(self, progress: RunProgress):
-        super().__init__()
-        self.progress = progress
+    """The run for which this process was in reserve has ended; this process has the workers' final state."""
 
 
 class AllLeave(RunEnds):
@@ -52,31 +43,26 @@ class MembershipChanges:
         parts, world = self._parts, self._world
         return not (parts.membership.due or world.in_reserve or world.needs_state_transfer or parts.members.changed)
 
-    def apply(self, progress: RunProgress) -> RunProgress:
-        """Apply all pending leaves, joins and losses. A process in reserve waits here until it joins.
-        Communicates.
-
-        Returns:
-          The run's progress: `progress`; on a joining process, that of the other workers.
+    def apply(self) -> None:
+        """Apply all pending leaves, joins and losses. A process in reserve waits here until it joins. Communicates.
 
         Raises:
           RunEnds: the run has no next step; `RunOver` on a process in reserve when the run has ended.
         """
-        self._change(progress.step)
+        self._change(self._parts.run.step)
         while self._world.in_reserve:
             self._world.wait(self._parts.engine.kernels.can_join)
             if not self._world.in_reserve:
                 self._parts.clock.restart()
         over = self._world.needs_state_transfer and not self._world.run_under_way
-        progress = self.transfer_state(progress)
+        self.transfer_state()
         if over:
-            raise RunOver(progress)
+            raise RunOver
         members = self._parts.members
         if members.changed:
             joined = members.refresh()
             self._parts.clock.forget(members.places(joined))
             self._note_initial_state(joined)
-        return progress
 
     def _note_initial_state(self, joined: Sequence[int]) -> None:
         """Add a note if workers joined whose per-worker state is not that of the workers whose slots they take."""
@@ -96,48 +82,37 @@ class MembershipChanges:
             who = ", ".join(map(str, leavers))
             self._parts.members.note(f"left after step {step}, upon a termination signal: {who}.")
 
-    def transfer_state(self, progress: RunProgress) -> RunProgress:
-        """Send the program's state to joining processes, or receive it as one of them. Communicates if any joins.
-
-        Returns:
-          The run's progress; on a joining process that of the others.
-        """
+    def transfer_state(self) -> None:
+        """Send the program's state to joining processes, or receive it as one of them. Communicates if any joins."""
         if not self._world.needs_state_transfer:
-            return progress
+            return
         parts = self._parts
         parts.hooks.catch_up(parts.sizes)
         about = f"the state of {parts.name} for joining workers"
         # Mapping new memory takes several times as long as writing, so a joining process reuses its own.
-        received = self._world.transfer_state(
-            lambda: self.pack(progress), lambda: parts.engine.workers.receive_buffers(), about
-        )
-        return progress if received is None else self.unpack(received)
+        received = self._world.transfer_state(self.pack, parts.engine.workers.receive_buffers, about)
+        if received is not None:
+            self.unpack(received)
 
-    def pack(self, progress: RunProgress) -> TransferPayload:
+    def pack(self) -> TransferPayload:
         """Return the state of this process's program, after `Hooks.catch_up`: a small picklable object, and the
         engine's replicated arrays, contiguous.
         """
-        p = self._parts
+        p, run = self._parts, self._parts.run
+        progress = run.step, run.limit, run.run_id, p.decisions.stopped, p.tracing.traced, p.skipped.in_a_row
         small = [part.export() for part in self._small_parts()]
-        return [
-            tuple(progress),
-            small,
-            p.skipped.in_a_row,
-            p.stream.cursors,
-            p.stream.place(),
-        ], p.engine.workers.export()
+        return (progress, small, p.stream.cursors, p.stream.place()), p.engine.workers.export()
 
-    def unpack(self, received: TransferPayload) -> RunProgress:
-        """Replace the state of this process's program by a result of `pack`. Returns its progress."""
-        p = self._parts
-        (progress, small, p.skipped.in_a_row, cursors, place), arrays = received
+    def unpack(self, received: TransferPayload) -> None:
+        """Replace the state of this process's program by a result of `pack`."""
+        p, run = self._parts, self._parts.run
+        (progress, small, cursors, place), arrays = received
+        run.step, run.limit, run.run_id, p.decisions.stopped, p.tracing.traced, p.skipped.in_a_row = progress
         for part, state in zip(self._small_parts(), small, strict=True):
             part.adopt(state)
         p.stream.go_on(cursors, place)
         p.engine.workers.adopt(arrays)
         p.hyperparameters.restart()
-        step, limit, stopped, run_id, traced = progress
-        return RunProgress(step, RunLimit(*limit), stopped, run_id, traced and Traced(*traced))
 
     def _small_parts(self) -> tuple[Any, ...]:
         p = self._parts

@@ -20,7 +20,6 @@ from adaptive.control.hooks import Hooks
 from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.membership import Membership
 from adaptive.control.status import Status
-from adaptive.data.shards import Shards
 from adaptive.data.stream import Stream
 from adaptive.graph.plan import Plan
 from adaptive.observe.events import Listeners
@@ -33,7 +32,7 @@ from .arguments import StateForm
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .step_checks import SkippedSteps, StepClock
-from .tracing import Traced, TraceRecorder
+from .tracing import TraceRecorder
 
 if TYPE_CHECKING:  # imported on use
     from adaptive.observe.progress import Progress
@@ -46,16 +45,6 @@ class RunLimit(NamedTuple):
 
     epoch: int | None = None
     step: int | None = None
-
-
-class RunProgress(NamedTuple):
-    """The progress of a run. Replicated."""
-
-    step: int  # steps done
-    limit: RunLimit
-    stopped: bool  # by a hook
-    run_id: str
-    traced: Traced | None = None
 
 
 @dataclass(eq=False)
@@ -142,11 +131,6 @@ class ProgramParts:
     run: RunState
 
     @property
-    def shards(self) -> Shards | None:
-        """The data, if each worker has its own."""
-        return self.data if isinstance(self.data, Shards) else None
-
-    @property
     def workers_in_words(self) -> str:
         """This process's workers, for errors."""
         first, *others = self.world.workers
@@ -155,14 +139,3 @@ class ProgramParts:
     def state_as_given(self, leaves: list[jax.Array]) -> Any:
         """Return the state in the user's structure, from its leaves."""
         return self.form.as_given(leaves, [var.aval.weak_type for var in self.plan.graph.state_vars])
-
-    @property
-    def progress(self) -> RunProgress:
-        """The progress of the run."""
-        run = self.run
-        return RunProgress(run.step, run.limit, self.decisions.stopped, run.run_id, self.tracing.traced)
-
-    @progress.setter
-    def progress(self, progress: RunProgress) -> None:
-        run = self.run
-        run.step, run.limit, self.decisions.stopped, run.run_id, self.tracing.traced = progress

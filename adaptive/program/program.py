@@ -212,7 +212,8 @@ class Program(Generic[State, Metrics]):
         """
         from .explain import explain
 
-        return explain(self._parts)
+        p = self._parts
+        return explain(p.engine, p.sizes, p.data, p.stream)
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from adaptive.operators.sources import Reading
 from adaptive.runtime.fused_step import UNDER_WAY
 from adaptive.runtime.outcome import Outcome
 
-from .membership_changes import MembershipChanges, RunEnds, RunOver
+from .membership_changes import MembershipChanges, RunEnds
 from .parts import ProgramParts
 from .reports import Reports
 from .step_checks import MOST_SKIPPED
@@ -124,9 +124,7 @@ class RunLoop:
             notes = []
             if outcome.trouble is not None or p.skipped.in_a_row:
                 notes = p.skipped.check(outcome.trouble, run.step + 1)
-        except RunEnds as end:
-            if isinstance(end, RunOver):
-                p.progress = end.progress
+        except RunEnds:
             raise
         except (NonFiniteError, WorkerError, DisagreementError) as error:  # raised on all processes
             lost = f"lost with step {run.step + 1}: start from a checkpoint"
@@ -148,7 +146,7 @@ class RunLoop:
         world.begin_run()
         while True:
             if not self.membership_changes.settled:
-                p.progress = self.membership_changes.apply(p.progress)
+                self.membership_changes.apply()
             if not p.mailboxes.make():  # members may have been lost in the exchange
                 break
         self._reports.members_changed, self._reports.epoch = True, p.stream.epoch

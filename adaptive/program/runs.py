@@ -95,7 +95,7 @@ def steps_of_run(
             unsaved = ", and saves no checkpoint, because run() has no checkpoint= with a directory"
             raise preempted(p, all_leave, "" if checkpointer else unsaved)
         p.world.end_run()
-        p.progress = loop.membership_changes.transfer_state(p.progress)
+        loop.membership_changes.transfer_state()
 
 
 def _limit(name: str, further: int | None, name_of_total: str, total: int | None, done: int) -> int | None:
