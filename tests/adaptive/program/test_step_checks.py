@@ -11,6 +11,7 @@ import pytest
 import adaptive as ad
 from adaptive.program import step_checks
 from adaptive.program.step_checks import SkippedSteps, StepClock
+from adaptive.runtime.finite import Trouble
 
 
 @pytest.mark.parametrize(("beside_compiler", "known"), [(False, [1.0, 2.0, 3.0]), (True, [nan, nan, nan])])
@@ -32,7 +33,7 @@ def test_seconds_that_do_not_measure_the_machine_are_unknown(beside_compiler, kn
 
 def test_skipped_steps_are_counted_in_a_row(monkeypatch):
     monkeypatch.setattr(step_checks, "MOST_SKIPPED", 2)
-    trouble = SimpleNamespace(causes=("the loss is NaN", "a gradient is inf"), origins=(), culprits=())
+    trouble = Trouble(["the loss is NaN", "a gradient is inf"], [], False)
     steps = SkippedSteps("skip")
     assert steps.check(trouble, 1) == ["skipped: the loss is NaN", "skipped: a gradient is inf"]
     assert (steps.check(None, 2), steps.in_a_row) == ([], 0)

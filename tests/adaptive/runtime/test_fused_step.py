@@ -202,10 +202,6 @@ def test_both_give_the_same_states_and_reports(driver, taken, on_host):
 def test_weights_that_are_equal_are_left_out_where_that_changes_no_bits(size, taken, on_host):
     options = {"global_batch": 4 * size, "resizable": False}
     mine = trained(plain, **options)
-    with comm.DeviceWorld() as world, built(plain, world=world, **options) as program:
-        program.step()
-        (compiled,) = program._parts.engine.fused._programs.values()
-        assert ("conditional(" in compiled.run.as_text()) == (size == 5)  # on whether the weights are less than 1
     assert sum(taken) >= 5
     on_host()
     same(mine[1:], trained(plain, **options)[1:])

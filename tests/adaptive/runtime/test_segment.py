@@ -12,7 +12,7 @@ from adaptive import operators
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading, Source, read
 from adaptive.runtime.message import accumulate, lay_out_all
-from adaptive.runtime.segment import FLOATS, INTS, Feed, evaluate, segment_function
+from adaptive.runtime.segment import FLOATS, INTS, Feed, apply, segment_function
 from tests.adaptive.drivers import Recorder, planned
 
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -90,7 +90,7 @@ def test_a_collective_of_replicated_values_counts_the_workers_that_take_part(col
 
     eqns = planned(driver, 0.0, workers=3).graph.eqns
     eqn = next(e for e in eqns if e.primitive.name == "collective")
-    (found,) = evaluate(eqn, [jnp.float32(3), *map(jnp.asarray, gates)], jnp.asarray(READING.taking_part))
+    (found,) = apply(eqn, [jnp.float32(3), *map(jnp.asarray, gates)], jnp.asarray(READING.taking_part))
     np.testing.assert_array_equal(found, result)
 
 
