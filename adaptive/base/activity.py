@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import sub
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .world import World
 
 
 class Breakdown(NamedTuple):
@@ -82,15 +85,6 @@ class WorkerSeconds(NamedTuple):
         return cls(input_, computing, busy, np.where(busy > 0, together - busy, 0.0).astype(busy.dtype))
 
 
-class Waits(Protocol):
-    """The part of a world that measures waiting."""
-
-    @property
-    def waited(self) -> float:
-        """Total seconds that this process has waited for other processes. Local."""
-        ...
-
-
 class Activity:
     """The current activity of the thread that runs the steps, and the seconds of each.
 
@@ -107,7 +101,7 @@ class Activity:
       message: the number of the current message, or of the last one.
     """
 
-    def __init__(self, world: Waits):
+    def __init__(self, world: World):
         self._world = world
         self.now = self._at = BETWEEN  # `_at`: at the last mark that was added up
         self._waited = world.waited

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .errors import DisagreementError, NonFiniteError, WorkerError
 from .thread_status import thread_status
@@ -27,15 +27,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Member(Protocol):
-    """An object with a name that belongs to a world."""
-
-    world: World
-    _name: str
-
-
 def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """Decorate a method of a `Member` that all processes call: if one raises, the error is reported to all.
+    """Decorate a method that all processes call: if one raises, the error is reported to all. The method's object has a
+    `world` and a `_name`.
 
     Args:
       doing: what the method does: "in evaluate of".
@@ -45,7 +39,7 @@ def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], C
         thread_status(doing.removesuffix(" of"))(method)
 
         @wraps(method)
-        def heard(self: Member, *args: P.args, **kwargs: P.kwargs) -> R:
+        def heard(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return method(self, *args, **kwargs)
             except Exception as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,24 +83,11 @@ class Sliced:
         return result.astype(first.dtype).reshape(first.shape)
 
 
-class TakesStatistics(Protocol):
-    """A `Sliced`, or its compiled functions."""
-
-    @property
-    def statistics(self) -> Callable[..., Any]:
-        """`Sliced.statistics`."""
-        ...
-
-    @property
-    def further_statistics(self) -> Callable[..., Any]:
-        """`Sliced.further_statistics`."""
-        ...
-
-
-def summed_statistics(op: TakesStatistics, rows: Any, first: Any, total: Callable[[Any], Any]) -> Any:
+def summed_statistics(op: Any, rows: Any, first: Any, total: Callable[[Any], Any]) -> Any:
     """Return the `statistics` argument of `op.reduced` for a slice.
 
     Args:
+      op: a `Sliced`, or its compiled functions.
       rows, first: as in `Sliced.statistics`.
       total: sums an array over all slices. Every slice calls it the same number of times.
     """

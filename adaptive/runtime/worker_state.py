@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,11 @@ from adaptive.graph.plan import Plan
 from .memory import memory_of
 from .segment import Address, final_results
 
+if TYPE_CHECKING:
+    from .fused_step import FusedStep
+
 States = list[list[jax.Array]]  # by local index: the leaves of the state
 OpStates = list[list[list[jax.Array]]]  # by local index: the leaves of each operator state
-
-
-class HoldsState(Protocol):
-    """Something that keeps the state in another form between its own steps: see `FusedStep`."""
-
-    def give_back(self, values: list[list[Any]]) -> None:
-        """Write the state to the first values of each worker, if this object holds it.
-
-        Raises:
-          WorkerError: the state is lost.
-        """
-
-    def forget(self) -> None:
-        """Drop the held state, because it was replaced."""
 
 
 class WorkerState:
@@ -49,7 +38,7 @@ class WorkerState:
         the order of the final segment's results, then the leaves of the state that no step changes.
       values: the values of each worker by place, by local index. Those after `places` belong to the step that runs.
         State and operator states are up to date unless `held_by` has them; `states` and `op_states` always are.
-      held_by: the object that may hold the state in another form.
+      held_by: may hold the state in another form between its own steps.
       committed: one result of the last step's final segment per worker. When they are ready, the step's receive buffers
         may be overwritten.
       revision: incremented when the members change.
@@ -77,7 +66,7 @@ class WorkerState:
         shared = [("state", i, 0) for i in range(len(of_state)) if i not in plan.local_state]
         shared += [a for a in self.places if a[0] == "op_state" and plan.op_states[a[1]].scope == Scope.ALL]
         self._shared = [self.places[address] for address in shared]  # of replicated leaves: state, then operator states
-        self.held_by: HoldsState | None = None
+        self.held_by: FusedStep | None = None
         self.present = list(range(len(world.devices)))
         self.committed: list[jax.Array] = []
 

@@ -10,23 +10,19 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from adaptive.base.ambient import current_settings
 from adaptive.runtime.memory import return_freed_memory
+
+if TYPE_CHECKING:
+    from .compiled import CompiledKernels
 
 Item = tuple[int, int | tuple[int, ...]]  # (local index of a worker, size; or microbatches of a whole step)
 
 QUIET_STEPS = 3  # undisturbed steps before each compile, from which policies can learn speeds
 _TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds after which freed memory is returned to the system
 _FIRST_PAUSE = 1.0  # maximum seconds of the first pause; later ones last at most as long as the compile before
-
-
-class KernelOwner(Protocol):
-    """The owner of a `BackgroundCompiler`, which compiles its items."""
-
-    def compile(self, local: int, size: int | tuple[int, ...]) -> None:
-        """Compile the kernels of a worker, by local index, for microbatches of `size`."""
 
 
 class BackgroundCompiler:
@@ -45,7 +41,7 @@ class BackgroundCompiler:
       pauses: whether to let steps pass between two compiles.
     """
 
-    def __init__(self, owner: KernelOwner, *, pauses: bool = False):
+    def __init__(self, owner: CompiledKernels, *, pauses: bool = False):
         self.error: BaseException | None = None
         self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
         self._beside_step = False  # whether the thread has compiled since the last step ended
