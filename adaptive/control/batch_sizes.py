@@ -227,24 +227,6 @@ class BatchSizes:
         self.shares = self.checked(shares)
         return notes + self._split_again()
 
-    def limit_local_batches(self, most: Sequence[int]) -> list[str]:
-        """Lower the workers' largest local batches, and split the global batch again, at once, if they are too large.
-
-        Args:
-          most: the most examples of each worker; shape=(capacity,). A bound that is larger than the present one has no
-            effect, and one below `Limits.multiple` counts as that.
-
-        Returns:
-          Notes: on a global batch that is too large now.
-        """
-        unit = self.limits.multiple
-        bounds = (max(unit, new // unit * unit) for new in most)
-        self.limits = self.limits._replace(upper=tuple(map(min, self.limits.upper, bounds)))
-        targets = [sizes for sizes in (self.current, self.pending, self.next) if sizes is not None]
-        if all(size <= upper for sizes in targets for size, upper in zip(sizes, self.limits.upper, strict=True)):
-            return []
-        return self._split_again()
-
     def _split_again(self) -> list[str]:
         """Split the requested global batch, as far as it is possible, over the active workers at once; return notes."""
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))

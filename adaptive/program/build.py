@@ -40,7 +40,6 @@ from adaptive.runtime.microbatches import CALL_OVERHEAD
 
 from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by, new_run_id
 from .first_plan import check_alike, first_plan, plan_for_capacity
-from .local_batch_bounds import fit_local_batches
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .parts import ProgramParts, RunState
@@ -104,14 +103,12 @@ def build(
         world,
         status=status,
         name=name,
-        kernels=_kernel_options(options, world, plan, machines, run),
+        kernels=_kernel_options(options, world, machines, run),
         finite=options.nonfinite != "allow",
         activity=activity,
         revision=revision,
     )
     _prepare_sizes(sizes, engine, options, fixed_by, revision)
-    if options.is_auto and not plan.splittable:
-        run.notes += fit_local_batches(engine, sizes, name)
     hyperparameters = Hyperparameters(plan.op_states, engine.workers.set_op_state, engine.workers.op_state)
     hooks = Hooks(plan.hooks, world.capacity, membership, hyperparameters, keep_sizes=bool(plan.one_size))
     decisions = Decisions(
@@ -153,12 +150,12 @@ def build(
     )
 
 
-def _kernel_options(options: Options, world: World, plan: Plan, machines: HostSurvey, run: RunState) -> KernelOptions:
+def _kernel_options(options: Options, world: World, machines: HostSurvey, run: RunState) -> KernelOptions:
     """Return how kernels are compiled and chosen; notes on bounds by memory go to the run's next report."""
     memory = None
     if options.is_auto:
         left = partial(bytes_left, list(world.devices), machines.on_this_host)
-        memory = MemoryBound(left, lambda note: run.notes.append(note), splittable=plan.splittable)
+        memory = MemoryBound(left, lambda note: run.notes.append(note))
     return KernelOptions(options.microbatch, options.deterministic, options.resizable, machines.compile_order, memory)
 
 

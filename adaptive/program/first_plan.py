@@ -47,6 +47,12 @@ def first_plan(
             found = plan.multiple
             if microbatch is not None and not plan.splittable:
                 raise _no_microbatches(microbatch, f"{plan.unsplittable[0]}.")
+            if options.is_auto and not plan.splittable:
+                raise DriverError(
+                    'max_local_batch="auto" bounds microbatches by memory, and this driver\'s batches cannot be split '
+                    f"into microbatches: {plan.unsplittable[0]}. Write the most examples that a worker can hold:  "
+                    "max_local_batch=64"
+                )
             if multiple % found == 0:
                 sizes.must_take(slot for message in plan.messages for c in message for slot in c.how.needed)
                 return sizes, plan

@@ -73,10 +73,8 @@ class Program(Generic[State, Metrics]):
         Default: equal.
       microbatch: the most examples in one microbatch, to limit memory. A larger local batch runs as several.
       max_local_batch: the most examples that a worker may take: one number for all, or one per worker. Or "auto": as
-        many as memory permits. Larger batches run as microbatches whose kernels fit, by XLA's report of their memory;
-        if memory runs out in a step nevertheless, the step is taken again with microbatches of half the size. Each
-        process finds its own bound. Batches of drivers that cannot be split are bounded when the program is built,
-        which then compiles its first kernels.
+        many as memory permits. Larger batches run as microbatches whose kernels fit, by XLA's report of their memory.
+        Each process finds its own bound. Not for drivers whose batches cannot be split into microbatches.
       nonfinite: what happens when a reduced value is not finite: because a worker's contribution is not, because the
         sum overflows its type, or because all weights of a mean are zero.
 

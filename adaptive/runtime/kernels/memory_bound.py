@@ -32,25 +32,20 @@ class MemoryBound:
     Args:
       left: returns the bytes that are left for one worker. Called once, before the first kernel is judged.
       note: called with a sentence for the next report when the bound changes.
-      splittable: whether larger batches can run as several microbatches. If not, the bound holds for local batches, and
-        no kernel is refused.
 
     Attributes:
       largest: the most examples in one microbatch, at least 1; `None` while no kernel was too large.
-      most: the most examples in a kernel, scaled from the last one that was judged, at least 1; `None` before.
     """
 
-    def __init__(self, left: Callable[[], float], note: Callable[[str], None], *, splittable: bool = True):
-        self._find_left, self._note, self._splittable = left, note, splittable
+    def __init__(self, left: Callable[[], float], note: Callable[[str], None]):
+        self._find_left, self._note = left, note
         self._left: float | None = None
         self._admitted = 0  # examples of the largest kernel that fits
-        self._failed = 1 << 41  # examples of the smallest kernel that ran out of memory
         self.largest: int | None = None
-        self.most: int | None = None
 
     def allows(self, size: int) -> bool:
         """Return whether a kernel of `size` examples is worth compiling."""
-        return not self._splittable or self.largest is None or size <= self.largest
+        return self.largest is None or size <= self.largest
 
     def fits(self, nbytes: int) -> bool:
         """Return whether that much memory is left."""
@@ -68,25 +63,21 @@ class MemoryBound:
           size: examples of the kernel.
           nbytes: the memory that it needs; `None` if unknown.
         """
-        if nbytes is None:
+        if nbytes is None or size == 1 or self.fits(nbytes):
+            self._admitted = max(self._admitted, size if nbytes is not None else 0)
             return True
-        fits, left = self.fits(nbytes), self._left_bytes()
-        # Part of the memory does not grow with the examples. So the scaled size is too small if the kernel fits, and
-        # too large if not; then the next kernel is judged in turn.
-        self.most = max(1, int(min(size * left / max(nbytes, 1), self._failed // 2)))
-        if fits or size == 1 or not self._splittable:
-            self._admitted = max(self._admitted, size)
-            return True
-        needs = f"a kernel of {size} needs {nbytes / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB are left"
-        self._lower(min(self.most, size - 1), needs)
+        # Part of the memory does not grow with the examples, so this is too large. Then the next kernel is judged.
+        scaled, left = int(size * self._left_bytes() / nbytes), self._left_bytes()
+        self._lower(
+            max(1, min(scaled, size - 1)),
+            f"a kernel of {size} needs {nbytes / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB are left",
+        )
         return False
 
     def refuse(self, size: int, why: str) -> bool:
         """Lower the bound below `size` examples, which ran out of memory. Returns whether that is possible."""
         if size <= 1:
             return False
-        self._failed = min(self._failed, size)
-        self.most = self._failed // 2
         if self._admitted > size // 2:  # it seemed to fit
             self._admitted = 0
         self._lower(size // 2, f"{size} ran out of memory: {why}")

@@ -275,8 +275,6 @@ def test_bounds_follow_limits_and_shares():
     assert sizes.bounds() == first
     sizes.request(Decision(shares=(1.0, 1.0, 0.0)))
     assert sizes.bounds().active == (0, 1)
-    sizes.limit_local_batches([6, 6, 6])
-    assert sizes.bounds().upper == (6, 6, 0)
     sizes.change_members([0, 2], [])
     assert sizes.bounds().active == (0,)
 

@@ -9,9 +9,9 @@ from adaptive.runtime.kernels import memory_bound
 from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left, bytes_of, ran_out_of_memory
 
 
-def bound(left=1000.0, **options):
+def bound(left=1000.0):
     notes = []
-    return MemoryBound(lambda: left / 0.9, notes.append, **options), notes
+    return MemoryBound(lambda: left / 0.9, notes.append), notes
 
 
 def compiled_with(memory, size, fixed=0, per_example=10):
@@ -61,16 +61,6 @@ def test_running_out_of_memory_halves_the_bound():
     assert memory.largest == 16
     assert not memory.refuse(1, "no room")
     assert "at most 16" in memory.in_words
-
-
-def test_batches_that_cannot_be_split_have_a_known_bound_and_no_refused_kernel():
-    memory, notes = bound(splittable=False)
-    assert memory.admit(50, 500)
-    assert memory.most == 100
-    assert memory.admit(200, 2000)
-    assert memory.most == 100
-    assert memory.allows(1 << 20)
-    assert notes == []
 
 
 def test_memory_is_asked_for_once():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,6 @@ from tests.threaded_world import Job
 COVERS = (
     "adaptive/runtime/out_of_memory.py",
     "adaptive/runtime/fused_step.py",
-    "adaptive/control/batch_sizes.py",
 )
 
 FITS = 64
@@ -70,7 +67,7 @@ def room_for_64(monkeypatch):
     """Memory for a kernel of 64 examples, and not for one of 128."""
     assert needs(2 * FITS) > 1.2 * needs(FITS)
     left = 1.1 * needs(FITS) / 0.9
-    monkeypatch.setattr("adaptive.program.local_batch_bounds.bytes_left", lambda devices, processes: left)
+    monkeypatch.setattr("adaptive.program.build.bytes_left", lambda devices, processes: left)
 
 
 @pytest.fixture
@@ -175,13 +172,6 @@ def test_a_kernel_that_cannot_be_compiled_for_lack_of_memory_is_a_smaller_one(fa
     np.testing.assert_allclose(state, trained(built(max_local_batch=None))[1], rtol=1e-5)
 
 
-def test_where_batches_cannot_be_split_what_cannot_be_compiled_bounds_them(fails_to_compile):
-    with built(unsplittable, workers=4, global_batch=200, shares=[5, 1, 1, 1]) as program:
-        assert sum(program.batch_sizes) == 200
-        assert max(program.batch_sizes) <= FITS
-        assert program.step().batch_sizes == program.batch_sizes
-
-
 def test_without_auto_the_advice_is_given_for_a_kernel_that_cannot_be_compiled(fails_to_compile):
     with built(max_local_batch=None, resizable=False) as program, pytest.raises(jax.errors.JaxRuntimeError) as found:
         program.step()
@@ -208,20 +198,6 @@ def test_an_example_that_does_not_fit_alone_ends_the_run(runs_out):
     runs_out[0][0] = 0
     with built(global_batch=1) as program, pytest.raises(ad.OutOfMemoryError, match="there is no smaller one"):
         program.step()
-
-
-@pytest.mark.usefixtures("room_for_64")
-def test_where_batches_cannot_be_split_the_worker_takes_fewer_examples():
-    with built(unsplittable, workers=4, global_batch=200, shares=[5, 1, 1, 1]) as program:
-        assert not program._parts.plan.splittable
-        sizes = program.batch_sizes
-        assert sum(sizes) == 200
-        assert max(sizes) <= 72  # about 64, where its share is 125
-        assert program.step().batch_sizes == sizes
-    with built(unsplittable, workers=2, global_batch=256) as program:
-        report = program.step()
-        assert sum(report.batch_sizes) < 150
-        assert any("global batch 256 clipped to" in note for note in report.notes)
 
 
 class Fails:
@@ -281,38 +257,9 @@ def test_processes_with_less_memory_run_smaller_microbatches_and_all_get_the_sam
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-def test_if_batches_cannot_be_split_processes_exchange_their_bounds(monkeypatch):
-    monkeypatch.setattr("adaptive.program.local_batch_bounds.bytes_left", lambda devices, processes: share.left)
-    share = threading.local()
-    small = 1.1 * needs(FITS) / 0.9
-
-    def script(world):
-        share.left = small if world.rank else 1e12
-        options = {"max_local_batch": "auto", "deterministic": True}
-        with ad.Program(
-            unsplittable, jnp.full((64, 4), 0.1), DATA, global_batch=300, world=world, **options
-        ) as program:
-            return [program.batch_sizes, program.step().batch_sizes, program._parts.sizes.limits.upper]
-
-    found = Job(2).run(script)
-    assert found[0] == found[1]
-    sizes, ran, upper = found[0]
-    assert sizes == ran
-    assert sum(sizes) == 300
-    assert sizes[1] <= 72 < 200 < sizes[0]
-    assert upper[1] <= 72 < upper[0]
-
-
-def test_where_batches_cannot_be_split_memory_that_runs_out_on_one_of_several_processes_ends_the_run(runs_out):
-    runs_out[0][0] = 16
-
-    def script(world):
-        options = {"max_local_batch": "auto", "deterministic": True}
-        with ad.Program(unsplittable, jnp.full((64, 4), 0.1), DATA, global_batch=64, world=world, **options) as program:
-            program.step()
-
-    with pytest.raises(ad.OutOfMemoryError, match=r"max_local_batch=16"):
-        Job(2).run(script)
+def test_a_driver_whose_batches_cannot_be_split_needs_a_number():
+    with pytest.raises(ad.DriverError, match=r"cannot be split into microbatches: (?s:.*)max_local_batch=64"):
+        built(unsplittable, workers=2)
 
 
 # --- one program over all devices -------------------------------------------------------------------------------------
