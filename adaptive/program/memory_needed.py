@@ -82,8 +82,8 @@ def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
 
 def _constants(engine: Engine) -> Iterable[Any]:
     """Yield each constant once, even if several programs read it."""
-    arrays = [c for values in engine.context.consts.values() for c in values[0].values()]
-    arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.consts.values()]
+    arrays = [c for values in engine.context.programs.consts.values() for c in values[0].values()]
+    arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.call.consts.values()]
     return {id(c): c for c in arrays}.values()
 
 

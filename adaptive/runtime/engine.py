@@ -24,12 +24,13 @@ from .fused_program import why_not
 from .fused_step import FusedStep, mesh_for
 from .host_step import HostStep
 from .kernels import KernelOptions, Kernels
-from .microbatch_segments import MicrobatchSegments, Plans, consts_of
+from .microbatch_segments import Plans
 from .microbatches import Microbatches
 from .neutral import NeutralContributions
 from .out_of_memory import check_memory
 from .outcome import Outcome
 from .programs import Programs
+from .segment import microbatch_functions
 from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan, bytes_per_execution
 from .worker_state import OpStates, States, WorkerState
 
@@ -74,7 +75,7 @@ class Engine:
         compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
         self.min_microbatches = 2 if world.capacity == 1 and compares_groups else 1
         self.kernels = Kernels(
-            MicrobatchSegments(plans, steps.feed, status.length),
+            lambda examples: microbatch_functions(plans(examples), steps.feed, status.length),
             world.devices,
             splittable=plan.splittable,
             min_microbatches=self.min_microbatches,
@@ -84,25 +85,15 @@ class Engine:
             revision=revision,
         )
         self.workers = WorkerState(plan, state, world, revision)
-        segments = {**{("prologue", level): s for level, s in plan.prologues.items()}, ("final", 0): plan.final}
-        constants = self.kernels.compiled.constants
         ctx = self.context = StepContext(
             step_plan=steps,
             world=world,
             workers=self.workers,
             kernels=self.kernels,
             programs=Programs(
-                *(plan, steps.feed, steps.layouts, world.devices),
-                label=steps.label,
+                *(plan, steps.feed, steps.layouts, world.devices, self.kernels.compiled.constants), label=steps.label
             ),
             neutral=NeutralContributions(plan, steps.layouts, world),
-            consts={
-                which: [
-                    {address: constants.on(device, value) for address, value in consts_of(plan, segment).items()}
-                    for device in world.devices
-                ]
-                for which, segment in segments.items()
-            },
             channels=[
                 world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], layout.status, (name, number))
                 for number, layout in enumerate(steps.layouts)

@@ -40,9 +40,8 @@ from adaptive.operators.sources import EXAMPLES, FIXED, MICROBATCHES, OFFSET, ST
 
 from .compile import compile_over
 from .message import accumulate, lay_out_all
-from .microbatch_segments import consts_of
 from .microbatches import Microbatches
-from .segment import FLOATS, INTS, Address, Feed, final_results, segment_function
+from .segment import FLOATS, INTS, Address, Feed, consts_of, final_results, segment_function
 
 if TYPE_CHECKING:
     from .step_plan import StepContext

@@ -13,6 +13,7 @@ from adaptive.base.reductions import Reduction
 from adaptive.graph.plan import Plan
 
 from .compile import compile_segment
+from .constants import Constants
 from .kernels.memory_bound import ran_out_of_memory
 from .message import Layout, accumulate
 from .segment import Feed, SegmentFunction, segment_function
@@ -41,12 +42,23 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
     Args:
       label: prefix of the programs' names.
       devices: one per worker of this process.
+      constants: copies arrays to devices.
 
     Attributes:
       segments: the prologues and the final segment as functions, by kind and level.
+      consts: the arrays of the driver's closure that these read, by local index.
     """
 
-    def __init__(self, plan: Plan, feed: Feed, layouts: Sequence[Layout], devices: Sequence[jax.Device], *, label: str):
+    def __init__(
+        self,
+        plan: Plan,
+        feed: Feed,
+        layouts: Sequence[Layout],
+        devices: Sequence[jax.Device],
+        constants: Constants,
+        *,
+        label: str,
+    ):
         super().__init__()
         self._plan, self._layouts = plan, layouts
         self._devices, self._label = devices, label
@@ -54,6 +66,10 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         self.segments: dict[Segment, SegmentFunction] = {
             **{("prologue", level): segment_function(plan, s, feed, layouts) for level, s in plan.prologues.items()},
             ("final", 0): segment_function(plan, plan.final, feed, layouts),
+        }
+        self.consts = {
+            which: [{address: constants.on(device, x) for address, x in call.consts.items()} for device in devices]
+            for which, call in self.segments.items()
         }
         self._sums = self._sum_programs()
         self._lock = threading.Lock()  # the compiler's thread and the steps' thread may need the same sum

@@ -11,7 +11,7 @@ schedule needs. An operation takes its arguments from places of that list, and p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -254,7 +254,7 @@ class _WorkerPlaces:
         self.values += [None] * count
         return Range(self.values, start, count)
 
-    def _fixed(self, values: dict[Address, Any], places: dict[Address, int]) -> None:
+    def _fixed(self, values: Mapping[Address, Any], places: dict[Address, int]) -> None:
         """Put values in new places, where they stay."""
         place = self._new(list(values), places)
         self.values[place.places] = values.values()
@@ -309,7 +309,7 @@ class _WorkerPlaces:
         self,
         run: Callable[..., list[Any]],
         call: SegmentFunction,
-        consts: dict[Address, Any],
+        consts: Mapping[Address, Any],
         own: dict[Address, int],
         results: slice,
         name: str,
@@ -326,7 +326,7 @@ class _WorkerPlaces:
             programs, which = self._ctx.programs, ("prologue", level)
             call, run = programs.segments[which], programs[*which, self._local_index]
             results = self.temporary(call.results).places
-            consts = self._ctx.consts[which][self._local_index]
+            consts = programs.consts[which][self._local_index]
             yield self._operation(run, call, consts, {}, results, f"once, before message {level + 1}")
 
     def kernels(self, level: int) -> Iterator[BoundProgram]:
@@ -341,7 +341,7 @@ class _WorkerPlaces:
             kernel = self._ctx.kernels.kernel(self._local_index, size, level)
             results = self.temporary(kernel.call.results, own if n else None)
             name = f"{size} examples"
-            yield self._operation(kernel.run, kernel.call, kernel.consts, own, results.places, name)
+            yield self._operation(kernel.run, kernel.call, kernel.call.consts, own, results.places, name)
             parts = [address for address in kernel.call.results if address[0] == "part"]
             if n and parts:
                 added = [places[address] for places in (self.places, own) for address in parts]
@@ -354,7 +354,7 @@ class _WorkerPlaces:
         """Return the final operation."""
         programs, plan = self._ctx.programs, self._plan
         call, run = programs.segments["final", 0], programs["final", 0, self._local_index]
-        consts = self._ctx.consts["final", 0][self._local_index]
+        consts = programs.consts["final", 0][self._local_index]
         keeps = []
         if not self.microbatches:
             local: list[Address] = [("state", i, 0) for i in plan.changed_state if i in plan.local_state]

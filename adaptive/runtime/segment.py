@@ -6,8 +6,9 @@ compiled program costs microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from adaptive.operators.collectives import collective_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import ALONE, WORKER, Reading, Source
 
-from .message import LARGE_BYTES, Layout, pack, unpack_per_use
+from .message import LARGE_BYTES, Layout, lay_out_all, pack, unpack_per_use
 
 # Elementwise operations and reductions of optimizers and monitors, which are cheap to fuse with a preceding division.
 _FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
@@ -106,6 +107,7 @@ class SegmentFunction(NamedTuple):
       arguments, results: the addresses of its arguments and results, in order.
       shapes: those of its arguments.
       donated: the number of arguments, from the first on, whose memory results may take.
+      consts: the arrays of the driver's closure that it reads, by address.
     """
 
     run: Callable[..., list[Any]]
@@ -113,6 +115,7 @@ class SegmentFunction(NamedTuple):
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     results: tuple[Address, ...]
     donated: int = 0
+    consts: Mapping[Address, Any] = MappingProxyType({})
 
 
 def segment_function(
@@ -179,7 +182,23 @@ def segment_function(
             out += pack(layout, contributed, weights, worker=ints[0], first=floats[0])
         return out
 
-    return SegmentFunction(run, arguments, tuple(shapes.values()), results, donated)
+    return SegmentFunction(run, arguments, tuple(shapes.values()), results, donated, consts_of(plan, segment))
+
+
+def microbatch_functions(plan: Plan, feed: Feed, status: int) -> dict[int, SegmentFunction]:
+    """Return the segments of a plan that run for each microbatch, by level.
+
+    Args:
+      status: the number of elements of the status.
+    """
+    layouts = lay_out_all(plan.messages, capacity=plan.graph.capacity, status=status)
+    return {level: segment_function(plan, segment, feed, layouts) for level, segment in plan.microbatches.items()}
+
+
+def consts_of(plan: Plan, segment: Segment) -> dict[Address, Any]:
+    """Return the arrays of the driver's closure that a segment reads, by address."""
+    values = list(plan.graph.consts.values())
+    return {("const", i, 0): values[i] for i in segment.reads("const")}
 
 
 def sends_of(plan: Plan, segment: Segment) -> Sequence[int]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-import jax
 import numpy as np
 
 from adaptive.base.activity import Activity
@@ -25,7 +24,7 @@ from .message import Layout, lay_out_all
 from .microbatch_segments import Plans
 from .neutral import NeutralContributions
 from .programs import Programs
-from .segment import Address, Feed
+from .segment import Feed
 from .worker_state import WorkerState
 
 
@@ -103,7 +102,6 @@ class StepContext:
 
     Attributes:
       neutral: contributions of workers without examples.
-      consts: arrays of the driver's closure for segments that are compiled once, by kind and level, and local index.
       channels: one for each message.
       waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
       timeline: the timeline, while a trace is recorded. Steps then wait for each microbatch, to time it.
@@ -115,7 +113,6 @@ class StepContext:
     kernels: Kernels
     programs: Programs
     neutral: NeutralContributions
-    consts: dict[tuple[str, int], list[dict[Address, jax.Array]]]
     channels: list[Channel]
     status: StatusLike
     activity: Activity

@@ -15,9 +15,8 @@ import jax
 from adaptive.base.revision import Revision
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.constants import Constants
-from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from adaptive.runtime.microbatches import Microbatches
-from adaptive.runtime.segment import Address, SegmentFunction
+from adaptive.runtime.segment import SegmentFunction
 
 from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory, temporary_bytes
 
@@ -33,14 +32,12 @@ class Kernel:
 
     Attributes:
       run: the compiled segment.
-      call: the segment: its arguments and results.
-      consts: the arrays that the driver closed over, by address.
+      call: the segment: its arguments and results; its constants are on the device.
       batch_bytes: bytes of the examples that it reads.
     """
 
     run: Callable[..., list[Any]]
     call: SegmentFunction
-    consts: dict[Address, Any]
     batch_bytes: int = 0
 
 
@@ -79,7 +76,7 @@ class CompiledKernels:
 
     def __init__(
         self,
-        calls: Callable[[int], Mapping[int, MicrobatchSegment]],
+        calls: Callable[[int], Mapping[int, SegmentFunction]],
         devices: Sequence[jax.Device],
         revision: Revision,
         name: str,
@@ -95,7 +92,7 @@ class CompiledKernels:
         self.temporaries: tuple[int, int] | None = None
         self.compile_step: Callable[[Microbatches], None] = lambda microbatches: None
         self.compile_sums: Callable[[], None] = lambda: None
-        self._traced: dict[int, Mapping[int, MicrobatchSegment]] = {}
+        self._traced: dict[int, Mapping[int, SegmentFunction]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
 
     def compile(self, local_index: int, size: int | Microbatches) -> None:
@@ -172,13 +169,13 @@ class CompiledKernels:
                     del self._traced[next(iter(self._traced))]
             traced = self._traced[size]
         kernels = {}
-        for level, (call, values) in traced.items():
+        for level, call in traced.items():
             name = f"{self._name}microbatch_{level}_{size}"
             run = compile_segment(call.run, call.shapes, device, name=name)
-            consts = {address: self.constants.on(device, value) for address, value in values.items()}
+            consts = {address: self.constants.on(device, value) for address, value in call.consts.items()}
             batch = [shape for (kind, *_), shape in zip(call.arguments, call.shapes, strict=True) if kind == "batch"]
             rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in batch)
-            kernels[level] = Kernel(run, call, consts, rows)
+            kernels[level] = Kernel(run, call._replace(consts=consts), rows)
         if self.temporaries is None and (nbytes := temporary_bytes([k.run for k in kernels.values()])) is not None:
             self.temporaries = size, nbytes
         self.compile_times[size, start] = end = time.perf_counter()

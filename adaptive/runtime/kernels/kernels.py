@@ -19,7 +19,6 @@ from adaptive.base.cores import n_cores
 from adaptive.base.revision import Revision
 from adaptive.base.thread_status import thread_status
 from adaptive.runtime.cache import compile_order
-from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from adaptive.runtime.microbatches import (
     OWN_KERNEL_AFTER,
     Microbatches,
@@ -29,6 +28,7 @@ from adaptive.runtime.microbatches import (
     largest_in_cache,
     missing_buckets,
 )
+from adaptive.runtime.segment import SegmentFunction
 
 from .background_compiler import BackgroundCompiler
 from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
@@ -107,7 +107,7 @@ class Kernels:
 
     def __init__(
         self,
-        calls: Callable[[int], Mapping[int, MicrobatchSegment]],
+        calls: Callable[[int], Mapping[int, SegmentFunction]],
         devices: Sequence[jax.Device],
         *,
         splittable: bool,

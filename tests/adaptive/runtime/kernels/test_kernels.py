@@ -18,7 +18,6 @@ from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels.kernels import _KEPT as KEPT
-from adaptive.runtime.microbatch_segments import MicrobatchSegment
 from adaptive.runtime.microbatches import OWN_KERNEL_AFTER
 from adaptive.runtime.segment import SegmentFunction
 from tests.adaptive.drivers import HeldCompiler
@@ -35,7 +34,7 @@ DEADLINE = limit(60)  # seconds, for what happens in a moment
 def trace(size):
     """A segment that sums a batch, on level 0."""
     shapes = (jax.ShapeDtypeStruct((size,), jnp.float32),)
-    return {0: MicrobatchSegment(SegmentFunction(lambda batch: [batch.sum()], (("batch", 0, 0),), shapes, ()), {})}
+    return {0: SegmentFunction(lambda batch: [batch.sum()], (("batch", 0, 0),), shapes, ())}
 
 
 @pytest.fixture
