@@ -52,16 +52,15 @@ def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], C
     return decorate
 
 
-def report_failure(world: World, where: str, error: BaseException, *, known: bool | None = None) -> None:
+def report_failure(world: World, where: str, error: BaseException) -> None:
     """Report to the other processes that this one has failed, unless they know.
 
     Returns when they have received the report, or after `PATIENCE_SECONDS`.
 
     Args:
       where: "in step 4 of program 1 ('train')".
-      known: whether they know already; by default `is_known(error)`.
     """
-    if world.processes == 1 or (is_known(error) if known is None else known):
+    if world.processes == 1 or is_known(error):
         return
     with suppress(AttributeError):
         error.known_by_all = True  # type: ignore[attr-defined]

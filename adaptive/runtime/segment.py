@@ -124,8 +124,6 @@ def segment_function(
     feed: Feed,
     layouts: Sequence[Layout],
     *,
-    sends: Sequence[int] | None = None,
-    outputs: Sequence[Atom] | None = None,
     taken_as: Callable[[Var, Any], Any] = lambda var, value: value,
     as_one: Set[Var] = frozenset(),
 ) -> SegmentFunction:
@@ -133,15 +131,12 @@ def segment_function(
 
     Args:
       layouts: of the plan's messages.
-      sends: the numbers of the messages whose parts it packs; by default those of its level.
-      outputs: its results before the parts; by default the segment's own.
       taken_as: maps a variable and its computed value to the value that the rest of the segment uses; traced.
       as_one: weights of means that are equal on all workers, so that 1 is used in their place.
     """
-    if outputs is None:
-        outputs = plan.final_outputs if segment.kind == "final" else segment.outputs
+    outputs = plan.final_outputs if segment.kind == "final" else segment.outputs
     eqns, uses = segment.eqns, _separate_uses(segment, outputs)
-    sent = sends_of(plan, segment) if sends is None else sends
+    sent = _sends_of(plan, segment)
     results = final_results(plan) if segment.kind == "final" else _results(segment, len(outputs), layouts, sent)
     shapes = _arguments(segment, feed, layouts, results)
     arguments, donated = tuple(shapes), len(shapes.keys() & set(results))
@@ -201,7 +196,7 @@ def consts_of(plan: Plan, segment: Segment) -> dict[Address, Any]:
     return {("const", i, 0): values[i] for i in segment.reads("const")}
 
 
-def sends_of(plan: Plan, segment: Segment) -> Sequence[int]:
+def _sends_of(plan: Plan, segment: Segment) -> Sequence[int]:
     """Return the numbers of the messages that a segment packs."""
     if segment.kind == "final" or (segment.kind == "prologue" and segment.level in plan.microbatches):
         return ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.operators.sources import Reading
 from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.message import lay_out_all
 from adaptive.runtime.segment import FLOATS, INTS, Feed, segment_function
 from tests.adaptive.drivers import batch_of, planned, traced
 
@@ -100,7 +103,8 @@ def keys_in(examples, reading):
     segment = plan.microbatches[0]
     (sent,) = plan.messages[0]
     floats, ints = feed.for_microbatch(feed.measure(reading), reading, 0, reading.examples)
-    call = segment_function(plan, segment, feed, [], sends=(), outputs=[sent.value])
+    layouts = lay_out_all(plan.messages, capacity=plan.graph.capacity, status=0)
+    call = segment_function(plan, replace(segment, outputs=(sent.value,)), feed, layouts)
     consts = list(plan.graph.consts.values())
     given = {FLOATS: floats, INTS: ints, **{("const", i, 0): consts[i] for i in segment.reads("const")}}
     return np.asarray(call.run(*map(given.get, call.arguments))[0])
