@@ -65,7 +65,7 @@ class FiniteCheck:
         each = zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
         for c, e, w in sorted(each, key=lambda found: (found[1].part, found[1].offset)):
             new = _Range(e.part, e.offset, e.offset + e.size, w.offset if w else -1, np.dtype(c.result.aval.dtype))
-            if not must_be_finite(c):
+            if not must_be_finite(c) or not e.size:
                 continue
             if joined and joined[-1]._replace(start=new.start, stop=new.stop) == new and joined[-1].stop == new.start:
                 joined[-1] = joined[-1]._replace(stop=new.stop)
@@ -142,7 +142,11 @@ class FiniteCheck:
         for i, c, values, weight in self._each(parts):
             if not self._is_weight(weight, must_be_finite(c)):
                 found.weightless.append((i, weight))
-            elif must_be_finite(c) and not _largest(values) / weight < _limit(np.dtype(c.result.aval.dtype)):
+            elif (
+                must_be_finite(c)
+                and values.size
+                and not _largest(values) / weight < _limit(np.dtype(c.result.aval.dtype))
+            ):
                 found.too_large.append(i)
         return found
 
