@@ -24,6 +24,7 @@ from adaptive.observe.report import Report
 from adaptive.runtime import programs as _programs
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels import compiled as _kernels
+from adaptive.runtime.kernels.background_compiler import Job, KernelJob
 
 FEATURES = 3
 HERE = Path(__file__).parent
@@ -92,21 +93,24 @@ def sizes_of(reports: Sequence[ad.Report]) -> list[tuple[int, ...]]:
 
 
 class HeldCompiler:
-    """Stands in for the background compiler: keeps requested sizes until the test releases them."""
+    """Stands in for the background compiler: keeps requested kernels, as (local index, size), until they are released.
+
+    Other jobs are left out.
+    """
 
     def __init__(self, kernels: Kernels):
         self.kernels, self.asked, self.error = kernels, [], None
         self._was_busy = False
         kernels._compiler = self
 
-    def put(self, local: int, size: int, *, urgent: bool = False) -> None:
+    def put(self, job: Job, *, urgent: bool = False) -> None:
         del urgent
-        if (local, size) not in self.asked:
-            self.asked.append((local, size))
+        if isinstance(job, KernelJob) and (job.local_index, job.size) not in self.asked:
+            self.asked.append((job.local_index, job.size))
 
-    def drop(self, local: int, size: int) -> None:
-        if (local, size) in self.asked:
-            self.asked.remove((local, size))
+    def drop(self, job: KernelJob) -> None:
+        if (job.local_index, job.size) in self.asked:
+            self.asked.remove((job.local_index, job.size))
 
     @property
     def idle(self) -> bool:

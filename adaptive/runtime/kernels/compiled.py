@@ -18,11 +18,10 @@ from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.segment import SegmentFunction
 
+from .background_compiler import Job, KernelJob, StepJob, SumsJob
 from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory, temporary_bytes
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
-NO_WORKER = -1  # replaces a local index for a program of all workers
-SUMS = 0  # replaces a size, with `NO_WORKER`: the programs that sum parts of several microbatches
 _TRACES = 2  # number of sizes whose traces are kept for other devices of this process
 
 
@@ -95,14 +94,18 @@ class CompiledKernels:
         self._traced: dict[int, Mapping[int, SegmentFunction]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
 
-    def compile(self, local_index: int, size: int | Microbatches) -> None:
-        """Compile the kernels of one size, and wait for them. With `NO_WORKER`: programs of all workers."""
-        if isinstance(size, tuple):
-            self.compile_step(size)
-            return
-        if local_index == NO_WORKER:
-            self.compile_sums()
-            return
+    def carry_out(self, job: Job) -> None:
+        """Carry out a job of the background compiler."""
+        match job:
+            case KernelJob():
+                self.compile(job.local_index, job.size)
+            case StepJob():
+                self.compile_step(job.microbatches)
+            case SumsJob():
+                self.compile_sums()
+
+    def compile(self, local_index: int, size: int) -> None:
+        """Compile the kernels of one size, and wait for them."""
         if size in self.ready[local_index]:
             return
         device = self.devices[local_index]

@@ -10,6 +10,7 @@ One class requests, chooses and evicts kernels, because all three use the same s
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -30,8 +31,8 @@ from adaptive.runtime.microbatches import (
 )
 from adaptive.runtime.segment import SegmentFunction
 
-from .background_compiler import BackgroundCompiler
-from .compiled import NO_WORKER, SUMS, CompiledKernels, Counters, Kernel
+from .background_compiler import BackgroundCompiler, KernelJob, StepJob, SumsJob
+from .compiled import CompiledKernels, Counters, Kernel
 from .options import KernelOptions
 
 _MORE = 2  # maximum ratio of the number of microbatches of the compiled kernels to that with all buckets
@@ -126,7 +127,7 @@ class Kernels:
         self.busy = False
         self._on_cpu = devices[0].platform == "cpu"
         self.few_cores = self._on_cpu and n_cores() < _FEW_CORES
-        self._compiler = BackgroundCompiler(self.compiled, pauses=self.few_cores)
+        self._compiler = BackgroundCompiler(self.compiled)
 
     @property
     def counters(self) -> Counters:
@@ -254,7 +255,7 @@ class Kernels:
         if worker.own == size:
             return
         if worker.own not in self.compiled.buckets:
-            self._compiler.drop(local_index, worker.own)
+            self._compiler.drop(KernelJob(local_index, worker.own))
         worker.own = size
         self._evict(local_index)
         self._put(local_index, size)
@@ -360,7 +361,7 @@ class Kernels:
             if worker.asked == size:
                 continue
             if not self.splittable:
-                self._compiler.drop(local_index, worker.asked)
+                self._compiler.drop(KernelJob(local_index, worker.asked))
             worker.asked = size
             self._evict(local_index)
             if not self.can_make(local_index, size):
@@ -381,7 +382,7 @@ class Kernels:
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
         if size not in self.compiled.ready[local_index]:
             self.busy = True
-            self._compiler.put(local_index, size, urgent=urgent)
+            self._compiler.put(KernelJob(local_index, size), urgent=urgent)
 
     def _evict(self, local_index: int) -> None:
         """Drop the kernels that a worker does not need. Called between steps only, by their thread."""
@@ -395,12 +396,12 @@ class Kernels:
 
     def ask_for_step(self, microbatches: Microbatches) -> None:
         """Queue `CompiledKernels.compile_step(microbatches)` in the background, before kernels that are not urgent."""
-        self._compiler.put(NO_WORKER, microbatches, urgent=True)
+        self._compiler.put(StepJob(microbatches), urgent=True)
 
     def ask_for_sums(self) -> None:
         """Queue `CompiledKernels.compile_sums` in the background, before the kernels of buckets."""
         if self.splittable and self.resizable:
-            self._compiler.put(NO_WORKER, SUMS, urgent=True)
+            self._compiler.put(SumsJob(), urgent=True)
 
     # --- the background compiler --------------------------------------------------------------------------------------
 
@@ -413,7 +414,8 @@ class Kernels:
     def buckets_compiled(self) -> tuple[int, int]:
         """(Compiled kernels of the worker with fewest, number it will have). May be read from any thread."""
         compiled = min(map(len, self.compiled.ready))
-        return compiled, compiled + self._compiler.most_waiting()
+        waiting = Counter(job.local_index for job in self._compiler.unfinished() if isinstance(job, KernelJob))
+        return compiled, compiled + max(waiting.values(), default=0)
 
     @thread_status("waiting for kernels", compiles=True)
     def finish(self) -> None:
@@ -422,10 +424,10 @@ class Kernels:
         Raises:
           Exception: the error of the background compiler.
         """
-        with self._compiler.without_pauses():
-            while not self.warm:
-                self.check()
-                time.sleep(0.005)
+        while not self.warm:
+            self.check()
+            time.sleep(0.005)
+        self._compiler.step_ended()  # what was waited for did not disturb a step
 
     def check(self) -> None:
         """Raise the error of the background compiler, if it has failed."""

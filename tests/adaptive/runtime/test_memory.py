@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from adaptive.runtime.kernels import background_compiler as _background
-from adaptive.runtime.kernels.background_compiler import BackgroundCompiler
+from adaptive.runtime.kernels.background_compiler import BackgroundCompiler, SumsJob
 from adaptive.runtime.memory import memory_of, return_freed_memory
 from tests.speed import limit
 
@@ -58,7 +58,7 @@ def test_freed_memory_is_returned():
 
 
 class Nothing:
-    def compile(self, local, size):
+    def carry_out(self, job):
         pass
 
 
@@ -68,7 +68,7 @@ def test_the_background_compiler_returns_memory_when_it_has_no_work(monkeypatch)
     monkeypatch.setattr(_background, "return_freed_memory", returned.set)
     owner = Nothing()
     compiler = BackgroundCompiler(owner)
-    compiler.put(0, 4)
+    compiler.put(SumsJob())
     assert returned.wait(limit(30))
     assert compiler.idle
     compiler.close()
