@@ -1,34 +1,50 @@
-"""The parts of a program, and the state of its run."""
+"""The parts of a program, built from its arguments, and the state of its run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import proxy
 
 import jax
 
 from adaptive.base.activity import Activity
 from adaptive.base.ambient import AmbientContext
 from adaptive.base.revision import Revision
+from adaptive.base.roster import Roster
+from adaptive.base.signals import pending_termination
+from adaptive.base.source_lines import at
 from adaptive.base.world import World
-from adaptive.control.batch_sizes import BatchSizes
+from adaptive.control.batch_sizes import NOT_RESIZABLE
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
+from adaptive.control.hosts import HostSurvey
 from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.membership import Membership
+from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import Status
+from adaptive.data.shards import stream_of
 from adaptive.data.stream import Stream
+from adaptive.graph.draws import notes_on_draws
 from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
-from adaptive.observe.origin import RunOrigin
+from adaptive.observe.origin import RunOrigin, process_started
 from adaptive.observe.run_warnings import RunWarnings
 from adaptive.observe.sinks import SinkThread
+from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
+from adaptive.runtime.kernels import KernelOptions
+from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left
+from adaptive.runtime.microbatches import CALL_OVERHEAD
 
-from .arguments import StateForm
+from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by, new_run_id
+from .first_plan import check_alike, first_plan, plan_for_capacity
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .step_checks import SkippedSteps, StepClock
@@ -85,50 +101,146 @@ class RunState:
             if output is not None:
                 output.log(values, self.step)
 
+    def note(self, text: str) -> None:
+        """Add a note to the next report."""
+        self.notes.append(text)
+
     def flush_logs(self) -> None:
         """Write all steps so far to the logs. Local."""
         if self.sinks is not None:
             self.sinks.flush()
 
 
-@dataclass(eq=False)
 class ProgramParts:
-    """The parts of a program, created by `build`. None refers to the program itself.
+    """The parts of a program. None refers to the program itself.
+
+    They are built in an order that is the same on all processes, because building communicates.
+
+    Args:
+      driver, state, data, options: the arguments of `Program`.
+      name: the program's name in errors and messages.
+      ambient: the context in which to trace the driver.
 
     Attributes:
-      name: the program's name in errors and messages.
       build_digests: digests that processes compare if a message does not match: see `World.build_digests`.
       revision: incremented by every change on which prepared steps depend.
       members: the members for which the parts' state is valid.
+
+    Raises:
+      DriverError: see `Program`, also for `DataError`, `BatchSizeError` and `DisagreementError`.
     """
 
-    name: str
-    world: World
-    ambient: AmbientContext
-    seed: int
-    form: StateForm
-    data: Any
-    plan: Plan
-    build_digests: Mapping[str, str]
-    revision: Revision
-    stream: Stream
-    sizes: BatchSizes
-    membership: Membership
-    digest: DecisionDigest
-    status: Status
-    activity: Activity
-    engine: Engine
-    hyperparameters: Hyperparameters
-    hooks: Hooks
-    decisions: Decisions
-    members: MemberTracker
-    mailboxes: ProgramMailboxes
-    clock: StepClock
-    skipped: SkippedSteps
-    listeners: Listeners
-    tracing: TraceRecorder
-    run_warnings: RunWarnings
-    run: RunState
+    def __init__(
+        self,
+        driver: Driver,
+        state: Any,
+        data: Any,
+        options: Options,
+        *,
+        world: World,
+        name: str,
+        ambient: AmbientContext,
+    ):
+        began = time.time()
+        self.world, self.name, self.ambient = world, name, ambient
+        check_driver(driver)
+        options = options.checked()
+        roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
+        self.data, self.seed = stream_of(data, world.capacity, world.workers, world), options.seed
+        self.form, leaves = StateForm.of(made_by(state), options.per_worker_state)
+        on_device = world.devices[0].platform != "cpu"
+        self.stream = Stream(self.data, seed=self.seed, workers=world.workers, beside=on_device)
+        planner = Planner(
+            *(driver, self.form.shapes, self.data.shapes),
+            capacity=world.capacity,
+            local_state=self.form.local,
+            ambient=ambient,
+        )
+        self.sizes, self.plan = first_plan(planner, self.data, world, roster.members, options)
+        settings = {"batch sizes": self.sizes.current, **options.settings}
+        whole = partial(plan_for_capacity, planner, self.sizes.limits, options.global_batch, options.microbatch)
+        self.build_digests = check_alike(world, name, self.form, leaves, self.data, self.plan, settings, whole)
+        built_in(world)
+        self.mailboxes = ProgramMailboxes(world, self.plan, planner.mailboxes, name)
+        if world.processes > 1:
+            share_compilations()
+        machines, self.revision = HostSurvey(world, f"machines of {name}"), Revision()
+        notes = [*self.data.notes, *self.plan.unused, *_of_fixed_sizes(self.plan), *notes_on_draws(self.plan)]
+        self.run = RunState(new_run_id(world, name), notes=notes)
+        fixed_by = NOT_RESIZABLE
+        if self.plan.one_size:
+            options = replace(options, resizable=False)
+            fixed_by = f"{self.plan.one_size}. Gather values whose shape does not depend on the batch."
+        self._prepare_status(options, roster, fixed_by)
+        self.engine = Engine(
+            planner,
+            leaves,
+            world,
+            status=self.status,
+            name=name,
+            kernels=_kernel_options(options, world, machines, self.run.note),
+            finite=options.nonfinite != "allow",
+            activity=self.activity,
+            revision=self.revision,
+        )
+        self._prepare_sizes(options, fixed_by)
+        self._prepare_hooks(heterogeneous=machines.heterogeneous)
+        self.members = MemberTracker(world, self.engine, self.hooks, self.sizes, roster)
+        self._prepare_reports(options)
+        self.run.origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
+
+    def _prepare_status(self, options: Options, roster: Roster, fixed_by: str) -> None:
+        """Create the parts that write into the status of each step."""
+        plan = self.plan
+        self.digest = DecisionDigest({each.hook.name: each.line for each in plan.hooks})
+        self.activity = Activity(self.world)
+        self.membership = Membership(
+            self.world,
+            in_status=any(m.travels and m.gate is None for m in plan.messages),
+            resizable=options.resizable,
+            fixed_by=fixed_by,
+            needed=self.sizes.needed,
+            termination=pending_termination,
+            roster=roster,
+            revision=self.revision,
+        )
+        self.status = Status(self.world, self.digest, self.sizes, self.membership)
+
+    def _prepare_sizes(self, options: Options, fixed_by: str) -> None:
+        """Let new batch sizes wait for their kernels."""
+        engine, sizes, splittable = self.engine, self.sizes, self.plan.splittable
+        expect = partial(Engine.expect, proxy(engine))  # weak, because the engine's status refers to the sizes
+        sizes.limits = sizes.limits._replace(call_overhead=CALL_OVERHEAD if splittable else 0.0)
+        sizes.take_effect(
+            KernelsOf(engine.kernels, self.world.workers, expect),
+            one_by_one=not splittable,
+            # Without a status no process knows whether all are ready. In deterministic programs speeds must not decide.
+            waits=options.deterministic or not engine.has_status,
+            resizable=options.resizable,
+            fixed_by=fixed_by,
+            revision=self.revision,
+        )
+
+    def _prepare_hooks(self, *, heterogeneous: bool) -> None:
+        plan, workers = self.plan, self.engine.workers
+        self.hyperparameters = Hyperparameters(plan.op_states, workers.set_op_state, workers.op_state)
+        self.hooks = Hooks(
+            *(plan.hooks, self.world.capacity, self.membership, self.hyperparameters), keep_sizes=bool(plan.one_size)
+        )
+        self.decisions = Decisions(
+            *(self.world, self.name, self.hooks, self.sizes, self.membership, self.hyperparameters, self.digest),
+            heterogeneous=heterogeneous,
+        )
+
+    def _prepare_reports(self, options: Options) -> None:
+        """Create the parts that end a step. Seconds from here on do not belong to building."""
+        self.clock, self.skipped, self.listeners = StepClock(self.world), SkippedSteps(options.nonfinite), Listeners()
+        self.tracing = TraceRecorder(self.world, self.name, self.engine, self.activity)
+        inputs = None if self.stream.in_memory else self.status.inputs
+        self.run_warnings = RunWarnings(self.plan, self.hooks, inputs, deterministic=options.deterministic)
+        self.activity.begin()
+        self.activity.end()
+        self.activity.between()
 
     @property
     def workers_in_words(self) -> str:
@@ -139,3 +251,25 @@ class ProgramParts:
     def state_as_given(self, leaves: list[jax.Array]) -> Any:
         """Return the state in the user's structure, from its leaves."""
         return self.form.as_given(leaves, [var.aval.weak_type for var in self.plan.graph.state_vars])
+
+
+def _kernel_options(options: Options, world: World, machines: HostSurvey, note: Callable[[str], None]) -> KernelOptions:
+    """Return how kernels are compiled and chosen.
+
+    Args:
+      note: called with notes on bounds by memory.
+    """
+    memory = None
+    if options.is_auto:
+        memory = MemoryBound(partial(bytes_left, list(world.devices), machines.on_this_host), note)
+    return KernelOptions(options.microbatch, options.deterministic, options.resizable, machines.compile_order, memory)
+
+
+def _of_fixed_sizes(plan: Plan) -> list[str]:
+    """Return notes on the policies of a program whose batch sizes cannot change because of its driver."""
+    policies = [h for h in plan.hooks if plan.one_size and h.hook.handler.every_step]
+    return [
+        f"{h.hook.name!r}{at(h.line)} cannot change batch sizes or workers, and what it requests of these is ignored: "
+        f"{plan.one_size}."
+        for h in policies
+    ]

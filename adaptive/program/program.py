@@ -26,7 +26,6 @@ from adaptive.observe.sinks import Sink
 from adaptive.operators.sources import GLOBAL_BATCH
 
 from .arguments import Options, count, next_name, world_of
-from .build import build
 from .membership_changes import AllLeave
 from .parts import ProgramParts
 from .run_loop import RunLoop
@@ -140,7 +139,9 @@ class Program(Generic[State, Metrics]):
             *(global_batch, seed, shares, microbatch, max_local_batch),
             *(nonfinite, per_worker_state, deterministic, resizable),
         )
-        self._parts = build(*(driver, state, data, options), world=self.world, name=self._name, ambient=self._ambient)
+        self._parts = ProgramParts(
+            *(driver, state, data, options), world=self.world, name=self._name, ambient=self._ambient
+        )
         self._loop = RunLoop(self._parts)
 
     def _settled(self) -> ProgramParts:

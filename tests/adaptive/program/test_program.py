@@ -39,7 +39,6 @@ from tests.adaptive.drivers import (
 from tests.speed import limit
 
 COVERS = (
-    "adaptive/program/build.py",
     "adaptive/program/first_plan.py",
     "adaptive/program/parts.py",
     "adaptive/program/reports.py",

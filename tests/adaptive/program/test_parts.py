@@ -67,7 +67,7 @@ def room_for_64(monkeypatch):
     """Memory for a kernel of 64 examples, and not for one of 128."""
     assert needs(2 * FITS) > 1.2 * needs(FITS)
     left = 1.1 * needs(FITS) / 0.9
-    monkeypatch.setattr("adaptive.program.build.bytes_left", lambda devices, processes: left)
+    monkeypatch.setattr("adaptive.program.parts.bytes_left", lambda devices, processes: left)
 
 
 @pytest.fixture
