@@ -70,12 +70,12 @@ class Engine:
         plan, status, revision = plans.reference, status or NoStatus(), revision or Revision()
         self.plan, self.world, self.plans, self.name = plan, world, plans, name
         steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
-        self.layouts = steps.layouts
+        self.layouts, feed, elements = steps.layouts, steps.feed, status.length
         # A noise scale needs at least two groups of examples; a single worker splits its batch into two.
         compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
         self.min_microbatches = 2 if world.capacity == 1 and compares_groups else 1
         self.kernels = Kernels(
-            lambda examples: microbatch_functions(plans(examples), steps.feed, status.length),
+            lambda examples: microbatch_functions(plans(examples), feed, elements),  # holds no engine
             world.devices,
             splittable=plan.splittable,
             min_microbatches=self.min_microbatches,
