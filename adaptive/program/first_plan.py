@@ -36,6 +36,9 @@ def first_plan(
 
     The trace of the driver determines the required multiple of batch sizes, but needs a size itself. If that isn't a
     multiple, sizes and plan are computed again.
+
+    Raises:
+      DriverError: the driver is invalid, or its batches cannot be split, and an option bounds microbatches.
     """
     multiple, microbatch = 1, options.microbatch
     while True:
