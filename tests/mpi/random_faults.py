@@ -34,6 +34,9 @@ ERRORS = {"os._exit(3)": 3, "sys.exit(3)": 3, "raises": 1}
 WAYS = (*LOSSES, *LEAVES, *ERRORS, "sys.exit(0)")
 
 
+NOT_REACHED = "the phase was not reached"
+
+
 class Fault(NamedTuple):
     """What happens in a job."""
 
@@ -138,6 +141,7 @@ def rank(phase: str, way: str, victims: str, folder: str) -> None:
     with comm.world(workers=2, hang_timeout=HANG_TIMEOUT) as world:
         before("first compile", Engine, "compile")
         program = ad.Program(driver, COUNTED, DATA, global_batch=BATCH)
+        program.warm_up()
         before(lambda: "joining" if program.target_workers > 2 else "leaving", ElasticProcesses, "change")
         for report in program.run(steps=STEPS):
             at("step")
@@ -145,6 +149,8 @@ def rank(phase: str, way: str, victims: str, folder: str) -> None:
                 before("exchange", transport, "announced")
             if report.step == 8 and world.most > 2:
                 program.rescale(workers=3)
+            if 8 < report.step < 16 and world.size < 3:
+                time.sleep(0.5)  # for the process in reserve, to get ready
             if report.step == 16 and world.size > 2:
                 program.rescale(workers=2)
         at("end of run")
@@ -212,7 +218,7 @@ def run(fault: Fault, limit: float = LIMIT) -> tuple[list[str], str]:
     if well is not None and output.count("ended well") != well:
         wrong.append(f"{output.count('ended well')} ended well instead of {well}")
     if not any(f"fault of rank {victim}" in output for victim in fault.victims):
-        wrong.append("the fault has not happened")
+        wrong = [f"code {job.returncode}"] * (job.returncode != 0) or [NOT_REACHED]
     says = re.sub(r"^(fault of rank|\+).*$", "", output, flags=re.MULTILINE)
     named = any(re.search(rf"rank {victim}\b", says) for victim in fault.victims)
     quiet = fault.way in LEAVES or (fault.way == "os._exit(0)" and fault.phase == "exit") or job.returncode == 0
