@@ -60,7 +60,8 @@ def take_cores(
         how, ranks = SHARE, int(started)
     each = usable(there, quota) // ranks
     if how == BIND and each > 0 and usable(there, quota) == len(there) and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, [cpu for core in there[local * each : (local + 1) * each] for cpu in core])
+        with suppress(OSError):  # not allowed here
+            os.sched_setaffinity(0, [cpu for core in there[local * each : (local + 1) * each] for cpu in core])
     if (ranks > 1 or quota is not None) and not any(environ.get(name) for name in THREADS):
         environ[THREADS[0]] = str(max(1, each))
 

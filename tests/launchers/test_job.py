@@ -107,12 +107,12 @@ KILLED_BETWEEN = f"rank 2 .* was killed by SIGKILL after its last world, {MISSIN
         ("world", "SIGKILL", 0, 2, ""),
         pytest.param("world", "SIGSEGV", 0, 2, "", marks=long),
         pytest.param("world", "os._exit(0)", 0, 2, "", marks=long),
-        ("world", "leaves", 0, 2, ""),
-        ("world", "os._exit(3)", 3, 0, EXITS_3),
+        pytest.param("world", "leaves", 0, 2, "", marks=long),
+        pytest.param("world", "os._exit(3)", 3, 0, EXITS_3, marks=long),
         pytest.param("world", "sys.exit(3)", 3, 0, EXITS_3, marks=long),
         pytest.param("world", "raises", 1, 0, EXITS_1, marks=long),
         ("after", "SIGKILL", 137, 2, f"rank 2 .* was killed by SIGKILL {AFTER} 137"),
-        ("after", "os._exit(0)", 0, 2, ""),
+        pytest.param("after", "os._exit(0)", 0, 2, "", marks=long),
         pytest.param("after", "os._exit(3)", 3, 2, EXITS_3, marks=long),
         pytest.param("after", "sys.exit(0)", 0, 2, "", marks=long),
         pytest.param("after", "raises", 1, 2, EXITS_1, marks=long),
@@ -136,7 +136,7 @@ def test_where_and_how_a_rank_ends(phase, way, code, well, said, end):
 @pytest.mark.parametrize(
     ("phase", "way", "ends", "code"),
     [
-        ("none", "none", "crashes", 0),
+        pytest.param("none", "none", "crashes", 0, marks=long),
         pytest.param("none", "none", "hangs", 0, marks=long),
         pytest.param("none", "none", "5", 0, marks=long),
         pytest.param("world", "SIGKILL", "crashes", 0, marks=long),
@@ -157,7 +157,7 @@ def test_how_mpirun_ends_decides_nothing(phase, way, ends, code, end):
         pytest.param("import", "raises", "", "ended with exit code 1 before it joined", marks=long),
         pytest.param("import", "os._exit(3)", "hangs", "ended with exit code 3 before it joined", marks=long),
         pytest.param("spawned", "SIGKILL", "", "was killed by SIGKILL before it joined", marks=long),
-        ("spawned", "raises", "", "ended with exit code 1 before it joined"),
+        pytest.param("spawned", "raises", "", "ended with exit code 1 before it joined", marks=long),
     ],
 )
 def test_a_spawned_process_decides_nothing_before_it_joins(phase, way, ends, said, end):
