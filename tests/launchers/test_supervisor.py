@@ -146,6 +146,22 @@ def test_words_of_the_launcher_that_arrive_in_pieces_are_put_together(start):
     assert rank.said() == "heard 12"
 
 
+def test_it_reports_nothing_in_the_middle_of_a_line_of_the_rank(start):
+    rank = start(
+        "import os, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "socket = int(os.environ['ADAPTIVE_SUPERVISOR'].split()[0])\n"
+        "os.write(socket, b'{\"sav')\nprint('half', flush=True)\n"
+        "signal.sigwait([signal.SIGUSR1])\nos.write(socket, b'ed\": 7}\\n')"
+    )
+    assert rank.said() == "half"
+    rank.line.sendall(b"look 5 0\n")
+    lines = (json.loads(line) for line in rank._lines)
+    assert next(line for line in lines if set(line) != {"pid"})["look"] == 5
+    rank.line.sendall(b"signal 10\n")
+    assert rank.heard() == {"saved": 7}
+
+
 SHOWS = """
 import os, time
 from launchers.activity import ActivityRecord
