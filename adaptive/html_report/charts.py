@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adaptive.observe.scalars import FEW, counted
+
 from .columns import Columns
-from .events import FEW
-from .formatting import counted, duration, number, percent
+from .formatting import duration, number, percent
 from .slow_workers import mean_in, windows
 
 POINTS = 500  # about two pixels a point on a wide screen
@@ -82,10 +83,10 @@ def _charts(canvas: _Canvas) -> Iterator[Chart]:
     run = canvas.run
     yield _seconds_by_step(canvas)
     if np.isfinite(run.workers["busy"]).sum(1).max() > 1:
-        yield _seconds_by_worker(canvas)
         yield _waits(canvas)
-    yield _global_batch(canvas)
-    if run.n > 1:
+    if run.noise or (run.global_batch != run.global_batch[0]).any():
+        yield _global_batch(canvas)
+    if run.n > 1 and len(run.resized):
         yield canvas.lines("sizes", "Batch size of each worker", "examples", _sizes(run))
     changing = {name: v for name, v in run.hyperparameters.items() if v.dtype != object and len(np.unique(v)) > 1}
     series = dict(list(run.metrics.items())[:METRICS])
@@ -114,6 +115,7 @@ class _Canvas:
         try:
             import bokeh.models
             import bokeh.plotting
+            import jinja2  # noqa: F401
         except ImportError as error:
             raise Missing("the report needs bokeh and jinja2:  pip install 'adaptive-dataflow[plot]'") from error
         self.run, self._new_figure = run, bokeh.plotting.figure
@@ -150,10 +152,12 @@ class _Canvas:
         """Return an empty figure with a logarithmic y-axis, and at most eight ticks at round numbers."""
         figure = self.figure(label, y_axis_type="log")
         figure.y_range = self.models.Range1d(low, high)
-        figure.yaxis.formatter = self.models.NumeralTickFormatter(format="0,0.[0000]" if low > 1e-3 else "0.[0]e+0")
         decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
         ticks = [float(f"{m}e{d}") for d in decades for m in (1, 2, 5) if low <= float(f"{m}e{d}") <= high]
-        figure.yaxis.ticker = self.models.FixedTicker(ticks=ticks[:: -(-len(ticks) // 8)])
+        if len(ticks) > 8:
+            ticks = [float(f"1e{d}") for d in decades if low <= float(f"1e{d}") <= high]
+        figure.yaxis.ticker = self.models.FixedTicker(ticks=ticks[:: -(-len(ticks) // 8) or 1])
+        figure.yaxis.major_label_overrides = {tick: number(tick) for tick in ticks}
         return figure
 
     def source(self, **columns: np.ndarray) -> Any:
@@ -216,28 +220,6 @@ def _seconds_by_step(canvas: _Canvas) -> Chart:
     return Chart("seconds", "Seconds per step, by cause", says, figure, key)
 
 
-def _seconds_by_worker(canvas: _Canvas) -> Chart:
-    """Draw what each worker did in a step: a bar of computing, input, other work and waiting."""
-    run, order = canvas.run, ("computing", "input", "other", "waiting")
-    bars = {name: 1e3 * mean_in(values, np.zeros(1, int))[0] for name, values in run.workers.items()}
-    bars["other"] = np.maximum(bars["busy"] - bars["computing"] - bars["input"], 0)
-    names = [str(w) for w in range(run.n)]
-    top = float(np.nanmax(bars["busy"] + bars["waiting"]))
-    x = {"x_axis_label": "worker", "x_range": canvas.models.FactorRange(*names)}
-    figure = canvas.figure("milliseconds a step", top, **x)
-    source = canvas.models.ColumnDataSource({"worker": names, **bars})
-    colors = [PARTS[name] for name in order]
-    drawn = figure.vbar_stack(order, x="worker", width=0.86, color=colors, source=source)
-    figure.xgrid.grid_line_color = figure.xaxis.major_tick_line_color = None
-    code = f"return index % {-(-run.n // 16)} ? '' : tick"
-    figure.xaxis.formatter = canvas.models.CustomJSTickFormatter(code=code)
-    tips = [("worker", "@worker"), *((name, f"@{name}{{0,0.00}} ms") for name in reversed(order))]
-    figure.add_tools(canvas.models.HoverTool(renderers=drawn[:1], tooltips=tips, mode="vline"))
-    least = int(np.nanargmin(bars["waiting"]))
-    says = f"Worker {least} waited least for the others, {duration(bars['waiting'][least] / 1e3)} a step."
-    return Chart("workers", "What each worker did in a step", says, figure, list(map(Key, order, colors)))
-
-
 def _waits(canvas: _Canvas) -> Chart:
     """Draw a heat map of waiting: a row per worker, over the steps."""
     from bokeh.palettes import Cividis256
@@ -256,7 +238,10 @@ def _waits(canvas: _Canvas) -> Chart:
     tips = [("worker", "$y{0}"), ("step", "$x{0,0}"), ("waited", "@image{0} % of the step")]
     figure.add_tools(canvas.models.HoverTool(renderers=[drawn], tooltips=tips))
     key = [Key(f"{percent(i * high / 400)} of the step", Cividis256[round(i * 63.75)]) for i in range(5)]
-    says = "Dark: the others waited for this one. Bright: it finished early, and waited."
+    means = mean_in(run.workers["waiting"], np.zeros(1, int))[0]
+    least = int(np.nanargmin(means))
+    says = "Dark: the others waited for this one. Bright: it finished early, and waited. "
+    says += f"Worker {least} waited least, {duration(float(means[least]))} a step."
     return Chart("waits", "Whom the others waited for", says, figure, key)
 
 

@@ -9,11 +9,12 @@ import click
 
 from adaptive.base.errors import RecordError
 from adaptive.observe.ledger import CAUSES, PRODUCTIVE, Ledger
+from adaptive.observe.scalars import counted
 
 from .charts import Missing
 from .columns import Columns, read_columns
 from .comparison import compare
-from .formatting import counted, duration, percent
+from .formatting import duration, percent
 from .render import render
 
 _FILE = click.Path(dir_okay=False, path_type=Path)

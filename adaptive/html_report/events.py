@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .columns import Columns
-from .formatting import counted, duration, listed, workers
+from adaptive.observe.scalars import FEW, counted, sizes_in_words
 
-FEW = 8  # up to this number of workers, each one's numbers are shown
+from .columns import Columns
+from .formatting import duration, listed, workers
+
 _FOLD = 4  # at least so many consecutive changes of one kind share a line
 
 
@@ -62,7 +63,7 @@ def run_events(run: Columns) -> list[RunEvent]:
 def _folded(run: Columns, group: Sequence[RunEvent]) -> RunEvent:
     first, last = group[0], group[-1]
     if first.kind == "hyperparameter" and len(group) > 0.5 * (last.row - first.row + 1):  # in most steps
-        what = f"{first.what}, by a schedule up to step {run.step[last.row]:,}"
+        what = f"{first.what} follows a schedule up to step {run.step[last.row]:,}"
     else:
         what = f"{first.what}, {len(group):,} times up to step {run.step[last.row]:,}"
     return first._replace(what=what, why=first.by, after=last.after)
@@ -135,24 +136,13 @@ def _cause(run: Columns, since: int, row: int, about: Callable[[Mapping[str, Any
 # --- sizes, hyperparameters -------------------------------------------------------------------------------------------
 
 
-def sizes_in_words(sizes: Sequence[int] | np.ndarray) -> str:
-    """Format batch sizes: "64 + 32 + – = 96"; "2,048 = 64 workers of 28 to 36" for many workers."""
-    some = [int(size) for size in sizes if size]
-    if len(sizes) == 1 or not some:
-        return f"{sum(some):,}"
-    if len(sizes) <= FEW:
-        return " + ".join(f"{int(size):,}" if size else "–" for size in sizes) + f" = {sum(some):,}"
-    each = f"{min(some):,}" if min(some) == max(some) else f"{min(some):,} to {max(some):,}"
-    return f"{sum(some):,} = {counted(len(some), 'worker')} of {each}"
-
-
 def _resized(run: Columns) -> Iterator[RunEvent]:
     since = 0
     for row in map(int, run.resized):
         by, why = _cause(run, since, row, _is_about_sizes)
         before, after = run.sizes[row - 1], run.sizes[row]
         what = "Split" if before.sum() == after.sum() else "Batch sizes"
-        yield RunEvent(row, "size", what, why, by, sizes_in_words(before), sizes_in_words(after))
+        yield RunEvent(row, "size", what, why, by, sizes_in_words(before.tolist()), sizes_in_words(after.tolist()))
         since = row
 
 

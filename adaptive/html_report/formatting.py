@@ -11,13 +11,7 @@ def number(value: float) -> str:
     """Format a number with about three digits: 1,234; 56.7; 0.0123; NaN."""
     if not np.isfinite(value):
         return "NaN" if np.isnan(value) else "∞" if value > 0 else "−∞"
-    value = float(f"{value:.3g}") if abs(value) < 100 else value
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}".replace("-", "−")
-    if abs(value) >= 1e7 or abs(value) < 1e-4:
-        return f"{value:.3g}".replace("-", "−")
-    digits = max(0, 2 - int(np.floor(np.log10(abs(value)))))
-    return f"{value:,.{digits}f}".replace("-", "−")
+    return (f"{value:,.0f}" if 999.5 <= abs(value) < 1e15 else f"{value:.3g}").replace("-", "−")
 
 
 def duration(seconds: float) -> str:
@@ -41,11 +35,6 @@ def percent(share: float) -> str:
     if 0 < share < 0.0095:
         return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
     return f"{100 * share:.0f} %"
-
-
-def counted(count: int, what: str) -> str:
-    """Format a count with its noun: "1 worker", "2 workers"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def workers(slots: Sequence[int]) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from adaptive.observe.ledger import CAUSES, PRODUCTIVE
+from adaptive.observe.scalars import counted
 
-from .charts import PARTS, Chart, Missing, charts, embedded
+from .charts import PARTS, Chart, charts, embedded
 from .columns import Columns
 from .comparison import about
 from .events import hook_summary, run_events
 from .findings import findings
-from .formatting import counted, duration, number, percent
+from .formatting import duration, number, percent
 
 _FINDINGS = 3
 _LISTED = 200  # changes; more are in the record
@@ -60,12 +61,8 @@ def render(run: Columns, name: str) -> str:
 
 
 def _page(made: Sequence[Chart], **content: Any) -> str:
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise Missing(
-            "the report needs jinja2, which is not installed:  pip install 'adaptive-dataflow[plot]'"
-        ) from error
+    from jinja2 import Environment
+
     page = files("adaptive.html_report")
     template = Environment(autoescape=True).from_string(page.joinpath("report.html.jinja").read_text("utf-8"))
     style = page.joinpath("report.css").read_text("utf-8")
@@ -91,7 +88,11 @@ def _figures(run: Columns) -> list[tuple[str, str, str]]:
         rows.append(("repeated steps", f"{ledger.repeated:,}", f"in {counted(ledger.restores, 'restore')}"))
     if skipped := int(run.skipped.sum()):
         rows.append(("skipped steps", f"{skipped:,}", percent(skipped / len(run))))
-    return rows + [(name, number(float(v[-1])), "at the end") for name, v in list(run.metrics.items())[:_METRICS]]
+    rows += [(name, number(float(v[-1])), "at the end") for name, v in list(run.metrics.items())[:_METRICS]]
+    for name, values in list(run.logged.items())[:_METRICS]:
+        last = int(np.flatnonzero(values == values)[-1:].sum())
+        rows.append((name, number(float(values[last])), f"at step {run.step[last]:,}"))
+    return rows
 
 
 def _range(values: np.ndarray) -> str:

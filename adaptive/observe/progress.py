@@ -28,7 +28,7 @@ from adaptive.base.world import World
 from adaptive.runtime.kernels import Kernels
 
 from .events import StepEvent
-from .scalars import noise_of
+from .scalars import counted, noise_of, sizes_in_words
 
 PLAIN_SECONDS = 10.0  # between two plain lines, except at ends of epochs
 _LOOKS = 1.0  # between two looks at what a run without a bar is waiting for
@@ -61,7 +61,7 @@ class Course:
 
     def begins(self) -> list[str]:
         """Return the lines that are printed at the start."""
-        workers, sizes = counted(sum(size > 0 for size in self.batch_sizes), "worker"), sizes_in_short(self.batch_sizes)
+        workers, sizes = counted(sum(size > 0 for size in self.batch_sizes), "worker"), sizes_in_words(self.batch_sizes)
         lines = [f"{self.name}: {workers}, {counted(self.examples, 'example')}, batch {sizes}"]
         return [*lines, f"compiling {counted(self.to_compile, 'program')} …"] if self.to_compile else lines
 
@@ -180,7 +180,7 @@ class Progress:
             *_metrics_in_short(event),
             *_in_short(self._logged),
             f"{rate:,.0f} examples/s",
-            f"batch {sizes_in_short(report.batch_sizes)}",
+            f"batch {sizes_in_words(report.batch_sizes)}",
             *noise_in_short(event),
         ]
 
@@ -267,20 +267,3 @@ def noise_in_short(event: StepEvent) -> list[str]:
 
 def _brief(examples: float) -> str:
     return f"{examples:,.0f}" if examples >= 100 else f"{examples:.3g}"
-
-
-def sizes_in_short(sizes: tuple[int, ...], most: int = 6) -> str:
-    """Format batch sizes: "25 + 24 = 49"; "16 x 30…34 = 512" for many workers."""
-    total = sum(sizes)
-    taking = [size for size in sizes if size]
-    if len(sizes) == 1 or not taking:
-        return str(total)
-    if len(sizes) <= most:
-        return f"{' + '.join(str(size or '-') for size in sizes)} = {total}"
-    least, largest = min(taking), max(taking)
-    return f"{len(taking)} x {least if least == largest else f'{least}…{largest}'} = {total}"
-
-
-def counted(number: int, what: str) -> str:
-    """Format a count with its noun: "1 step", "2,000 steps"."""
-    return f"{number:,} {what}{'s' * (number != 1)}"

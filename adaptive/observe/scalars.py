@@ -10,6 +10,7 @@ from adaptive.base.activity import Breakdown
 
 from .events import StepEvent
 
+FEW = 8  # up to this number of workers, each one's numbers are shown
 _BOUNDED = ("scale", "lower", "upper")  # the fields of `mon.NoiseScale`
 
 
@@ -115,3 +116,19 @@ def brief(value: object) -> str:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return " : ".join(f"{share:g}" for share in value)
     return str(value)
+
+
+def counted(count: int, what: str) -> str:
+    """Format a count with its noun: "1 step", "2,000 steps"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def sizes_in_words(sizes: Sequence[int]) -> str:
+    """Format batch sizes: "64 + 32 + – = 96"; "64 × 28…36 = 2,048" for many workers."""
+    some = [int(size) for size in sizes if size]
+    if len(sizes) == 1 or not some:
+        return f"{sum(some):,}"
+    if len(sizes) <= FEW:
+        return " + ".join(f"{int(size):,}" if size else "–" for size in sizes) + f" = {sum(some):,}"
+    each = f"{min(some):,}" if min(some) == max(some) else f"{min(some):,}…{max(some):,}"
+    return f"{len(some)} × {each} = {sum(some):,}"

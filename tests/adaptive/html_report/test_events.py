@@ -10,7 +10,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.html_report.columns import read_columns
-from adaptive.html_report.events import hook_summary, run_events, sizes_in_words, wish_in_words
+from adaptive.html_report.events import hook_summary, run_events, wish_in_words
 from adaptive.runtime.local_world import LocalWorld
 
 from .made_up import record
@@ -138,19 +138,6 @@ def test_a_skipped_step_is_no_call_of_a_hook(listed):
 )
 def test_a_request_in_words(wish, words):
     assert wish_in_words(wish) == words
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ([1064], "1,064"),
-        ([64, 32, 0], "64 + 32 + – = 96"),
-        ([8] * 8 + [0], "64 = 8 workers of 8"),
-        ([1000] + [2000] * 9, "19,000 = 10 workers of 1,000 to 2,000"),
-    ],
-)
-def test_sizes_in_words(sizes, words):
-    assert sizes_in_words(np.array(sizes)) == words
 
 
 # --- a program's own record -------------------------------------------------------------------------------------------

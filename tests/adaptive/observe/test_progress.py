@@ -18,11 +18,8 @@ from adaptive.base.activity import Activity
 from adaptive.base.thread_status import thread_status
 from adaptive.observe import progress as _progress
 from adaptive.observe.events import HookValues
-from adaptive.observe.progress import (
-    Course,
-    Progress,
-    sizes_in_short,
-)
+from adaptive.observe.progress import Course, Progress
+from adaptive.observe.scalars import sizes_in_words
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.speed import Deadline
@@ -93,7 +90,7 @@ def test_progress_shows_step_epoch_loss_and_noise(bench, metrics, noise, words):
 @pytest.mark.parametrize(
     ("sizes", "to_compile", "lines"),
     [
-        ((2, 0, 2), 1, ["train: 2 workers, 24 examples, batch 2 + - + 2 = 4", "compiling 1 program …"]),
+        ((2, 0, 2), 1, ["train: 2 workers, 24 examples, batch 2 + – + 2 = 4", "compiling 1 program …"]),
         ((4,), 0, ["train: 1 worker, 24 examples, batch 4"]),
     ],
 )
@@ -105,16 +102,15 @@ def test_a_run_begins_with_what_it_has_and_compiles(sizes, to_compile, lines):
     ("sizes", "text"),
     [
         ((64,), "64"),
-        ((25, 0, 24), "25 + - + 24 = 49"),
-        ((4,) * 6, "4 + 4 + 4 + 4 + 4 + 4 = 24"),
-        ((4,) * 7, "7 x 4 = 28"),
+        ((25, 0, 24), "25 + – + 24 = 49"),
         ((0, 0), "0"),
-        ((32,) * 16, "16 x 32 = 512"),
-        ((30, 34, *[32] * 14, 0), "16 x 30…34 = 512"),
+        ((32,) * 16, "16 × 32 = 512"),
+        ((1064,), "1,064"),
+        ((30, 34, *[32] * 14, 0), "16 × 30…34 = 512"),
     ],
 )
-def test_sizes_in_short(sizes, text):
-    assert sizes_in_short(sizes) == text
+def test_sizes_in_words(sizes, text):
+    assert sizes_in_words(sizes) == text
 
 
 # --- what it waits for ------------------------------------------------------------------------------------------------

@@ -244,6 +244,7 @@ def test_user_settings_of_the_wandb_run_take_precedence(wandb, monkeypatch, init
     assert wandb.begun[0].init == passed
 
 
+@pytest.mark.long
 def test_one_run_stays_one_wandb_run_offline(tmp_path):
     """With wandb itself: in two processes, of which each calls `run` twice, and with a restore in place."""
     pytest.importorskip("wandb")
