@@ -24,7 +24,8 @@ def compare(runs: Sequence[Columns]) -> list[tuple[str, str, str]]:
     both = [{**_speed(run), **_at_the_end(run, runs), **_events(run), **about(run)} for run in runs]
     both[1]["examples a second"] += f", {_rate(runs[1]) / _rate(runs[0]):.2f} times as many"
     names = [name for name in {**both[0], **both[1]} if name != "began"]
-    return [(name, *pair) for name in names if len(set(pair := [of.get(name, "–") for of in both])) > 1]
+    rows = [(name, both[0].get(name, "–"), both[1].get(name, "–")) for name in names]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def about(run: Columns) -> dict[str, str]:
