@@ -30,10 +30,6 @@ LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6
 DASHES = ("solid", "dashed")
 
 
-class Missing(RuntimeError):
-    """A library that the report needs is not installed."""
-
-
 class Key(NamedTuple):
     """One entry of a chart's legend."""
 
@@ -61,11 +57,7 @@ class Chart(NamedTuple):
 
 
 def charts(run: Columns) -> list[Chart]:
-    """Return the charts for which a record has data, in the order of the report.
-
-    Raises:
-      Missing: bokeh is not installed.
-    """
+    """Return the charts for which a record has data, in the order of the report."""
     return list(_charts(_Canvas(run)))
 
 
@@ -105,19 +97,12 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 
 class _Canvas:
-    """Figures of one run. A point of a chart is the mean of some steps, or one step of a short run.
-
-    Raises:
-      Missing: bokeh is not installed.
-    """
+    """Figures of one run. A point of a chart is the mean of some steps, or one step of a short run."""
 
     def __init__(self, run: Columns):
-        try:
-            import bokeh.models
-            import bokeh.plotting
-            import jinja2  # noqa: F401
-        except ImportError as error:
-            raise Missing("the report needs bokeh and jinja2:  pip install 'adaptive-dataflow[plot]'") from error
+        import bokeh.models
+        import bokeh.plotting
+
         self.run, self._new_figure = run, bokeh.plotting.figure
         self.models: Any = bokeh.models  # its type hints know only an older API
         self.begins = windows(len(run), POINTS)

@@ -8,14 +8,13 @@ from pathlib import Path
 import click
 
 from adaptive.base.errors import RecordError
-from adaptive.observe.ledger import CAUSES, PRODUCTIVE, Ledger
+from adaptive.observe.ledger import CAUSES, Ledger
 from adaptive.observe.scalars import counted
 
-from .charts import Missing
 from .columns import Columns, read_columns
 from .comparison import compare
 from .formatting import duration, percent
-from .render import render
+from .render import Missing, render
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -82,11 +81,9 @@ def in_words(ledger: Ledger) -> str:
 
 def as_table(ledger: Ledger) -> str:
     """Return seconds by cause as text, the productive ones first, then the costliest; none below a millisecond."""
-    causes, total = ledger.seconds, ledger.wall
     lines = [
-        f"{name:<22}{'−' * (causes[name] < 0) + duration(abs(causes[name])):>12}"
-        f"{percent(abs(causes[name]) / total):>8}   {CAUSES[name]}"
-        for name in sorted(causes, key=lambda name: (name not in PRODUCTIVE, -causes[name]))
-        if abs(causes[name]) >= 1e-3
+        f"{name:<22}{'−' * (s < 0) + duration(abs(s)):>12}{percent(abs(s) / ledger.wall):>8}   {CAUSES[name]}"
+        for name, s in ledger.by_rank()
+        if abs(s) >= 1e-3
     ]
     return "\n".join([*lines, f"{'goodput':<22}{percent(ledger.goodput):>20}"])

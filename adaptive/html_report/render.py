@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
-from adaptive.observe.ledger import CAUSES, PRODUCTIVE
+from adaptive.observe.ledger import CAUSES
 from adaptive.observe.scalars import counted
 
-from .charts import PARTS, Chart, charts, embedded
+from .charts import PARTS, charts, embedded
 from .columns import Columns
 from .comparison import about
 from .events import hook_summary, run_events
@@ -21,6 +19,10 @@ from .formatting import duration, number, percent
 _FINDINGS = 3
 _LISTED = 200  # changes; more are in the record
 _METRICS = 3  # in the headline
+
+
+class Missing(RuntimeError):
+    """A library that the report needs is not installed."""
 
 
 def render(run: Columns, name: str) -> str:
@@ -33,40 +35,41 @@ def render(run: Columns, name: str) -> str:
     Raises:
       Missing: jinja2 or bokeh is not installed.
     """
-    causes, total = run.ledger.seconds, run.ledger.wall
+    try:
+        from jinja2 import Environment
+
+        drawn = charts(run)
+    except ImportError as error:
+        raise Missing("the report needs bokeh and jinja2:  pip install 'adaptive-dataflow[plot]'") from error
+    page = files("adaptive.html_report")
+    template = Environment(autoescape=True).from_string(page.joinpath("report.html.jinja").read_text("utf-8"))
     events = run_events(run)
-    return _page(
-        charts(run),
+    return template.render(
+        charts=drawn,
+        **embedded(drawn),
+        style=page.joinpath("report.css").read_text("utf-8"),
         title=f"Run of {counted(len(run), 'step')}: {name}",
-        lead=f"The run took {duration(total)}. {percent(run.ledger.goodput)} of it was training.",
+        lead=f"The run took {duration(run.ledger.wall)}. {percent(run.ledger.goodput)} of it was training.",
         figures=_figures(run),
         findings=[(each.text, f"≈ {duration(each.seconds)}") for each in findings(run)[:_FINDINGS]],
         changes=[(f"{run.step[e.row]:,}", duration(float(run.elapsed[e.row])), e) for e in events[:_LISTED]],
         left_out=max(len(events) - _LISTED, 0),
         hooks=hook_summary(run),
-        causes=[
-            (
-                cause,
-                duration(abs(s)),
-                percent(abs(s) / total),
-                100 * max(s, 0.0) / total,
-                PARTS.get(cause),
-                CAUSES[cause],
-            )
-            for cause, s in sorted(causes.items(), key=lambda item: (item[0] not in PRODUCTIVE, -item[1]))
-            if abs(s) >= 0.0005 * total
-        ],
+        causes=_causes(run),
         about=about(run),
     )
 
 
-def _page(made: Sequence[Chart], **content: Any) -> str:
-    from jinja2 import Environment
-
-    page = files("adaptive.html_report")
-    template = Environment(autoescape=True).from_string(page.joinpath("report.html.jinja").read_text("utf-8"))
-    style = page.joinpath("report.css").read_text("utf-8")
-    return template.render(charts=made, style=style, **embedded(made), **content)
+def _causes(run: Columns) -> list[tuple[str, str, str, float, str | None, str]]:
+    """Return each cause with its seconds, its share, the width and the color of its bar, and its meaning."""
+    total, found = run.ledger.wall, []
+    for name, s in run.ledger.by_rank():
+        if abs(s) >= 0.0005 * total:
+            share = abs(s) / total
+            found.append(
+                (name, duration(abs(s)), percent(share), max(100 * s / total, 0.0), PARTS.get(name), CAUSES[name])
+            )
+    return found
 
 
 def _figures(run: Columns) -> list[tuple[str, str, str]]:

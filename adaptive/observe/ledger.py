@@ -74,6 +74,10 @@ class Ledger(NamedTuple):
         """The share of computing and exchanging in them; NaN for a run that took no time."""
         return sum(self.seconds[cause] for cause in PRODUCTIVE) / self.wall if self.wall else float("nan")
 
+    def by_rank(self) -> list[tuple[str, float]]:
+        """Return causes and seconds, the productive ones first, then the costliest."""
+        return sorted(self.seconds.items(), key=lambda item: (item[0] not in PRODUCTIVE, -item[1]))
+
 
 def read_ledger(path: str | Path, run: int = -1) -> Ledger:
     """Read the ledger of one run of a record.
