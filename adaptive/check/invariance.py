@@ -46,10 +46,10 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.reductions import Mixed
 from adaptive.base.source_lines import at, line_of
 from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
 from adaptive.operators.batch_key import drawn_for_a_microbatch
 from adaptive.operators.sources import STEP
 from adaptive.runtime.engine import Engine
-from adaptive.runtime.microbatch_segments import Plans
 
 from .dependencies import DATA, ContributionKey, Dependencies
 from .rounding import ROUNDING, beyond, differences, in_double, is_finite, is_noisy, norm
@@ -133,7 +133,7 @@ def _why_not_compared(plan: Plan, examples: int, device: jax.Device) -> str:
     return ""
 
 
-def _for_several_workers(engine: Engine) -> Plans:
+def _for_several_workers(engine: Engine) -> Planner:
     """Return the driver's plans; for two worker slots if the program has one, and the driver can be traced for two."""
     own = engine.plan
     if engine.world.capacity > 1 or not own.splittable:

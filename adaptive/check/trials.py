@@ -19,12 +19,12 @@ from adaptive.base.reductions import Reduction
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
 from adaptive.operators.sources import Reading, Source
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import unpack
-from adaptive.runtime.microbatch_segments import Plans
 from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.worker_state import copied
 
@@ -177,7 +177,7 @@ class Bench:
       seed: the program's seed.
     """
 
-    def __init__(self, plans: Plans, engine: Engine, batch: Any, *, seed: int):
+    def __init__(self, plans: Planner, engine: Engine, batch: Any, *, seed: int):
         plan, device = plans.reference, engine.world.devices[0]
         n, there = plan.graph.capacity, engine.workers.present
         leaves, tree = jax.tree.flatten(batch)

@@ -25,7 +25,6 @@ from adaptive.operators.context import tracing
 from adaptive.operators.operator_state import Frozen
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import EXAMPLES, read
-from adaptive.runtime.microbatch_segments import Plans
 
 # Primitives that depend on their dtype: they read its bits, or were compiled for it.
 _BY_BITS = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call", "triton_kernel_call", "tpu_custom_call")
@@ -60,7 +59,7 @@ def wide_shape(aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, wide_dtype(aval.dtype))
 
 
-def widened(plans: Plans) -> Planner:
+def widened(plans: Planner) -> Planner:
     """Return the driver's plans in double precision, with matrix products at full precision.
 
     For each pair of `paired`, the driver has one more metric: the norms of the difference between both sides, of the

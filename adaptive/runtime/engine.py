@@ -17,6 +17,7 @@ from adaptive.base.cores import n_cores
 from adaptive.base.revision import Revision
 from adaptive.base.world import World, retry_on_members_changed
 from adaptive.data.stream import Share
+from adaptive.graph.planner import Planner
 from adaptive.operators.sources import MICROBATCHES, Reading
 
 from .compile import side_by_side
@@ -24,7 +25,6 @@ from .fused_program import why_not
 from .fused_step import FusedStep, mesh_for
 from .host_step import HostStep
 from .kernels import KernelOptions, Kernels
-from .microbatch_segments import Plans
 from .microbatches import Microbatches
 from .neutral import NeutralContributions
 from .out_of_memory import check_memory
@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(
         self,
-        plans: Plans,
+        plans: Planner,
         state: list[Any],
         world: World,
         *,

@@ -17,11 +17,11 @@ from adaptive.base.channel import Channel
 from adaptive.base.timeline import Timeline
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
+from adaptive.graph.planner import Planner
 
 from .finite import FiniteCheck
 from .kernels import Kernels
 from .message import Layout, lay_out_all
-from .microbatch_segments import Plans
 from .neutral import NeutralContributions
 from .programs import Programs
 from .segment import Feed
@@ -76,7 +76,7 @@ class StepPlan:
       status_message: the number of the message that carries the status; -1 if there is none.
     """
 
-    def __init__(self, plans: Plans, world: World, *, status: int, finite: bool, name: str):
+    def __init__(self, plans: Planner, world: World, *, status: int, finite: bool, name: str):
         self.plans, self.plan, self.name = plans, plans.reference, name
         plan = self.plan
         self.label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"

@@ -30,7 +30,6 @@ from tests.relaxed import relaxed_tx
 
 COVERS = (
     "adaptive/runtime/host_step.py",
-    "adaptive/runtime/microbatch_segments.py",
     "adaptive/runtime/schedule.py",
 )
 
