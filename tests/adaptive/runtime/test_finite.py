@@ -119,7 +119,9 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
         assert not passes([single, double], [[1.0, 1e308], [1.0, 1e308]])
 
 
-def test_a_division_that_overflows_is_seen():
+@pytest.mark.parametrize("large", [0, finite._LARGE])
+def test_a_division_that_overflows_is_seen(monkeypatch, large):
+    monkeypatch.setattr(finite, "_LARGE", large)
     assert passes([contribution()], [[1e30], [1e30]], 1e-30)
     layout = lay_out([contribution()], capacity=1, status=3)
     parts = [jnp.array([1e20, 1, 1e-20, 0, 0, 0], np.float32)]  # numerators, their weight, the status
