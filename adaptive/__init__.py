@@ -27,7 +27,7 @@ from .base.errors import WorkerCountError as WorkerCountError
 from .base.errors import WorkerError as WorkerError
 from .base.on_use import on_use
 from .base.world import World as World
-from .data.shards import Shards as Shards
+from .data.rows import Shards as Shards
 from .observe.report import Report as Report
 from .operators.batch_key import batch_key as batch_key
 from .operators.hyperparameters import hyperparameter as hyperparameter

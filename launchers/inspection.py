@@ -33,7 +33,7 @@ _NOTABLE, _HOUSEKEEPING = 0.1, 0.02  # fractions of the time
 _ANSWER_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 _QUIET = 0.1  # seconds without a new line, after which a stack is taken for complete
 _PROGRAM = os.path.join("adaptive", "program", "program.py")
-_READS = re.compile(r"adaptive.data.(?!fetch_thread\.py)\w+\.py")  # a thread in fetch_thread.py alone is idle
+_READS = re.compile(r"adaptive.data.(?!readers\.py)\w+\.py")  # a thread in readers.py alone is idle
 _COMPILES = os.path.join("jax", "_src", "compiler.py")
 
 

@@ -6,7 +6,7 @@
 The mirrored place of `adaptive/data/rows.py` is `tests/adaptive/data/test_rows.py`; a leading underscore of a module is
 left out. A test file of behavior over several modules has a constant of their paths below its imports:
 
-    COVERS = ("adaptive/data/rows.py", "adaptive/data/replay.py")
+    COVERS = ("adaptive/data/rows.py", "adaptive/data/advice.py")
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ def check_same_build(
     build_digests: dict[str, str],
     plan: Plan,
     about: str = "",
-    closer: Callable[[], dict[str, str]] | None = None,
 ) -> None:
     """Compare the digests of the program's inputs, and the JAX settings, over all processes.
 
@@ -34,7 +33,6 @@ def check_same_build(
       build_digests: digests by name; must be equal on all processes.
       plan: the driver's plan, for the same number of examples on all processes.
       about: the program, for errors.
-      closer: returns more detailed digests; called if some of `build_digests` differ.
 
     Raises:
       DisagreementError: naming what differs, and where. On every process.
@@ -42,7 +40,7 @@ def check_same_build(
     if world.processes == 1:
         return
     # Settings come first: if one differs, other digests differ as a consequence.
-    _check_equal(world, about, {**describe_settings(), **build_digests}, closer)
+    _check_equal(world, about, {**describe_settings(), **build_digests})
     _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
 
 
@@ -101,11 +99,9 @@ _ADVICE = {
     "jax_": "Every rank must compute alike: set it on all of them, before the program is built.",
     "driver": "Every rank must build the same program: no Python branch on the rank in the driver, and no number that "
     "differs between ranks (time, random values). A worker's number is ad.worker_index().",
-    "data, read twice": "So ranks cannot check that they have the same data. Return the same data[i] each time and on "
-    "every rank, and augment in the driver, where an example's random numbers do not depend on the split:\n"
-    "    x = jax.vmap(augment)(ad.example_keys(), batch['x'])",
     "data": "Every rank needs the whole data set, in the same order; the program gives each worker its share. To give "
-    "each worker data of its own: ad.Shards([data_0, data_1, …]), all of them on every rank.",
+    "each worker data of its own: ad.Shards([data_0, data_1, …]), all of them on every rank. If data[i] draws random "
+    "numbers, draw them from the rng of  ad.data.from_source(data, random_map=fn)  instead.",
     "state": "Start from one seed on every rank, or from rank 0's:  state = comm.broadcast(state)",
     "": "Every rank must give Program the same arguments.",
 }

@@ -5,7 +5,7 @@ Types of other libraries are recognized by the names of their modules and classe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,19 +14,12 @@ from adaptive.base.errors import DataError
 
 
 class Advice(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-      kind: the class, as "package.Class"; classes derived from it have the same advice.
-      write: the expression to write, in which the object is called `data`.
-      why: a sentence before it.
-      when: whether the row holds for an object of that class.
-    """
-
-    kind: str
-    write: str
-    why: str = ""
-    when: Callable[[Any], bool] = lambda _: True
+    kind: str  # the class, as "package.Class"; classes derived from it have the same advice
+    write: str  # the expression to write, in which the object is called `data`
+    why: str  # a sentence before it
+    when: Callable[[Any], bool] = lambda _: True  # whether the row holds for an object of that class
 
 
 _BATCHES = "The program makes its own batches, of changing sizes, and its own order."
@@ -88,6 +81,12 @@ TABLE = (
         "A list may be examples or columns. Write tuple(data) if each item is an array with a row per example, "
         "ad.Shards(data) if each is a worker's data set. To stack examples:",
     ),
+    Advice(
+        "adaptive.FromIterator",
+        "jax.tree.map(lambda *xs: np.stack(xs), *rows(0))",
+        "These data have no index, and can be neither divided by `evaluate` nor a shard. To train each worker on an "
+        "iterator of its own:  ad.data.from_iterator(lambda worker: …)  If they fit in memory, stack them.",
+    ),
     Advice("builtins.set", "np.asarray(sorted(data))", "A set has no order."),
     Advice("builtins.str", "np.load(data)", "Text is no data set. Read the file."),
     Advice("builtins.bytes", "np.frombuffer(data, np.uint8)", "Bytes are no data set."),
@@ -95,15 +94,7 @@ TABLE = (
 
 
 def refuse_foreign(data: Any, name: str = "data") -> None:
-    """Raise if the table has a row for an object, or if it can only be iterated.
-
-    Args:
-      data: the object.
-      name: what to call it in the error.
-
-    Raises:
-      DataError: says the line to write.
-    """
+    """Raise a DataError with the line to write if the table has a row for an object, or it can only be iterated."""
     kinds = _kinds(data)
     for row in TABLE:
         if row.kind in kinds and row.when(data):
@@ -122,11 +113,7 @@ def refuse_foreign(data: Any, name: str = "data") -> None:
 
 
 def refuse_spent(data: Any) -> None:
-    """Raise for an iterator.
-
-    Raises:
-      DataError: an iterator can be iterated over only once.
-    """
+    """Raise a DataError for an iterator, which can be iterated over only once."""
     raise DataError(
         f"a {type(data).__name__} can be iterated over only once: not for a second epoch, and not again after a "
         "restore. Pass a function that returns it:  ad.data.from_iterator(lambda: …)"
@@ -134,11 +121,7 @@ def refuse_spent(data: Any) -> None:
 
 
 def refuse_batches(data: Any) -> None:
-    """Raise if an iterable is known to yield batches. For others, the notes show the shapes of an example.
-
-    Raises:
-      DataError: says how to iterate over the examples.
-    """
+    """Raise a DataError if an iterable is known to yield batches. Else the notes show the shapes of an example."""
     if "torch.DataLoader" in _kinds(data) and data.batch_size is not None:
         raise DataError(
             f"the DataLoader yields batches (batch_size={data.batch_size}). Set batch_size=None; its order must be the "
@@ -154,17 +137,12 @@ def _kinds(data: Any) -> set[str]:
 
 
 def _has_node(data: Any, prefix: str) -> bool:
-    """Return whether the last operation of a grain pipeline that regroups examples is of this kind."""
-    return any(type(node).__name__.startswith(prefix) for node in _nodes(data))
-
-
-def _nodes(data: Any) -> Iterator[Any]:
-    """Yield the operations of a grain pipeline, from the last one back."""
+    """Return whether a grain pipeline has an operation of this kind, after the last one that regroups examples."""
     while type(data).__module__.partition(".")[0] == "grain":
-        yield data
-        if type(data).__name__.startswith(("Rebatch", "ConcatThenSplit", "Pack")):
-            return
+        if type(data).__name__.startswith(prefix):
+            return True
         parents = getattr(data, "_parents", ())
-        if not parents:
-            return
+        if not parents or type(data).__name__.startswith(("Rebatch", "ConcatThenSplit", "Pack")):
+            return False
         data = parents[0]
+    return False

@@ -92,13 +92,6 @@ def joined(batches: Sequence[Any]) -> Any:
     return batches[0] if len(batches) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
 
 
-def shapes_of(example: Any, examples: int) -> Any:
-    """Return a batch of this many examples that look like `example`, as `jax.ShapeDtypeStruct`s."""
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), example
-    )
-
-
 def random_numbers(index: int, epoch: int, seed: int, shard: int) -> np.random.Generator:
     """Return the random generator of one example in one epoch, independent of the process and the batch."""
     philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])

@@ -9,11 +9,15 @@ called for a process's own share only. If even reading is too expensive, each wo
 from __future__ import annotations
 
 import inspect
+import json
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,11 +29,10 @@ from adaptive.base.world import World
 
 from .advice import refuse_batches, refuse_foreign, refuse_spent
 from .example import checked, first_taken, random_numbers, stacked, taken
-from .fetch_thread import FetchThread, checked_timeout
-from .lookahead import PositionSpan
-from .replay import ReplayableIterator
-from .rows import Data, ShardRange
+from .readers import ReaderThreads, begin_read
+from .rows import Data, Span
 
+_log = logging.getLogger("adaptive")
 _MANY = 2**31 - 1  # upper bound of a batch size, if the number of examples is unknown
 _KNOWN = ("epoch", "worker", "workers")  # parameters of the function of `from_iterator`
 
@@ -39,12 +42,7 @@ class FromIterator:
     """A function that makes an iterator, and how to read its examples. See `from_iterator`.
 
     Attributes:
-      make: the function that starts an epoch.
       names: those of "epoch", "worker" and "workers" that are parameters of `make`.
-      transform: function of an example, or `None`.
-      augment: function of an example and its random generator, or `None`.
-      length: number of examples in an epoch; `None` if unknown, `math.inf` if there are no epochs.
-      read_timeout: seconds after which reading one example fails; `None` for the default, 0 for no limit.
     """
 
     make: Callable[..., Iterable[Any]]
@@ -119,7 +117,7 @@ def from_iterator(
             f"{', '.join(unknown)}. Bind them:  lambda epoch: rows(…)"
         )
     names = frozenset(p.name for p in parameters if p.name in _KNOWN and p.kind != p.POSITIONAL_ONLY)
-    read_timeout = checked_timeout(read_timeout)
+    ReaderThreads(1, read_timeout)  # raises
     return FromIterator(make, names, map, random_map, length, read_timeout)
 
 
@@ -128,30 +126,35 @@ class IterableData(Data):
 
     Args:
       how: makes the iterators.
-      workers: number of workers of all processes.
-      mine: the workers of this process.
-      world: the world whose other processes wait while this one reads; `None` for the current one.
-
-    Attributes:
-      seed: the seed of the examples' random numbers.
+      workers, mine, world: as for `stream.open_data`.
 
     Raises:
       DataError: an iterator yields no examples, or unusable ones; or a read takes too long.
     """
 
-    seed = 0
+    seed = 0  # of the examples' random numbers
 
     def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None):
-        self.how, self._workers = how, workers
-        self.thread = FetchThread(how.read_timeout)  # of all reads: some iterators cannot be used by two threads
-        self.thread.world = world
+        self.how, self.world, self._workers = how, world, workers
+        self._thread = ReaderThreads(1, how.read_timeout)  # of all reads: some iterators cannot be used by two threads
         length = None if how.per_worker else how.length
         shards = list(mine) or [0] if how.per_worker else [0]
         self._runs = {shard: ReplayableIterator(partial(self._begin, shard), length) for shard in shards}
-        self.example: Any = None
-        self.thread.call(self._read_first, shards[0])
-        examples = int(how.length) if how.length is not None and how.length != math.inf else _MANY
-        self.shard_ranges = (ShardRange(0, examples),) * (workers if how.per_worker else 1)
+        self.example = self._call(self._read_first, shards[0])
+        self._length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
+        self.lengths = (self._length,) * (workers if how.per_worker else 1)
+        if how.length == math.inf:
+            self.no_epochs = "the data have no end, and no epochs"
+        elif how.per_worker and how.length is None:
+            self.no_epochs = (
+                "each worker has an iterator of its own, and the lengths of all are not known (length= sets them)"
+            )
+        named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
+        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
+        self.notes = _PROMISE_OF_EACH if how.per_worker else _PROMISE, f"of the iterator, one example is {leaves}"
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._thread.call(function, *args, world=self.world)
 
     def _begin(self, shard: int, epoch: int) -> Iterable[Any]:
         """Start an epoch of a worker's iterator, or of the one that all share."""
@@ -160,12 +163,9 @@ class IterableData(Data):
         refuse_batches(made)
         return made
 
-    def _read_first(self, shard: int) -> None:
+    def _read_first(self, shard: int) -> Any:
         self._runs[shard].reach(0)
-        self.example = first_taken(self._item(shard, 0), "example 0")
-        named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
-        leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
-        self.notes = _PROMISE_OF_EACH if self.how.per_worker else _PROMISE, f"of the iterator, one example is {leaves}"
+        return first_taken(self._item(shard, 0), "example 0")
 
     def _item(self, shard: int, position: int) -> Any:
         item = self._runs[shard].example(position)
@@ -179,61 +179,52 @@ class IterableData(Data):
             raise
         return item
 
-    def _batch(self, shard: int, start: int, stop: int) -> Any:
-        """Return the examples at these positions, transformed, on the host; `None` if there are none."""
-        self._runs[shard].reach(stop - 1)
+    def _batch(self, span: Span) -> Any:
+        """Return the examples of a span, transformed, on the host; `None` if there are none."""
+        stop = span.start + span.examples
+        self._runs[span.shard].reach(stop - 1)
         rows = []
-        for position in range(start, stop):
+        for position in range(span.start, stop):
             name = f"example {position}"
-            rows.append(checked(taken(self._item(shard, position), name), self.example, name))
+            rows.append(checked(taken(self._item(span.shard, position), name), self.example, name))
         return stacked(rows) if rows else None
 
     def first_batch(self, examples: int) -> Any:
         """Return the first examples of the stream, by which processes are compared, as a batch."""
-        return self.thread.call(self._batch, min(self._runs), 0, examples)
+        return self._call(self._batch, Span(min(self._runs), 0, examples))
 
-    def read(self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int]) -> list[Any]:
-        """Return a batch for each span; `None` for one without examples.
-
-        Args:
-          spans: the span of each worker of this process.
-          committed: the cursor of each iterator; earlier positions are not read again.
-          end: the cursor of each iterator after the step.
+    def start(self, spans: Sequence[Span], committed: Sequence[int], end: Sequence[int]) -> Callable[[], list[Any]]:
+        """Start to read. Returns a function that waits, and returns a batch for each span; `None` for an empty one.
+        Positions before the cursors `committed` are not read again; `end` has the cursors after the step.
         """
+        return partial(self._thread.result, self._thread.submit(self._read, spans, committed, end), world=self.world)
+
+    def _read(self, spans: Sequence[Span], committed: Sequence[int], end: Sequence[int]) -> list[Any]:
         for shard, run in self._runs.items():
             run.release(committed[shard])
             if not self.how.per_worker:  # read to the step's end, so that all processes see the same ends of epochs
                 run.reach(end[0] - 1)
                 run.look_behind(end[0])
-        return [self._batch(span.shard, span.start, span.stop) for span in spans]
+        return [self._batch(span) for span in spans]
 
-    def why_no_epochs(self) -> str:
-        if self.how.length == math.inf:
-            return "the data have no end, and no epochs"
-        if self.how.per_worker and self.how.length is None:
-            return "each worker has an iterator of its own, and the lengths of all are not known (length= sets them)"
-        return ""
+    def __len__(self) -> int:
+        return self._length
 
-    def epochs(self, cursors: Sequence[int]) -> float:
-        if self.why_no_epochs():
-            return 0.0
+    def epochs(self, cursors: Sequence[int]) -> tuple[float, int | None]:
+        if self.no_epochs:
+            return 0.0, None
         return super().epochs(cursors) if self.how.length is not None else self._runs[0].epochs(cursors[0])
-
-    def epoch_length(self, cursors: Sequence[int]) -> int | None:
-        if self.why_no_epochs():
-            return None
-        return len(self) if self.how.length is not None else self._runs[0].epoch_length(cursors[0])
 
     def place(self, cursors: Sequence[int]) -> str:
         return "" if self.how.per_worker else self._runs[0].place(cursors[0])
 
     def go_on(self, cursors: Sequence[int], place: str) -> None:
         for shard, run in self._runs.items():
-            run.go_on(cursors[shard], place)
+            self._call(run.go_on, cursors[shard], place)
 
     def close(self) -> None:
         for run in self._runs.values():
-            self.thread.submit(run.close)
+            self._thread.submit(run.close)
 
 
 _PROMISE = (
@@ -244,3 +235,155 @@ _PROMISE_OF_EACH = (
     "data of an iterator of each worker's own: each worker reads its batch size from its own iterator. When a worker "
     "leaves, the rest of its data is lost."
 )
+
+
+class ResumePoint(NamedTuple):
+    """A point from which an iterator can resume."""
+
+    at: int = 0  # the position of the next example
+    epoch: int = 0  # number of epochs that ended before
+    began: int = 0  # the position at which this epoch began
+    state: Any = None  # of the iterator, as JSON; `None` to start the epoch and skip examples
+
+
+class ReplayableIterator:
+    """The examples of an iterator by position, kept until they are released.
+
+    Args:
+      begin: returns an epoch's iterator, or an iterable.
+      length: number of examples of an epoch; `None` if unknown, `math.inf` if there are no epochs.
+    """
+
+    def __init__(self, begin: Callable[[int], Iterable[Any]], length: float | None):
+        self._begin, self._length = begin, length
+        self._restart(ResumePoint())
+
+    def _restart(self, point: ResumePoint) -> None:
+        self.next = self._first = point.at  # `next`: the position of the next example to read
+        self._kept: deque[Any] = deque()  # from position `_first` on
+        # Where epochs begin, from number `_epoch_before` + 1 on; the last of them has not ended.
+        self._begins, self._epochs_before = [point.began], point.epoch
+        self._points = deque([point])
+        self._iterator: Iterator[Any] | None = None
+        self._error: Exception | None = None
+
+    def reach(self, position: int) -> None:
+        """Read until the example at a position is available."""
+        if self._iterator is not None and self.next <= position:
+            point = ResumePoint(self.next, self._epoch, self._begins[-1], _state_of(self._iterator))
+            self._points.append(point)
+        while self.next <= position:
+            self._pull()
+
+    def look_behind(self, position: int) -> None:
+        """Read until it is known whether an epoch ends before this position. A later `reach` raises any error."""
+        while self.next <= position and not (self.next == position == self._begins[-1] and len(self._begins) > 1):
+            try:
+                self._pull()
+            except Exception:
+                return
+
+    def example(self, position: int) -> Any:
+        """Return the example at a position that was reached and not released."""
+        return self._kept[position - self._first]
+
+    def release(self, position: int) -> None:
+        """Drop the examples before a position; they must not be requested again."""
+        while self._first < position and self._kept:
+            self._kept.popleft()
+            self._first += 1
+        while len(self._points) > 1 and self._points[1].at <= position:
+            self._points.popleft()
+
+    @property
+    def _epoch(self) -> int:
+        return self._epochs_before + len(self._begins) - 1
+
+    def _pull(self) -> None:
+        """Read one example, or the end of an epoch."""
+        if self._error is not None:  # a generator that has raised only stops, which must not end the epoch
+            raise self._error
+        try:
+            if self._iterator is None:
+                begin_read(f"the start of epoch {self._epoch} of the iterator")
+                self._iterator = iter(self._begin(self._epoch))
+            begin_read(f"example {self.next} of the iterator")
+            self._kept.append(next(self._iterator))
+            self.next += 1
+        except StopIteration:
+            self._end_epoch()
+        except Exception as error:
+            error.add_note(f"raised by the iterator at example {self.next}")
+            self._error = error
+            raise
+
+    def _end_epoch(self) -> None:
+        given = self.next - self._begins[-1]
+        if not given:
+            again = ": does it return the same iterator each time, that has ended?" if self._epoch else "."
+            self._error = DataError(f"the iterator of epoch {self._epoch} gave no examples{again}")
+            raise self._error
+        if self._length not in (None, math.inf, given):
+            self._error = DataError(f"the iterator ended after {given} examples; length= says {self._length}.")
+            raise self._error
+        self._begins.append(self.next)
+        self._points.append(ResumePoint(self.next, self._epoch, self.next))
+        self._iterator = None
+
+    def epochs(self, position: int) -> tuple[float, int | None]:
+        """Return the number of epochs before a position, with the fraction of its own if the length is known, and the
+        length of the last epoch that ended before; `None` if none has.
+        """
+        number = bisect_right(self._begins, position) - 1
+        length = self._begins[number] - self._begins[number - 1] if number > 0 else None
+        done = (position - self._begins[number]) / length if length else 0.0
+        return self._epochs_before + number + min(done, math.nextafter(1, 0)), length
+
+    def place(self, position: int) -> str:
+        """Return the last resume point at or before a position as JSON, for `go_on`."""
+        return json.dumps([point for point in list(self._points) if point.at <= position][-1])
+
+    def go_on(self, position: int, place: str) -> None:
+        """Restart the iterator from a result of `place(position)`, or "", and skip the examples before the position."""
+        self.close()
+        point = ResumePoint(*json.loads(place)) if place else ResumePoint()
+        self._restart(point._replace(at=point.began, state=None))
+        if point.state is not None:
+            try:
+                begin_read(f"the state of the iterator at position {point.at}")
+                iterator: Any = iter(self._begin(point.epoch))
+                iterator.set_state(_decoded(point.state))
+                self._restart(point)
+                self._iterator = iterator
+            except Exception as error:
+                _log.info("%s: %s. Its examples are read again, and skipped.", type(error).__name__, error)
+        while self.next < position:
+            self._pull()
+            self.release(min(self.next, position))
+        self.look_behind(position)
+
+    def close(self) -> None:
+        """Close the iterator."""
+        iterator, self._iterator = self._iterator, None
+        end = getattr(iterator, "close", None)
+        if end is not None:
+            end()
+
+
+def _state_of(iterator: Any) -> Any:
+    """Return the state of an iterator for `set_state`, as JSON; `None` if it has none that is JSON or bytes.
+
+    Only `get_state`, grain's method, promises the same examples afterwards. The `state_dict` of Hugging Face's data
+    sets loses the examples in a shuffle buffer.
+    """
+    state = getattr(iterator, "get_state", lambda: None)()
+    if isinstance(state, bytes):
+        return {"bytes": state.decode("latin-1")}
+    try:
+        return None if state is None else {"json": json.loads(json.dumps(state))}
+    except TypeError:
+        return None
+
+
+def _decoded(state: dict[str, Any]) -> Any:
+    return state["json"] if "json" in state else state["bytes"].encode("latin-1")

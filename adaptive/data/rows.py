@@ -1,8 +1,8 @@
-"""Data with an index: a pytree of arrays with a row per example, or a source, whose `data[i]` is one example."""
+"""Data with an index: a pytree of arrays with a row per example; a source, whose `data[i]` is one example; shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import repeat
 from operator import getitem
@@ -15,11 +15,11 @@ from adaptive.base.arrays import is_array
 from adaptive.base.errors import DataError
 from adaptive.base.numbers import whole
 from adaptive.base.tree_paths import leaf_names
+from adaptive.base.world import World
 
 from .advice import refuse_foreign
-from .example import checked, first_taken, joined, random_numbers, shapes_of, stacked, taken
-from .fetch_thread import DaemonThreads, FetchThread, begin_read
-from .reader_processes import ReaderProcesses, result_of
+from .example import checked, first_taken, joined, random_numbers, stacked, taken
+from .readers import ReaderProcesses, Readers, ReaderThreads, begin_read
 
 _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
 # A reader process reads its equal part of a batch at a time: one task for each process and batch. Against four parts
@@ -27,27 +27,16 @@ _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 
 _LARGEST_PIECE = 256
 
 
-class ShardRange(NamedTuple):
-    """The rows of a shard within the whole data set: `length` rows from index `start` on."""
+class Span(NamedTuple):
+    """Positions of a shard that are taken in one step: by one worker, or by all workers of a process."""
 
-    start: int
-    length: int
-
-
-class ReadRequest(NamedTuple):
-    """Examples to read, all of one shard; the last three attributes determine their random numbers.
-
-    Attributes:
-      indices: their indices in the data; shape=(k,).
-      epochs: the epoch of each; shape=(k,).
-      seed: the program's seed.
-      shard: the number of the data set, if there are several.
-    """
-
-    indices: np.ndarray
-    epochs: np.ndarray
-    seed: int
     shard: int
+    start: int
+    examples: int
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Return the shard and the position of each example."""
+        return [(self.shard, position) for position in range(self.start, self.start + self.examples)]
 
 
 class Data:
@@ -55,39 +44,31 @@ class Data:
 
     Attributes:
       example: one example, on the host.
-      shard_ranges: one range that all workers share, or one range per worker.
+      lengths: the number of examples that all workers share, or of each worker's own.
       in_memory: whether examples are rows of arrays in memory.
-      processes: whether other processes read.
-      notes: notes for the user on how the data were interpreted.
-      thread: the thread that reads, or waits for the readers.
+      no_epochs: why the epochs of these data are unknown; "" if they are known.
+      notes: notes for the user on how the data are read.
+      world: the world whose other processes wait while this one reads; `None` for the current one.
     """
 
     example: Any
-    shard_ranges: tuple[ShardRange, ...]
-    in_memory = processes = False
+    lengths: tuple[int, ...]
+    in_memory, no_epochs = False, ""
     notes: tuple[str, ...] = ()
-    thread: FetchThread
+    world: World | None = None
 
     def __len__(self) -> int:
-        last = self.shard_ranges[-1]
-        return last.start + last.length
+        return sum(self.lengths)
 
     def shapes(self, examples: int) -> Any:
         """Return a batch of this many examples, as `jax.ShapeDtypeStruct`s."""
-        return shapes_of(self.example, examples)
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((examples, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), self.example
+        )
 
-    def why_no_epochs(self) -> str:
-        """Return the reason why the epochs of these data are unknown; "" if they are known."""
-        return ""
-
-    def epochs(self, cursors: Sequence[int]) -> float:
-        """Return the number of epochs consumed, as a fraction if their length is known. Replicated."""
-        return sum(cursors) / len(self)
-
-    def epoch_length(self, cursors: Sequence[int]) -> int | None:
-        """Return the number of examples of an epoch; `None` if unknown. Replicated."""
-        del cursors
-        return len(self)
+    def epochs(self, cursors: Sequence[int]) -> tuple[float, int | None]:
+        """Return the number of epochs consumed, as a fraction if their length is known, and that length. Replicated."""
+        return sum(cursors) / len(self), len(self)
 
     def place(self, cursors: Sequence[int]) -> str:
         """Return the text that, with the cursors, is needed to resume there; "" if there is none. Local."""
@@ -95,81 +76,59 @@ class Data:
         return ""
 
     def go_on(self, cursors: Sequence[int], place: str) -> None:
-        """Resume at the cursors. Called in the data's thread."""
+        """Resume at the cursors."""
 
     def close(self) -> None:
-        """End iterators and reader processes, without waiting for a read: it may hang. Processes start again on
-        demand.
-        """
+        """End iterators and reader processes, without waiting for a read. Processes start again on demand."""
 
 
 class Rows(Data):
-    """A data set whose rows the program reads by index; an abstract class.
+    """A data set whose rows the program reads by index; an abstract class."""
 
-    Attributes:
-      by_row: whether rows are taken from arrays, without user code.
-      readers: the number of threads or processes that read ahead; 0 if the fetch thread itself reads.
-    """
+    by_row = False  # whether rows are taken from arrays, without user code
+    readers: Readers
 
-    by_row = False
-    readers = 0
-
-    def __init__(self, read_timeout: float | None = None):
-        self.thread = FetchThread(read_timeout, abandon=self.close)
+    @property
+    def shards(self) -> Sequence[Rows]:
+        """The data sets of the shard ranges."""
+        return (self,)
 
     def rows(self, indices: np.ndarray) -> Any:
         """Return the examples at these indices, in their first epoch, as a batch; leaves of shape=(len(indices), …)."""
         raise NotImplementedError
 
-    def submit(self, request: ReadRequest) -> Future[Any]:
-        """Start to read examples, as a batch. Called in a fetch thread."""
-        return _done(self.rows, request.indices)
-
-    def result(self, read: Future[Any], index: int) -> Any:
-        """Return a batch that is being read, whose first example has this index. Called in a fetch thread.
-
-        Raises:
-          DataError: a reader process was lost, with all reads in progress.
+    def submit(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Future[Any]:
+        """Start to read the examples at these indices, as a batch. The other arguments determine their random numbers;
+        `indices` and `epochs` have shape=(k,).
         """
-        if not read.done():
-            begin_read(f"example {index} of the data{' from a reader process' * self.processes}")
-        return result_of(read)
+        del epochs, seed, shard
+        return self.readers.submit(self.rows, indices)
+
+    def result(self, read: Future[Any], index: int, world: World | None = None) -> Any:
+        """Wait for a batch whose first example has this index; arguments and errors as of `Readers.result`."""
+        return self.readers.result(read, f"example {index} of the data", world)
 
     def piece(self, examples: int) -> int:
         """Return the number of examples that a reader reads at a time, of a batch of this many."""
-        if self.processes:
-            return min(max(1, -(-examples // self.readers)), _LARGEST_PIECE)
-        return 1 if self.readers else max(1, examples)
+        return max(1, examples)
 
-
-def _done(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call a function in this thread; an error is raised by the step that needs the result."""
-    done: Future[Any] = Future()
-    try:
-        done.set_result(function(*args))
-    except Exception as error:
-        done.set_exception(error)
-    return done
+    def close(self) -> None:
+        self.readers.close()
 
 
 class ArrayRows(Rows):
-    """A pytree of arrays with a common leading axis. Memory-mapped arrays stay on disk, in their own width.
-
-    Raises:
-      DataError: leaves of different lengths, no leaves, no examples, or leaves that hold no numbers.
-    """
+    """A pytree of arrays with a common leading axis. Memory-mapped arrays stay on disk, in their own width."""
 
     by_row = True
 
     def __init__(self, data: Any):
-        super().__init__()
         leaves, self._tree = jax.tree.flatten(data)
         names = leaf_names(data, "data")
         for name, leaf in zip(names, leaves, strict=True):
             refuse_foreign(leaf, name)
         self._columns = [_column(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-        self.shard_ranges = (ShardRange(0, _common_length(data, names, self._columns)),)
-        self.in_memory = not any(map(_is_mapped, self._columns))
+        self.lengths = (_common_length(data, names, self._columns),)
+        self.in_memory, self.readers = not any(map(_is_mapped, self._columns)), ReaderThreads()
         self.example = taken(self._tree.unflatten([column[0] for column in self._columns]), "data[0]")
 
     def __repr__(self) -> str:
@@ -181,11 +140,7 @@ class ArrayRows(Rows):
 
 
 class SourceRows(Rows):
-    """A source, read by threads or processes; arguments as for `from_source`.
-
-    Raises:
-      DataError: the source is empty or endless, or example 0 has no arrays of numbers.
-    """
+    """A source, read by threads or processes; arguments as for `from_source`."""
 
     def __init__(
         self,
@@ -196,7 +151,6 @@ class SourceRows(Rows):
         num_threads: int = 1,
         read_timeout: float | None = None,
     ):
-        super().__init__(read_timeout)
         length = len(source)
         if length == 0:
             raise DataError("the data set is empty: len(data) is 0.")
@@ -205,36 +159,31 @@ class SourceRows(Rows):
                 f"len(data) is {length}: the data are repeated without end. Leave out .repeat(), because the "
                 "program repeats the data in every epoch."
             )
-        self.shard_ranges, self.processes = (ShardRange(0, length),), bool(num_readers)
-        self.readers = num_readers or (num_threads if num_threads > 1 else 0)
-        self._reader = _ExampleReader(source, transform, augment)
-        self._threads = DaemonThreads(num_threads) if num_threads > 1 else None
-        self._processes = ReaderProcesses(self._reader, num_readers) if num_readers else None
-        self.example = self.thread.call(self._reader.first)
+        self.lengths, self._processes = (length,), num_readers > 0
+        self._reader, threads = _ExampleReader(source, transform, augment), ReaderThreads(num_threads, read_timeout)
+        self.example = threads.call(self._reader.first)
+        self.readers = ReaderProcesses(self._reader.read, num_readers, read_timeout) if num_readers else threads
+        self.notes = (f"data with an index: {self!r}, each once per epoch",)
 
     def __repr__(self) -> str:
-        by = f"{self.readers} {'processes' if self.processes else 'threads'}" if self.readers else "a thread"
+        number = self.readers.number
+        by = f"{number} processes" if self._processes else f"{number} threads" if number > 1 else "a thread"
         return f"{len(self)} examples, read by {by}"
 
     def rows(self, indices: np.ndarray) -> Any:
-        return self.thread.call(self._rows, indices)
-
-    def _rows(self, indices: np.ndarray) -> Any:
         size, once = self.piece(len(indices)), np.zeros(len(indices), int)
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
-        reads = [(self.submit(ReadRequest(part, once[: len(part)], 0, 0)), int(part[0])) for part in parts]
+        reads = [(self.submit(part, once[: len(part)], 0, 0), int(part[0])) for part in parts]
         return joined([self.result(*read) for read in reads])
 
-    def submit(self, request: ReadRequest) -> Future[Any]:
-        if self._processes is not None:
-            return self._processes.submit(request)
-        if self._threads is not None:
-            return self._threads.submit(self._reader.read, request)
-        return _done(self._reader.read, request)
+    def submit(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Future[Any]:
+        function = () if self._processes else (self._reader.read,)
+        return self.readers.submit(*function, indices, epochs, seed, shard)
 
-    def close(self) -> None:
-        if self._processes is not None:
-            self._processes.close()
+    def piece(self, examples: int) -> int:
+        if self._processes:
+            return min(max(1, -(-examples // self.readers.number)), _LARGEST_PIECE)
+        return 1 if self.readers.number > 1 else max(1, examples)
 
 
 class _ExampleReader:
@@ -249,15 +198,13 @@ class _ExampleReader:
         self._first = first_taken(self._item(0, 0, 0, 0), "data[0]")
         return self._first
 
-    def read(self, request: ReadRequest) -> Any:
-        """Return examples on the host, as a batch."""
-        indices = request.indices.tolist()
+    def read(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Any:
+        """Return examples on the host, as a batch; arguments as for `Rows.submit`."""
         # All are read before any is converted: after a wait the caches are cold, and each function called costs more.
-        items = [self._item(i, e, *request[2:]) for i, e in zip(indices, request.epochs.tolist(), strict=True)]
-        rows = [taken(item, f"data[{index}]") for index, item in zip(indices, items, strict=True)]
-        return stacked(
-            [checked(row, self._first, f"example {index}") for index, row in zip(indices, rows, strict=True)]
-        )
+        each = indices.tolist()
+        items = [self._item(i, epoch, seed, shard) for i, epoch in zip(each, epochs.tolist(), strict=True)]
+        rows = [taken(item, f"data[{i}]") for i, item in zip(each, items, strict=True)]
+        return stacked([checked(row, self._first, f"example {i}") for i, row in zip(each, rows, strict=True)])
 
     def _item(self, index: int, epoch: int, seed: int, shard: int) -> Any:
         begin_read(f"example {index} of the data")
@@ -284,6 +231,62 @@ class _RowsOfArrays:
 
     def __getitem__(self, index: int) -> Any:
         return jax.tree.map(lambda column: column[index], self._arrays)
+
+
+class Shards(Rows):
+    """One data set per worker, for `Program`'s `data`.
+
+        program = ad.Program(driver, state, ad.Shards([data_0, data_1, data_2]), global_batch=96)
+
+    Worker i takes its examples from shard i, in a new order for each epoch of the *shard*: each example once per shard
+    epoch, even if batch sizes change. A batch that spans the end of a shard epoch can hold one example twice. The batch
+    size is the number of examples per step, so a worker with a larger batch has more shard epochs. An epoch of the
+    program is as many examples as all shards hold together, over all workers.
+
+    Every process receives all shards and reads those of its own workers. `evaluate` treats the shards, one after
+    another, as one data set.
+
+    Args:
+      data_sets: one data set per worker, in the workers' order: pytrees of arrays, or sources, as for `Program`. The
+        examples of all must have the same structure, shapes and dtypes; the numbers of examples may differ.
+
+    Raises:
+      DataError: no data sets, an empty one, or examples that differ in structure, shape or dtype.
+    """
+
+    def __init__(self, data_sets: Iterable[Any]):
+        if isinstance(data_sets, str | Mapping) or hasattr(data_sets, "shape"):
+            raise DataError(f"Shards takes a list of data sets, one per worker; got a {type(data_sets).__name__}.")
+        shards: list[Rows] = []
+        for number, data in enumerate(data_sets):
+            try:
+                shards.append(rows_of(data))
+            except DataError as error:
+                raise DataError(f"shard {number}: {error}") from None
+            checked(shards[-1].example, shards[0].example, f"shard {number}", "shard 0")
+        if not shards:
+            raise DataError("Shards takes one data set per worker; got none.")
+        self._shards, self.example, self.lengths = shards, shards[0].example, tuple(map(len, shards))
+        self.by_row = all(shard.by_row for shard in shards)
+        self.in_memory = all(shard.in_memory for shard in shards)
+        self.readers = max((shard.readers for shard in shards), key=lambda readers: readers.number)
+
+    def __repr__(self) -> str:
+        return f"Shards of {' + '.join(map(str, self.lengths))} examples"
+
+    @property
+    def shards(self) -> Sequence[Rows]:
+        return self._shards
+
+    def close(self) -> None:
+        for shard in self._shards:
+            shard.close()
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return examples of the concatenated shards as a batch; `indices` ascend."""
+        starts = np.cumsum([0, *self.lengths[:-1]])
+        each = zip(self._shards, np.split(indices, np.searchsorted(indices, starts[1:])), starts, strict=True)
+        return joined([shard.rows(part - start) for shard, part, start in each if len(part)])
 
 
 # --- interpreting the data --------------------------------------------------------------------------------------------
@@ -342,11 +345,7 @@ def from_source(
 
 
 def rows_of(data: Any) -> Rows:
-    """Return a user's data with an index as rows.
-
-    Raises:
-      DataError: the data cannot be used, or have no index; says the line to write instead.
-    """
+    """Return a user's data with an index as rows. Raises a DataError that says the line to write if that cannot be."""
     if isinstance(data, Rows):
         return data
     return SourceRows(data) if _is_source(data) else ArrayRows(data)
@@ -377,11 +376,7 @@ def _column(leaf: Any, name: str) -> Any:
 
 
 def _common_length(data: Any, names: Sequence[str], columns: list[np.ndarray]) -> int:
-    """Return the number of examples, after checking that all leaves have it.
-
-    Raises:
-      DataError: no leaves, a leaf without axes, leaves of different lengths, or no examples.
-    """
+    """Return the number of examples. Raises a DataError if leaves have none, or others."""
     if not columns:
         raise DataError(f"the data set has no arrays: {data!r}. Pass a pytree of arrays with one leading axis.")
     for name, column in zip(names, columns, strict=True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,10 +19,6 @@ from .rows import Data, Rows
 _ALL_BYTES = 256 << 20
 _BLOCK_BYTES = 16 << 20
 _ROWS_OF_LARGE, _ROWS_OF_SOURCES, _FIRST_OF_ITERATORS = 4096, 512, 16
-# So many rows are read twice, or as many as the seconds allow, but at least one.
-_ROWS_READ_TWICE, _SECONDS_OF_READING_TWICE = 16, 0.2
-
-_log = logging.getLogger("adaptive")
 
 
 def digests_of_data(data: Data) -> dict[str, str]:
@@ -35,56 +29,12 @@ def digests_of_data(data: Data) -> dict[str, str]:
     """
     count, digests = "iterators of each worker's own", [""] * len(jax.tree.leaves(data.example))
     if isinstance(data, Rows):
-        count = " + ".join(str(shard.length) for shard in data.shard_ranges) + " examples"
+        count = " + ".join(map(str, data.lengths)) + " examples"
         digests = _digests(data, _compared(data))
     elif isinstance(data, IterableData) and not data.how.per_worker:
         count, digests = "an iterator", _hashes([data.first_batch(_FIRST_OF_ITERATORS)])
     leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), digests, strict=True)
     return {"data": count, **{name: f"{leaf.dtype}{list(leaf.shape)} {digest}" for name, leaf, digest in leaves}}
-
-
-def steadiness(data: Data, rank: int) -> dict[str, str]:
-    """Return {} if sampled rows of a source are the same when read twice; otherwise a text that names a row and rank.
-
-    Processes compare the results, so that one process's finding becomes an error on all.
-    """
-    row = _unsteady_row(data)
-    text = f"data[{row}] is another example the second time (seen by rank {rank})"
-    return {} if row is None else {"data, read twice,": text}
-
-
-def warn_unless_steady(data: Data) -> None:
-    """Log a warning if one of a few examples of a source differs when it is read twice.
-
-    For a single process, which cannot compare its data with others. Skips sources with reader processes, whose start
-    would take long.
-    """
-    row = None if data.processes else _unsteady_row(data)
-    if row is not None:
-        _log.warning(
-            "data[%d] differs when it is read again: the source draws its own random numbers (of np.random, random or "
-            "torch). So a repeated step, in this run or in a restored one, gives another result, and several processes "
-            "would refuse the data. Draw the numbers from the rng that random_map= receives:  "
-            "ad.data.from_source(data, random_map=fn), with fn(example, rng)",
-            row,
-        )
-
-
-def _unsteady_row(data: Data) -> int | None:
-    """Return the first of some rows of a source that differs when it is read twice, or `None`."""
-    if not isinstance(data, Rows) or data.by_row:
-        return None
-    end = time.monotonic() + _SECONDS_OF_READING_TWICE
-    for row in _sample(len(data), _ROWS_READ_TWICE):
-        try:
-            first, again = (_digests(data, np.array([row])) for _ in range(2))
-        except Exception:  # raised by user code; a step will raise it again, and the others wait for this result
-            return None
-        if first != again:
-            return int(row)
-        if time.monotonic() > end:
-            return None
-    return None
 
 
 def _compared(data: Rows) -> np.ndarray:

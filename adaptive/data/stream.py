@@ -11,23 +11,26 @@ read by `Lookahead` for data with an index, and by `IterableData` for iterators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import accumulate, repeat
-from operator import getitem
+from functools import partial
+from itertools import accumulate, groupby, islice, repeat
+from operator import getitem, itemgetter
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
+from adaptive.base.world import World
 
 from .example import joined
-from .iterators import IterableData
-from .lookahead import Lookahead, PositionSpan
-from .rows import Data, Rows
+from .iterators import FromIterator, IterableData
+from .order import Order
+from .readers import ReaderThreads
+from .rows import Data, Rows, Shards, Span, rows_of
 
-_SMALL = 1 << 20  # bytes of a share of arrays in memory that are read in the calling thread, sooner than one wakes up
+_STEPS_AHEAD = 2  # for several readers; more if batches are too small to keep them busy
 
 
 class Share(NamedTuple):
@@ -40,6 +43,7 @@ class Share(NamedTuple):
 
 
 Cursors = tuple[int, ...]  # examples taken so far from each shard
+Row = tuple[Future[Any], int]  # a read, and the number of a row in it
 
 
 class Stream:
@@ -49,36 +53,29 @@ class Stream:
       data: the data set.
       seed: the seed of the permutations.
       workers: the workers of this process.
-      beside: whether rows of arrays in memory are prefetched while kernels run. If kernels run on the same cores, that
-        would slow down both by more than the time of the rows; then rows are taken on demand.
+      beside: whether rows of arrays in memory are taken while kernels run. If kernels run on the same cores, that would
+        slow down both by more than the time of the rows; then rows are taken on demand.
 
     Attributes:
       cursors: examples taken so far from each shard. Replicated.
+      lengths: number of examples of each shard.
       length: number of examples in an epoch; 0 for iterators.
       in_memory: whether examples are rows of arrays in memory.
       goes_back: whether `go_back` is possible: not for iterators.
     """
 
     def __init__(self, data: Data, *, seed: int, workers: range, beside: bool = True):
-        self.seed, self.workers = seed, workers
-        self.shard_ranges = data.shard_ranges
-        self.cursors: Cursors = (0,) * len(self.shard_ranges)
-        self.length, self.in_memory = 0, data.in_memory
-        self.goes_back = not isinstance(data, IterableData)
-        self._data, self._thread = data, data.thread
+        self.seed, self.workers, self.lengths = seed, workers, data.lengths
+        self.cursors: Cursors = (0,) * len(data.lengths)
+        self.in_memory, self.goes_back, self.length = data.in_memory, False, 0
+        self._data, self._beside, self._closed = data, beside, False
+        self._ahead: tuple[Cursors, tuple[int, ...], Callable[[], list[Any]]] | None = None
         if isinstance(data, Rows):
-            self._lookahead, self.length = Lookahead(data, seed), len(data)
-            self._order, self._rows = self._lookahead.order.examples, data.rows
+            self.goes_back, self.length = True, len(data)
+            self._lookahead = Lookahead(data, seed)
+            self._rows, self._order = data.rows, self._lookahead.order.examples
         elif isinstance(data, IterableData):
             data.seed = seed
-        self._ahead: tuple[Cursors, tuple[int, ...], Future[Share] | Share] | None = None
-        self._before: Cursors = ()  # the cursors when `_ahead` was requested
-        self._small: Sequence[int] | None = None  # the last sizes that `_is_small`
-        self._closed = False
-        self._beside = beside
-        # Rows of arrays in memory, of one shard: nothing is read ahead or kept.
-        self._simple = self.in_memory and len(self.shard_ranges) == 1
-        self._row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
 
     @property
     def consumed(self) -> int:
@@ -93,163 +90,216 @@ class Stream:
     @property
     def epochs(self) -> float:
         """Epochs of data consumed, as a fraction. Replicated."""
-        return self._data.epochs(self.cursors)
+        return self._data.epochs(self.cursors)[0]
 
     @property
     def epoch_length(self) -> int | None:
         """Number of examples in an epoch; `None` if it is unknown, or there are no epochs. Replicated."""
-        return self._data.epoch_length(self.cursors)
+        return self._data.epochs(self.cursors)[1]
 
     def check_epochs(self, instead: str) -> None:
-        """Raise if the epochs of the data are unknown.
+        """Raise a DataError if the epochs of the data are unknown. `instead`: what to write instead of epochs."""
+        if self._data.no_epochs:
+            raise DataError(
+                f"{self._data.no_epochs}. Write {instead}, or pass the length= of an epoch to from_iterator."
+            )
 
-        Args:
-          instead: what to write instead of an option in epochs, for the error.
-
-        Raises:
-          DataError: the epochs are unknown.
-        """
-        why = self._data.why_no_epochs()
-        if why:
-            raise DataError(f"{why}. Write {instead}, or pass the length= of an epoch to from_iterator.")
-
-    def in_words(self) -> list[str]:
+    def in_words(self) -> tuple[str, ...]:
         """Return notes for the user on how the data are read."""
-        read = isinstance(self._data, Rows) and not self._data.by_row
-        return [f"data with an index: {self._data!r}, each once per epoch"] * read + [*self._data.notes]
+        return self._data.notes
 
     def take(self, sizes: Sequence[int]) -> Share:
         """Return the share of the step at the cursors, without moving them: call `advance` after the step."""
-        ahead = self._ahead
-        if ahead is not None and ahead[0] == self.cursors and ahead[1] == tuple(sizes):
-            found, self._ahead = ahead[2], None
-            return found if isinstance(found, Share) else self._thread.result(found)
-        if ahead is not None:
-            self._drop_ahead()
-        if sizes is self._small or self._is_small(sizes):
-            self._small = sizes
-            return self._take_rows(self.cursors[0], tuple(sizes))
-        return self._thread.call(self._fetch, self.cursors, tuple(sizes), self.cursors)
+        sizes, ahead, self._ahead = tuple(sizes), self._ahead, None
+        if ahead is not None and ahead[0] == self.cursors and ahead[1] == sizes:
+            return self._share(sizes, ahead[2]())
+        if self.in_memory:
+            return self._share(sizes, self._rows_in_memory(self.cursors, sizes, self.workers))
+        return self._share(sizes, self._start(self.cursors, sizes, self.workers)())
 
     def prefetch(self, sizes: Sequence[int]) -> None:
-        """Start to fetch the share of the step after this one, assuming unchanged batch sizes."""
-        self._before = before = self.cursors
-        if sizes is self._small or self._is_small(sizes):
-            if self._beside:
-                end = before[0] + sum(sizes)
-                self._ahead = (end,), tuple(sizes), self._take_rows(end, tuple(sizes))
-            return
-        after, sizes = self._deal(before, sizes)[1], tuple(sizes)
-        self._ahead = after, sizes, self._thread.submit(self._fetch, after, sizes, before)
-
-    def _is_small(self, sizes: Sequence[int]) -> bool:
-        """Return whether a share is taken from arrays in memory in less time than a thread needs to wake up."""
-        return self._simple and self._row_bytes * sum(sizes) <= _SMALL * len(sizes)
-
-    def _take_rows(self, cursor: int, sizes: tuple[int, ...]) -> Share:
-        """Return a share of arrays in memory. Makes as few calls as possible, since this runs in every step."""
-        workers, ends = self.workers, list(accumulate(sizes, initial=0))
-        first, last = ends[workers.start], ends[workers.stop]
-        whole = self._rows(self._order(0, cursor + first, last - first)) if last > first else None
-        batches = (whole,) if len(workers) == 1 else self._parts(whole, ends)
-        # tuple.__new__ runs in C; the named tuple's constructor does not.
-        return tuple.__new__(Share, (sizes, tuple(ends[workers.start : workers.stop]), batches, whole))
-
-    def _parts(self, whole: Any, ends: Sequence[int]) -> tuple[Any, ...]:
-        """Return each worker's part of a batch of this process."""
-        leaves, tree = jax.tree.flatten(whole)
-        first, batches = ends[self.workers.start], []
-        for worker in self.workers:
-            rows = slice(ends[worker] - first, ends[worker + 1] - first)
-            part = list(map(getitem, leaves, repeat(rows)))
-            batches.append(tree.unflatten(part) if rows.stop > rows.start else None)
-        return tuple(batches)
+        """Start to read the share of the step after this one, assuming unchanged batch sizes."""
+        if self._beside or not self.in_memory:
+            sizes, after = tuple(sizes), self._after(self.cursors, sizes)
+            self._ahead = after, sizes, self._start(after, sizes, self.workers)
 
     def advance(self, sizes: Sequence[int]) -> None:
         """Move the cursors past a step of these batch sizes."""
-        ahead = self._ahead
-        if ahead is not None and ahead[1] == tuple(sizes) and self._before == self.cursors:
-            self.cursors = ahead[0]  # already computed by `prefetch`
-        elif len(self.cursors) == 1:
-            self.cursors = (self.cursors[0] + sum(sizes),)
-        else:
-            self.cursors = self._deal(self.cursors, sizes)[1]
+        one = len(self.cursors) == 1
+        self.cursors = (self.cursors[0] + sum(sizes),) if one else self._after(self.cursors, sizes)
+
+    def _after(self, cursors: Cursors, sizes: Sequence[int]) -> Cursors:
+        """Return the cursors after a step."""
+        if len(cursors) == 1:
+            return (cursors[0] + sum(sizes),)
+        return tuple(cursor + size for cursor, size in zip(cursors, sizes, strict=True))
+
+    def _share(self, sizes: tuple[int, ...], found: list[Any]) -> Share:
+        """Divide what was read for a step among the workers of this process."""
+        workers, whole = self.workers, found[0] if len(self.cursors) == 1 else None
+        offsets = tuple(list(accumulate(sizes, initial=0))[workers.start : workers.stop])
+        if len(found) == len(workers):  # tuple.__new__ runs in C; the named tuple's constructor does not
+            return tuple.__new__(Share, (sizes, offsets, tuple(found), whole))
+        leaves, tree = jax.tree.flatten(whole)
+        batches = []
+        for start, size in zip(offsets, sizes[workers.start : workers.stop], strict=True):
+            rows = slice(start - offsets[0], start - offsets[0] + size)
+            batches.append(tree.unflatten(map(getitem, leaves, repeat(rows))) if size else None)
+        return Share(sizes, offsets, tuple(batches), whole)
+
+    def _start(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Callable[[], list[Any]]:
+        """Start to read what these workers take in the step at the cursors. Returns a function that waits for it, and
+        returns a batch for each span; `None` for one without examples.
+        """
+        if self.in_memory:
+            found = self._rows_in_memory(cursors, sizes, workers)
+            return lambda: found
+        steps, data = self._spans(cursors, sizes, workers), self._data
+        if isinstance(data, IterableData):
+            return data.start(next(steps), self.cursors, self._after(cursors, sizes))
+        return self._lookahead.start(steps, self.cursors)
+
+    def _rows_in_memory(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> list[Any]:
+        """Return a batch for each span of the step at the cursors. Makes few calls: it is on the path of every step."""
+        if len(cursors) > 1:
+            return [self._lookahead.rows(Span(w, cursors[w], sizes[w])) if sizes[w] else None for w in workers]
+        first, examples = sum(sizes[: workers.start]), sum(sizes[workers.start : workers.stop])
+        return [self._rows(self._order(0, cursors[0] + first, examples)) if examples else None]
+
+    def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[Span]]:
+        """Yield what these workers take in the step at the cursors, and in the steps after it: one span of all of them,
+        or one of each if each has its own cursor.
+        """
+        while True:
+            if len(cursors) > 1:
+                yield [Span(worker, cursors[worker], sizes[worker]) for worker in workers]
+            else:
+                first, share = sum(sizes[: workers.start]), sizes[workers.start : workers.stop]
+                yield [Span(0, cursors[0] + first, sum(share))]
+            cursors = self._after(cursors, sizes)
 
     def peek(self, sizes: Sequence[int]) -> Any:
-        """Return all workers' examples in a step of these sizes as one batch, without moving the cursors.
-
-        Raises:
-          DataError: workers of other processes have their own iterators.
+        """Return all workers' examples in a step of these sizes as one batch, without moving the cursors. Raises a
+        DataError if workers of other processes have their own iterators.
         """
         data = self._data
         if isinstance(data, IterableData) and data.how.per_worker and len(sizes) > len(self.workers):
             raise DataError("each worker has an iterator of its own, which others cannot read. Pass a batch to check.")
-        batches = self._thread.call(self._read, self.cursors, tuple(sizes), range(len(sizes)), self.cursors)
+        batches = self._start(self.cursors, tuple(sizes), range(len(sizes)))()
         return joined([batch for batch in batches if batch is not None])
-
-    def _drop_ahead(self) -> None:
-        """Drop the prefetched share, or cancel its fetch."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and not isinstance(ahead[2], Share):
-            ahead[2].cancel()
-
-    def _fetch(self, cursors: Cursors, sizes: tuple[int, ...], committed: Cursors) -> Share:
-        offsets = list(accumulate(sizes, initial=0))
-        batches = tuple(self._read(cursors, sizes, self.workers, committed))
-        return Share(sizes, tuple(offsets[self.workers.start : self.workers.stop]), batches)
-
-    def _read(self, cursors: Cursors, sizes: tuple[int, ...], workers: range, committed: Cursors) -> list[Any]:
-        """Return the batches of these workers in the step at the cursors. Called in the thread that reads."""
-        steps = self._spans(cursors, sizes, workers)
-        if isinstance(self._data, IterableData):
-            return self._data.read(next(steps), committed, self._deal(cursors, sizes)[1])
-        return self._lookahead.read(next(steps), steps, committed)
-
-    def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
-        """Yield the spans of these workers in the step at the cursors, and in the steps after it."""
-        while True:
-            starts, cursors = self._deal(cursors, sizes)
-            yield [PositionSpan(w if len(cursors) > 1 else 0, starts[w], sizes[w]) for w in workers]
-
-    def _deal(self, cursors: Cursors, sizes: Sequence[int]) -> tuple[list[int], Cursors]:
-        """Return each worker's first position in its shard, and the cursors after the step."""
-        if len(cursors) > 1:
-            return list(cursors), tuple(cursor + size for cursor, size in zip(cursors, sizes, strict=True))
-        *starts, end = accumulate(sizes, initial=cursors[0])
-        return starts, (end,)
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Return the indices of the examples at `count` positions of a shard, for data with an index."""
-        return self._lookahead.indices(PositionSpan(shard, position, count))
+        return self._lookahead.indices(Span(shard, position, count))
 
     def place(self) -> str:
         """Return the text that, with the cursors, is needed to resume here; "" for data with an index."""
         return self._data.place(self.cursors)
 
     def go_on(self, cursors: Cursors, place: str) -> None:
-        """Resume at the point of another stream of these data.
-
-        Args:
-          cursors: the cursors of the other stream.
-          place: the result of its `place()`.
-        """
-        self._drop_ahead()
-        self.cursors = cursors
-        self._thread.call(self._go_on, cursors, place)
-
-    def _go_on(self, cursors: Cursors, place: str) -> None:
+        """Resume at the cursors of another stream of these data, for which `place()` returned this text."""
+        self.go_back(cursors)
         self._data.go_on(cursors, place)
-        if isinstance(self._data, Rows):
-            self._lookahead.forget_all()
+        if self.goes_back:
+            self._lookahead.forget()
 
     def go_back(self, cursors: Cursors) -> None:
         """Go back to earlier cursors of this stream."""
-        self._drop_ahead()
-        self.cursors = cursors
+        self.cursors, self._ahead = cursors, None
 
     def close(self) -> None:
         """Close the data, reader processes and iterators included, without waiting for reads: one may hang."""
         if not self._closed:
-            self._closed = True
-            self._drop_ahead()
+            self._closed, self._ahead = True, None
             self._data.close()
+
+
+class Lookahead:
+    """A reader of the examples at positions of a stream, for data with an index, that reads ahead.
+
+    What was read is kept by position, so that it stays usable when batch sizes change. Readers return the examples at
+    some positions at a time, already stacked, so that this process only concatenates a few arrays.
+    """
+
+    def __init__(self, data: Rows, seed: int):
+        self._data, self._shards, self._seed = data, data.shards, seed
+        self.order = Order(data.lengths, seed)
+        self._collector = ReaderThreads(1, 0)
+        self._kept: dict[tuple[int, int], Row] = {}  # by shard and position
+
+    def indices(self, span: Span) -> np.ndarray:
+        """Return the indices of a span's examples in the whole data set; shape=(span.examples,)."""
+        return self.order.examples(*span) + sum(self._data.lengths[: span.shard])
+
+    def rows(self, span: Span) -> Any:
+        """Return the examples of a span in memory."""
+        return self._shards[span.shard].rows(self.order.examples(*span))
+
+    def start(self, steps: Iterator[Sequence[Span]], committed: Sequence[int]) -> Callable[[], list[Any]]:
+        """Start to read a step's spans, and those of later steps. Returns a function that waits, and returns a batch
+        for each span; `None` for one without examples. Positions before the cursors `committed` are not read again.
+        """
+        spans, readers = next(steps), self._data.readers.number
+        self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
+        ahead = max(_STEPS_AHEAD, -(-2 * readers // max(1, sum(span.examples for span in spans))))
+        for step in (spans, *islice(steps, ahead if readers > 1 else 0)):
+            for span in step:
+                self._request(span)
+        wait = partial(self._batches, [(span, [self._kept[at] for at in span.positions()]) for span in spans])
+        # What several readers have read is copied into one batch, in a thread beside the step.
+        return wait if readers == 1 else partial(self._collector.result, self._collector.submit(wait))
+
+    def _request(self, span: Span) -> None:
+        """Start to read the span's examples that are neither kept nor being read."""
+        indices, epochs, shard = self.order.examples(*span), self.order.epochs(*span), self._shards[span.shard]
+        missing = [k for k, at in enumerate(span.positions()) if at not in self._kept]
+        size = shard.piece(span.examples)
+        for start in range(0, len(missing), size):
+            rows = missing[start : start + size]
+            read = shard.submit(indices[rows], epochs[rows], self._seed, span.shard)
+            self._kept |= {(span.shard, span.start + k): (read, row) for row, k in enumerate(rows)}
+
+    def _batches(self, wanted: Sequence[tuple[Span, Sequence[Row]]]) -> list[Any]:
+        return [self._batch(span, rows) if rows else None for span, rows in wanted]
+
+    def _batch(self, span: Span, rows: Sequence[Row]) -> Any:
+        """Wait for the examples of a span, and return them."""
+        indices, parts, at, shard = self.order.examples(*span), [], 0, self._shards[span.shard]
+        for read, group in groupby(rows, key=itemgetter(0)):
+            numbers = [number for _, number in group]
+            part = slice(numbers[0], numbers[-1] + 1)  # a read has consecutive rows for consecutive positions
+            batch = shard.result(read, int(indices[at]), self._data.world)
+            parts.append(jax.tree.map(lambda leaf, part=part: leaf[part], batch))
+            at += len(numbers)
+        return joined(parts)
+
+    def forget(self) -> None:
+        """Drop all reads, and cancel them."""
+        kept, self._kept = self._kept, {}
+        for read, _ in kept.values():
+            read.cancel()
+
+
+def _has_failed(read: Future[Any]) -> bool:
+    return read.done() and (read.cancelled() or read.exception() is not None)
+
+
+def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Data:
+    """Return a user's training data as rows, or as iterators in progress if they have no index.
+
+    Args:
+      data: the data.
+      workers: number of workers; `Shards` must have as many data sets.
+      mine: the workers of this process.
+      world: the world whose other processes wait while this one reads; `None` for the current one.
+
+    Raises:
+      DataError: the data cannot be used.
+    """
+    if isinstance(data, FromIterator):
+        return IterableData(data, workers, mine, world)
+    if isinstance(data, Shards) and len(data.lengths) != workers:
+        raise DataError(f"Shards of {len(data.lengths)} data sets for {workers} workers. Pass one for each worker.")
+    rows = rows_of(data)
+    rows.world = world
+    return rows

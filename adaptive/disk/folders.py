@@ -57,11 +57,7 @@ def _number(folder: Path) -> int:
 
 
 def arrays_of(checkpoint: Mapping[str, Any]) -> dict[Name, np.ndarray]:
-    """Return the arrays and numbers of a checkpoint by path. Containers, their order and their types do not matter.
-
-    Raises:
-      CheckpointError: a leaf cannot be stored, or two leaves have one name.
-    """
+    """Return the arrays and numbers of a checkpoint by path. Raises a CheckpointError if a leaf cannot be stored."""
     arrays = {name: np.asarray(leaf.value) for name, leaf in by_name(checkpoint, "checkpoint").items()}
     wrong = [name for name, array in arrays.items() if array.dtype.hasobject]
     if wrong:
@@ -78,7 +74,7 @@ def write(directory: Path, keep: int, step: int, arrays: Mapping[Name, np.ndarra
     Raises:
       Exception: any error of the system, orbax or its libraries.
     """
-    number = 1 + max(map(_number, checkpoints(directory)), default=0)
+    number, own = 1 + max(map(_number, checkpoints(directory)), default=0), jax.process_index()
     options = ocp.CheckpointManagerOptions(
         create=False,
         step_name_format=_Names(step),
@@ -86,7 +82,9 @@ def write(directory: Path, keep: int, step: int, arrays: Mapping[Name, np.ndarra
         cleanup_tmp_directories=True,
         enable_async_checkpointing=False,  # our thread writes
         save_root_metadata=False,
-        multiprocessing_options=_alone(),
+        multiprocessing_options=ocp.options.MultiprocessingOptions(  # no barriers between processes of jax.distributed
+            primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
+        ),
     )
     with ocp.CheckpointManager(directory, options=options, item_handlers={_ITEM: _ArraysHandler()}) as manager:
         try:
@@ -151,13 +149,9 @@ class _SaveArrays(ocp.args.CheckpointArgs):
 
 
 class _Names(NamedTuple):
-    """The names of checkpoints, as orbax's `NameFormat`.
+    """The names of checkpoints, as orbax's `NameFormat`."""
 
-    Attributes:
-      step: that of the checkpoint to be written.
-    """
-
-    step: int
+    step: int  # of the checkpoint to be written
 
     def build_name(self, step: int) -> str:
         return f"{step:06}-step-{self.step}"
@@ -168,11 +162,3 @@ class _Names(NamedTuple):
 
     def find_step(self, base_path: Any, step: int) -> Any:
         return next(found for found in self.find_all(base_path) if found.step == step)
-
-
-def _alone() -> ocp.options.MultiprocessingOptions:
-    """Return orbax's options for a process alone, without barriers between the processes of `jax.distributed`."""
-    own = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
-    )

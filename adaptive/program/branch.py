@@ -23,8 +23,7 @@ from .run_loop import RunLoop
 class Branch:
     """A context manager for trial steps of a program: see `Program.branch`.
 
-    The snapshot is a checkpoint in host memory. Entering communicates like a checkpoint. Leaving does not communicate,
-    so that a process that raises in the branch can leave it.
+    Entering communicates like a checkpoint. Leaving does not, so that a process that raises in the branch can leave it.
     """
 
     def __init__(self, parts: ProgramParts, loop: RunLoop, global_batch: int | None, values: Mapping[str, Any]):
@@ -42,12 +41,9 @@ class Branch:
                 f"{len(p.world.members)} have joined. Workers cannot join in a branch. Begin the "
                 "branch when all have joined:  if len(program.members) == program.target_workers:"
             )
-        decision = p.sizes.exactly(self._global_batch)
-        if self._values:
-            there = p.hyperparameters
-            decision = Decision(
-                decision.global_batch, hyperparameters=checked_hyperparameters(there.values, self._values, there.types)
-            )
+        there = p.hyperparameters
+        values = checked_hyperparameters(there.values, self._values, there.types) if self._values else {}
+        decision = Decision(p.sizes.exactly(self._global_batch).global_batch, hyperparameters=values)
         run.flush_logs()
         self._checkpoint = with_same_members(p.world, lambda: snapshot(p))
         self._before = run.run_id, run.restored, run.notes, p.skipped.in_a_row, p.digest.export()
@@ -55,23 +51,19 @@ class Branch:
         self._outer = p.hooks.suspended, p.listeners.suspended
         p.hooks.suspended = p.listeners.suspended = True
         try:
-            self._begin(decision)
+            p.digest.enter(run.step, "program.branch", decision)
+            self._loop.compile_first()
+            self._loop.compile_for(p.sizes.target)  # in force after the branch
+            sizes, total = p.sizes, decision.global_batch
+            if total is not None:
+                batch_sizes = split(total, sizes.shares, sizes.bounds())
+                self._loop.compile_for(batch_sizes)
+                sizes.restart(batch_sizes, sizes.shares, sizes.members, total)
+            there.request(values)
+            p.revision.increment()
         except BaseException:
             self._restore()
             raise
-
-    def _begin(self, decision: Decision) -> None:
-        p = self._parts
-        p.digest.enter(p.run.step, "program.branch", decision)
-        self._loop.compile_first()
-        self._loop.compile_for(p.sizes.target)  # in force after the branch
-        sizes, total = p.sizes, decision.global_batch
-        if total is not None:
-            batch_sizes = split(total, sizes.shares, sizes.bounds())
-            self._loop.compile_for(batch_sizes)
-            sizes.restart(batch_sizes, sizes.shares, sizes.members, total)
-        p.hyperparameters.request(decision.hyperparameters)
-        p.revision.increment()
 
     @with_build_settings
     def __exit__(self, *exc: object) -> None:

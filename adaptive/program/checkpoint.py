@@ -55,7 +55,7 @@ def snapshot(parts: ProgramParts, *, writes: bool = True) -> dict[str, Any]:
         "members": np.array(sizes.members),
         "workers": p.membership.asked or 0,
         "seed": stream.seed,
-        "examples": np.array([shard.length for shard in stream.shard_ranges]),
+        "examples": np.array(stream.lengths),
         **({"place": place} if (place := stream.place()) else {}),
     }
 

@@ -23,11 +23,8 @@ class Every(NamedTuple):
     unit: str
 
     def due(self, step: int, before: int, consumed: int, examples: int | None) -> bool:
-        """Return whether an interval of steps or epochs ends with a step. Replicated.
-
-        Args:
-          before, consumed: examples consumed before the step, and including it.
-          examples: examples in an epoch; `None` if unknown.
+        """Return whether an interval of steps or epochs ends with a step, after which `consumed` examples were taken,
+        and `before` it `before`. `examples`: in an epoch; `None` if unknown. Replicated.
         """
         if self.unit == "step":
             return step % int(self.number) == 0
@@ -76,11 +73,7 @@ class Checkpoints:
 
     @property
     def interval(self) -> Every:
-        """The interval, as a number and its unit.
-
-        Raises:
-          CheckpointError: `every` is not an interval.
-        """
+        """The interval, as a number and its unit. Raises a CheckpointError if `every` is none."""
         steps = whole(self.every)
         match = _EVERY.fullmatch(self.every) if isinstance(self.every, str) else None
         every = Every(Fraction(match[1]), match[2]) if match else Every(Fraction(steps or 0), "step")
@@ -106,11 +99,7 @@ class Checkpoints:
 
 
 def path_of(directory: Any) -> Path:
-    """Return a directory's absolute path, which does not change with the working directory.
-
-    Raises:
-      CheckpointError: it is not a path.
-    """
+    """Return a directory as an absolute path, or raise a CheckpointError."""
     try:
         text = os.fspath(directory)
     except TypeError:
@@ -121,15 +110,11 @@ def path_of(directory: Any) -> Path:
 
 
 class FoundCheckpoint(NamedTuple):
-    """A checkpoint that was read.
-
-    Attributes:
-      notes: one line for each newer checkpoint that cannot be read.
-    """
+    """A checkpoint that was read."""
 
     folder: Path
     checkpoint: dict[str, Any]
-    notes: list[str]
+    notes: list[str]  # one line for each newer checkpoint that cannot be read
 
 
 class NoneThereError(CheckpointError):

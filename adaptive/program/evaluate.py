@@ -19,9 +19,8 @@ from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.check.means import MeanCheck
 from adaptive.control.build_agreement import compare_across_processes, digest_of_text, digest_of_tree
-from adaptive.data.rows import Rows
+from adaptive.data.rows import Rows, rows_of
 from adaptive.data.same_data import digests_of_data
-from adaptive.data.shards import indexed_rows
 from adaptive.graph.text import as_text
 
 _AHEAD = 2  # batches per worker in progress: one is computed while the next is fetched
@@ -69,7 +68,7 @@ def evaluate(
     whole: list[tuple[int, Any]] = []  # (number of examples, shapes of the values of fn)
 
     def work() -> tuple[dict[str, str], list[Any]]:
-        rows, each = indexed_rows(data), positive("batch", batch)
+        rows, each = rows_of(data), positive("batch", batch)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
         _check(fn, shapes, state, rows, each, op)
         looks(fn, state, rows.rows, (len(rows), each), _combined(shapes), op)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from adaptive.base.source_lines import at, name_workers
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.data.rows import Data
-from adaptive.data.shards import Shards
+from adaptive.data.rows import Shards
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
@@ -19,7 +19,7 @@ from .memory_needed import in_words, memory_needed
 
 def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream) -> str:
     """Return a description of a program's plan, input, kernels and memory, one line each."""
-    shards = [shard.length for shard in data.shard_ranges] if isinstance(data, Shards) else []
+    shards = data.lengths if isinstance(data, Shards) else ()
     bound = engine.kernels.memory
     return "\n".join(
         [

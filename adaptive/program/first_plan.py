@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import lcm
 from typing import Any
 
@@ -18,7 +17,7 @@ from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import check_same_build, digest_of_plan, digest_of_tree
 from adaptive.data.rows import Data
-from adaptive.data.same_data import digests_of_data, steadiness, warn_unless_steady
+from adaptive.data.same_data import digests_of_data
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.minibatches import NotEqualPartsError
@@ -80,7 +79,7 @@ def plan_for_capacity(planner: Planner, limits: Limits, global_batch: int, micro
 def _limits(data: Data, workers: int, max_local_batch: int | Sequence[int] | None, multiple: int) -> Limits:
     examples = len(data)
     largest = [examples] * workers if max_local_batch is None else most_of_each(max_local_batch, workers)
-    lengths = np.broadcast_to([shard.length for shard in data.shard_ranges], (workers,))
+    lengths = np.broadcast_to(data.lengths, (workers,))
     there = [min(most, int(length)) for most, length in zip(largest, lengths, strict=True)]
     for worker, most in enumerate(there):
         if most < multiple:
@@ -116,14 +115,12 @@ def check_alike(
     Returns:
       Digests with which a process that is spawned later must agree. They do not depend on the current members.
     """
-    if world.processes == 1:
-        warn_unless_steady(data)
     if world.processes == 1 and not world.spawns:
         return {}
     built = {setting: repr(value) for setting, value in settings.items()}
     built.update(digests_of_data(data))
     labelled = enumerate(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
     built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
-    check_same_build(world, built, plan, f"building {name}", partial(steadiness, data, world.rank))
+    check_same_build(world, built, plan, f"building {name}")
     lasting = {what: digest for what, digest in built.items() if what != "batch sizes"}
     return {**describe_settings(), **lasting, "driver": digest_of_plan(whole())} if world.spawns else {}

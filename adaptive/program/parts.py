@@ -28,8 +28,7 @@ from adaptive.control.hyperparameters import Hyperparameters
 from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import Status
-from adaptive.data.shards import stream_of
-from adaptive.data.stream import Stream
+from adaptive.data.stream import Stream, open_data
 from adaptive.graph.draws import notes_on_draws
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -146,7 +145,7 @@ class ProgramParts:
         check_driver(driver)
         options = options.checked()
         roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
-        self.data, self.seed = stream_of(data, world.capacity, world.workers, world), options.seed
+        self.data, self.seed = open_data(data, world.capacity, world.workers, world), options.seed
         self.form, leaves = StateForm.of(made_by(state), options.per_worker_state)
         on_device = world.devices[0].platform != "cpu"
         self.stream = Stream(self.data, seed=self.seed, workers=world.workers, beside=on_device)

@@ -42,15 +42,7 @@ _FIELDS = (
 
 
 def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool, other_workers_ok: bool) -> None:
-    """Restore a program; see `Program.restore`. Communicates.
-
-    Args:
-      p, loop: the program's parts and its loop.
-      checkpoint: a pytree; or a directory of checkpoints, or one of them.
-
-    Raises:
-      CheckpointError: see `Program.restore`, also for `WorkerError` and `DisagreementError`.
-    """
+    """Restore a program; arguments and errors as of `Program.restore`. Communicates."""
     found: FoundCheckpoint | None = None
     roster, about = Roster.of(p.world), f"restore of {p.name}"
     if isinstance(checkpoint, str | os.PathLike | Checkpoints):
@@ -78,10 +70,8 @@ def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool
 
 
 def _select(world: World, path: Path, missing_ok: bool, about: str) -> FoundCheckpoint | str:
-    """Read the checkpoint that rank 0 selects. Communicates.
-
-    Returns:
-      The checkpoint; or, if there is none and that is allowed, the id of the run that wrote to the directory, or "".
+    """Return the checkpoint that rank 0 selects; if there is none and that is allowed, the id of the run that wrote to
+    the directory, or "". Communicates.
     """
     own: FoundCheckpoint | None = None
 
@@ -124,15 +114,11 @@ def prepare(
     """Check a checkpoint, place its arrays, and compile its kernels. Changes nothing, and does not communicate.
 
     If the number of workers differs from that of the checkpoint, batches start equal, and hooks start with their
-    initial states, because they may hold measurements of other workers.
-
-    Args:
-      other_workers_ok: what local state does then: it is that of the workers that are here too, and the initial value
-        for others. Otherwise it raises an error.
+    initial states, because they may hold measurements of other workers. Local state is then an error, unless
+    `other_workers_ok`.
 
     Returns:
-      A function that continues from the checkpoint, by assignments. It is passed the members for which the checkpoint
-      was prepared.
+      A function of the members for which the checkpoint was prepared, which continues from it by assignments.
 
     Raises:
       CheckpointError: it is damaged, or belongs to another program.
@@ -200,7 +186,7 @@ def _prepared(
 
 def _check_data(fields: Mapping[str, Any], stream: Stream) -> None:
     """Check that the data are the checkpoint's, as far as that can be seen."""
-    examples, here = _numbers(fields, "examples"), tuple(shard.length for shard in stream.shard_ranges)
+    examples, here = _numbers(fields, "examples"), stream.lengths
     if examples != here:
         raise CheckpointError(
             f"it was made on {' + '.join(map(str, examples))} examples; this program has "

@@ -1,4 +1,4 @@
-"""Checkpoints during a run: decides when one is due, and saves it.
+"""Checkpoints during a run: decides when one is due, saves it, and writes it to the disk in a background thread.
 
 All processes decide alike, at the same step: by the number of the step, by the number of consumed examples, or, for
 minutes, by a request of rank 0 in the step's last message. All processes bring their hooks' states up to date, and send
@@ -8,21 +8,22 @@ their local state, if there is any. Rank 0 writes.
 from __future__ import annotations
 
 import atexit
+import logging
+import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from adaptive.base.activity import SAVING
 from adaptive.base.ambient import with_build_settings
-from adaptive.base.errors import CheckpointError
+from adaptive.base.errors import CheckpointError, NonFiniteError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import broadcast_bytes, with_same_members
+from adaptive.disk import lock
 from adaptive.observe.report import Report
 
 from .checkpoint import refuse_nans, snapshot
 from .checkpoints import Checkpoints
 from .parts import ProgramParts
-from .writer import Writer
 
 _ANSWER_SECONDS = 1.0  # while the last checkpoint is written, rank 0 tells the others that it lives
 _BUSY, _MISSING, _DONE = b"busy", b"missing", b"done"  # the last checkpoint
@@ -44,9 +45,11 @@ class RunCheckpointer:
                 'checkpoint= must be an ad.Checkpoints, such as  ad.Checkpoints("run/", every="1 epoch"); '
                 f"got {options!r}."
             )
-        self._options, self._every = options, options.interval
-        self._writer = Writer(options, parts.run.run_id, self._before_writing, parts.world.checkpoint_saved)
-        self._saved = time.monotonic()
+        self._options, self._every, self._path = options, options.interval, options.path
+        self._saved, self._newest = time.monotonic(), -1  # the step of the newest checkpoint on the disk
+        self._lock: int | None = None
+        self._thread: threading.Thread | None = None
+        self._notes: list[str] = []
         self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint
         if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
@@ -56,16 +59,56 @@ class RunCheckpointer:
         if self._every.unit == "epoch":
             parts.stream.check_epochs(f'every="100 steps" for every={options.every!r}')
         if not self.world.rank:
-            self._writer.open(options.path in parts.run.directories)
-        parts.run.directories.add(options.path)
+            self._open()
+        parts.run.directories.add(self._path)
         atexit.register(self.close)  # for a run whose loop was left before its end
+
+    def _open(self) -> None:
+        """Lock the directory, before the first step.
+
+        Raises:
+          CheckpointError: the directory cannot be written, another job writes to it, or it has checkpoints of another
+            run.
+        """
+        from adaptive.disk import folders  # loads orbax now, rather than beside a step
+
+        try:
+            self._acquire()
+            there = folders.checkpoints(self._path)
+        except lock.HeldError as error:
+            raise CheckpointError(
+                f"{self._path} is being written {error}. Use a separate directory for each run:  "
+                "ad.Checkpoints(directory, …)"
+            ) from None
+        except OSError as error:
+            self._release()
+            raise CheckpointError(f"no checkpoints can be written to {self._path}: {error.strerror}.") from error
+        if there and self._path not in self._parts.run.directories:
+            self._release()
+            raise CheckpointError(
+                f"{self._path} holds checkpoints of another run, the newest {there[0].name}, which this run would "
+                f"delete. To continue from them:  program.restore({str(self._path)!r}, missing_ok=True)  before "
+                "program.run. To start a new run, use another directory, or delete this one."
+            )
+
+    def _acquire(self) -> None:
+        """Lock the directory, unless that has been done; anew, if it was removed meanwhile."""
+        if self._lock is None or not (self._path / lock.LOCK).exists():
+            self._release()
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock.acquire(self._path, self._parts.run.run_id)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            lock.release(self._lock)
+        self._lock = None
 
     def is_due(self, report: Report) -> bool:
         """Return whether a checkpoint is due after this step. All processes call it, after every step."""
         self._has_stepped = True
-        before, epoch = report.examples - report.global_batch, self._parts.stream.epoch_length
         if self._every.unit == "minute":
             return self._is_announced()
+        before, epoch = report.examples - report.global_batch, self._parts.stream.epoch_length
         return self._every.due(report.step, before, report.examples, epoch)
 
     def _is_announced(self) -> bool:
@@ -76,12 +119,6 @@ class RunCheckpointer:
         announced, status.checkpoint_requested = status.checkpoint_requested, False
         status.checkpoint_due = not announced and self.world.rank == 0 and due
         return announced
-
-    def _before_writing(self, checkpoint: Mapping[str, Any]) -> None:
-        """Refuse a state with NaNs. Write the logs, which have all earlier steps when a run continues from here."""
-        if self._parts.skipped.checks:
-            refuse_nans(checkpoint)
-        self._parts.run.flush_logs()
 
     @fails_together("in a checkpoint of")
     def save(self) -> bool:
@@ -100,7 +137,7 @@ class RunCheckpointer:
 
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
             if writes:
-                self._writer.write(checkpoint)
+                self._write(checkpoint)
             return writes
 
     @with_build_settings
@@ -109,15 +146,45 @@ class RunCheckpointer:
 
     def _is_free(self) -> bool:
         """Return whether this process can write a checkpoint now; if not, note once that it is skipped."""
-        busy = self._writer.busy
-        if busy and not self._noted:
+        free = self.wait(0)
+        if not free and not self._noted:
             self._noted = True
-            self._writer.note(
+            self._note(
                 f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
                 f"checkpoints may be skipped without a note: every={self._options.every!r} is shorter than the time to "
                 "write one."
             )
-        return not busy
+        return free
+
+    def _write(self, checkpoint: dict[str, Any]) -> None:
+        """Write a checkpoint in the background. Raises a CheckpointError if a leaf cannot be stored."""
+        from adaptive.disk import folders
+
+        arrays = folders.arrays_of(checkpoint)
+        # Not a daemon thread, so that the process waits for it at its end.
+        self._thread = threading.Thread(None, self._write_arrays, "adaptive-checkpoint", (checkpoint, arrays))
+        self._thread.start()
+
+    def _write_arrays(self, checkpoint: dict[str, Any], arrays: Any) -> None:
+        """Write the logs, which have all earlier steps when a run continues from here, and the checkpoint."""
+        from adaptive.disk import folders
+
+        step = checkpoint["step"]
+        try:
+            if self._parts.skipped.checks:
+                refuse_nans(checkpoint)
+            self._parts.run.flush_logs()
+            self._acquire()  # on a rank that takes over
+            folders.write(self._path, self._options.keep, step, arrays)
+            self._newest = step
+            self.world.checkpoint_saved(step)
+        except NonFiniteError as error:
+            self._note(str(error))
+        except lock.HeldError as error:
+            self._note(f"no checkpoint of step {step}: {self._path} is being written {error}")
+        except Exception as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            self._note(f"no checkpoint of step {step} in {self._path}: {why.partition(chr(10))[0][:300]}")
 
     def end(self, *, in_any_case: bool) -> None:
         """Save the last state of a run that ended without an error, unless it is saved. All processes call it, and it
@@ -130,26 +197,36 @@ class RunCheckpointer:
         if not (self._has_stepped or in_any_case):
             return
         has_tried = False  # to write it, on this process
-        about = f"the last checkpoint of {self._name}"
 
         def answer() -> bytes:
-            if not self._writer.wait(_ANSWER_SECONDS):
+            if not self.wait(_ANSWER_SECONDS):
                 return _BUSY
-            return _DONE if has_tried or self._writer.newest == self._parts.run.step else _MISSING
+            return _DONE if has_tried or self._newest == self._parts.run.step else _MISSING
 
-        while (found := broadcast_bytes(self.world, answer, about)) != _DONE:
+        while (found := broadcast_bytes(self.world, answer, f"the last checkpoint of {self._name}")) != _DONE:
             if found == _MISSING:
                 has_tried = self.save() or has_tried
 
+    def _note(self, text: str) -> None:
+        """Add a note to the next report, and log it."""
+        logging.getLogger("adaptive").warning("%s", text)
+        self._notes.append(text)
+
     def drain_notes(self) -> list[str]:
         """Return and clear the notes since the last report. Empty except on rank 0."""
-        return self._writer.drain_notes()
+        notes, self._notes = self._notes, []
+        return notes
 
-    def wait(self) -> None:
-        """Wait until the checkpoint that is being written is on disk, or has failed."""
-        self._writer.wait()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait, at most so long, until the checkpoint that is being written is on disk or has failed. Return whether
+        that is so.
+        """
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Wait for the writer, and release the directory."""
+        """Wait for the checkpoint that is being written, and release the directory."""
         atexit.unregister(self.close)
-        self._writer.close()
+        self.wait()
+        self._release()

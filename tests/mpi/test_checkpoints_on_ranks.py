@@ -16,7 +16,7 @@ import collectives as comm
 from adaptive import operators
 from adaptive.disk.folders import arrays_of, checkpoints, write
 from adaptive.disk.lock import LOCK
-from adaptive.program.writer import Writer
+from adaptive.program.run_checkpointer import RunCheckpointer
 from tests.program.problems import build, descend, make_data, same_everywhere
 
 COVERS = ("adaptive/program/checkpoint.py", "adaptive/program/restore.py")
@@ -42,8 +42,8 @@ def directory(world, tmp_path):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A fast disk: no due checkpoint is skipped because of the previous one."""
-    write = Writer.write
-    monkeypatch.setattr(Writer, "write", lambda writer, *args: (write(writer, *args), writer.wait()))
+    write = RunCheckpointer._write
+    monkeypatch.setattr(RunCheckpointer, "_write", lambda self, checkpoint: (write(self, checkpoint), self.wait()))
 
 
 def odd(world) -> bool:

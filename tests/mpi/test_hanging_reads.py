@@ -11,7 +11,7 @@ import pytest
 from tests.mpirun import run
 from tests.speed import at_start, slowness
 
-COVERS = ("adaptive/data/fetch_thread.py",)
+COVERS = ("adaptive/data/readers.py",)
 
 pytestmark = pytest.mark.ranks
 
@@ -26,9 +26,11 @@ def start(*arguments):
     return result.stderr
 
 
-@pytest.mark.parametrize("when", ["step", pytest.param("build", marks=pytest.mark.long)])
-def test_the_reader_is_named_and_the_job_ends_with_that_message(when):
-    said = start(when)
+@pytest.mark.parametrize(
+    ("when", "limit"), [("step", ["1"]), *(pytest.param(w, [], marks=pytest.mark.long) for w in ("step", "build"))]
+)
+def test_the_reader_is_named_and_the_job_ends_with_that_message(when, limit):
+    said = start(when, *limit)
     assert re.search(
         r"DataError: rank 1 \(pid .*\) has waited \d+ s, the limit of a read: waiting for " + READ, said
     ), said

@@ -12,7 +12,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 
-COVERS = ("adaptive/data/reader_processes.py",)
+COVERS = ("adaptive/data/readers.py",)
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 

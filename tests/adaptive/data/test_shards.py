@@ -237,6 +237,7 @@ def test_a_checkpoint_keeps_every_cursor():
 def test_a_checkpoint_of_other_shards_is_refused():
     with program_on(shards_of()) as program:
         of_three = program.checkpoint()
+    assert np.array(of_three["examples"]).tolist() == list(LENGTHS)
     with program_on(shards_of((9, 9)), workers=2) as program:
         program.step()
         with pytest.raises(ad.CheckpointError, match=r"made on \d+ \+ \d+ \+ \d+ examples; this program has 9 \+ 9,"):
@@ -250,16 +251,6 @@ def test_a_checkpoint_of_other_shards_is_refused():
         program.restore(of_two)
 
 
-def test_a_checkpoint_of_as_many_shards_of_other_lengths_is_refused():
-    with program_on(shards_of((9, 9)), workers=2) as program:
-        kept = program.checkpoint()
-    with (
-        program_on(shards_of((8, 10)), workers=2) as program,
-        pytest.raises(ad.CheckpointError, match=r"made on 9 \+ 9 examples; this program has 8 \+ 10"),
-    ):
-        program.restore(kept)
-
-
 def test_shards_are_evaluated_as_one_data_set():
     def mean(state, batch):
         return batch["row"][:, 0].mean()
@@ -267,13 +258,3 @@ def test_shards_are_evaluated_as_one_data_set():
     with program_on(shards_of()) as program:
         assert float(program.evaluate(mean, shards_of(), batch=5)) == pytest.approx(np.arange(24).mean())
         assert float(program.evaluate(mean, shards_of((3, 9)), batch=5)) == pytest.approx(np.arange(12).mean())
-
-
-def test_check_compares_splits_of_all_workers_examples():
-    def driver(state, batch):
-        return state - 0.1 * comm.all_reduce(batch["row"].mean(0)), {}
-
-    with ad.Program(driver, jnp.zeros(2), shards_of(), global_batch=12, world=LocalWorld(3)) as program:
-        program.step()
-        assert program.check()
-        assert program.steps == 1

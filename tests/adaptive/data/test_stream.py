@@ -6,19 +6,16 @@ import threading
 from concurrent.futures import Future
 from contextvars import ContextVar
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import adaptive as ad
-from adaptive.data import stream as stream_module
 from adaptive.data.rows import SourceRows, rows_of
 from adaptive.data.stream import Stream
-from tests.speed import limit
 
-COVERS = ("adaptive/data/lookahead.py", "adaptive/data/rows.py", "adaptive/data/example.py")
+COVERS = ("adaptive/data/stream.py", "adaptive/data/rows.py", "adaptive/data/example.py")
 
 
 def numbered(n):
@@ -136,9 +133,7 @@ def test_a_process_fetches_the_batches_of_its_own_workers_only():
 
 @pytest.mark.parametrize("mine", [range(2, 4), range(1, 2), range(4)], ids=["two", "one", "all"])
 @pytest.mark.parametrize("beside", [True, False])
-@pytest.mark.parametrize("quick", [True, False])
-def test_rows_in_memory_are_the_same_with_and_without_a_thread(monkeypatch, quick, beside, mine):
-    monkeypatch.setattr(stream_module, "_SMALL", 1 << 20 if quick else -1)
+def test_rows_in_memory_are_the_same_taken_beside_and_on_demand(beside, mine):
     stream = Stream(rows_of(numbered(11)), seed=3, workers=mine, beside=beside)
     at = 0
     for sizes in [(3, 1, 2, 4)] * 3 + [(2, 0, 3, 0)] * 2 + [(0, 2, 0, 1), (5, 5, 5, 5)]:
@@ -169,19 +164,6 @@ def test_a_batch_may_be_longer_than_an_epoch(stream_of):
     assert np.bincount(everything(stream_of(numbered(3)), [(7,)])).max() == 3
 
 
-def test_each_epoch_and_each_seed_has_an_order_of_its_own(stream_of):
-    first, second = np.split(everything(stream_of(numbered(40)), [(80,)]), 2)
-    assert first.tolist() != second.tolist()
-    assert first.tolist() != everything(stream_of(numbered(40), seed=1), [(40,)]).tolist()
-    assert first.tolist() == everything(stream_of(numbered(40)), [(40,)]).tolist()
-    assert first.tolist() != list(range(40))
-
-
-def test_seeds_may_be_any_integers(stream_of):
-    for seed in (-1, 2**40, 2**63 + 5):
-        assert sorted(everything(stream_of(numbered(6), seed=seed), [(6,)])) == list(range(6))
-
-
 # --- fetching ahead ---------------------------------------------------------------------------------------------------
 
 
@@ -190,9 +172,10 @@ def test_prefetched_examples_are_used(stream_of):
     stream = stream_of(data)
     stream.take((4,))
     stream.prefetch((4,))
-    ahead = stream._ahead[2].result(timeout=limit(30))
+    stream._ahead[2]()
+    data.broken = set(range(12))
     stream.advance((4,))
-    assert stream.take((4,)) is ahead
+    assert len(stream.take((4,)).batches[0]["number"]) == 4
 
 
 @pytest.mark.parametrize(("sizes", "moved"), [((3,), 4), ((4,), 0), ((4,), 3)])
@@ -251,12 +234,15 @@ class Read(SourceRows):
     def __init__(self, examples, piece):
         self.source = Source(examples)
         super().__init__(self.source)
-        self.readers, self.asked, self.reads, self.piece = 2, [], [], lambda examples: piece
+        self.readers.number, self.asked, self.reads, self.piece = 2, [], [], lambda examples: piece
 
-    def submit(self, request):
-        self.asked += request.indices.tolist()
-        done, read = super().submit(request), Read.Future()
-        read.set_result(done.result()) if done.exception() is None else read.set_exception(done.exception())
+    def submit(self, indices, *others):
+        self.asked += indices.tolist()
+        read = Read.Future()
+        try:
+            read.set_result(self._reader.read(indices, *others))
+        except OSError as error:
+            read.set_exception(error)
         self.reads.append(read)
         return read
 
@@ -308,7 +294,7 @@ def test_readers_forget_what_no_step_needs():
     for _ in range(30):
         stream.advance((100,))
         stream.take((100,))
-    assert len(stream._lookahead._kept[0]) <= 3 * 10, "examples of earlier steps are kept"
+    assert len(stream._lookahead._kept) <= 3 * 100, "examples of earlier steps are kept"
     stream.close()
 
 
@@ -363,31 +349,6 @@ class Ragged:
 def test_rows_that_do_not_fit_are_refused_by_their_number(stream_of, odd, wrong):
     with pytest.raises(ad.DataError, match=wrong):
         stream_of(Ragged(odd)).take((6,))
-
-
-def test_arrays_are_no_source_and_sources_are():
-    assert rows_of(np.zeros((3, 2))).in_memory
-    assert rows_of((np.zeros(3), (np.zeros((3, 1)),))).in_memory
-    assert not rows_of(Source(3)).in_memory
-
-
-def test_data_are_as_wide_as_jax_computes():
-    examples = rows_of({"x": np.zeros((3, 2), np.float64), "n": np.arange(3), "b": np.zeros(3, np.uint8)})
-    assert jax.tree.map(lambda a: str(a.dtype), examples.rows(np.array([0]))) == {
-        "x": "float32",
-        "n": "int32",
-        "b": "uint8",
-    }
-    assert jax.tree.map(lambda s: s.shape, examples.shapes(7)) == {"x": (7, 2), "n": (7,), "b": (7,)}
-    assert {str(s.dtype) for s in jax.tree.leaves(examples.shapes(7))} == {"float32", "int32", "uint8"}
-
-
-def test_rows_of_arrays_and_of_sources_are_alike():
-    arrays, source = rows_of(numbered(8)), rows_of(Source(8))
-    order = np.array([3, 0, 7, 3])
-    assert jax.tree.all(jax.tree.map(np.array_equal, arrays.rows(order), source.rows(order)))
-    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), arrays.shapes(4), source.shapes(4))
-    assert jax.tree.all(same)
 
 
 def test_a_stream_goes_back_to_earlier_cursors(stream_of):

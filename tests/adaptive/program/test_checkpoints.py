@@ -21,7 +21,7 @@ import collectives as comm
 from adaptive.disk import folders
 from adaptive.disk.folders import checkpoints
 from adaptive.disk.lock import LOCK, acquire, release
-from adaptive.program.writer import Writer
+from adaptive.program.run_checkpointer import RunCheckpointer
 from adaptive.runtime.local_world import LocalWorld
 from tests.speed import limit
 
@@ -31,7 +31,6 @@ COVERS = (
     "adaptive/program/run_checkpointer.py",
     "adaptive/program/run_outputs.py",
     "adaptive/disk/folders.py",
-    "adaptive/program/writer.py",
 )
 
 
@@ -42,13 +41,8 @@ def names(directory):
 @pytest.fixture
 def patient(monkeypatch):
     """A fast disk: no due checkpoint is skipped because of the previous one."""
-    write = Writer.write
-
-    def patient(writer, *args):
-        write(writer, *args)
-        writer.wait()
-
-    monkeypatch.setattr(Writer, "write", patient)
+    write = RunCheckpointer._write
+    monkeypatch.setattr(RunCheckpointer, "_write", lambda self, checkpoint: (write(self, checkpoint), self.wait()))
 
 
 @pytest.fixture(scope="module")
