@@ -28,7 +28,7 @@ from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .advice import refuse_batches, refuse_foreign, refuse_spent
-from .example import checked, first_taken, random_numbers, stacked, taken
+from .example import batch_of, first_taken, random_numbers
 from .readers import ReaderThreads, begin_read
 from .rows import Data, Span
 
@@ -183,11 +183,9 @@ class IterableData(Data):
         """Return the examples of a span, transformed, on the host; `None` if there are none."""
         stop = span.start + span.examples
         self._runs[span.shard].reach(stop - 1)
-        rows = []
-        for position in range(span.start, stop):
-            name = f"example {position}"
-            rows.append(checked(taken(self._item(span.shard, position), name), self.example, name))
-        return stacked(rows) if rows else None
+        numbers = range(span.start, stop)
+        items = [self._item(span.shard, position) for position in numbers]
+        return batch_of(items, numbers, self.example) if items else None
 
     def first_batch(self, examples: int) -> Any:
         """Return the first examples of the stream, by which processes are compared, as a batch."""

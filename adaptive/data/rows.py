@@ -18,7 +18,7 @@ from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .advice import refuse_foreign
-from .example import checked, first_taken, joined, random_numbers, stacked, taken
+from .example import batch_of, checked, first_taken, joined, random_numbers, taken
 from .readers import ReaderProcesses, Readers, ReaderThreads, begin_read
 
 _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
@@ -200,11 +200,9 @@ class _ExampleReader:
 
     def read(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Any:
         """Return examples on the host, as a batch; arguments as for `Rows.submit`."""
-        # All are read before any is converted: after a wait the caches are cold, and each function called costs more.
         each = indices.tolist()
         items = [self._item(i, epoch, seed, shard) for i, epoch in zip(each, epochs.tolist(), strict=True)]
-        rows = [taken(item, f"data[{i}]") for i, item in zip(each, items, strict=True)]
-        return stacked([checked(row, self._first, f"example {i}") for i, row in zip(each, rows, strict=True)])
+        return batch_of(items, each, self._first)
 
     def _item(self, index: int, epoch: int, seed: int, shard: int) -> Any:
         begin_read(f"example {index} of the data")

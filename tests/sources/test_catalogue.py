@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.data.advice import SPLIT, TABLE
+from adaptive.data.advice import SPLIT
 from adaptive.data.rows import rows_of
+from adaptive.data.stream import Stream, open_data
 from tests.sources.catalogue import COMMON, TORCH, cases, rows
-from tests.sources.checks import check, program_of
+from tests.sources.checks import GLOBAL_BATCH, check, numbers_of, program_of
 
 COVERS = ("adaptive/data/advice.py", "adaptive/data/rows.py")
 
 STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in mid-epoch
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: True))
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.on_ranks or not row.refused))
 def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_steps(group, row):
     with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
         seen = [check(row, program, program.step()) for _ in range(KEPT)]
@@ -29,6 +31,20 @@ def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_s
     with program_of(row, group.build(row), world=comm.SoloWorld()) as restored:
         restored.restore(kept)
         assert [check(row, restored, restored.step()) for _ in range(STEPS - KEPT)] == seen[KEPT:]
+
+
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.refused and not row.on_ranks))
+def test_the_line_that_an_error_says_to_write_gives_each_example_once_per_epoch(group, row):
+    stream = Stream(open_data(group.build(row), 1, range(1)), seed=3, workers=range(1))
+    seen = np.zeros(row.length, int)
+    for _ in range(2 * row.length // GLOBAL_BATCH):
+        (batch,) = stream.take((GLOBAL_BATCH,)).batches
+        stream.advance((GLOBAL_BATCH,))
+        numbers = np.asarray(numbers_of(batch, row.examples))
+        seen[numbers] += 1
+        jax.tree.map(lambda leaf, table: np.testing.assert_array_equal(leaf, table[numbers]), batch, row.examples)  # noqa: B023
+        assert seen.max() == -(-seen.sum() // row.length)
+    stream.close()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +115,3 @@ def test_a_number_of_readers_that_cannot_be_is_refused():
     ):
         with pytest.raises(ad.DataError, match="num_"):
             ad.data.from_source(range(3), **options)
-
-
-def test_every_row_of_the_table_is_of_the_form_package_and_class():
-    assert all(row.kind.count(".") == 1 and row.write for row in TABLE)

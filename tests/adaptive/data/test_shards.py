@@ -82,19 +82,6 @@ def test_every_example_of_a_shard_occurs_once_per_epoch_under_any_resizes(course
         assert len(set(epochs[-1])) == len(epochs[-1])
 
 
-@given(courses(), st.data())
-def test_the_order_of_a_shard_does_not_depend_on_batch_sizes(course, data):
-    lengths, plan, seed, ahead = course
-    one = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
-    two = Stream(shards_of(lengths), seed=seed, workers=range(len(lengths)))
-    other_plan = [tuple(data.draw(st.integers(1, n)) for n in lengths) for _ in range(8)]
-    for a, b in zip(taken(one, plan, ahead), taken(two, other_plan), strict=True):
-        common = min(len(a), len(b))
-        assert a[:common].tolist() == b[:common].tolist()
-    one.close()
-    two.close()
-
-
 def test_one_shard_for_one_worker_is_plain_data():
     alone, shared = (Stream(d, seed=3, workers=range(1)) for d in (shards_of((9,)), rows_of(numbered(0, 9))))
     plan = [(4,), (9,), (2,), (7,)]
