@@ -29,16 +29,15 @@ import os, sys, time
 from pathlib import Path
 from adaptive.disk.lock import acquire
 acquire(Path(sys.argv[1]), "")
-if "fork" in sys.argv and os.fork() == 0:
+if os.fork() == 0:
     time.sleep(60)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("fork", ["fork", ""])
-def test_another_process_is_named_and_followed_at_once_when_it_is_killed(tmp_path, fork):
-    command = [sys.executable, "-c", OTHER, str(tmp_path), fork]
+def test_another_process_is_named_and_followed_at_once_when_it_is_killed(tmp_path):
+    command = [sys.executable, "-c", OTHER, str(tmp_path)]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert other.stdout.readline() == "held\n"
@@ -48,7 +47,7 @@ def test_another_process_is_named_and_followed_at_once_when_it_is_killed(tmp_pat
         other.wait(timeout=limit(60))  # a forked child may live on
         release(acquire(tmp_path, ""))
     finally:
-        os.killpg(other.pid, signal.SIGKILL) if fork else None
+        os.killpg(other.pid, signal.SIGKILL)
         other.communicate(timeout=limit(60))
 
 

@@ -97,8 +97,6 @@ def test_local_state_is_saved_for_each_worker():
 @pytest.mark.parametrize(
     ("members", "workers", "own"),
     [
-        ([0, 1, 2], 2, [2, 4]),
-        ([0, 1, 2], 5, [2, 4, 6, 0, 0]),
         ([0, 2], 2, [2, 6]),  # worker 1 had left: worker 2 goes on in its slot
         ([1, 2], 4, [0, 4, 6, 0]),
     ],
@@ -148,11 +146,10 @@ def test_leaves_are_matched_by_name_and_not_by_order():
         assert course(other, 2) == expected
 
 
-@pytest.mark.parametrize("through", [stored, lambda kept: jax.tree.map(np.asarray, kept)], ids=["names", "arrays"])
-def test_a_checkpoint_that_a_library_has_stored_restores_the_whole_program(through):
+def test_a_checkpoint_that_a_library_has_stored_restores_the_whole_program():
     with build(driver_of(Growing()), state()) as program:
         course(program, 5)
-        kept = through(program.checkpoint())
+        kept = stored(jax.tree.map(np.asarray, program.checkpoint()))
         expected, end = course(program, 6), plain(program.state)
     with build(driver_of(Growing()), state(), global_batch=7, shares=(5, 2)) as other:
         other.restore(kept)
@@ -189,8 +186,6 @@ class Handles(Recorder):
 @pytest.mark.parametrize(
     ("states", "wrong"),
     [
-        (({"a": None}, {"a": np.zeros(2)}), r"has hooks\['0/grow'\]\['a'\]"),
-        ((np.zeros(2), np.zeros(3)), r"hooks\['0/grow'\] has shape \(3,\) for one of shape \(2,\)"),
         ((0, 0.5), r"hooks\['0/grow'\] is float64 for int64"),
         (({"a": 1.0}, {"b": 1.0}), r"no hooks\['0/grow'\]\['a'\], but hooks\['0/grow'\]\['b'\]"),
     ],

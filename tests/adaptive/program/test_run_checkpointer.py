@@ -15,7 +15,7 @@ from adaptive.disk.folders import checkpoints, read
 COVERS = ("adaptive/disk/folders.py",)
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_a_writer_that_is_killed_at_any_moment(tmp_path, kills):
     """Of the checkpoints in a run, and of the last one at its end, in turn."""
     moments, newest = np.random.default_rng(kills).uniform(0, 0.6, kills), 0
