@@ -30,7 +30,7 @@ from adaptive.base.world import World
 from .advice import refuse_batches, refuse_foreign, refuse_spent
 from .example import batch_of, first_taken, random_numbers
 from .readers import ReaderThreads, begin_read
-from .rows import Data, Span
+from .rows import Data, PositionSpan
 
 _log = logging.getLogger("adaptive")
 _MANY = 2**31 - 1  # upper bound of a batch size, if the number of examples is unknown
@@ -179,7 +179,7 @@ class IterableData(Data):
             raise
         return item
 
-    def _batch(self, span: Span) -> Any:
+    def _batch(self, span: PositionSpan) -> Any:
         """Return the examples of a span, transformed, on the host; `None` if there are none."""
         stop = span.start + span.examples
         self._runs[span.shard].reach(stop - 1)
@@ -189,15 +189,17 @@ class IterableData(Data):
 
     def first_batch(self, examples: int) -> Any:
         """Return the first examples of the stream, by which processes are compared, as a batch."""
-        return self._call(self._batch, Span(min(self._runs), 0, examples))
+        return self._call(self._batch, PositionSpan(min(self._runs), 0, examples))
 
-    def start(self, spans: Sequence[Span], committed: Sequence[int], end: Sequence[int]) -> Callable[[], list[Any]]:
+    def start(
+        self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int]
+    ) -> Callable[[], list[Any]]:
         """Start to read. Returns a function that waits, and returns a batch for each span; `None` for an empty one.
         Positions before the cursors `committed` are not read again; `end` has the cursors after the step.
         """
         return partial(self._thread.result, self._thread.submit(self._read, spans, committed, end), world=self.world)
 
-    def _read(self, spans: Sequence[Span], committed: Sequence[int], end: Sequence[int]) -> list[Any]:
+    def _read(self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int]) -> list[Any]:
         for shard, run in self._runs.items():
             run.release(committed[shard])
             if not self.how.per_worker:  # read to the step's end, so that all processes see the same ends of epochs

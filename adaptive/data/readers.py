@@ -256,6 +256,7 @@ class ReaderProcesses(Readers):
         return executor
 
     def result(self, read: Future[Any], what: str = "examples", world: World | None = None) -> Any:
+        """Wait for a read; arguments as for `Readers.result`. Raises a DataError if its process was lost."""
         try:
             found = super().result(read, f"{what} from a reader process", world)
         except RuntimeError as error:

@@ -27,7 +27,7 @@ _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 
 _LARGEST_PIECE = 256
 
 
-class Span(NamedTuple):
+class PositionSpan(NamedTuple):
     """Positions of a shard that are taken in one step: by one worker, or by all workers of a process."""
 
     shard: int
@@ -140,7 +140,7 @@ class ArrayRows(Rows):
 
 
 class SourceRows(Rows):
-    """A source, read by threads or processes; arguments as for `from_source`."""
+    """A source, read by threads or processes; arguments as for `from_source`. Raises a DataError if it is empty."""
 
     def __init__(
         self,
@@ -274,6 +274,7 @@ class Shards(Rows):
 
     @property
     def shards(self) -> Sequence[Rows]:
+        """The data sets, in the workers' order."""
         return self._shards
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from .example import joined
 from .iterators import FromIterator, IterableData
 from .order import Order
 from .readers import ReaderThreads
-from .rows import Data, Rows, Shards, Span, rows_of
+from .rows import Data, PositionSpan, Rows, Shards, rows_of
 
 _STEPS_AHEAD = 2  # for several readers; more if batches are too small to keep them busy
 
@@ -162,20 +162,20 @@ class Stream:
     def _rows_in_memory(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> list[Any]:
         """Return a batch for each span of the step at the cursors. Makes few calls: it is on the path of every step."""
         if len(cursors) > 1:
-            return [self._lookahead.rows(Span(w, cursors[w], sizes[w])) if sizes[w] else None for w in workers]
+            return [self._lookahead.rows(PositionSpan(w, cursors[w], sizes[w])) if sizes[w] else None for w in workers]
         first, examples = sum(sizes[: workers.start]), sum(sizes[workers.start : workers.stop])
         return [self._rows(self._order(0, cursors[0] + first, examples)) if examples else None]
 
-    def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[Span]]:
+    def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
         """Yield what these workers take in the step at the cursors, and in the steps after it: one span of all of them,
         or one of each if each has its own cursor.
         """
         while True:
             if len(cursors) > 1:
-                yield [Span(worker, cursors[worker], sizes[worker]) for worker in workers]
+                yield [PositionSpan(worker, cursors[worker], sizes[worker]) for worker in workers]
             else:
                 first, share = sum(sizes[: workers.start]), sizes[workers.start : workers.stop]
-                yield [Span(0, cursors[0] + first, sum(share))]
+                yield [PositionSpan(0, cursors[0] + first, sum(share))]
             cursors = self._after(cursors, sizes)
 
     def peek(self, sizes: Sequence[int]) -> Any:
@@ -190,7 +190,7 @@ class Stream:
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Return the indices of the examples at `count` positions of a shard, for data with an index."""
-        return self._lookahead.indices(Span(shard, position, count))
+        return self._lookahead.indices(PositionSpan(shard, position, count))
 
     def place(self) -> str:
         """Return the text that, with the cursors, is needed to resume here; "" for data with an index."""
@@ -227,15 +227,15 @@ class Lookahead:
         self._collector = ReaderThreads(1, 0)
         self._kept: dict[tuple[int, int], Row] = {}  # by shard and position
 
-    def indices(self, span: Span) -> np.ndarray:
+    def indices(self, span: PositionSpan) -> np.ndarray:
         """Return the indices of a span's examples in the whole data set; shape=(span.examples,)."""
         return self.order.examples(*span) + sum(self._data.lengths[: span.shard])
 
-    def rows(self, span: Span) -> Any:
+    def rows(self, span: PositionSpan) -> Any:
         """Return the examples of a span in memory."""
         return self._shards[span.shard].rows(self.order.examples(*span))
 
-    def start(self, steps: Iterator[Sequence[Span]], committed: Sequence[int]) -> Callable[[], list[Any]]:
+    def start(self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int]) -> Callable[[], list[Any]]:
         """Start to read a step's spans, and those of later steps. Returns a function that waits, and returns a batch
         for each span; `None` for one without examples. Positions before the cursors `committed` are not read again.
         """
@@ -249,7 +249,7 @@ class Lookahead:
         # What several readers have read is copied into one batch, in a thread beside the step.
         return wait if readers == 1 else partial(self._collector.result, self._collector.submit(wait))
 
-    def _request(self, span: Span) -> None:
+    def _request(self, span: PositionSpan) -> None:
         """Start to read the span's examples that are neither kept nor being read."""
         indices, epochs, shard = self.order.examples(*span), self.order.epochs(*span), self._shards[span.shard]
         missing = [k for k, at in enumerate(span.positions()) if at not in self._kept]
@@ -259,10 +259,10 @@ class Lookahead:
             read = shard.submit(indices[rows], epochs[rows], self._seed, span.shard)
             self._kept |= {(span.shard, span.start + k): (read, row) for row, k in enumerate(rows)}
 
-    def _batches(self, wanted: Sequence[tuple[Span, Sequence[Row]]]) -> list[Any]:
+    def _batches(self, wanted: Sequence[tuple[PositionSpan, Sequence[Row]]]) -> list[Any]:
         return [self._batch(span, rows) if rows else None for span, rows in wanted]
 
-    def _batch(self, span: Span, rows: Sequence[Row]) -> Any:
+    def _batch(self, span: PositionSpan, rows: Sequence[Row]) -> Any:
         """Wait for the examples of a span, and return them."""
         indices, parts, at, shard = self.order.examples(*span), [], 0, self._shards[span.shard]
         for read, group in groupby(rows, key=itemgetter(0)):

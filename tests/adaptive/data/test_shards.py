@@ -15,6 +15,8 @@ from adaptive.data.rows import rows_of
 from adaptive.data.stream import Stream
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("adaptive/data/rows.py",)
+
 LENGTHS = (7, 12, 5)
 
 
