@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from adaptive.base.source_lines import at, name_workers
 from adaptive.control.batch_sizes import BatchSizes
-from adaptive.data.rows import Data
-from adaptive.data.rows import Shards
+from adaptive.data.rows import Data, Shards
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
