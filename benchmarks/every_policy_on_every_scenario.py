@@ -91,18 +91,15 @@ def table(found: dict) -> list[dict[str, str]]:
     for name, (over, changes) in found.items():
         seconds_only, worst, _ = against(over, "balance", BLIND)
         everyone, _, best = against(over, "balance", PUBLISHED)
-        machine, machine_worst, _ = against(over, "balance-machine", PUBLISHED)
         rows.append(
             {
                 "scenario": name,
                 **{SHORT.get(p, p): f"{np.median(over[p]):.3f}" for p in ["equal", *PUBLISHED, INFLATES, "lb_bsp-arx"]},
                 "balance": f"{np.median(over['balance']):.3f}",
-                "balance-machine": f"{np.median(over['balance-machine']):.3f}",
                 "changes": f"{np.median(changes['balance']):.0f}",
                 "best published": best,
                 "balance / best that reads times": f"{seconds_only:.3f} (≤ {worst:.3f})",
                 "balance / best": f"{everyone:.3f}",
-                "balance-machine / best": f"{machine:.3f} (≤ {machine_worst:.3f})",
                 "balance / prop.-published on its batches": f"{np.median(over['same batches']):.3f}",
             }
         )
@@ -119,9 +116,8 @@ def main() -> None:
     notes = [
         f"{WORKERS} workers, {args.steps} steps, {args.seeds} seeds, none of them used while constants were "
         f"chosen: medians, and in brackets the worst seed. "
-        f"All policies decide at every step. `balance` reads the workers' seconds alone; `balance-machine` is "
-        f"`balance(stretch_seconds=0, predictor=arx(), n_inputs=2)`, which reads free "
-        f"processor and memory too, as `lb_bsp` does. "
+        f"All policies decide at every step. `balance` reads the workers' seconds alone, `lb_bsp` free processor and "
+        f"memory, too. "
         f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: "
         f"the last column is `balance` on the same batches.",
     ]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ._scale_adamw import scale_adamw as scale_adamw
     from .policies.balance import balance as balance
     from .policies.efficiency import efficiency_cap as efficiency_cap
-    from .policies.federated import federated as federated
     from .policies.goodput import goodput_batch as goodput_batch
     from .policies.goodput_workers import goodput_workers as goodput_workers
     from .policies.hyperparameters import by_epochs as by_epochs
@@ -46,7 +45,6 @@ __getattr__, __dir__ = on_use(
         "ScaleAdamWState": "._scale_adamw",
         "scale_adamw": "._scale_adamw",
         "efficiency_cap": ".policies.efficiency",
-        "federated": ".policies.federated",
         "goodput_batch": ".policies.goodput",
         "goodput_workers": ".policies.goodput_workers",
         "by_epochs": ".policies.hyperparameters",

@@ -86,7 +86,7 @@ def equal(params, batch):
 
 
 def balanced(params, batch):
-    ctrl.hook(ctrl.federated(), comm.all_gather(mon.compute_seconds()), every=5)
+    ctrl.hook(ctrl.balance(dead_band=0.05), comm.all_gather(mon.compute_seconds()), every=5)
     return equal(params, batch)
 
 

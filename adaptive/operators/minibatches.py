@@ -33,7 +33,7 @@ def minibatches(batch: T, steps: int | None = None, *, size: int | None = None) 
 
     With `steps=`, all workers take that many local steps, and the size of their minibatches follows from their local
     batches. With `size=`, all minibatches have that size, and a worker with a larger local batch takes more steps. If
-    batches follow the workers' speeds (`ctrl.federated()`), fast workers then take more steps in a round, and do not
+    batches follow the workers' speeds (`ctrl.balance()`), fast workers then take more steps in a round, and do not
     wait for slow ones.
 
     A driver that calls this runs on whole local batches: each microbatch would act as a separate client, which takes

@@ -109,7 +109,7 @@ def goodput_batch(
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
         noise, seconds, iteration = read_signals(observation, "goodput_batch")
         sizes = np.asarray(observation.previous_batch_sizes)
-        times = state.times.observe(sizes, seconds, observation.due)
+        times = state.times.observe(sizes, seconds)
         state = GoodputState(times, observe_exchange(state.exchange, sizes, seconds, iteration))
         if not observation.due:
             return None, state

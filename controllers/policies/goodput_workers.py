@@ -106,7 +106,7 @@ def goodput_workers(
     def update(observation: Observation, state: GoodputWorkersState) -> tuple[Decision | None, GoodputWorkersState]:
         noise, seconds, iteration = read_signals(observation, "goodput_workers")
         sizes = np.asarray(observation.previous_batch_sizes)
-        times = state.times.observe(sizes, seconds, observation.due)
+        times = state.times.observe(sizes, seconds)
         exchange = observe_exchange(state.exchange, sizes, seconds, iteration)
         state = GoodputWorkersState(times, exchange)
         settled = observation.target_workers == len(observation.members)

@@ -122,7 +122,7 @@ def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState
     """Return the state after a step: the model of times, change points, and seconds lost."""
     sizes = np.asarray(observation.previous_batch_sizes)
     state = _resized(observation.step, sizes, state)
-    model = state.model.observe(sizes, seconds, observation.due)
+    model = state.model.observe(sizes, seconds)
     took = np.where(sizes > 0, seconds, np.nan)
     changes, onsets = state.changes.observe(took / state.scale)
     doubtful = [onset.worker_slot for onset in onsets if _explained_by_size(observation.step, onset, state)]
@@ -152,7 +152,7 @@ def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> Mitigation
     changed = (before != sizes) & (before > 0) & (sizes > 0)
     if not changed.any():
         return state
-    times, now = state.model.shape.line.times(), np.where(changed, sizes, np.maximum(before, 1))
+    times, now = state.model.line, np.where(changed, sizes, np.maximum(before, 1))
     scale = state.scale * np.where(changed, times(now) / times(np.maximum(before, 1)), 1.0)
     return state._replace(
         scale=scale,

@@ -52,13 +52,6 @@ def equal() -> Policy:
 LINE_UP = {
     "equal": Contender(equal, (), 1, "the initial split: equal sizes", False),
     "balance": Contender(balance, SECONDS, 1, "ours: piecewise-linear times and an exact allocator", False),
-    "balance-machine": Contender(
-        lambda: balance(stretch_seconds=0, predictor=arx(), n_inputs=2),
-        MACHINE,
-        1,
-        "the same, with free processor share and memory as inputs",
-        False,
-    ),
     "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
     "proportional": Contender(
         proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"

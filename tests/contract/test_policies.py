@@ -92,7 +92,7 @@ def test_federated_clients_finish_together_links_included():
     link, parts = np.array([0.05, 0.2, 0.0]), 4
     limits = ad.Limits(lower=(parts,) * 3, upper=(10_000,) * 3, quantum=parts, multiple=parts)
     found = simulate(
-        ctrl.federated(),
+        ctrl.balance(),
         Cluster(PROPORTIONAL),
         sizes=840,
         steps=40,

@@ -9,7 +9,7 @@ import adaptive as ad
 import controllers as ctrl
 from controllers.simulate import simulate
 
-COVERS = ("controllers/policies/balance.py", "controllers/timing/time_shape.py")
+COVERS = ("controllers/policies/comparison.py",)
 
 N = 256  # examples of a worker at first
 STEPS = 400
@@ -119,21 +119,3 @@ def test_a_busy_neighbor_is_followed_where_there_is_something_to_follow(millisec
         ideal = 2 * N / (1 / per_example).sum()
         # The ideal split is made of no calls at all: what those that are near cost comes on top.
         assert ours <= (1.08 if call < 10 else 1.16) * ideal
-
-
-@pytest.mark.parametrize("sizes", [[N, N], [N, N, 0]])
-def test_a_wrong_forecast_is_reverted_and_later_ones_are_tried_first(sizes):
-    """Worker 0 is slow by a half for the ten steps before every decision, and never behind one. A third one takes no
-    examples, and is not given any.
-    """
-
-    def times(step, sizes):
-        slow = 1.5 if step % 40 >= 30 else 1.0
-        return 1e-3 * sizes * np.array([slow, 1.0, 1.0][: len(sizes)])
-
-    sim = simulate(ctrl.balance(), times, sizes, 1200, every=10, jitter=0.02, limits=limits(0.0, len(sizes)))
-    assert not sim.sizes[:, 2:].any()
-    assert len(sim.changes[sim.changes < 400]) > 0
-    assert len(sim.changes[sim.changes >= 800]) <= len(sim.changes[sim.changes < 400]) / 2
-    went_back = [decision for _, decision in sim.decisions if "changing back" in "".join(decision.notes)]
-    assert went_back

@@ -77,7 +77,7 @@ POLICIES: dict[str, Case] = {
         lambda: ctrl.published.lb_bsp(ctrl.published.best_of(ctrl.published.moving_average(), ctrl.published.arx())),
         only_seconds,
     ),
-    "federated": Case(ctrl.federated, with_links),
+    "balance with links": Case(ctrl.balance, with_links),
     "noise_batch": of_batch(ctrl.noise_batch, only_noise),
     "goodput_batch": of_batch(ctrl.goodput_batch, all_for_goodput),
     "noise_workers": of_batch(lambda: ctrl.noise_workers(64), only_noise),
@@ -222,7 +222,7 @@ def test_empty_worker_slots_get_nothing_and_joining_workers_get_a_share(name):
     assert all((shares[~present(step)] == 0).all() for step, shares in split)
     if case.keeps_the_batch:
         assert (sim.sizes.sum(axis=1) == 128).all()
-        if name not in ("static_proportional", "federated"):  # which go by something else than the seconds
+        if name not in ("static_proportional", "balance with links"):  # which go by something else than the seconds
             assert sim.over_ideal[79] > 2  # a joining worker starts with the mean share, and this one is slow
             near = 1.7 if name == "leader_straggler" else 1.35  # which takes its time
             assert (sim.over_ideal[[38, 78, 118, 199]] < near).all()  # at the end of each spell
@@ -275,7 +275,7 @@ def test_workers_may_be_lost_leave_and_join_at_any_time(name, seed):
     if case.keeps_the_batch:
         room = 200 * sim.workers
         assert (sim.global_batch == np.minimum(128, room)).all()
-        if name not in ("static_proportional", "federated", "leader_straggler"):
+        if name not in ("static_proportional", "balance with links", "leader_straggler"):
             calm = np.array([(sim.members[max(0, k - 30) : k + 1] == sim.members[k]).all() for k in range(steps)])
             assert np.quantile(sim.over_ideal[calm], 0.9, method="lower") < 1.5 if calm.any() else True
 

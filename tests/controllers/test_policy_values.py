@@ -43,7 +43,6 @@ def iteration():
 BY_SECONDS = [
     ctrl.balance,
     ctrl.published.lb_bsp,
-    ctrl.federated,
     ctrl.published.leader_straggler,
     ctrl.published.proportional,
 ]
@@ -62,8 +61,9 @@ REFUSED = {
         lambda g, a: (1e3 * comm.all_gather(mon.iteration_seconds()),),
         "those of the whole step",
     ),
-    "as many inputs": (ctrl.balance(), lambda g, a: (seconds(), seconds()), "n_inputs=1"),
-    "one input": (ctrl.federated(), lambda g, a: (seconds(), iteration()), r"shape \(2,\), after the times"),
+    "as many inputs": (ctrl.balance(), lambda g, a: (seconds(), seconds(), seconds()), "n_inputs=2"),
+    "no link": (ctrl.balance(), lambda g, a: (seconds(), seconds()), "n_inputs=1"),
+    "one input": (ctrl.balance(), lambda g, a: (seconds(), iteration()), r"shape \(2,\), after the times"),
     "gradients": (
         ctrl.noise_batch(),
         lambda g, a: (a,),

@@ -8,7 +8,7 @@ import pytest
 import controllers as ctrl
 from controllers.simulate import simulate
 
-COVERS = ("controllers/policies/balance.py", "controllers/timing/seconds.py")
+COVERS = ("controllers/policies/comparison.py", "controllers/timing/seconds.py")
 
 
 def over_equal(times, steps, seed, local=64, from_step=0):
@@ -44,7 +44,6 @@ def calls(per_example, slower, call):
     return of
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "times",
     [
@@ -55,8 +54,8 @@ def calls(per_example, slower, call):
     ],
     ids=["stalls", "a neighbor", "longer steps", "calls"],
 )
-def test_short_steps_are_never_longer_than_with_equal_batches(times, seed):
-    ratio, _ = over_equal(times, 3000, seed, from_step=1000)
+def test_short_steps_are_never_longer_than_with_equal_batches(times):
+    ratio, _ = over_equal(times, 3000, 0, from_step=1000)
     assert ratio < 1.02
 
 
@@ -65,10 +64,6 @@ def test_a_split_that_costs_more_microbatches_than_it_saves_is_left_for_long():
     assert sim.sizes[-1].tolist() == [64, 64]
     assert 2 <= len(sim.changes) <= 6
     assert ratio < 1.05
-    old = simulate(
-        ctrl.balance(stretch_seconds=0), calls(2e-5, 1.5, 1e-3)(0), [64, 64], 3000, every=10, jitter=0.03, seed=0
-    )
-    assert old.sizes[-1].tolist() != [64, 64]  # the model of times alone does not see it
 
 
 def test_short_steps_are_balanced_where_that_pays():

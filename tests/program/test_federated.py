@@ -15,7 +15,7 @@ import collectives as comm
 from . import problems
 from .problems import build, difference, make_data, make_params, mean_loss
 
-COVERS = ("controllers/policies/federated.py",)
+COVERS = ("adaptive/operators/minibatches.py",)
 
 STEPS, SEED, RATE, DECAY = 3, 3, 0.1, 0.8
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import controllers as ctrl
-from controllers.timing._time_model import TimeModel
 
 COVERS = ("controllers/timing/_batch_time.py",)
 
@@ -70,7 +69,7 @@ def test_a_change_of_speed_is_followed_at_once_and_keeps_the_shape():
     model = run(model, [50, 200, 400], 10, slowed, seed=2)
     sizes = np.array([80, 100, 300])
     np.testing.assert_allclose(model.fit()(sizes), slowed(sizes), rtol=0.06)
-    assert model.level.steps.max() <= 10
+    assert model.pace.steps.max() <= 10
 
 
 @pytest.mark.parametrize("when", [1, 3, 5, 8])
@@ -86,10 +85,10 @@ def test_later_changes_at_one_size_are_not_attributed_to_the_size():
     """Or else a controller that makes sizes follow a drift would find times flat."""
     one = ctrl.timing.BatchTime(np.array([1e-3]))
     model = run(run(ctrl.timing.TimeModel.init(1), [100], 50, one), [50], 15, one, seed=1)
-    shape = model.shape
+    time = model.time
     for k in range(100):  # it becomes twice as slow
         model = run(model, [50], 1, ctrl.timing.BatchTime(one.slope * (1 + k / 100)), seed=k)
-    np.testing.assert_allclose(model.shape.time, shape.time, rtol=1e-12)
+    np.testing.assert_allclose(model.time, time, rtol=1e-12)
     np.testing.assert_allclose(model.fit()(100), 0.2, rtol=0.1)
 
 
@@ -100,8 +99,7 @@ def test_shapes_are_not_learnt_while_speeds_drift():
         slowness = np.exp(0.01 * max(k - 30, 0))
         size = max(round(1000 / slowness), 1) // 5 * 5 if k > 60 else 1000
         model = run(model, [size], 1, ctrl.timing.BatchTime(np.array([1e-3 * slowness])), seed=k)
-    assert model.level.unsettled.all()
-    assert model.shape.line.elasticity[0] > 0.9
+    assert model.pace.unsettled.all()
     assert model.fit()(2 * size)[0] > 1.7 * model.present[0]
 
 
@@ -110,7 +108,7 @@ def test_a_ninth_size_replaces_the_farthest():
     sizes = [2**k for k in range(12)]
     for k, size in enumerate(sizes):
         model = run(model, [size], 10, floor, 0.01, seed=k)
-    assert sorted(model.shape.sizes[:, 0]) == sizes[-8:]
+    assert sorted(model.points[0, :, 0]) == sizes[-8:]
     np.testing.assert_allclose(model.fit()(1000), floor(1000), rtol=0.05)
 
 
@@ -137,30 +135,7 @@ def test_noise_is_estimated():
         model = ctrl.timing.TimeModel.init(1)
         for k in range(20):
             model = run(model, [100], 10, ctrl.timing.BatchTime(np.array([1e-3])), true, seed=k)
-        assert model.level.noise[0] == pytest.approx(true, rel=0.25)
-
-
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_steps_in_which_nothing_is_new_are_learnt_in_fewer_operations_to_the_last_bit(n_workers, monkeypatch):
-    rng, n_calm = np.random.default_rng(0), 0
-    quickly = slowly = TimeModel.init(n_workers)
-    quick = TimeModel._observe_calm
-    sizes = np.full(n_workers, 64)
-    for step in range(1, 501):
-        if step % 100 == 0:
-            sizes = rng.integers(8, 128, n_workers)
-        seconds = 1e-4 * sizes * (1 + 0.03 * rng.standard_normal(n_workers)) * (1 + (rng.random(n_workers) < 0.01))
-        seconds[rng.random(n_workers) < 0.01] = np.nan
-        due = step % 10 == 0
-        n_calm += quick(quickly, sizes, seconds, due) is not None
-        quickly = quickly.observe(sizes, seconds, due)
-        with monkeypatch.context() as m:
-            m.setattr(TimeModel, "_observe_calm", lambda *_: None)
-            slowly = slowly.observe(sizes, seconds, due)
-        for a, b in zip(jax.tree.leaves(quickly), jax.tree.leaves(slowly), strict=True):
-            assert np.asarray(a).dtype == np.asarray(b).dtype
-            np.testing.assert_array_equal(a, b)
-    assert 50 < n_calm < 500
+        assert model.pace.noise[0] == pytest.approx(true, rel=0.25)
 
 
 def test_times_never_fall_as_batches_grow():
