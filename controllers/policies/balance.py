@@ -110,7 +110,7 @@ def balance(
         if not observation.due or observation.step < int(state.rests_until) or not state.model.waiting:
             return None, state
         decision, comparison = decide(observation, state)
-        stretches = (1 if comparison.open else REST) if state.steps > 1 else 0
+        stretches = (comparison.missing or REST) if state.steps > 1 else 0
         return decision, state._replace(
             model=state.model.decided(),
             comparison=comparison,

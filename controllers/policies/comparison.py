@@ -85,9 +85,9 @@ class Comparison(NamedTuple):
         return self._replace(here=self.here.see(slowest), wait=wait)
 
     @property
-    def open(self) -> bool:
-        """Whether the present split is compared with another one."""
-        return bool(self.other.looks)
+    def missing(self) -> int:
+        """Stretches after which there may be a verdict, or enough measurements for another split; 0 if there are."""
+        return 1 if self.other.looks else max(LEAST - int(self.here.looks), 0)
 
     def allows(self, gain: float, steps: int) -> bool:
         """Return whether a split with this predicted relative gain may replace the present one.
