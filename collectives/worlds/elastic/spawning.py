@@ -106,8 +106,8 @@ class Spawner:
         except mpi.Exception as error:
             self.failed = True
             _log.error(
-                "no process could be spawned for worker %d: %s. Spawning needs a free slot of the launcher, and cores "
-                "that no rank is bound to:  adaptive run --oversubscribe --bind-to none …",
+                "no process could be spawned for worker %d: %s. Spawning needs a free slot of the launcher:  "
+                "adaptive run --oversubscribe …",
                 *(request.own[0], error.Get_error_string()),
             )
 
