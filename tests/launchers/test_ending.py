@@ -73,15 +73,18 @@ def test_reports_are_lost_without_a_launcher(launcher):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_another_file_with_the_sockets_number_is_not_written_to(there, monkeypatch, tmp_path):
-    """A process between has closed it."""
+def test_another_socket_with_the_number_is_not_written_to(there, monkeypatch):
+    """A process between has closed the supervisor's."""
     monkeypatch.setattr(ending, "_me", ending._Ending())
     monkeypatch.setattr(ending.atexit, "register", lambda handler: None)
-    with (tmp_path / "log").open("w") as log:
-        monkeypatch.setenv(ending.SUPERVISOR, f"{log.fileno() if there else 1 << 20} 1")
+    one, other = socket.socketpair()
+    with one, other:
+        monkeypatch.setenv(ending.SUPERVISOR, f"{one.fileno() if there else 1 << 20} 1")
         ending.prepare()
         ending.checkpoint_saved(7)
-    assert not (tmp_path / "log").read_text()
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels lack some of these options")
