@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from tests.mpirun import survives_losses
+from tests.speed import limit
 
+from . import random_faults
 from .chaotic import run
 
 COVERS = ("collectives/worlds/elastic/elastic_world.py",)
@@ -34,3 +36,11 @@ def test_strategies_of_rounds_beside_it(seed, strategy):
     print(verdict)
     assert not verdict.wrong, f"{verdict}\n{verdict.output}"
     assert verdict.events
+
+
+@pytest.mark.parametrize("seed", [6, 13, 24, 45])
+def test_random_faults_in_random_phases(seed):
+    """Two killed while the program is built, one that leaves, all signaled in a restore, and two stopped."""
+    fault = random_faults.draw(seed)
+    wrong, output = random_faults.run(fault, limit(60))
+    assert wrong in ([], [random_faults.NOT_REACHED]), f"{fault}: {wrong}\n{output}"
