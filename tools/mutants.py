@@ -6,20 +6,19 @@
 Cosmic Ray's operators change one place of one file: a comparison, a condition, a number, an exception, a decorator.
 Each file is as likely as it is long, each place in it as any other, and so is each change there. Changes of annotations
 and of `strict=` are not counted. The tests that execute the changed line run in a copy of the work tree, those of the
-module and cheap ones first, until one fails or `--seconds` are spent, of the processor or of waiting.
-`tools/block_map.py` finds them: the first run records them in `--map`, which takes as long as the test suite. Later
-runs use the records again, also when lines have moved; delete the folder to record anew. With `--near` nothing is
+module's own test files first and then the cheapest, until one fails or `--seconds` have passed.
+
+coverage.py records which tests execute each line, once, into `--map`; this takes longer than the test suite. If a file
+has changed since, all tests that execute any of it run; delete the folder to record anew. With `--near` nothing is
 recorded: the test files of the module run (`python -m tests.of`), and what survives them may be caught elsewhere.
 
-Verdicts: "caught"; "survived" all tests of the line; "out of time", with tests left; "no tests" execute the line.
-Results are appended to `--out` (JSON lines) as they come, and mutants that are there already are not run again.
+Verdicts: "caught"; "survived" all tests of the line; "out of time"; "no tests" execute the line.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import atexit
 import fnmatch
 import json
 import os
@@ -28,56 +27,66 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
 
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import of as tests_of  # noqa: E402
-from tools.block_map import BlockMap, files_of, record  # noqa: E402
-from tools.mutant_judge import OPERATORS, Judge, Judged, Mutant  # noqa: E402
+from tests import of  # noqa: E402
+
+TEST, TIMES = "MUTANTS_TEST", "MUTANTS_TIMES"  # variables of the environment: the running test; a file for seconds
+IGNORED = ("tests/docs", "tests/benchmarks", "tests/examples", "tests/test_house.py", "tests/test_language.py")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-m", "not long")
 
 
-def places(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """Return the changes that can be made to a source text, by their place: operators and occurrences."""
-    found: dict[tuple[int, int], list[tuple[str, int]]] = {}
-    counts: Counter[str] = Counter()
-    for node in ast_nodes(get_ast(source)):
-        for name, operator in OPERATORS.items():
-            for start, _ in operator.mutation_positions(node):
-                found.setdefault(start, []).append((name, counts[name]))
-                counts[name] += 1
-    return found
+class Mutant(NamedTuple):
+    """One change of one file."""
+
+    file: str
+    line: int
+    operator: str
+    source: str  # of the changed file
 
 
 def draw(files: list[str], count: int, seed: int) -> list[Mutant]:
     """Draw mutants whose program differs from the original's, each at another place; files weigh by their length."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.operators.provider import OperatorProvider
+
+    provider, rng = OperatorProvider(), random.Random(seed)
+    operators = {name: provider[name]() for name in provider if not name.startswith("Variable")}
     sources = {file: (ROOT / file).read_text() for file in files}
-    lengths = [len(source) for source in sources.values()]
-    of_file: dict[str, dict[tuple[int, int], list[tuple[str, int]]]] = {}
-    rng = random.Random(seed)
+    places: dict[str, dict[tuple[int, int], list[tuple[str, int]]]] = {}
     drawn: list[Mutant] = []
     while len(drawn) < count and files:
-        (file,) = rng.choices(files, lengths)
-        if file not in of_file:
-            of_file[file] = places(sources[file])
-        if not of_file[file]:
+        (file,) = rng.choices(files, [len(source) for source in sources.values()])
+        if file not in places:
+            places[file], counts = {}, Counter[str]()
+            for node in ast_nodes(get_ast(sources[file])):
+                for name, operator in operators.items():
+                    for start, _ in operator.mutation_positions(node):
+                        places[file].setdefault(start, []).append((name, counts[name]))
+                        counts[name] += 1
+        if not places[file]:
             continue
-        start = rng.choice(sorted(of_file[file]))
-        operator, occurrence = rng.choice(of_file[file].pop(start))
-        mutated = mutate_code(sources[file], OPERATORS[operator], occurrence)
-        if mutated is not None and _program(mutated) not in (_program(sources[file]), None):
-            drawn.append(Mutant(file, start[0], operator, occurrence))
+        start = rng.choice(sorted(places[file]))
+        name, occurrence = rng.choice(places[file].pop(start))
+        mutated = mutate_code(sources[file], operators[name], occurrence)
+        if mutated is not None and program(mutated) not in (program(sources[file]), None):
+            drawn.append(Mutant(file, start[0], name, mutated))
     return drawn
 
 
-def _program(source: str) -> str | None:
+def program(source: str) -> str | None:
     """Return the syntax tree as text, without annotations, docstrings and `strict=`; None if this is not Python."""
     try:
         tree = ast.parse(source)
@@ -95,97 +104,148 @@ def _program(source: str) -> str | None:
     return ast.dump(tree)
 
 
-def copy_of_work_tree(folder: Path) -> None:
+def copy_of_work_tree(folder: Path) -> Path:
     """Copy what git tracks or would track."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+# --- which tests execute a line ---------------------------------------------------------------------------------------
+
+
+def record(folder: Path, jobs: int, tests: list[str]) -> None:
+    """Run the tests in a copy of the work tree under coverage.py, and record each under its name."""
+    tree = copy_of_work_tree(folder / "tree")
+    settings = f"[run]\nsource = {','.join(of.PACKAGES)}\nparallel = true\nsigterm = true\npatch = subprocess, _exit\n"
+    (tree / ".coveragerc").write_text(f"{settings}context = ${{{TEST}-}}\ndata_file = {folder / 'data'}\n")
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "TESTS_ANY_COST": "1",
+    }
+    environ[TIMES] = str(folder / "seconds.jsonl")
+    coverage = [sys.executable, "-m", "coverage"]
+    more = ["-ptools.mutants", "-n", str(jobs), *(f"--ignore={path}" for path in IGNORED), *tests]
+    subprocess.run([*coverage, "run", *PYTEST[1:], *more], cwd=tree, env=environ, check=False)
+    subprocess.run([*coverage, "combine", "-q"], cwd=tree, env=environ, check=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """While tests are recorded: what follows belongs to this test, also in the processes that it starts."""
+    from coverage import Coverage
+
+    os.environ[TEST], measuring, began = item.nodeid, Coverage.current(), time.process_time()
+    if measuring is not None:
+        measuring.switch_context(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        with open(os.environ[TIMES], "a") as file:
+            print(json.dumps([item.nodeid, time.process_time() - began]), file=file)
+
+
+class Records:
+    """The tests that execute a line, those of the module's own test files and the cheapest first."""
+
+    def __init__(self, folder: Path):
+        from coverage import CoverageData
+
+        self._tree, self._data = folder / "tree", CoverageData(str(folder / "data"))
+        self._data.read()
+        rows = (folder / "seconds.jsonl").read_text().splitlines()
+        self._seconds: dict[str, float] = dict(map(json.loads, rows))
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Return the tests to run. Lines that an import executes belong to all tests of the file."""
+        by_line = self._data.contexts_by_lineno(str(self._tree / mutant.file))
+        same = (self._tree / mutant.file).read_text() == (ROOT / mutant.file).read_text()
+        found = set(by_line.get(mutant.line, ())) if same else {""}
+        if "" in found:
+            found = set().union(*by_line.values())
+        near = of.files_of(mutant.file, ROOT)
+        there = [test for test in found if test in self._seconds]
+        return sorted(there, key=lambda test: (test.partition("::")[0] not in near, self._seconds[test]))
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def judge(mutant: Mutant, tests: list[str], tree: Path, seconds: float) -> tuple[str, str]:
+    """Return the verdict on a mutant, and the test that has failed.
+
+    Args:
+      tree: a copy of the work tree that nobody else uses meanwhile.
+    """
+    if not tests:
+        return "no tests", ""
+    path = tree / mutant.file
+    original = path.read_text()
+    path.write_text(mutant.source)
+    environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TESTS_ANY_COST": "1"}
+    command = [*PYTEST, "-x", "-n0", "--tb=no", "-rfE", f"--session-timeout={seconds:.0f}", *tests]
+    try:
+        done = subprocess.run(command, cwd=tree, env=environ, text=True, capture_output=True, timeout=2 * seconds)
+    except subprocess.TimeoutExpired:
+        return "out of time", ""
+    finally:
+        path.write_text(original)
+    if done.returncode == 0 or "session-timeout" in done.stdout:
+        return ("survived" if done.returncode == 0 else "out of time"), ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "no tests" if done.returncode == 5 else "caught", "".join(failed[:1])
 
 
 def change_of(mutant: Mutant) -> str:
     """Return the changed lines of a mutant, as `- old` and `+ new`."""
-    source = (ROOT / mutant.file).read_text()
-    mutated = mutate_code(source, OPERATORS[mutant.operator], mutant.occurrence) or source
-    old, new = source.splitlines(), mutated.splitlines()
+    old, new = (ROOT / mutant.file).read_text().splitlines(), mutant.source.splitlines()
     first = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)) - 1)
     return f"- {old[first].strip()}\n+ {new[first].strip()}"
 
 
-def own_tests(file: str) -> list[list[str]]:
-    """Return the test files of a module: first those that start no jobs on ranks, then those that do."""
-    files = tests_of.files_of(file, ROOT)
-    jobs = [test for test in files if test.startswith("tests/mpi/")]
-    return [tests for tests in ([test for test in files if test not in jobs], jobs) if tests]
-
-
-_here: Judge  # of a process
-
-
-def _make_judge(seconds: float) -> None:
-    global _here
-    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy_of_work_tree(folder)
-    _here = Judge(folder, seconds)
-
-
-def _judge(mutant: Mutant, stages: list[list[str]]) -> Judged:
-    return _here.judge(mutant, stages)
-
-
 def main() -> None:
-    """Draw mutants, run their tests, print a line for each, and the table of survivors."""
+    """Draw mutants, run their tests, print a line for each, and the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="how many mutants to draw")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", default="*", help="files to draw from, as a pattern")
-    parser.add_argument("--seconds", type=int, default=120, help="for a mutant: of the processor, or of waiting")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.jsonl", help="where results are kept")
-    parser.add_argument("--map", type=Path, default=ROOT / "build" / "block_map", help="which tests execute what")
+    parser.add_argument("--seconds", type=float, default=120, help="for a mutant")
+    parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants", help="which tests execute what")
+    parser.add_argument("--tests", nargs="*", default=[], help="what to record, instead of all tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
-    parser.add_argument("--near", action="store_true", help="run the module's own test files, without a map")
-    options = parser.parse_args()
-    mutants = draw([f for f in files_of(ROOT) if fnmatch.fnmatch(f, options.only)], options.count, options.seed)
-    if options.near:  # verdicts by fewer tests, kept apart
-        options.out = options.out.with_stem(options.out.stem + "_near")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    known = {Mutant(**r["mutant"]): Judged(r["verdict"], r["test"], r["seconds"]) for r in kept}
-    if not options.near and not options.map.exists():
-        print("Recording which tests execute each line, once: as long as `make test` ...", flush=True)
-        copy_of_work_tree(options.map / "tree")
-        record(options.map.resolve(), options.jobs)
-    lines = None if options.near else BlockMap(options.map.resolve(), ROOT)
-    with ProcessPoolExecutor(
-        options.jobs, get_context("spawn"), initializer=_make_judge, initargs=(options.seconds,)
-    ) as judges:
-        asked = {
-            judges.submit(
-                _judge, mutant, own_tests(mutant.file) if lines is None else list(lines.stages(*mutant[:2]))
-            ): mutant
-            for mutant in mutants
-            if mutant not in known
-        }
-        for answer in as_completed(asked):
-            mutant = asked[answer]
-            known[mutant] = judged = answer.result()
-            with options.out.open("a") as out:
-                print(json.dumps({"mutant": mutant._asdict()} | judged._asdict()), file=out)
-            print(f"{judged.verdict:11} {mutant.file}:{mutant.line} {mutant.operator} {judged.test}", flush=True)
-    verdicts = Counter(known[mutant].verdict for mutant in mutants)
-    lost = [mutant for mutant in mutants if known[mutant].verdict != "caught"]
-    for mutant in lost:
-        print(f"\n{mutant.file}:{mutant.line} ({mutant.operator}, {known[mutant].verdict})\n{change_of(mutant)}")
-    print(f"\n{len(mutants)} mutants: {', '.join(f'{n} {verdict}' for verdict, n in verdicts.items())}; "
-          f"{1 - len(lost) / max(1, len(mutants)):.0%} caught; "
-          f"{sum(known[mutant].seconds for mutant in mutants) / 60:.0f} minutes of the processor")  # fmt: skip
+    parser.add_argument("--near", action="store_true", help="run the module's own test files, without records")
+    args = parser.parse_args()
+    mutants = draw([f for f in of.modules() if fnmatch.fnmatch(f, args.only)], args.count, args.seed)
+    folder = args.map.resolve()
+    if not args.near and not folder.exists():
+        print("Recording which tests execute each line, once ...", flush=True)
+        record(folder, args.jobs, args.tests)
+    records = None if args.near else Records(folder)
+    verdicts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as copies, ThreadPoolExecutor(args.jobs) as pool:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(args.jobs):
+            trees.put(copy_of_work_tree(Path(copies, str(number))))
+
+        def judged(mutant: Mutant) -> tuple[Mutant, tuple[str, str]]:
+            tests = of.files_of(mutant.file, ROOT) if records is None else records.tests(mutant)
+            tree = trees.get()
+            try:
+                return mutant, judge(mutant, tests, tree, args.seconds)
+            finally:
+                trees.put(tree)
+
+        for mutant, (verdict, said) in pool.map(judged, mutants):
+            verdicts[verdict] += 1
+            print(f"{verdict:11} {mutant.file}:{mutant.line} {mutant.operator} {said}", flush=True)
+            if verdict != "caught":
+                print(change_of(mutant), flush=True)
+    print(f"{len(mutants)} mutants: {', '.join(f'{n} {verdict}' for verdict, n in verdicts.items())}")
 
 
 if __name__ == "__main__":
