@@ -298,9 +298,8 @@ class ElasticWorld(MultiProcessWorld):
             left = _without(self.worker_slots, self.losses, unseen, how)
             return plan_members(purpose, *left, roles, workers=workers, leaving=leaving)
 
-        with transport.collective():
-            transport.watch_over(self._job)
-            transport.mark_begun(Operation("a rendezvous of all processes", "", RENDEZVOUS))
+        transport.watch_over(self._job)
+        with transport.collective(Operation("a rendezvous of all processes", "", RENDEZVOUS)):
             found, job, comm = rendezvous(
                 *(self._mpi, self._job, role, plan),
                 survives=self.survives,

@@ -148,13 +148,15 @@ class Transport(ABC):
             self.lock.release()
 
     @contextmanager
-    def collective(self) -> Iterator[None]:
-        """Return a context manager for collectives outside `run`: holds the lock, and raises MPI's errors as
-        WorkerErrors.
+    def collective(self, operation: Operation) -> Iterator[None]:
+        """Return a context manager for an operation that is carried out in its body, not by `run`: holds the lock, and
+        raises MPI's errors as WorkerErrors.
         """
         self.lifetime.check_open()
         with self.lock:
             self.check_usable()
+            self.operation, self.inside = operation, True
+            self.activity.begin(operation.about.encode(), perf_counter())
             try:
                 yield
             except BaseException as error:
@@ -163,11 +165,6 @@ class Transport(ABC):
             finally:
                 self.inside = False
                 self.activity.end()
-
-    def mark_begun(self, operation: Operation) -> None:
-        """Record for the watchdog that an operation is under way without `run`."""
-        self.operation, self.inside = operation, True
-        self.activity.begin(operation.about.encode(), perf_counter())
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Return every process's `value`, by rank: see `World.all_gather_bytes`."""

@@ -123,12 +123,10 @@ class Transport:
             survivors = self.group.subgroup(comm.Shrink())
             self.on_lost(survivors, self.group.lost_in(survivors), ("a step", 0.25))
 
-    def collective(self) -> Any:
+    def collective(self, _operation: Any) -> Any:
         return nullcontext()
 
     def watch_over(self, group: ProcessGroup) -> None:
         self.watched.append(group)
-
-    def mark_begun(self, _operation: Any) -> None: ...
 
     def report_failure(self, _why: str) -> None: ...

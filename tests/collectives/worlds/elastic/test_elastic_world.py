@@ -226,7 +226,7 @@ def test_a_worker_that_is_lost_in_a_rendezvous_is_a_loss_like_others():
             raise Killed
 
         if number == 1:
-            processes.transport.mark_begun = dies
+            processes.transport.collective = dies
         if not in_reserve(processes):
             processes.end_run()
         return processes.members, *map(str, processes.losses)
