@@ -286,7 +286,7 @@ class ElasticWorld(MultiProcessWorld):
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
             transport.run(FinalOperation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS))
             if purpose == CHANGE and transport.rank == 0:
-                missing = workers + len(leaving) - len(self.members)
+                missing = workers - len(self.members)
                 spawned = self.spawner.ready(self.build_digests)[: max(0, missing)]
             role = Attendee(self._own, transport.rank, False, len(spawned))
             if self.run_under_way:
