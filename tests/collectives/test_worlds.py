@@ -75,11 +75,13 @@ def test_it_is_a_world_that_numbers_its_workers_in_rank_order(world):
     "dtype", ["float32", "int32", "uint32", "int8", "uint8", "int16", "uint16", "float64", "int64"]
 )
 def test_sums_and_extremes_of_any_shape(world, dtype):
+    shapes = SHAPES if dtype == "float32" else SHAPES[::3]
+
     def values(worker):
         rng = np.random.default_rng(worker)
-        return [rng.integers(0, 20, shape).astype(dtype) for shape in SHAPES for _ in range(2)]
+        return [rng.integers(0, 20, shape).astype(dtype) for shape in shapes for _ in range(2)]
 
-    ops = list(itertools.islice(itertools.cycle(NUMPY), 2 * len(SHAPES)))  # each shape by two of the three
+    ops = list(itertools.islice(itertools.cycle(NUMPY), 2 * len(shapes)))  # each shape by two of the three
     wide = np.dtype(dtype).itemsize == 8
     with jax.enable_x64(True) if wide else nullcontext():
         rows, _ = exchange(world, values, ops)
