@@ -1,4 +1,4 @@
-"""The command `adaptive`: a click group whose commands are the entry points of the group `adaptive.commands`.
+"""The command `adaptive`: a click group of our own commands, and of the entry points of the group `adaptive.commands`.
 
     [project.entry-points."adaptive.commands"]
     mine = "my_package.command:mine"          # a click command
@@ -16,46 +16,41 @@ import click
 NAME = "adaptive-dataflow"
 GROUP = "adaptive.commands"
 OURS = {
-    "run": "Start a job of several ranks, as mpirun does.",
-    "doctor": "Check this machine or job, and advise what to change.",
-    "report": "Write a page on a recorded run, or say what differs between two.",
-    "replay": "Compare policies on a recorded run.",
-    "simulate": "Compare policies on simulated clusters.",
+    "run": ("launchers.run:run", "Start a job of several ranks, as mpirun does."),
+    "doctor": ("collectives.doctor.command:doctor", "Check this machine or job, and advise what to change."),
+    "report": (
+        "adaptive.html_report.command:report",
+        "Write a page on a recorded run, or say what differs between two.",
+    ),
+    "replay": ("controllers.simulate._command:replay", "Compare policies on a recorded run."),
+    "simulate": ("controllers.simulate._command:simulate", "Compare policies on simulated clusters."),
 }
 
 
 class _Commands(click.Group):
-    """A click group that finds its commands among the installed entry points."""
+    """A click group of our own commands and those of the installed entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*OURS, *sorted(set(_registered()) - set(OURS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = _registered().get(cmd_name)
-        if entry is None and cmd_name not in OURS:
-            return None
+        entry = EntryPoint(cmd_name, OURS[cmd_name][0], GROUP) if cmd_name in OURS else _registered().get(cmd_name)
         if entry is None:
-            raise click.ClickException(
-                f"{cmd_name!r} is not registered: the installed metadata of {NAME} is older than its code."
-                f"{_intruder()}\n"
-                f"Install it again:  pip install --upgrade {NAME}    or, from a checkout:  pip install -e ."
-            )
+            return None
         try:
             command = entry.load()
         except (ImportError, AttributeError) as error:
-            raise click.ClickException(
-                f"{cmd_name!r} ({entry.value}) cannot be loaded: {error}{_intruder()}"
-            ) from error
+            intruded = f"\n{said}\nRemove it:  {how_to_remove_it()}" if (said := intruder()) else ""
+            raise click.ClickException(f"{cmd_name!r} ({entry.value}) cannot be loaded: {error}{intruded}") from error
         if not isinstance(command, click.Command):
             raise click.ClickException(f"{cmd_name!r} ({entry.value}) must be a click command, not {command!r}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        registered = _registered()
+        ours = [(name, text) for name, (_, text) in OURS.items()]
+        theirs = [(name, _origin(entry)) for name, entry in sorted(_registered().items()) if name not in OURS]
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, OURS.get(name) or _origin(registered[name])) for name in self.list_commands(ctx)]
-            )
+            formatter.write_dl([*ours, *theirs])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -88,10 +83,6 @@ def intruder() -> str:
 def how_to_remove_it() -> str:
     """Return the shell command that removes the other package and restores this one."""
     return f"pip uninstall adaptive && pip install --force-reinstall --no-deps {NAME}=={_version()}"
-
-
-def _intruder() -> str:
-    return f"\n{said}\nRemove it:  {how_to_remove_it()}" if (said := intruder()) else ""
 
 
 def _version() -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launchers.command import OURS
 from tests.docs.pages import PAGES, ROOT, fences, name
 
 pytestmark = pytest.mark.seconds(10)
@@ -67,11 +68,7 @@ def check(words: list[str]) -> str | None:
 
 def check_command(program: str, rest: list[str]) -> str | None:
     """`adaptive run …`, and other subcommands by their entry points."""
-    if (
-        rest
-        and not rest[0].startswith("-")
-        and rest[0] not in {*PYPROJECT["entry-points"]["adaptive.commands"], "COMMAND"}
-    ):
+    if rest and not rest[0].startswith("-") and rest[0] not in {*OURS, "COMMAND"}:
         return f"{program} has no command {rest[0]}"
     script = next((i for i, word in enumerate(rest) if word.endswith(".py")), None)
     return None if script is None else check_script(rest[script:])
