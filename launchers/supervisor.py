@@ -43,7 +43,6 @@ _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _AT_ONCE = 1 << 16  # bytes
 _TICK_SECONDS = 1.0
 _WAITS_SECONDS = 0.75  # in an operation, after which the launcher is told
-_AGAIN_SECONDS = 10.0  # until it is told again, if it does not ask
 
 
 def supervise(
@@ -84,8 +83,7 @@ def supervise(
         theirs.detach()  # `ending.prepare` uses it
         return
     theirs.close()
-    watched = None if record is None else _Watched(inspection, record, child)
-    supervisor = _Supervisor(launcher, ours, child, watched, of_command)
+    supervisor = _Supervisor(inspection, record, launcher, ours, child, of_command)
     supervisor.report(**introduction(ending, environ, child, of_command))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     supervisor.run()
@@ -137,37 +135,21 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
-class _Watched:
-    """What the child is doing, as its parent sees it."""
-
-    def __init__(self, inspection: ModuleType, record: Any, child: int):
-        self._inspection, self._record, self._child = inspection, record, child
-        self._quiet_until = 0.0
-
-    def waits(self) -> bool:
-        """Return whether the child waits for others and the launcher does not know yet."""
-        now = time.monotonic()
-        waits = any(reading.inside and reading.seconds >= _WAITS_SECONDS for reading in self._record.read())
-        if waits := waits and now >= self._quiet_until:
-            self._quiet_until = now + _AGAIN_SECONDS
-        return waits
-
-    def look(self, detailed: bool) -> dict[str, Any]:
-        """Return what the launcher makes a `hangs.Sight` of."""
-        self._quiet_until = time.monotonic() + _AGAIN_SECONDS
-        pid = int(self._record.pid or self._child)  # the child may be a command that has started the process that works
-        return dict(self._inspection.inspect(self._record, pid, detailed))
-
-
 class _Supervisor:
     """The parent's event loop. Signal handlers do nothing: Python writes the signals' numbers into a pipe."""
 
     def __init__(
-        self, launcher: socket.socket, rank: socket.socket, child: int, watched: _Watched | None, of_command: bool
+        self,
+        inspection: ModuleType,
+        record: Any,
+        launcher: socket.socket,
+        rank: socket.socket,
+        child: int,
+        of_command: bool,
     ):
         self._whole_group = of_command and os.getpgrp() == os.getpid()
         self._launcher, self._rank, self._child = launcher, rank, child
-        self._watched, self._next_tick = watched, time.monotonic() + _TICK_SECONDS
+        self._inspection, self._record, self._next_tick = inspection, record, time.monotonic() + _TICK_SECONDS
         self._heard = self._said = b""  # beginnings of lines, of the launcher and of the child
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -192,10 +174,16 @@ class _Supervisor:
     def _tick(self) -> None:
         """Tell the launcher if the child waits for others."""
         now = time.monotonic()
-        if self._watched is not None and now >= self._next_tick:
+        if self._record is not None and now >= self._next_tick:
             self._next_tick = now + _TICK_SECONDS
-            if self._watched.waits():
+            if any(reading.inside and reading.seconds >= _WAITS_SECONDS for reading in self._record.read()):
                 self.report(waits=True)
+
+    def _look(self, number: int, detailed: bool) -> None:
+        """Report what the child is doing."""
+        if self._record is not None:
+            pid = int(self._record.pid or self._child)  # the child may be a command that has started what works
+            self.report(look=number, **self._inspection.inspect(self._record, pid, detailed))
 
     def _from_rank(self) -> bool:
         """Pass the child's reports on to the launcher. Returns whether there may be more."""
@@ -227,8 +215,8 @@ class _Supervisor:
                 self._send_to_group(int(number))
             case ["signal", number]:
                 self._send(int(number))
-            case ["look", number, detailed] if self._watched is not None:
-                self.report(look=int(number), **self._watched.look(detailed == "1"))
+            case ["look", number, detailed]:
+                self._look(int(number), detailed == "1")
             case ["kill", pid]:
                 with suppress(OSError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -261,8 +249,7 @@ class _Supervisor:
         with suppress(BlockingIOError):
             while self._from_rank():
                 pass
-        if self._watched is not None:
-            self.report(look=0, **self._watched.look(detailed=False))  # in which worlds it was
+        self._look(0, detailed=False)  # in which worlds it was
         if not os.WIFSIGNALED(status):
             code = os.WEXITSTATUS(status)
             self.report(exited=code)
