@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from _hosts import ROOT as ROOT
+from _hosts import environment
+
 LOCAL_BATCH, N_EXAMPLES = 128, 8192
 LIMIT_SECONDS = 900.0  # of a job
 
@@ -143,19 +145,9 @@ def job(
       hosts: from `tests.hosts`.
       more: options of `adaptive run`.
     """
-    environ = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks share cores
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "PRTE_MCA_rmaps_default_mapping_policy": "node:oversubscribe" if hosts else ":oversubscribe",
-        "PJRT_NPROC": "1",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
+    environ = environment(hosts, "node" if hosts else "slot")
     options = ["-n", str(n), *more]
     if hosts:
-        environ |= hosts.environment()
         options += ["-H", ",".join(f"h{i}:{n}" for i in range(1, hosts.number + 1))]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:

@@ -25,6 +25,22 @@ def joined(n: int, rate: str = "") -> Iterator[Any]:
         yield made
 
 
+def environment(made: Any = None, placement: str = "slot") -> dict[str, str]:
+    """Return the environment of a job whose ranks have one thread each and share cores; arguments as for `job`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
+    return {
+        **inherited,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": f"{placement}:oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "PJRT_NPROC": "1",
+        "PYTHONPATH": str(ROOT),
+        **(made.environment() if made is not None else {}),
+    }
+
+
 def job(
     script: Sequence[str],
     n: int,
@@ -44,24 +60,13 @@ def job(
     Returns:
       What one of the ranks passed to `tell`.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMIX_"))}
-    given = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": f"{placement}:oversubscribe",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "PJRT_NPROC": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    given = {**environment(made, placement), **(environ or {})}
     ranks = ["-n", str(n), sys.executable, "-m", "mpi4py", *script]
     command = [str(Path(sys.executable).with_name("mpirun")), *options]
     if made is not None:
         command += ["-H", ",".join(f"h{i}:{n // made.number}" for i in range(1, made.number + 1))]
-        given |= made.environment()
     command = [*command, *ranks] if made is None else made.command("h1", [*command, *ranks])
-    given |= environ or {}
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, env={**inherited, **given}, check=False)
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, env=given, check=False)
     found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not found:
         raise RuntimeError(f"exit status {done.returncode} of {' '.join(command)}\n{done.stdout[-2000:]}")

@@ -211,7 +211,8 @@ def sizes_text(sizes: Sequence[int] | np.ndarray) -> str:
 def pin(*cores: int) -> None:
     """Pin all present and future threads of this process to these cores."""
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), cores)
+        with suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread), cores)
 
 
 _SPIN = """
@@ -223,25 +224,6 @@ while os.getppid() == parent:  # an orphan stops by itself, however its parent e
     for _ in range(100_000):
         pass
 """
-
-
-@contextmanager
-def limited(cores: float, period: float = 0.02) -> Iterator[None]:
-    """Limit this process to a number of cores, as a container of that size does. Needs root and control groups."""
-    group = Path("/sys/fs/cgroup/cpu") / f"adaptive-{os.getpid()}"  # version 1
-    limits = {"cpu.cfs_period_us": f"{1e6 * period:.0f}", "cpu.cfs_quota_us": f"{1e6 * period * cores:.0f}"}
-    if not group.parent.exists():
-        group = Path("/sys/fs/cgroup") / group.name
-        limits = {"cpu.max": f"{1e6 * period * cores:.0f} {1e6 * period:.0f}"}
-    group.mkdir()
-    try:
-        for name, limit in limits.items():
-            (group / name).write_text(limit)
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-        yield
-    finally:
-        (group.parent / "cgroup.procs").write_text(str(os.getpid()))
-        group.rmdir()
 
 
 @contextmanager

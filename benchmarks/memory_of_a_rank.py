@@ -15,10 +15,6 @@ parameters.
 from __future__ import annotations
 
 import gc
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,7 +126,7 @@ def resident() -> tuple[float, float]:
 
 
 def rank(case: str, mib: int) -> None:
-    """Run one case; rank 0 prints the memory, the mean over ranks."""
+    """Run one case; rank 0 tells the memory, the mean over ranks."""
     import jax
     from mpi4py import MPI
 
@@ -166,26 +162,16 @@ def rank(case: str, mib: int) -> None:
             program.close()
     everyone = MPI.COMM_WORLD.gather(marks)
     if everyone is not None:
-        print(json.dumps({name: sum(m[name] for m in everyone) / len(everyone) for name in marks}), flush=True)
+        from _hosts import tell
+
+        tell({name: sum(m[name] for m in everyone) / len(everyone) for name in marks})
 
 
 # --- all cases --------------------------------------------------------------------------------------------------------
 
 
-def run(case: str, mib: int) -> dict[str, float]:
-    """Start the ranks of one case."""
-    mpirun = Path(sys.executable).with_name("mpirun")
-    env = {**os.environ, "PJRT_NPROC": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), env.get("PYTHONPATH", "")])
-    env["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    python = [sys.executable, "-m", "mpi4py", __file__, "--rank", case, "--mib", str(mib)]
-    done = subprocess.run(
-        [str(mpirun), "--oversubscribe", "-n", "2", *python], env=env, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
+    from _hosts import job
     from _measure import command_line, report  # imports JAX, which the ranks do later
 
     arguments = command_line(__doc__)
@@ -198,7 +184,7 @@ def main() -> None:
         return
     rows = []
     for mib in options.mib:
-        found = {case: run(case, mib) for case in options.only}
+        found = {case: job([__file__, "--rank", case, "--mib", str(mib)], 2) for case in options.only}
         base = found.get("by hand")
         for case, marks in found.items():
             row = {"parameters": f"{mib} MiB", "case": case}

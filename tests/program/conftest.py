@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import collectives as comm
-from adaptive.program import build
+from adaptive.program import parts
 
 WORLDS = {
     "solo": comm.SoloWorld,
@@ -57,4 +57,4 @@ def double_precision() -> Iterator[None]:
 @pytest.fixture
 def free_calls(monkeypatch):
     """For workers whose seconds are made up: as if microbatches cost nothing."""
-    monkeypatch.setattr(build, "CALL_OVERHEAD", 0.0)
+    monkeypatch.setattr(parts, "CALL_OVERHEAD", 0.0)
