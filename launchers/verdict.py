@@ -121,7 +121,7 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
     if first is not None and first.ended and first.heard:
         return f"{lost}; the others ended by an error." if lost else ""
     if first is not None and first.ended:
-        return f"{first} {first.how}."
+        return f"{first} {first.how}.{_ended_before(counted, first)}"
     if first is not None:
         return f"{first} {first.how} {first.where}, and the others cannot continue without it."
     for process in processes:
@@ -158,6 +158,12 @@ def _losses(processes: Iterable[ProcessState]) -> str:
     named = [f"{p} {p.how} {p.where}" for p in dead[:_MOST_NAMED]]
     more = [f"{len(dead) - _MOST_NAMED} more died"] if len(dead) > _MOST_NAMED else []
     return "; ".join([*named, *more])
+
+
+def _ended_before(processes: Sequence[ProcessState], first: ProcessState) -> str:
+    """Return a sentence on a process that ended well before its first world, which another one failed to make; or ""."""
+    early = (p for p in processes[: processes.index(first)] if p.ended == 0 and not (p.worked or first.worked))
+    return "".join(f" Before that, {p} {p.how} {p.where}." for p in early)
 
 
 def _waiting(processes: Iterable[ProcessState], process: ProcessState) -> ProcessState | None:
