@@ -161,7 +161,7 @@ def _losses(processes: Iterable[ProcessState]) -> str:
 
 
 def _ended_before(processes: Sequence[ProcessState], first: ProcessState) -> str:
-    """Return a sentence on a process that ended well before its first world, which another one failed to make; or ""."""
+    """Return sentences on processes that ended well before their first world, which another one failed to make."""
     early = (p for p in processes[: processes.index(first)] if p.ended == 0 and not (p.worked or first.worked))
     return "".join(f" Before that, {p} {p.how} {p.where}." for p in early)
 

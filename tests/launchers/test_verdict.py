@@ -85,7 +85,7 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([alive(0), process(1, ended=3)], "rank 1 (pid 1 on here) ended with exit code 3."),
         (  # the making of a world has failed
             [process(2, ended=0), process(1, ended=1), alive(0)],
-            "rank 1 (pid 1 on here) ended with exit code 1. Before that, rank 2 (pid 1 on here) ended with exit code 0 bef",
+            "rank 1 (pid 1 on here) ended with exit code 1. Before that, rank 2 (pid 1 on here) ended with",
         ),
         ([alive(0), process(1, ended=3, left=True)], None),
         ([alive(0), process(1, ended=1, heard=True), alive(2)], ""),
