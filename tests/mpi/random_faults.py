@@ -113,7 +113,6 @@ def rank(phase: str, way: str, victims: str, folder: str) -> None:
     import controllers as ctrl
     from adaptive.runtime.engine import Engine
     from collectives.worlds import mpi
-    from collectives.worlds.elastic.elastic_processes import ElasticProcesses
     from collectives.worlds.transport import transport
     from tests.contract.problem import COUNTED, DATA, EXAMPLES, RATE, descend_and_count, gradient, mean_loss
     from tests.program.problems import stream
@@ -142,7 +141,7 @@ def rank(phase: str, way: str, victims: str, folder: str) -> None:
         before("first compile", Engine, "compile")
         program = ad.Program(driver, COUNTED, DATA, global_batch=BATCH)
         program.warm_up()
-        before(lambda: "joining" if program.target_workers > 2 else "leaving", ElasticProcesses, "change")
+        before(lambda: "joining" if program.target_workers > 2 else "leaving", comm.MPIWorld, "change")
         for report in program.run(steps=STEPS):
             at("step")
             if report.step == 4:
