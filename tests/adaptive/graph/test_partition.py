@@ -55,6 +55,18 @@ def test_a_gradient_step_has_one_microbatch_segment_one_message_and_the_final_se
     assert plan.splittable
 
 
+def test_what_only_a_weight_depends_on_is_sent_before():
+    def driver(state, batch):
+        loudest = comm.all_reduce(jnp.abs(batch["y"]).max(), op="max")
+        return state, {"loss": comm.all_reduce(batch["y"].sum(), weight=1 + loudest)}
+
+    plan = planned(driver, W)
+    assert [[c.how.about for c in message] for message in plan.messages] == [
+        ["all_reduce(op='max')"],
+        ["all_reduce(op='mean')"],
+    ]
+
+
 def test_everything_of_one_level_travels_in_one_message():
     def driver(state, batch):
         loss, grads = jax.value_and_grad(mean_loss)(state, batch)
