@@ -1,4 +1,4 @@
-"""The ambient context of a call: context variables, JAX's settings and flax's interceptors.
+"""The ambient context of a call: context variables and JAX's settings.
 
 A driver is traced in several threads, and the result must not depend on which. JAX's settings (`with
 jax.enable_x64(True):`) and context variables hold for one thread only, so the context in which a program was built is
@@ -7,7 +7,6 @@ kept and entered again. The library's own work runs without the debug checks tha
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
@@ -90,7 +89,7 @@ class AmbientContext:
     """The ambient context of the place where this object is created; `run` calls a function in it, in any thread."""
 
     def __init__(self) -> None:
-        self._context, self._settings, self._interceptors = copy_context(), current_settings(), _interceptors()
+        self._context, self._settings = copy_context(), current_settings()
         self._wide = jax.config.jax_enable_x64
         self._held: object = None  # settings under which compiled programs can be called directly, as last found
 
@@ -98,11 +97,7 @@ class AmbientContext:
         """Call a function in this context. Context variables that the function sets are discarded."""
 
         def there() -> R:
-            with ExitStack() as stack:
-                stack.enter_context(self.settings())
-                known = _interceptors()
-                for interceptor in self._interceptors if known != self._interceptors else ():
-                    stack.enter_context(sys.modules["flax.linen"].intercept_methods(interceptor))
+            with self.settings():
                 return function(*args, **options)
 
         return self._context.copy().run(there)
@@ -137,12 +132,6 @@ def with_build_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Co
             return method(self, *args, **options)
 
     return as_there
-
-
-def _interceptors() -> list[Any]:
-    """Return flax's active method interceptors of this thread, the outermost first."""
-    module = sys.modules.get("flax.linen.module")
-    return list(getattr(module, "_global_interceptor_stack", ()))[::-1]
 
 
 def without_debug_checks(function: Callable[P, R]) -> Callable[P, R]:
