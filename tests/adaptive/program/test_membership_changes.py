@@ -2,47 +2,105 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import adaptive as ad
+import collectives as comm
+from adaptive import operators
 from adaptive.control.membership import Leaver
-from adaptive.program.membership_changes import AllLeave, MembershipChanges, RunOver
+from adaptive.data.iterators import from_iterator
+from adaptive.program.membership_changes import AllLeave, MembershipChanges
+from adaptive.runtime.local_world import LocalWorld
+from tests.adaptive.program.resumable import Growing, plain
 
-THEIRS = "the state of the others"
+START = {"w": np.zeros(2, np.float32), "n": 0, "key": jax.random.key(3), "own": np.float32(0)}
+
+
+def built(data, **options):
+    def driver(state, batch):
+        key, _ = jax.random.split(state["key"])
+        loss = comm.all_reduce(batch["x"].mean())
+        operators.hook("grow", Growing(), (loss,), every=3)
+        rate = ad.hyperparameter("rate", 0.5)
+        new = {
+            "w": state["w"] + rate * loss,
+            "n": state["n"] + 1,
+            "key": key,
+            "own": state["own"] + comm.local_mean(jnp.float32(1)),
+        }
+        return new, {"loss": loss, "rate": rate}
+
+    options = {"global_batch": 5, "world": LocalWorld(2), "deterministic": True, **options}
+    return ad.Program(driver, START, data, per_worker_state=lambda state: state["own"], **options)
+
+
+def rows(epoch):
+    yield from ({"x": np.float32(i + 100 * epoch)} for i in range(24))
+
+
+DATA = {"arrays": lambda: {"x": np.arange(24, dtype=np.float32)}, "an iterator": lambda: from_iterator(rows)}
+
+
+def course(program, steps):
+    return [
+        (r.step, r.epoch, r.examples, r.batch_sizes, float(r.metrics["loss"]), float(r.metrics["rate"]))
+        for r in program.run(steps=steps)
+    ]
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_a_process_that_joins_continues_as_the_others_do(kind):
+    with built(DATA[kind]()) as program, built(DATA[kind](), global_batch=7, shares=(5, 2)) as other:
+        for each in (program, other):
+            each.warm_up()
+        program.set_hyperparameters(rate=0.25)
+        course(program, 7)
+        course(other, 2)
+        there, here = program._parts, other._parts
+        there.skipped.in_a_row = 2
+        there.hooks.catch_up(there.sizes)
+        small, arrays = pickle.loads(pickle.dumps(MembershipChanges(there).pack()))
+        buffers = here.engine.workers.receive_buffers()
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer[...] = array
+        MembershipChanges(here).unpack((small, buffers))
+        assert here.skipped.in_a_row == 2
+        assert other.batch_sizes == program.batch_sizes
+        assert dict(here.hyperparameters.values) == {"rate": 0.25}
+        assert here.digest.value == there.digest.value
+        assert float(other.state["own"]) == 0, "a new worker's own state is the initial one"
+        assert course(other, 9) == course(program, 9)
+        ours, theirs = plain(other.state), plain(program.state)
+        for name in ("w", "n", "key"):
+            np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+# --- who leaves, and who has joined -----------------------------------------------------------------------------------
 
 
 class Process:
     """A process in a run: its world, and the parts of its program, which note what is called."""
 
     def __init__(self, **how):
-        self.calls, self.notes = [], []
+        self.calls, self.notes, self.leavers, self.joined, self.local_state = [], [], [], [], []
         self.in_reserve = self.needs_state_transfer = self.due = self.changed = self.all_leave = False
-        self.run_under_way, self.received, self.why_all_leave = True, None, ""
-        self.leavers, self.joined, self.waits, self.local_state = [], [], 1, frozenset()
+        self.run_under_way, self.why_all_leave, self.name, self.step = True, "", "program", 3
         vars(self).update(how)
-        self.clock = self.members = self.membership = self.update = self.hooks = self
-        self.world = self.run = self
+        self.clock = self.members = self.membership = self.world = self.run = self
         self.plan = SimpleNamespace(has_local=bool(self.local_state))
-        self.engine = SimpleNamespace(kernels=SimpleNamespace(can_join=None))
-        self.name, self.sizes, self.step = "program", (), 3
-        self.engine.workers = SimpleNamespace(receive_buffers=list)
-
-    def __getattr__(self, name):
-        if name not in ("catch_up", "forget", "restart"):
-            raise AttributeError(name)
-        return lambda *given: self.calls.append((name, *map(repr, given)))
 
     def change(self, about):
         self.calls.append(("change",))
         return self.leavers
 
-    def wait(self, can_join):
-        self.waits -= 1
-        self.in_reserve = self.waits > 0
-
-    def transfer_state(self, make, buffers, about):
-        return self.received
+    def forget(self, places):
+        self.calls.append(("forget", str(places)))
 
     def refresh(self):
         return self.joined
@@ -54,45 +112,8 @@ class Process:
         self.notes.append(text)
 
 
-@pytest.fixture(autouse=True)
-def unpacked(monkeypatch):
-    monkeypatch.setattr(MembershipChanges, "unpack", lambda self, received: self._parts.calls.append(("unpack",)))
-
-
 def called(process):
     return [name for name, *_ in process.calls]
-
-
-@pytest.mark.parametrize("what", ["due", "in_reserve", "needs_state_transfer", "changed", None])
-def test_steps_go_on_without_a_call_as_long_as_nothing_changes(what):
-    process = Process(**({what: True} if what else {}))
-    assert MembershipChanges(process).settled == (what is None)
-
-
-def test_where_nothing_is_due_nothing_changes():
-    process = Process()
-    MembershipChanges(process).apply()
-    assert process.calls == []
-    waiting = Process(due=True, in_reserve=True, needs_state_transfer=True, received=THEIRS)
-    MembershipChanges(waiting).apply()
-    assert "change" not in called(waiting), "a process in reserve takes no part in changes"
-
-
-def test_a_process_of_the_reserve_takes_the_progress_of_the_others_when_it_joins():
-    process = Process(in_reserve=True, needs_state_transfer=True, received=THEIRS, waits=3)
-    MembershipChanges(process).apply()
-    assert process.waits == 0
-    assert called(process) == ["restart", "catch_up", "unpack"]
-    sending = Process(needs_state_transfer=True)
-    MembershipChanges(sending).apply()
-    assert called(sending) == ["catch_up"]
-
-
-def test_when_the_run_is_over_the_reserve_has_the_final_state():
-    process = Process(in_reserve=True, needs_state_transfer=True, received=THEIRS, run_under_way=False)
-    with pytest.raises(RunOver):
-        MembershipChanges(process).apply()
-    assert called(process) == ["restart", "catch_up", "unpack"]
 
 
 def test_who_leaves_is_reported_with_the_reason():
