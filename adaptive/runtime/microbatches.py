@@ -73,14 +73,6 @@ def missing_buckets(largest: int, largest_microbatch: int | None, buckets: Colle
     return [1 << i for i in reversed(range(top)) if 1 << i not in buckets]
 
 
-def coarse_buckets(buckets: Collection[int]) -> set[int]:
-    """Return every second bucket from the largest down, and the bucket of one example.
-
-    They suffice for every size, with half of the kernels and at most twice as many microbatches.
-    """
-    return {*sorted(buckets, reverse=True)[::2], 1}
-
-
 def largest_in_cache(size: int, temporary_bytes: int, gradient_bytes: int) -> int:
     """Return the largest bucket whose temporary arrays fit a core's cache, at least 1.
 

@@ -24,7 +24,6 @@ from adaptive.runtime.microbatches import (
     OWN_KERNEL_AFTER,
     Microbatches,
     by_size_alone,
-    coarse_buckets,
     fewest,
     largest_in_cache,
     missing_buckets,
@@ -337,9 +336,7 @@ class Kernels:
             return
         self.compiled.add_buckets(missing)
         wanted = [k for k in missing if not all(k in ready for ready in self.compiled.ready)]
-        coarse = [k for k in wanted if k in coarse_buckets(buckets)]
-        for kernels in (coarse, [k for k in wanted if k not in coarse]):
-            self._put_shared(range(len(self._workers)), kernels)
+        self._put_shared(range(len(self._workers)), wanted)
 
     def _put_shared(self, workers: Iterable[int], kernels: Sequence[int], *, urgent: bool = False) -> None:
         """Queue kernels that several processes compile for one cache; each process starts with its own part."""
@@ -365,19 +362,16 @@ class Kernels:
             worker.asked = size
             self._evict(local_index)
             if not self.can_make(local_index, size):
-                missing = set(self._soonest_kernels(local_index, size)) - self.compiled.ready[local_index].keys()
+                missing = set(self._kernels_for(local_index, size)) - self.compiled.ready[local_index].keys()
                 self._put_shared([local_index], sorted(missing, reverse=True), urgent=True)
 
-    def _soonest_kernels(self, local_index: int, size: int) -> Sequence[int]:
-        """Return the kernels for a size that needs as few new compilations as acceptable for its cost."""
+    def _kernels_for(self, local_index: int, size: int) -> Sequence[int]:
+        """Return the kernels for a size: compiled ones and buckets, or else those of a first step."""
         if not self.splittable or self.deterministic:
             return self._first_kernels(size)
-        buckets, at_least = self.compiled.buckets, self.min_microbatches
-        for kernels in ({*self.compiled.ready[local_index], *coarse_buckets(buckets)}, buckets):
-            found = fewest(size, kernels, at_least)
-            if found is not None and self._are_few(found, size, at_least):
-                return found
-        return self._first_kernels(size)
+        kernels, at_least = {*self.compiled.ready[local_index], *self.compiled.buckets}, self.min_microbatches
+        found = fewest(size, kernels, at_least)
+        return found if found is not None and self._are_few(found, size, at_least) else self._first_kernels(size)
 
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
         if size not in self.compiled.ready[local_index]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.runtime.microbatches import by_size_alone, coarse_buckets, fewest, largest_in_cache, missing_buckets
+from adaptive.runtime.microbatches import by_size_alone, fewest, largest_in_cache, missing_buckets
 
 POWERS = [1 << i for i in range(8)]
 
@@ -39,12 +39,6 @@ def test_with_a_kernel_of_one_example_every_size_is_made(size, others, at_least)
     assert set(found) <= compiled
     assert len(found) >= min(size, at_least)
     assert len(found) <= size
-
-
-@given(st.integers(1, 500))
-def test_half_of_the_buckets_need_at_most_twice_as_many(size):
-    buckets = set(POWERS)
-    assert len(fewest(size, coarse_buckets(buckets))) <= 2 * len(fewest(size, buckets))
 
 
 @pytest.mark.parametrize(
