@@ -130,10 +130,13 @@ def inspect(record: ActivityRecord, pid: int, detailed: bool) -> dict[str, Any]:
       asked: whether it was asked.
     """
     worlds, state = record.read(), state_of(pid)
-    away = not all(reading.inside for reading in worlds)
-    asked = detailed and away and state == RUNS
+    asked = detailed and state == RUNS and not all(reading.inside for reading in worlds)
     answers = ask(record.socket) if asked else {}
     stack = written_stacks(pid, record.stacks) if asked and not answers else ""
+    before, worlds = worlds, record.read()
+    if [reading[:5] for reading in before] != [reading[:5] for reading in worlds]:  # it has moved on since
+        asked, answers, stack = False, {}, ""
+    away = not all(reading.inside for reading in worlds)
     found = {"pid": pid, "worlds": worlds, "state": state, "answers": answers, "stack": stack, "asked": asked}
     return {**found, "at": time.monotonic(), "core_time": core_time(pid) if away else None}
 

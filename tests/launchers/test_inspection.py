@@ -81,6 +81,24 @@ def test_a_process_answers_and_is_found_by_its_pid():
         assert ActivityRecord.of(process.pid) is None  # the memory of another process, which it has inherited
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_a_process_says_does_not_count_once_it_has_moved_on(moves, monkeypatch):
+    """What it was in is then this world's collective, and not another one's."""
+
+    def ask(name):
+        if moves:
+            world.begin(b"message 1", time.perf_counter())
+        return {"7": {"doing": "in a collective", "crossed": True}}
+
+    record = ActivityRecord.create()
+    world = record.new_activity()
+    world.watch(7, survives=False, hang_timeout=None)
+    monkeypatch.setattr(inspection, "ask", ask)
+    found = inspection.inspect(record, os.getpid(), detailed=True)
+    assert (bool(found["answers"]), found["asked"]) == (not moves, not moves)
+    assert found["worlds"][0].inside is moves
+
+
 def test_a_process_whose_python_is_held_by_c_code_writes_its_stack():
     with child("import re; re.match(r'(a+)+$', 'a' * 200 + 'b')") as (process, _):
         record, stack = ActivityRecord.of(process.pid), ""
