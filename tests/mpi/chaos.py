@@ -26,7 +26,7 @@ EXAMPLES = 160
 BATCHES = (16, 24, 32, 48, 64)
 
 EACH_STEP = ("between", "a hook", "a frame", "an exchange", "a commit")
-AT_CHANGES = ("a change", "a meeting", "a regroup", "an agreement", "a hand-over", "a repair", "a wait")
+AT_CHANGES = ("a change", "a meeting", "an admission", "an agreement", "a hand-over", "a repair", "a wait")
 GATHERS = ("building 1", "building 2", "building 3", "restoring 1", "restoring 2")  # one of those of a stage
 BESIDE = ("evaluate", "a checkpoint", "a compile", "any time")
 STRATEGIES = ("diloco", "islands", "quorum")
@@ -298,6 +298,7 @@ def main(seed: int, folder: str, strategy: str = "") -> None:
         ("a commit", HostStep, "_commit"),
         ("a change", elastic_world.ElasticWorld, "change"),
         ("a meeting", rendezvous, "_meet"),
+        ("an admission", rendezvous, "_admit"),
         ("an agreement", mpi, "all_agree"),
         ("an agreement", mpi_transport, "all_agree"),
         ("an agreement", rendezvous, "all_agree"),

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from collectives.worlds import connections
-from collectives.worlds.connections import accept, addresses_of, connect
+from collectives.worlds.connections import accept, addresses_of, connect, shut_down
 from collectives.worlds.mailboxes import remote
 from collectives.worlds.mailboxes.mailbox import CreateMailbox, ProcessMailbox
 from collectives.worlds.mailboxes.remote import MailboxServer, RemoteReader
+from collectives.worlds.mailboxes.shared_memory import SlotLayout
 from collectives.worlds.transport.process_group import Process
 from tests.collectives.worlds.mpi_of_threads import Job
 from tests.speed import limit
@@ -122,6 +123,15 @@ def test_copies_are_consistent_during_writes(mailboxes, rank, pause):
         writer.join()
 
 
+def test_another_host_gets_what_is_published_too_often_to_be_copied(mailboxes, monkeypatch):
+    """The owner stops publishing for one copy."""
+    owner, asks = mailboxes((0, 1))
+    owner.publish(0, 3, constant(5))
+    copy = SlotLayout.copy_latest
+    monkeypatch.setattr(SlotLayout, "copy_latest", lambda *arguments: owner._writing.locked() and copy(*arguments))
+    until(lambda: seen(asks.look(0, 1, 3)) == 5)
+
+
 def test_memory_that_cannot_be_opened_is_asked_for(mailboxes, monkeypatch):
     monkeypatch.delattr("os.memfd_create")
     first, second = mailboxes((0, 0))
@@ -183,6 +193,16 @@ def test_a_late_answer_is_taken_if_it_is_asked_for_again_and_the_timeout_is_halv
     until(lambda: found.append(late.look(1, 3)) or found[-1] is not None)
     assert found[-1][0] == 8  # and not the late answer to another question
     late.close()
+    server.stop()
+
+
+def test_a_connection_that_breaks_is_made_again(monkeypatch):
+    monkeypatch.setattr(remote, "_SECONDS_APART", 0.0)
+    server, reader = answers(lambda worker, round: 5)
+    until(lambda: reader.look(0, 3) is not None)
+    shut_down(reader._line)
+    until(lambda: reader.look(0, 3) is not None)
+    reader.close()
     server.stop()
 
 
