@@ -105,7 +105,7 @@ def check_not_sharded(value: Any) -> None:
     how = f"NamedSharding, {spec}" if spec is not None else type(value.sharding).__name__
     raise NotAnArrayError(
         f"is sharded over {len(value.sharding.device_set)} devices ({how}). A worker computes on one device, and needs "
-        "all of it there. Sharding within a worker is not supported. If the array fits on one device, gather it:  "
+        "all of it there, unless it is a mesh:  comm.world(mesh=mesh). If the array fits on one device, gather it:  "
         + (
             "np.asarray(x)"
             if value.is_fully_addressable

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from .reductions import Reduction
 
@@ -22,6 +23,7 @@ class PartSpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     op: Reduction  # "sum", "max", "min", or a `Reduction` that is an object
+    sharding: Sharding | None = None  # over the worker's mesh; `None`: not sharded
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class Limits(_Bounds):
       lower: minimum examples of each worker.
       upper: maximum examples of each worker.
       quantum: preferred multiple: such sizes need few kernels.
-      multiple: required multiple: from the driver's minibatches.
+      multiple: required multiple: from the driver's minibatches, and the mesh that splits a batch.
       examples: maximum over all workers: the data set's length.
       call_overhead: cost of one more microbatch, in examples; a constant (`CALL_OVERHEAD`), 0 where batches cannot be
         split. Policies prefer sizes that run as fewer microbatches of powers of two, whose kernels are compiled.

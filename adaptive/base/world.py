@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from .channel import Arrived, BlockingChannel, Channel, PartSpec, SentMessage
 from .errors import WorkerCountError
+from .local_mesh import LocalMesh
 from .mailbox import LocalMailbox, Mailbox
 from .reductions import Reduction
 from .worker_mesh import WorkerMesh
@@ -71,6 +73,8 @@ class World:
       capacity: number of worker slots over all processes: the maximum number of workers. Constant. Replicated.
       workers: the worker slots that this process carries. Local.
       devices: the device of each of this process's workers, in the order of `workers`. Local.
+      local_mesh: the mesh of devices on which a worker of this process computes, of which `devices` has the first one;
+        `None` if each worker computes on one device. Local.
       generation: number of changes of membership so far. Replicated.
       losses: the processes lost so far, in order. Replicated.
       unowned_slots: the empty slots that no connected process carries: rank 0 sends neutral values for them.
@@ -94,6 +98,7 @@ class World:
     capacity: int
     workers: range
     devices: Sequence[jax.Device]
+    local_mesh: LocalMesh | None = None
     generation = 0
     losses: tuple[Loss, ...] = ()
     unowned_slots: tuple[int, ...] = ()
@@ -161,6 +166,11 @@ class World:
         Messages have room for every slot; the content of an empty one changes no result.
         """
         return tuple(range(self.capacity))
+
+    @property
+    def targets(self) -> Sequence[jax.Device | NamedSharding]:
+        """What `jax.device_put` is given to copy a value to each of this process's workers. Local."""
+        return self.devices if self.local_mesh is None else (self.local_mesh.whole,) * len(self.devices)
 
     @property
     def size(self) -> int:

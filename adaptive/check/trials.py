@@ -16,6 +16,7 @@ import numpy as np
 from adaptive.base.arrays import numbers_of
 from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.reductions import Reduction
+from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
@@ -26,7 +27,6 @@ from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import unpack
 from adaptive.runtime.microbatches import Microbatches
-from adaptive.runtime.worker_state import copied
 
 from .dependencies import ContributionKey, Output
 from .widen import wide
@@ -157,8 +157,9 @@ class Result:
 class _Wire(LocalWorld):
     """World of one process that records a step's messages."""
 
-    def __init__(self, workers: int, device: jax.Device):
-        super().__init__(workers, device)
+    def __init__(self, workers: int, world: World):
+        super().__init__(workers, world.devices[0])
+        self.local_mesh = world.local_mesh
         self.brought: list[list[np.ndarray]] = []  # the parts of every message
 
     def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
@@ -178,13 +179,13 @@ class Bench:
     """
 
     def __init__(self, plans: Planner, engine: Engine, batch: Any, *, seed: int):
-        plan, device = plans.reference, engine.world.devices[0]
+        plan = plans.reference
         n, there = plan.graph.capacity, engine.workers.present
         leaves, tree = jax.tree.flatten(batch)
         pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)
         rows = [wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs]
         self.plan, self.batch, self.seed = plan, jax.tree.unflatten(tree, rows), seed
-        self.outputs, self._wire = outputs_of(plan), _Wire(n, device)
+        self.outputs, self._wire = outputs_of(plan), _Wire(n, engine.world)
         of = [there[w % len(there)] for w in range(n)]  # this process's workers stand in for others
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
@@ -201,11 +202,8 @@ class Bench:
 
     def run(self, start: Start, split: Split, step: int, *, batch: Any = None) -> Result:
         """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
-        trial, device = self._trial, self._wire.devices[0]
-        trial.workers.replace(
-            [[copied(leaf, device) for leaf in leaves] for leaves in start.states],
-            [[[copied(a, device) for a in s] for s in op_states] for op_states in start.op_states],
-        )
+        trial = self._trial
+        trial.workers.replace(*trial.workers.placed(start.states, start.op_states))
         sizes = [sum(microbatches) for microbatches in split]
         trial.compile(sizes, microbatches=split)  # compiles only missing kernels
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]

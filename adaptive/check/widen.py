@@ -94,6 +94,7 @@ def widened(plans: Planner) -> Planner:
         batch_of,
         capacity=graph.capacity,
         local_state=plan.local_state,
+        on_mesh=True,  # shardings, if the driver has any, were accepted before
         functions_checked=True,  # by the driver's own planner; traces here reuse the same functions
     )
     found = planner.begin(graph.examples)

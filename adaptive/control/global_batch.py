@@ -32,8 +32,8 @@ def checked_global_batch(global_batch: Any, limits: Limits) -> int:
     if number % unit:
         below = number // unit * unit
         raise BatchSizeError(
-            f"global_batch={number} is not a multiple of {unit}, which the driver's minibatches require of every "
-            f"local batch. The nearest are {below} and {below + unit}."
+            f"global_batch={number} is not a multiple of {unit}, which the driver's minibatches or its worker's "
+            f"mesh require of every local batch. The nearest are {below} and {below + unit}."
         )
     if number > limits.most:
         raise BatchSizeError(f"global_batch={number} is more than the maximum of the {n} workers, {sum(limits.upper)}.")

@@ -42,6 +42,7 @@ class Planner:
       capacity: the number of worker slots.
       local_state: state leaves (by index) that may differ between workers by design.
       ambient: the context in which to trace; by default the current one.
+      on_mesh: whether a worker computes on a mesh of devices.
       functions_checked: whether another planner has already checked what hooks and callbacks capture.
 
     Attributes:
@@ -59,12 +60,13 @@ class Planner:
         capacity: int,
         local_state: Iterable[int] = (),
         ambient: AmbientContext | None = None,
+        on_mesh: bool = False,
         functions_checked: bool = False,
     ):
         self._driver, self._state, self._batch_of = driver, state, batch_of
         self._capacity, self._local_state = capacity, frozenset(local_state)
         self._ambient = ambient or AmbientContext()
-        self._functions_checked = functions_checked
+        self._on_mesh, self._functions_checked = on_mesh, functions_checked
         self.mailboxes = PeerMailboxes()
         self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
         self._whole: tuple[str, ...] = ()
@@ -131,6 +133,7 @@ class Planner:
             capacity=capacity,
             local_state=self._local_state,
             ambient=self._ambient,
+            on_mesh=self._on_mesh,
             functions_checked=True,
         )
         others.begin(self._first.graph.examples)
@@ -163,7 +166,7 @@ class Planner:
 
     def _trace(self, examples: int) -> Expressions:
         batch = self._batch_of(examples)
-        trace_it = partial(trace, capacity=self._capacity, mailboxes=self.mailboxes)
+        trace_it = partial(trace, capacity=self._capacity, mailboxes=self.mailboxes, on_mesh=self._on_mesh)
         graph = self._ambient.run(trace_it, self._driver, self._state, batch)
         return Expressions(graph)
 

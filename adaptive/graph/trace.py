@@ -149,7 +149,15 @@ class Graph:
         return [f"metric {name}" if name else "the metric" for name in self.metric_names]
 
 
-def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes: PeerMailboxes | None = None) -> Graph:
+def trace(
+    driver: Callable,
+    state: Any,
+    batch: Any,
+    *,
+    capacity: int,
+    mailboxes: PeerMailboxes | None = None,
+    on_mesh: bool = False,
+) -> Graph:
     """Trace `driver(state, batch) -> (state, metrics)`.
 
     Args:
@@ -157,6 +165,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
       batch: pytree of arrays or shapes, all with one leading axis: the examples of a microbatch.
       capacity: the number of worker slots; shapes of gathered values depend on it.
       mailboxes: the program's mailboxes, on which the driver may publish.
+      on_mesh: whether the worker computes on a mesh, so that the driver may name shardings.
 
     Raises:
       DriverError: the driver does not return `(state, metrics)`, or changes the state's structure, shapes or dtypes,
@@ -170,7 +179,7 @@ def trace(driver: Callable, state: Any, batch: Any, *, capacity: int, mailboxes:
         raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
     new_state, metrics = shapes
     _check_state(name, state, new_state)
-    flat = _Flattener(name)
+    flat = _Flattener(name, on_mesh=on_mesh)
     invars = [Var(v.aval) for v in closed.jaxpr.invars]
     outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
     _check_none_left_out(tracing.must_stay, flat.eqns)
@@ -281,10 +290,11 @@ class _Flattener:
 
     Args:
       driver: the driver's name.
+      on_mesh: see `trace`.
     """
 
-    def __init__(self, driver: str) -> None:
-        self._driver = driver
+    def __init__(self, driver: str, *, on_mesh: bool) -> None:
+        self._driver, self._on_mesh = driver, on_mesh
         self.eqns: list[JaxprEqn] = []
         self.consts: dict[Var, Any] = {}
         self.sums: list[Sum] = []
@@ -317,7 +327,7 @@ class _Flattener:
             if eqn.primitive is source_p and self._known_source(eqn):  # a source that is read twice is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
-            _refuse_devices(eqn, eqn, source)
+            self._refuse_devices(eqn, eqn, source)
             function = called(eqn, derivatives=any(_operators_within(eqn)))
             if function is not None:
                 results = self.inline(function, operands, source, backward=in_backward)
@@ -331,7 +341,7 @@ class _Flattener:
             if within:  # a mean also reads a source that is not in the user's code
                 raise _refusal(within[0], eqn)
             for inner in nested_equations(eqn):
-                _refuse_devices(inner, eqn, source)
+                self._refuse_devices(inner, eqn, source)
             _refuse_references(eqn)
             if eqn.primitive in OPERATORS:
                 operands = [self.as_variable(a) for a in operands]
@@ -369,6 +379,15 @@ class _Flattener:
         self.consts[var] = np.asarray(atom.val, atom.aval.dtype)  # keeps its dtype if JAX's x64 setting changes
         return var
 
+    def _refuse_devices(self, eqn: JaxprEqn, outer: JaxprEqn, source: Any) -> None:
+        if most_devices(eqn) > 1 and not self._on_mesh:
+            raise DriverError(
+                f"{holder(outer)}{at(line_of(eqn.source_info) or line_of(source))} is over {most_devices(eqn)} "
+                "devices, but a driver runs on the one device of its worker: each device of a process is a worker of "
+                "its own. Write the driver for one device, without jax.pmap, jax.shard_map and shardings, and reduce "
+                "over the workers:  comm.all_reduce(x). Or make one worker of the devices:  comm.world(mesh=mesh)"
+            )
+
     def _known_source(self, eqn: JaxprEqn) -> bool:
         source: Source = eqn.params["source"]
         known = self._sources.get(source.name)
@@ -399,16 +418,6 @@ class _Flattener:
 def _is_of_backward_pass(eqn: JaxprEqn) -> bool:
     """Return whether reverse-mode differentiation has made an equation. JAX notes that in the stack of names."""
     return "transpose(jvp(" in str(eqn.source_info.name_stack)
-
-
-def _refuse_devices(eqn: JaxprEqn, outer: JaxprEqn, source: Any) -> None:
-    if most_devices(eqn) > 1:
-        raise DriverError(
-            f"{holder(outer)}{at(line_of(eqn.source_info) or line_of(source))} is over {most_devices(eqn)} devices, "
-            "but a driver runs on the one device of its worker: each device of a process is a worker of its own. Write "
-            "the driver for one device, without jax.pmap, jax.shard_map and shardings, and reduce over the workers:  "
-            "comm.all_reduce(x)"
-        )
 
 
 def _refuse_references(eqn: JaxprEqn) -> None:

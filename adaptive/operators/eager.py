@@ -83,7 +83,7 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
 def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: World) -> list[list[jax.Array]]:
     """Return the parts of a message for each worker of this process."""
     parts: list[list[jax.Array]] = []
-    for worker, device in zip(world.workers, world.devices, strict=True):
+    for worker, target in zip(world.workers, world.targets, strict=True):
         there = worker in world.members
         if there:
             sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.capacity) for v in values]
@@ -95,7 +95,7 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
                 sent = [own + row for own, row in zip(sent, rows, strict=True)]
         weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
         row = [jnp.zeros(1), *weights, *sent]
-        parts.append([jax.device_put(p, device) for p in row])
+        parts.append([jax.device_put(p, target) for p in row])
     return parts
 
 

@@ -186,19 +186,22 @@ class StateForm:
     local: frozenset[int]
 
     @staticmethod
-    def of(state: Any, local: Callable[[Any], Any] | None) -> tuple[StateForm, list[Any]]:
+    def of(state: Any, local: Callable[[Any], Any] | None, *, on_mesh: bool) -> tuple[StateForm, list[Any]]:
         """Check the initial state; return its form and its leaves as numpy or JAX arrays, without a copy
         where possible.
 
         Args:
           state: the program's argument.
           local: picks the leaves that may differ between workers; `None` picks none.
+          on_mesh: whether a worker computes on a mesh, over which leaves may be sharded.
 
         Raises:
-          DriverError: a leaf is not an array of numbers, or is sharded; or `local` does not return parts of the state.
+          DriverError: a leaf is not an array of numbers, or is sharded, but not `on_mesh`; or `local` does not return
+            parts of the state.
         """
         leaves, tree = jax.tree.flatten(state)
-        arrays = [_as_array(a, name, state) for a, name in zip(leaves, leaf_names(state, "state"), strict=True)]
+        names = leaf_names(state, "state")
+        arrays = [_as_array(a, name, state, on_mesh=on_mesh) for a, name in zip(leaves, names, strict=True)]
         shapes = [
             jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_is_weak(leaf))
             for array, leaf in zip(arrays, leaves, strict=True)
@@ -246,7 +249,9 @@ def _is_weak(leaf: Any) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
 
 
-def _as_array(leaf: Any, name: str, state: Any) -> Any:
+def _as_array(leaf: Any, name: str, state: Any, *, on_mesh: bool) -> Any:
+    if on_mesh and isinstance(leaf, jax.Array):
+        return leaf  # `runtime/placement.py` checks over which mesh it is sharded
     try:
         check_not_sharded(leaf)
     except NotAnArrayError as error:

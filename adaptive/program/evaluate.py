@@ -230,7 +230,8 @@ def _gathered(
             part.add(value, count)
 
     for local, start, stop in _shares(len(data), batch, world, members):
-        rows = jax.device_put(data.rows(np.arange(start, stop)), world.devices[local])
+        target = world.targets[local] if world.local_mesh is None else world.local_mesh.of_batch(stop - start)
+        rows = jax.device_put(data.rows(np.arange(start, stop)), target)
         under_way.append((stop - start, jax.tree.leaves(call(states[local], rows), is_leaf=is_metric)))
         if len(under_way) > _AHEAD * len(states):
             take_in()

@@ -39,7 +39,8 @@ def first_plan(
     Raises:
       DriverError: the driver is invalid, or its batches cannot be split, and an option bounds microbatches.
     """
-    multiple, microbatch = 1, options.microbatch
+    multiple = 1 if world.local_mesh is None else world.local_mesh.granule
+    microbatch = options.microbatch
     while True:
         limits = _limits(data, world.capacity, None if options.is_auto else options.max_local_batch, multiple)
         sizes = BatchSizes(options.global_batch, options.shares, limits, members=members)
@@ -85,7 +86,7 @@ def _limits(data: Data, workers: int, max_local_batch: int | Sequence[int] | Non
         if most < multiple:
             raise BatchSizeError(
                 f"worker {worker} can have at most {most} examples (max_local_batch, or the size of the data), but the "
-                f"driver's minibatches need multiples of {multiple}."
+                f"driver's minibatches or its worker's mesh need multiples of {multiple}."
             )
     upper = tuple(most // multiple * multiple for most in there)
     return Limits((multiple,) * workers, upper, multiple=multiple, examples=examples)

@@ -146,7 +146,7 @@ class ProgramParts:
         options = options.checked()
         roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
         self.data, self.seed = open_data(data, world.capacity, world.workers, world), options.seed
-        self.form, leaves = StateForm.of(made_by(state), options.per_worker_state)
+        self.form, leaves = StateForm.of(made_by(state), options.per_worker_state, on_mesh=world.local_mesh is not None)
         on_device = world.devices[0].platform != "cpu"
         self.stream = Stream(self.data, seed=self.seed, workers=world.workers, beside=on_device)
         planner = Planner(
@@ -154,9 +154,12 @@ class ProgramParts:
             capacity=world.capacity,
             local_state=self.form.local,
             ambient=ambient,
+            on_mesh=world.local_mesh is not None,
         )
         self.sizes, self.plan = first_plan(planner, self.data, world, roster.members, options)
         settings = {"batch sizes": self.sizes.current, **options.settings}
+        if world.local_mesh is not None:
+            settings["mesh"] = repr(world.local_mesh)
         whole = partial(plan_for_capacity, planner, self.sizes.limits, options.global_batch, options.microbatch)
         self.build_digests = check_alike(world, name, self.form, leaves, self.data, self.plan, settings, whole)
         built_in(world)

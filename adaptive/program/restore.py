@@ -27,7 +27,7 @@ from adaptive.control.build_agreement import compare_across_processes, digest_of
 from adaptive.control.hooks import Hooks
 from adaptive.data.stream import Stream
 from adaptive.disk.lock import run_of
-from adaptive.runtime.worker_state import OpStates, States, copied
+from adaptive.runtime.worker_state import OpStates, States
 
 from .checkpoint import HALF_OF_RUN_ID, VERSION, ProgramLeaf, host_copy, leaves_of_hooks, leaves_of_program, matched
 from .checkpoints import Checkpoints, FoundCheckpoint, NoneThereError, newest_readable, path_of
@@ -263,15 +263,14 @@ def _as_leaf(array: np.ndarray, like: Any) -> Any:
 def _placed(
     p: ProgramParts, leaves: Mapping[Name, ProgramLeaf], arrays: Mapping[Name, np.ndarray]
 ) -> tuple[States, OpStates]:
-    """Return state and operator states on the device of each worker of this process."""
+    """Return state and operator states, where each worker of this process has them now."""
     states, op_states = [], []
-    each = zip(p.world.workers, p.world.devices, p.engine.states, p.engine.op_states, strict=True)
-    for worker, device, old, old_op_states in each:
+    for worker, old, old_op_states in zip(p.world.workers, p.engine.states, p.engine.op_states, strict=True):
         rows = (array[worker] if leaves[name].local else array for name, array in arrays.items())
-        states.append([_on_device(next(rows), device, like) for like in old])
-        op_states.append([[_on_device(next(rows), device, like) for like in likes] for likes in old_op_states])
-    return states, op_states
+        states.append([_with_keys(next(rows), like) for like in old])
+        op_states.append([[_with_keys(next(rows), like) for like in likes] for likes in old_op_states])
+    return p.engine.workers.placed(states, op_states)
 
 
-def _on_device(value: np.ndarray, device: jax.Device, like: jax.Array) -> jax.Array:
-    return copied(_as_leaf(value, like) if is_key(like) else np.asarray(value), device)
+def _with_keys(value: np.ndarray, like: jax.Array) -> Any:
+    return _as_leaf(value, like) if is_key(like) else np.asarray(value)

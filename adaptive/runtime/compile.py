@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from adaptive.base.ambient import current_settings, without_debug_checks
 from adaptive.base.thread_status import thread_status
@@ -17,19 +18,27 @@ from .cache import one_compiles
 
 @thread_status("compiling", compiles=True)
 def compile_segment(
-    function: Callable, shapes: Any, device: jax.Device, *, name: str = "segment", donate: int = 0
+    function: Callable,
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    device: jax.Device,
+    *,
+    name: str = "segment",
+    donate: int = 0,
+    results: Sequence[Sharding] | None = None,
 ) -> Callable:
-    """Compile a function ahead of time for one device, and return the program.
+    """Compile a function ahead of time for the device or the mesh of one worker, and return the program.
 
     Args:
-      function: a function of pytrees of arrays. Its `__name__` is set.
-      shapes: shapes of its arguments.
+      function: a function of arrays. Its `__name__` is set.
+      shapes: shapes of its arguments, with their shardings over a mesh; without, they are on the device.
+      device: the device, or the first one of the mesh.
       name: the name in profiles, after "jit_".
       donate: the number of arguments, from the first on, whose memory may be reused for results.
+      results: the shardings of its results over a mesh.
     """
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    placed = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
-    lowered = _lower(function, placed, name, tuple(range(donate)))
+    alone = SingleDeviceSharding(device)
+    placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=s.sharding or alone) for s in shapes]
+    lowered = _lower(function, placed, name, tuple(range(donate)), results)
     with one_compiles(name):
         return lowered.compile(compiler_options=compiler_options(device))
 
@@ -61,10 +70,13 @@ def compiler_options(device: jax.Device) -> dict[str, str | bool] | None:
     return {"xla_gpu_shard_autotuning": False} if device.platform == "gpu" and jax.process_count() > 1 else None
 
 
-def _lower(function: Callable, shapes: Any, name: str, donate: tuple[int, ...]) -> jax.stages.Lowered:
+def _lower(
+    function: Callable, shapes: Any, name: str, donate: tuple[int, ...], results: Sequence[Sharding] | None = None
+) -> jax.stages.Lowered:
     function.__name__ = name  # of the program; not by a wrapper, because JAX traces a function once for all devices
     # Unused arguments are kept: each segment is given all that it is said to read.
-    return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes)
+    to = None if results is None else list(results)
+    return jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=to).lower(*shapes)
 
 
 @thread_status("compiling", compiles=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from adaptive.base.arrays import numbers_of
 
@@ -21,8 +22,8 @@ class Constants:
     def __init__(self) -> None:
         self._copies: weakref.WeakValueDictionary[tuple, jax.Array] = weakref.WeakValueDictionary()
 
-    def on(self, device: jax.Device, value: Any) -> jax.Array:
-        """Return a copy of `value` on a device, in memory that is never modified."""
+    def on(self, device: jax.Device | Sharding, value: Any) -> jax.Array:
+        """Return a copy of `value` on a device, or on all of a mesh, in memory that is never modified."""
         if isinstance(value, jax.Array):
             content = numbers_of(value)
         else:

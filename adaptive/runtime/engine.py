@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, Activity
-from adaptive.base.channel import Arrived, PartSpec, SentMessage
+from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.cores import n_cores
 from adaptive.base.revision import Revision
 from adaptive.base.world import World, retry_on_members_changed
@@ -29,6 +29,7 @@ from .microbatches import Microbatches
 from .neutral import NeutralContributions
 from .out_of_memory import check_memory
 from .outcome import Outcome
+from .placement import placements_of
 from .programs import Programs
 from .segment import microbatch_functions
 from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan, bytes_per_execution
@@ -74,9 +75,10 @@ class Engine:
         # A noise scale needs at least two groups of examples; a single worker splits its batch into two.
         compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
         self.min_microbatches = 2 if world.capacity == 1 and compares_groups else 1
+        placements = placements_of(world, plan, steps.layouts, state)
         self.kernels = Kernels(
             lambda examples: microbatch_functions(plans(examples), feed, elements),  # holds no engine
-            world.devices,
+            placements,
             splittable=plan.splittable,
             min_microbatches=self.min_microbatches,
             microbatch_bytes=bytes_per_execution(plan, steps.layouts),
@@ -84,18 +86,19 @@ class Engine:
             name=steps.label,
             revision=revision,
         )
-        self.workers = WorkerState(plan, state, world, revision)
+        self.workers = WorkerState(plan, state, placements, revision)
         ctx = self.context = StepContext(
             step_plan=steps,
             world=world,
             workers=self.workers,
             kernels=self.kernels,
             programs=Programs(
-                *(plan, steps.feed, steps.layouts, world.devices, self.kernels.compiled.constants), label=steps.label
+                *(plan, steps.feed, steps.layouts, placements, self.kernels.compiled.constants), label=steps.label
             ),
-            neutral=NeutralContributions(plan, steps.layouts, world),
+            placements=placements,
+            neutral=NeutralContributions(plan, steps.layouts, world, placements),
             channels=[
-                world.channel([PartSpec(p.shape, p.dtype, p.op) for p in layout.parts], layout.status, (name, number))
+                world.channel(placements[0].specs(number, layout), layout.status, (name, number))
                 for number, layout in enumerate(steps.layouts)
             ],
             status=status,
@@ -248,7 +251,8 @@ class Engine:
     def exchange_status(self, about: str, more: str) -> None:
         """Exchange the status in a separate message. Communicates."""
         status = self.context.status
-        parts = [[jax.device_put(np.zeros(status.length, np.float32), d)] for d in self.world.devices]
+        zeros = np.zeros(status.length, np.float32)
+        parts = [[jax.device_put(zeros, target)] for target in self.world.targets]
 
         def exchange() -> Arrived:
             own = status.encode().astype(np.float32)  # again after a loss: it depends on the number of processes

@@ -48,7 +48,7 @@ class FiniteCheck:
     """The check of one message.
 
     Args:
-      platform: the platform of the receiving devices. On CPUs numpy reads the message without a copy.
+      platform: the platform of the receiving device, or "mesh". On a CPU numpy reads the message without a copy.
     """
 
     def __init__(self, layout: Layout, platform: str):

@@ -72,7 +72,7 @@ def mesh_for(world: World) -> WorkerMesh | None:
     if world.capacity > 1:
         return world.worker_mesh()
     device = world.devices[0]
-    return None if device.platform == "cpu" else LoneMesh(device)
+    return None if device.platform == "cpu" or world.local_mesh is not None else LoneMesh(device)
 
 
 class FusedStep:

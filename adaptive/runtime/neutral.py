@@ -16,14 +16,16 @@ from adaptive.base.world import World
 from adaptive.graph.plan import Contribution, Plan
 
 from .message import Entry, Layout
+from .placement import Placement
+from .segment import Address
 
 
 class NeutralContributions:
     """Parts of messages and outputs of kernels for workers without examples. Created on first use, and kept."""
 
-    def __init__(self, plan: Plan, layouts: Sequence[Layout], world: World):
+    def __init__(self, plan: Plan, layouts: Sequence[Layout], world: World, placements: Sequence[Placement]):
         self._plan, self._layouts, self._world = plan, layouts, world
-        self._devices, self._first = world.devices, world.workers.start
+        self._placements, self._first = placements, world.workers.start
         self._gaps: dict[tuple[int, tuple[int, ...]], dict[int, np.ndarray]] = {}
         self._parts: dict[tuple[int, int], list[jax.Array]] = {}
         self._outputs: dict[tuple[int, int], list[jax.Array]] = {}
@@ -31,9 +33,12 @@ class NeutralContributions:
     def parts(self, level: int, local_index: int) -> list[jax.Array]:
         """Return one worker's parts of all messages of a level, on its device."""
         if (level, local_index) not in self._parts:
-            sent = [self._layouts[number] for number in self._plan.sent_at(level)]
-            host = [part for layout in sent for part in neutral_parts(layout, self._first + local_index)]
-            self._parts[level, local_index] = jax.device_put(host, self._devices[local_index])
+            host = {
+                ("part", number, j): part
+                for number in self._plan.sent_at(level)
+                for j, part in enumerate(neutral_parts(self._layouts[number], self._first + local_index))
+            }
+            self._parts[level, local_index] = self._put(host, local_index)
         return self._parts[level, local_index]
 
     def with_gaps(self, number: int, parts: Sequence[Parts]) -> Sequence[Parts]:
@@ -52,7 +57,7 @@ class NeutralContributions:
         for part, indices in self._gaps[number, slots].items():
             host = np.array(first[part])
             host.reshape(-1)[indices] = np.nan
-            first[part] = jax.device_put(host, self._devices[0])
+            (first[part],) = self._put({("part", number, part): host}, 0)
         return [first, *parts[1:]]
 
     def prepare(self) -> None:
@@ -63,9 +68,14 @@ class NeutralContributions:
     def outputs(self, level: int, local_index: int) -> list[jax.Array]:
         """Return zeros in place of a kernel's outputs. Results computed from them are discarded."""
         if (level, local_index) not in self._outputs:
-            values = [np.zeros(a.aval.shape, a.aval.dtype) for a in self._plan.microbatches[level].outputs]
-            self._outputs[level, local_index] = jax.device_put(values, self._devices[local_index])
+            kept = enumerate(self._plan.microbatches[level].outputs)
+            host = {("microbatch", level, i): np.zeros(a.aval.shape, a.aval.dtype) for i, a in kept}
+            self._outputs[level, local_index] = self._put(host, local_index)
         return self._outputs[level, local_index]
+
+    def _put(self, host: dict[Address, np.ndarray], local_index: int) -> list[jax.Array]:
+        sharding = self._placements[local_index].sharding
+        return jax.device_put(list(host.values()), [sharding(address, x.shape) for address, x in host.items()])
 
 
 def _gaps(layout: Layout, slots: Sequence[int]) -> dict[int, np.ndarray]:

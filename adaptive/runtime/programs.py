@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -15,22 +15,15 @@ from adaptive.graph.plan import Plan
 from .compile import compile_segment
 from .constants import Constants
 from .kernels.memory_bound import ran_out_of_memory
-from .message import Layout, accumulate
-from .segment import Feed, SegmentFunction, segment_function
+from .message import Layout, Part, accumulate
+from .placement import Placement
+from .segment import Address, Feed, SegmentFunction, segment_function
 
 Segment = tuple[str, int]  # kind and level
 _COMPILED = (
     "Memory ran out while XLA compiled a part of the step that does not depend on the batch size, such as the update "
     "of the state. It needs less memory with an optimizer that holds less, or on a device with more."
 )
-
-
-class _Compilable(NamedTuple):
-    """A function to be compiled for each device: see `SegmentFunction`."""
-
-    function: Callable[..., Any]
-    shapes: tuple[Any, ...]
-    donated: int = 0
 
 
 class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
@@ -41,7 +34,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
 
     Args:
       label: prefix of the programs' names.
-      devices: one per worker of this process.
+      placements: where each worker of this process computes.
       constants: copies arrays to devices.
 
     Attributes:
@@ -54,21 +47,23 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         plan: Plan,
         feed: Feed,
         layouts: Sequence[Layout],
-        devices: Sequence[jax.Device],
+        placements: Sequence[Placement],
         constants: Constants,
         *,
         label: str,
     ):
         super().__init__()
         self._plan, self._layouts = plan, layouts
-        self._devices, self._label = devices, label
+        self._placements, self._label = placements, label
         # Each function is created once, so that JAX traces it once for all devices.
         self.segments: dict[Segment, SegmentFunction] = {
             **{("prologue", level): segment_function(plan, s, feed, layouts) for level, s in plan.prologues.items()},
             ("final", 0): segment_function(plan, plan.final, feed, layouts),
         }
         self.consts = {
-            which: [{address: constants.on(device, x) for address, x in call.consts.items()} for device in devices]
+            which: [
+                {address: constants.on(place.target, x) for address, x in call.consts.items()} for place in placements
+            ]
             for which, call in self.segments.items()
         }
         self._sums = self._sum_programs()
@@ -76,12 +71,9 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
 
     def jobs(self) -> list[Callable[[], None]]:
         """Return jobs that compile the programs of every step; an empty list if they are compiled."""
-        if ("final", 0, len(self._devices) - 1) in self:
+        if ("final", 0, len(self._placements) - 1) in self:
             return []
-        programs = {
-            which: _Compilable(segment.run, segment.shapes, segment.donated) for which, segment in self.segments.items()
-        }
-        return [partial(self._compile, *which, program) for which, program in programs.items()]
+        return [partial(self._compile, *which, program) for which, program in self.segments.items()]
 
     def missing(self, *, with_sums: bool) -> int:
         """Return the number of programs to compile before a first step.
@@ -90,7 +82,7 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
           with_sums: whether the step runs several microbatches.
         """
         once = 0 if self else len(self._plan.prologues) + 1 + with_sums * len(self._sums)
-        return once * len(self._devices)
+        return once * len(self._placements)
 
     def of(self, local_index: int) -> list[Callable[..., Any]]:
         """Return the compiled programs of one worker."""
@@ -102,18 +94,23 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
             for (kind, level), program in self._sums.items():
                 self._compile(kind, level, program)
 
-    def _compile(self, kind: str, level: int, program: _Compilable) -> None:
+    def _compile(self, kind: str, level: int, program: SegmentFunction) -> None:
         name = self._label + (kind if kind == "final" else f"{kind}_{level}")
-        for local_index, device in enumerate(self._devices):
+        for local_index, placement in enumerate(self._placements):
             if (kind, level, local_index) in self:
                 continue
-            first = self._devices.index(device)  # the first worker on this device, whose program the others share
+            first = self._placements.index(placement)  # the first worker there, whose program the others share
             if first < local_index:
                 self[kind, level, local_index] = self[kind, level, first]
                 continue
             try:
                 self[kind, level, local_index] = compile_segment(
-                    program.function, program.shapes, device, name=name, donate=program.donated
+                    program.run,
+                    placement.arguments(program),
+                    placement.device,
+                    name=name,
+                    donate=program.donated,
+                    results=placement.results(program),
                 )
             except jax.errors.JaxRuntimeError as error:
                 if ran_out_of_memory(error):  # compilers of accelerators allocate memory to try programs out
@@ -126,14 +123,25 @@ class Programs(dict[tuple[str, int, int], Callable[..., Any]]):
         self.compile_sums()
         return self[key]
 
-    def _sum_programs(self) -> dict[Segment, _Compilable]:
+    def _sum_programs(self) -> dict[Segment, SegmentFunction]:
         found = {}
         for level in self._plan.microbatches:
-            sent = [part for number in self._plan.sent_at(level) for part in self._layouts[number].parts]
+            sent: dict[Address, Part] = {
+                ("part", number, j): part
+                for number in self._plan.sent_at(level)
+                for j, part in enumerate(self._layouts[number].parts)
+            }
             if sent:
-                parts = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent]
-                added = _adder([p.op for p in sent])
-                found["add", level] = _Compilable(added, (*parts, *parts), len(parts))
+                parts, addresses = list(sent.values()), tuple(sent)
+                shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts]
+                found["add", level] = SegmentFunction(
+                    _adder([p.op for p in parts]),
+                    (*addresses, *addresses),
+                    (*shapes, *shapes),
+                    addresses,
+                    len(parts),
+                    result_shapes=tuple(p.shape for p in parts),
+                )
         return found
 
 

@@ -231,7 +231,7 @@ class _WorkerPlaces:
     def __init__(self, ctx: StepContext, local_index: int, microbatches: Microbatches, reading: Reading, batch: Any):
         self._ctx, self._steps, self._plan = ctx, ctx.step_plan, ctx.step_plan.plan
         self._local_index, self.microbatches = local_index, microbatches
-        self._device = ctx.world.devices[local_index]
+        self._target = ctx.placements[local_index].target
         self.present = local_index in ctx.workers.present
         self.values: Values = ctx.workers.values[local_index]
         self.places: dict[Address, int] = dict(ctx.workers.places)
@@ -289,7 +289,7 @@ class _WorkerPlaces:
             start += size
 
     def _put_vectors(self, host: Sequence[np.ndarray], places: dict[Address, int], replaced: dict[str, Any]) -> None:
-        device = jax.device_put(list(host), self._device)
+        device = jax.device_put(list(host), self._target)
         self._fixed(dict(zip((FLOATS, INTS), device, strict=True)), places)
         self.fed.append(Fed(self._local_index, self.values, places[FLOATS], host, device, replaced))
 

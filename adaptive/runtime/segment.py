@@ -108,6 +108,7 @@ class SegmentFunction(NamedTuple):
       shapes: those of its arguments.
       donated: the number of arguments, from the first on, whose memory results may take.
       consts: the arrays of the driver's closure that it reads, by address.
+      result_shapes: those of its results; needed where a worker is a mesh.
     """
 
     run: Callable[..., list[Any]]
@@ -116,6 +117,7 @@ class SegmentFunction(NamedTuple):
     results: tuple[Address, ...]
     donated: int = 0
     consts: Mapping[Address, Any] = MappingProxyType({})
+    result_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 def segment_function(
@@ -177,7 +179,10 @@ def segment_function(
             out += pack(layout, contributed, weights, worker=ints[0], first=floats[0])
         return out
 
-    return SegmentFunction(run, arguments, tuple(shapes.values()), results, donated, consts_of(plan, segment))
+    result_shapes = [a.aval.shape for a in outputs] + [part.shape for number in sent for part in layouts[number].parts]
+    return SegmentFunction(
+        *(run, arguments, tuple(shapes.values()), results, donated, consts_of(plan, segment)), tuple(result_shapes)
+    )
 
 
 def microbatch_functions(plan: Plan, feed: Feed, status: int) -> dict[int, SegmentFunction]:

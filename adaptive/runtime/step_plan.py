@@ -23,6 +23,7 @@ from .finite import FiniteCheck
 from .kernels import Kernels
 from .message import Layout, lay_out_all
 from .neutral import NeutralContributions
+from .placement import Placement
 from .programs import Programs
 from .segment import Feed
 from .worker_state import WorkerState
@@ -82,7 +83,7 @@ class StepPlan:
         self.label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"
         self.feed = Feed.of(plan)
         self.layouts = lay_out_all(plan.messages, capacity=world.capacity, status=status)
-        platform = world.devices[0].platform
+        platform = world.devices[0].platform if world.local_mesh is None else "mesh"
         self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
         self.part_slices = part_slices(plan, self.layouts)
         of_hooks = [len(hook.values) for hook in plan.hooks]
@@ -101,6 +102,7 @@ class StepContext:
     """The parts that run the steps of one plan, shared by the engine and all forms of steps.
 
     Attributes:
+      placements: where each worker of this process computes.
       neutral: contributions of workers without examples.
       channels: one for each message.
       waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
@@ -112,6 +114,7 @@ class StepContext:
     workers: WorkerState
     kernels: Kernels
     programs: Programs
+    placements: Sequence[Placement]
     neutral: NeutralContributions
     channels: list[Channel]
     status: StatusLike

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from adaptive.base.arrays import is_key, numbers_of
+from adaptive.base.local_mesh import DeviceParts
 from adaptive.base.revision import Revision
-from adaptive.base.world import World
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 
 from .memory import memory_of
+from .placement import Placement
 from .segment import Address, final_results
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class WorkerState:
     Args:
       state: leaves of the initial state, on the host or any device. Copied, and removed from the list one by one, so
         that memory to which nothing else refers is freed in between.
+      placements: where each worker of this process computes.
 
     Attributes:
       present: local indices of the workers that are members.
@@ -44,16 +48,16 @@ class WorkerState:
       revision: incremented when the members change.
     """
 
-    def __init__(self, plan: Plan, state: list[Any], world: World, revision: Revision | None = None):
-        self._plan, self._world, self.revision = plan, world, revision or Revision()
-        self._initial = {i: copied(state[i], world.devices[0]) for i in plan.local_state}
+    def __init__(self, plan: Plan, state: list[Any], placements: Sequence[Placement], revision: Revision | None = None):
+        self._plan, self._placements, self.revision = plan, placements, revision or Revision()
+        self._initial = {i: self._copied(state[i], ("state", i, 0), 0) for i in plan.local_state}
         of_state = [("state", i, 0) for i in range(len(state))]
         replaced = [a for a in final_results(plan) if a[0] in ("state", "op_state")]
         self.places: dict[Address, int] = {a: n for n, a in enumerate(dict.fromkeys((*replaced, *of_state)))}
-        self.values: list[list[Any]] = [[None] * len(self.places) for _ in world.devices]
+        self.values: list[list[Any]] = [[None] * len(self.places) for _ in placements]
         for address in of_state:
             leaf = state.pop(0)
-            copies = jax.block_until_ready([copied(leaf, device) for device in world.devices])
+            copies = jax.block_until_ready([self._copied(leaf, address, i) for i in range(len(placements))])
             for values, copy in zip(self.values, copies, strict=True):
                 values[self.places[address]] = copy
             del leaf, copies, copy
@@ -61,14 +65,21 @@ class WorkerState:
         self._of_op_states = [
             [self.places["op_state", k, leaf] for leaf in range(len(s.init))] for k, s in enumerate(plan.op_states)
         ]
-        for values, device in zip(self.values, world.devices, strict=True):
-            self._set_op_states(values, [[copied(a, device) for a in s.init] for s in plan.op_states])
+        for i, values in enumerate(self.values):
+            self._set_op_states(values, [self._initial_op_state(k, i) for k in range(len(plan.op_states))])
         shared = [("state", i, 0) for i in range(len(of_state)) if i not in plan.local_state]
         shared += [a for a in self.places if a[0] == "op_state" and plan.op_states[a[1]].scope == Scope.ALL]
-        self._shared = [self.places[address] for address in shared]  # of replicated leaves: state, then operator states
+        self._shared = {address: self.places[address] for address in shared}  # of replicated leaves, in this order
         self.held_by: FusedStep | None = None
-        self.present = list(range(len(world.devices)))
+        self.present = list(range(len(placements)))
         self.committed: list[jax.Array] = []
+
+    def _copied(self, value: Any, address: Address, local_index: int) -> jax.Array:
+        return copied(value, self._placements[local_index].sharding(address, np.shape(value)))
+
+    def _initial_op_state(self, k: int, local_index: int) -> list[jax.Array]:
+        init = self._plan.op_states[k].init
+        return [self._copied(value, ("op_state", k, leaf), local_index) for leaf, value in enumerate(init)]
 
     def _set_op_states(self, values: list[Any], op_states: Sequence[Sequence[Any]]) -> None:
         for places, leaves in zip(self._of_op_states, op_states, strict=True):
@@ -100,6 +111,25 @@ class WorkerState:
         """Return the initial value of leaf `i` of the state, which is local."""
         return self._initial[i]
 
+    def placed(self, states: Sequence[Sequence[Any]], op_states: Sequence[Sequence[Sequence[Any]]]) -> Any:
+        """Return copies of another state and operator states, where each worker computes, for `replace`.
+
+        Args:
+          states, op_states: arrays of this process's workers, on the host or any device.
+        """
+        copies = [
+            [self._copied(leaf, ("state", i, 0), worker) for i, leaf in enumerate(state)]
+            for worker, state in enumerate(states)
+        ]
+        of_operators = [
+            [
+                [self._copied(leaf, ("op_state", k, n), worker) for n, leaf in enumerate(leaves)]
+                for k, leaves in enumerate(of_worker)
+            ]
+            for worker, of_worker in enumerate(op_states)
+        ]
+        return copies, of_operators
+
     def replace(self, states: States, op_states: OpStates) -> None:
         """Continue from another state, of the workers in `present`."""
         if self.held_by is not None:
@@ -127,22 +157,22 @@ class WorkerState:
         Args:
           replicated: in the order of `_replicated`. Copied, except the worker's own arrays.
         """
-        plan, device, values = self._plan, self._world.devices[local_index], self.fetch()[local_index]
-        for place, value in zip(self._shared, replicated, strict=True):
+        plan, values = self._plan, self.fetch()[local_index]
+        for (address, place), value in zip(self._shared.items(), replicated, strict=True):
             if value is not values[place]:
-                values[place] = copied(value, device)
+                values[place] = self._copied(value, address, local_index)
         for i in plan.local_state:
-            values[self._of_state[i]] = copied(self._initial[i], device)
-        for places, op_state in zip(self._of_op_states, plan.op_states, strict=True):
+            values[self._of_state[i]] = self._copied(self._initial[i], ("state", i, 0), local_index)
+        for k, (places, op_state) in enumerate(zip(self._of_op_states, plan.op_states, strict=True)):
             if op_state.scope != Scope.ALL:
-                for place, initial in zip(places, op_state.init, strict=True):
-                    values[place] = copied(initial, device)
+                for place, initial in zip(places, self._initial_op_state(k, local_index), strict=True):
+                    values[place] = initial
 
     def set_op_state(self, number: int, value: np.ndarray) -> None:
         """Set a replicated operator state of one leaf, on all workers."""
         (place,) = self._of_op_states[number]
-        for values, device in zip(self.fetch(), self._world.devices, strict=True):
-            values[place] = copied(value, device)
+        for i, values in enumerate(self.fetch()):
+            values[place] = self._copied(value, ("op_state", number, 0), i)
 
     def op_state(self, number: int) -> np.ndarray:
         """Return the value of a replicated operator state of one leaf. Waits for the last step."""
@@ -154,15 +184,17 @@ class WorkerState:
     def _replicated(self) -> list[jax.Array]:
         """Return the replicated leaves, of the state and then of operator states."""
         values = self.fetch()[self.some_present]
-        return [values[place] for place in self._shared]
+        return [values[place] for place in self._shared.values()]
 
     def export(self) -> list[np.ndarray]:
-        """Return the replicated leaves as contiguous arrays, for `adopt` on a joining process."""
-        return [np.asarray(numbers_of(leaf), order="C") for leaf in self._replicated()]
+        """Return the replicated leaves, or the parts of sharded ones, as contiguous arrays, for `adopt` on a joining
+        process.
+        """
+        return [np.asarray(numbers_of(part), order="C") for leaf in self._replicated() for part in _parts_of(leaf)]
 
     def receive_buffers(self) -> list[np.ndarray]:
         """Return receive buffers for the arrays of `export`; they share the leaves' memory if possible."""
-        return [memory_of(leaf) for leaf in self._replicated()]
+        return [room for leaf in self._replicated() for room in _rooms_for(leaf)]
 
     def adopt(self, arrays: Sequence[np.ndarray]) -> None:
         """Set the replicated leaves of this process's workers to another process's `export`, and reset local leaves.
@@ -170,21 +202,43 @@ class WorkerState:
         Args:
           arrays: the exported arrays; may be the `receive_buffers`.
         """
-        values = [_as_leaf(array, leaf) for array, leaf in zip(arrays, self._replicated(), strict=True)]
-        for local_index in range(len(self._world.devices)):
+        rest = iter(arrays)
+        values = [_as_leaf(rest, leaf) for leaf in self._replicated()]
+        for local_index in range(len(self._placements)):
             self._reset(local_index, values)
 
 
-def _as_leaf(array: np.ndarray, leaf: jax.Array) -> Any:
-    """Return a received array as a leaf: the old leaf itself, if the array shares its memory."""
+def _shards_of(leaf: jax.Array) -> DeviceParts | None:
+    """Return what a leaf consists of if it is sharded."""
+    return None if leaf.is_fully_replicated or is_key(leaf) else DeviceParts(leaf.shape, leaf.sharding)
+
+
+def _parts_of(leaf: jax.Array) -> list[jax.Array]:
+    shards = _shards_of(leaf)
+    return [leaf] if shards is None else shards.of(leaf)
+
+
+def _rooms_for(leaf: jax.Array) -> list[np.ndarray]:
+    """Return arrays into which the parts of a leaf can be received."""
+    if len(leaf.sharding.device_set) == 1:
+        return [memory_of(leaf)]
+    return [np.empty_like(numbers_of(part), order="C") for part in _parts_of(leaf)]
+
+
+def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
+    """Return received arrays as a leaf: the old leaf itself, if an array shares its memory."""
+    shards = _shards_of(leaf)
+    if shards is not None:
+        return shards.joined(list(islice(arrays, len(shards.shapes))))
+    array = next(arrays)
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return leaf if np.may_share_memory(array, np.asarray(leaf)) else array
 
 
-def copied(value: Any, device: jax.Device) -> jax.Array:
-    """Copy an array to new memory on a device.
+def copied(value: Any, to: jax.Device | Sharding) -> jax.Array:
+    """Copy an array to new memory on a device, or over a mesh.
 
     `device_put` may share the memory of a numpy array even with `may_alias=False`, so numpy arrays are copied first.
     """
-    return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, device, may_alias=False)
+    return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, to, may_alias=False)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from warnings import warn
 
 import jax
+from jax.sharding import Mesh
 
-from adaptive import WorkerCountError
+from adaptive import CollectiveError, WorkerCountError
 from adaptive.base.launcher import launcher, tasks_not_started
 from adaptive.base.worker_slots import number_of_workers
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 def world(
     devices: Sequence[jax.Device] | None = None,
     *,
+    mesh: Mesh | None = None,
+    batch_axes: str | Sequence[str] | None = None,
     workers: int | None = None,
     min_workers: int = 1,
     max_workers: int | None = None,
@@ -45,6 +48,10 @@ def world(
 
     Args:
       devices: the devices of this process, with one worker each. By default all of them; under MPI, one per rank.
+      mesh: this process's devices as a mesh, with axes of type `Auto`. They are then one worker, whose state may be
+        sharded over them; gradients are reduced between workers shard by shard. All workers have meshes of one shape.
+      batch_axes: the axes of `mesh` over which a worker's examples are split; by default the first one. Sizes of
+        batches are multiples of the number of parts.
       workers: number of workers at the start; the others are in reserve until a hook requests them by
         `rescale(workers=…)`. By default all.
       min_workers: the least number of workers: hooks cannot request fewer, and with fewer left all processes stop.
@@ -64,7 +71,8 @@ def world(
       `barrier()`. Inside its block, collectives that are called outside a program use it.
 
     Raises:
-      CollectiveError: `hang_timeout` is not a number of seconds.
+      CollectiveError: `hang_timeout` is not a number of seconds; or `mesh` cannot be a worker's: it has devices of
+        other processes, or axes of other types, or is given beside `devices` or under `jax.distributed`.
       LaunchError: the process was started by a launcher of MPI programs, but MPI cannot be loaded or belongs to another
         launcher; or `lost` is "continue", and this MPI does not support it.
       WorkerCountError: a number of workers is not possible, or this world's workers neither join nor leave.
@@ -76,6 +84,7 @@ def world(
       SoloWorld(1 worker on cpu:0)
     """
     check_hang_timeout(hang_timeout)
+    _check_mesh(mesh, batch_axes, devices)
     if _joined_by_jax():
         _check_fixed_processes(max_workers=max_workers, respawn=respawn, lost=lost)
         from .jax_world import JaxWorld
@@ -92,6 +101,8 @@ def world(
 
         return MPIWorld(
             devices=devices,
+            mesh=mesh,
+            batch_axes=batch_axes,
             workers=workers,
             min_workers=min_workers,
             max_workers=max_workers,
@@ -102,14 +113,31 @@ def world(
     if tasks := tasks_not_started():
         warn(works_alone(tasks), LaunchWarning, stacklevel=2)
     found = jax.local_devices() if devices is None else devices
-    if len(found) != 1:
+    if len(found) != 1 and mesh is None:
         from .devices import DeviceWorld
 
         return DeviceWorld(found, workers=workers, min_workers=min_workers, respawn=respawn)
     from .solo import SoloWorld
 
     _check_fixed(1, workers, min_workers)
-    return SoloWorld(found[0])
+    return SoloWorld(mesh=mesh, batch_axes=batch_axes) if mesh is not None else SoloWorld(found[0])
+
+
+def _check_mesh(
+    mesh: Mesh | None, batch_axes: str | Sequence[str] | None, devices: Sequence[jax.Device] | None
+) -> None:
+    """Raise if the arguments contradict each other, or processes are joined by `jax.distributed`."""
+    if mesh is None:
+        if batch_axes is not None:
+            raise CollectiveError(f"batch_axes={batch_axes!r} without mesh=: they are axes of a worker's mesh.")
+        return
+    if devices is not None:
+        raise CollectiveError("devices= and mesh= exclude each other: a mesh names the devices of its worker.")
+    if _joined_by_jax():
+        raise CollectiveError(
+            "mesh= is not available under jax.distributed, where each device is a worker. Start the job under MPI "
+            "(`adaptive run`, mpirun) without jax.distributed.initialize(): then each process is a worker."
+        )
 
 
 def _joined_by_jax() -> bool:

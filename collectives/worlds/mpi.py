@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import jax
+from jax.sharding import Mesh
 
 from adaptive import WorkerError
 from adaptive.base.channel import PartSpec
 from adaptive.base.cores import allowed_cpus, chosen_threads
 from adaptive.base.launcher import launcher
+from adaptive.base.local_mesh import LocalMesh
 from adaptive.extend import share_compilations
 from launchers import ending
 
@@ -51,6 +53,7 @@ class MPIWorld(ElasticWorld):
       comm: an mpi4py communicator, which is duplicated; COMM_WORLD by default.
       devices: the devices of this process, one worker on each; ranks may have different numbers. By default one: JAX's
         first CPU, or, on a host with several accelerators, the one with this rank's number on its host.
+      mesh, batch_axes: the mesh of this process's devices on which its only worker computes instead: see `world`.
       workers: number of workers at the start; the other processes are on standby. By default all.
       min_workers: the least number of workers: hooks cannot request fewer, and with fewer left all processes stop.
       max_workers: the largest number of workers: if a hook requests more than were started, processes are spawned.
@@ -85,6 +88,8 @@ class MPIWorld(ElasticWorld):
         comm: MPI.Comm | None = None,
         devices: Sequence[jax.Device] | None = None,
         *,
+        mesh: Mesh | None = None,
+        batch_axes: str | Sequence[str] | None = None,
         workers: int | None = None,
         min_workers: int = 1,
         max_workers: int | None = None,
@@ -103,6 +108,9 @@ class MPIWorld(ElasticWorld):
             whole, host = _ordered_by_host(mpi, comm)
             if whole.size > 1:
                 share_compilations()  # already here, for compilations before a program is built
+            self.local_mesh = None if mesh is None else LocalMesh(mesh, batch_axes)
+            if self.local_mesh is not None:
+                devices = [self.local_mesh.device]
             self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
             check_devices(self.devices)
             self._local = DeviceWorld(self.devices)
@@ -170,7 +178,7 @@ class MPIWorld(ElasticWorld):
         s, slots = "s" * (there > 1), f" on {self.capacity} slots" if there < self.capacity else ""
         own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
         which = "on standby" if self.in_reserve else f"rank {self.rank} of {self.processes}"
-        return f"MPIWorld({there} worker{s}{slots}; {which}: {own} on {describe(self.devices)})"
+        return f"MPIWorld({there} worker{s}{slots}; {which}: {own} on {self.local_mesh or describe(self.devices)})"
 
 
 def _ordered_by_host(mpi: Any, comm: MPI.Comm | None) -> tuple[Any, Any]:

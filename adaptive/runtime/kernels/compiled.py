@@ -16,6 +16,7 @@ from adaptive.base.revision import Revision
 from adaptive.runtime.compile import compile_segment
 from adaptive.runtime.constants import Constants
 from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 
 from .background_compiler import Job, KernelJob, StepJob, SumsJob
@@ -58,7 +59,7 @@ class CompiledKernels:
 
     Args:
       calls: returns for a size, by level, what is compiled.
-      devices: one per worker of this process.
+      placements: where each worker of this process computes.
       revision: incremented when kernels change.
       name: prefix of the names of programs, in profiles.
       memory: refuses kernels that do not fit the memory; `None` to refuse none.
@@ -76,14 +77,14 @@ class CompiledKernels:
     def __init__(
         self,
         calls: Callable[[int], Mapping[int, SegmentFunction]],
-        devices: Sequence[jax.Device],
+        placements: Sequence[Placement],
         revision: Revision,
         name: str,
         memory: MemoryBound | None = None,
     ):
         self._segments_of, self.revision, self._name, self._memory = calls, revision, name, memory
-        self.devices = list(devices)
-        self.ready: list[dict[int, KernelSet]] = [{} for _ in devices]
+        self.placements = list(placements)
+        self.ready: list[dict[int, KernelSet]] = [{} for _ in placements]
         self.buckets: set[int] = set()
         self.complete = False
         self.counters, self.constants = Counters(), Constants()
@@ -108,16 +109,16 @@ class CompiledKernels:
         """Compile the kernels of one size, and wait for them."""
         if size in self.ready[local_index]:
             return
-        device = self.devices[local_index]
-        same_device = [ready.get(size) for ready, d in zip(self.ready, self.devices, strict=True) if d == device]
-        found = next((kernels for kernels in same_device if kernels is not None), None)
-        kernels = self._compile_if_it_fits(size, device) if found is None else found
+        place = self.placements[local_index]
+        same_place = [ready.get(size) for ready, p in zip(self.ready, self.placements, strict=True) if p == place]
+        found = next((kernels for kernels in same_place if kernels is not None), None)
+        kernels = self._compile_if_it_fits(size, place) if found is None else found
         if kernels is not None:
             self.ready[local_index][size] = kernels
             self.revision.increment()
         self.add_buckets(())
 
-    def _compile_if_it_fits(self, size: int, device: jax.Device) -> KernelSet | None:
+    def _compile_if_it_fits(self, size: int, place: Placement) -> KernelSet | None:
         """Return the kernels of one size; `None` if they need more memory than there is.
 
         Raises:
@@ -128,7 +129,7 @@ class CompiledKernels:
         if memory is not None and not memory.allows(size):
             return None
         try:
-            kernels = self._compile(size, device)
+            kernels = self._compile(size, place)
         except jax.errors.JaxRuntimeError as error:  # compilers of accelerators allocate memory to try kernels out
             if not ran_out_of_memory(error):
                 raise
@@ -162,7 +163,7 @@ class CompiledKernels:
         """Return the kernels of one worker, of all sizes."""
         return [kernel for kernels in list(self.ready[local_index].values()) for kernel in kernels.values()]
 
-    def _compile(self, size: int, device: jax.Device) -> KernelSet:
+    def _compile(self, size: int, place: Placement) -> KernelSet:
         start = time.perf_counter()
         self.compile_times[size, start] = inf
         with self._trace_lock:
@@ -174,8 +175,8 @@ class CompiledKernels:
         kernels = {}
         for level, call in traced.items():
             name = f"{self._name}microbatch_{level}_{size}"
-            run = compile_segment(call.run, call.shapes, device, name=name)
-            consts = {address: self.constants.on(device, value) for address, value in call.consts.items()}
+            run = compile_segment(call.run, place.arguments(call), place.device, name=name, results=place.results(call))
+            consts = {address: self.constants.on(place.target, value) for address, value in call.consts.items()}
             batch = [shape for (kind, *_), shape in zip(call.arguments, call.shapes, strict=True) if kind == "batch"]
             rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in batch)
             kernels[level] = Kernel(run, call._replace(consts=consts), rows)

@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-import jax
-
 from adaptive.base.cores import n_cores
 from adaptive.base.revision import Revision
 from adaptive.base.thread_status import thread_status
@@ -28,6 +26,7 @@ from adaptive.runtime.microbatches import (
     largest_in_cache,
     missing_buckets,
 )
+from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 
 from .background_compiler import BackgroundCompiler, KernelJob, StepJob, SumsJob
@@ -91,7 +90,7 @@ class Kernels:
 
     Args:
       calls: returns for a size, by level, what is compiled.
-      devices: one per worker of this process.
+      placements: where each worker of this process computes.
       splittable: whether a local batch may run as several microbatches; if not, every size needs a kernel of its own.
       min_microbatches: how many microbatches every step has at least, from the first one on.
       microbatch_bytes: bytes of the gradient and all other parts of messages that a microbatch writes.
@@ -108,7 +107,7 @@ class Kernels:
     def __init__(
         self,
         calls: Callable[[int], Mapping[int, SegmentFunction]],
-        devices: Sequence[jax.Device],
+        placements: Sequence[Placement],
         *,
         splittable: bool,
         min_microbatches: int = 1,
@@ -117,14 +116,14 @@ class Kernels:
         name: str = "",
         revision: Revision | None = None,
     ):
-        self.compiled = CompiledKernels(calls, devices, revision or Revision(), name, options.memory)
+        self.compiled = CompiledKernels(calls, placements, revision or Revision(), name, options.memory)
         self._largest_microbatch, self.memory = options.largest_microbatch, options.memory
         self.deterministic, self._microbatch_bytes = options.deterministic, microbatch_bytes
         self.resizable, self.splittable, self.min_microbatches = options.resizable, splittable, min_microbatches
         self.compile_order = options.compile_order
-        self._workers = [_Worker() for _ in devices]
+        self._workers = [_Worker() for _ in placements]
         self.busy = False
-        self._on_cpu = devices[0].platform == "cpu"
+        self._on_cpu = placements[0].device.platform == "cpu"
         self.few_cores = self._on_cpu and n_cores() < _FEW_CORES
         self._compiler = BackgroundCompiler(self.compiled)
 

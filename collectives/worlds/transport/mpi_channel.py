@@ -29,6 +29,7 @@ from collectives.worlds.reducing.receive_buffers import (
     keys,
     round_to,
 )
+from collectives.worlds.reducing.sharded_parts import ShardedParts
 
 from .mpi_transport import MPITransport
 from .operations import ROOM, Operation, broadcast
@@ -58,6 +59,10 @@ class MPIChannel(Channel):
         name: Hashable,
     ):
         check_dtypes(layout)
+        mesh = world.local_mesh
+        self._sharded = None if mesh is None else ShardedParts(layout, mesh.whole)
+        if self._sharded is not None:
+            layout = self._sharded.layout
         self._world, self._transport = world, transport
         self._ops = [part.op for part in layout]
         self._named = [j for j, op in enumerate(self._ops) if isinstance(op, str)]
@@ -74,6 +79,8 @@ class MPIChannel(Channel):
         reduction, aliases, row = self._reduction, self._aliases, message.parts[0]
         if self._local is not None:
             row = self._reduced_here(message, self._local)
+        if self._sharded is not None:
+            row = self._sharded.cut(row)
         if not self._on_cpu:
             for x in row:
                 x.copy_to_host_async()
@@ -93,6 +100,8 @@ class MPIChannel(Channel):
             self._transport.run(reduction)
         finally:
             reduction.sent = []
+        if self._sharded is not None:
+            return [self._sharded.joined(reduction.buffers)], reduction.arrived
         if self._default_device and aliases.arrays:
             for alias in aliases.arrays:
                 if alias.is_deleted():  # it was donated

@@ -12,6 +12,7 @@ import pytest
 
 from adaptive.runtime.constants import Constants
 from adaptive.runtime.kernels import Kernels
+from adaptive.runtime.placement import OnDevice
 from adaptive.runtime.segment import SegmentFunction
 
 TABLES = [
@@ -74,7 +75,7 @@ def test_kernels_of_all_sizes_share_closed_over_arrays():
         return {0: SegmentFunction(lambda batch, const: [batch.sum() + const], addresses, shapes, (), consts=consts)}
 
     devices = jax.local_devices()[:2]
-    kernels = Kernels(trace, devices, splittable=True)
+    kernels = Kernels(trace, list(map(OnDevice, devices)), splittable=True)
     kernels.require_microbatches([(2, 3), (3,)])
     tables = [kernels.kernel(local, size, 0).call.consts["const", 0, 0] for local, size in ((0, 2), (0, 3), (1, 3))]
     assert tables[0] is tables[1]

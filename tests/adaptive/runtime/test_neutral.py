@@ -12,6 +12,7 @@ import pytest
 from adaptive.graph.plan import Scope
 from adaptive.runtime.message import accumulate, lay_out, pack, unpack
 from adaptive.runtime.neutral import NeutralContributions, neutral_parts
+from adaptive.runtime.placement import OnDevice
 
 from .test_message import Leaf, contributions
 
@@ -37,7 +38,7 @@ def sent_by(layout, worker):
 
 def on_process(layout, rank, unowned):
     world = SimpleNamespace(devices=jax.devices()[:1], workers=range(rank, rank + 1), unowned_slots=unowned, rank=rank)
-    return NeutralContributions(None, [layout], world)
+    return NeutralContributions(None, [layout], world, [OnDevice(d) for d in world.devices])
 
 
 def test_a_worker_without_examples_and_slots_of_no_process_change_no_result(layout):
@@ -64,7 +65,7 @@ def test_each_worker_of_a_process_has_neutral_parts_of_its_own(layout):
     )
     world = SimpleNamespace(devices=jax.devices()[:1] * 3, workers=range(1, 4))
     alone = lay_out(contributions(LEAVES[:1], 4), capacity=4, status=2)
-    neutral = NeutralContributions(plan, [layout, layout, alone], world)
+    neutral = NeutralContributions(plan, [layout, layout, alone], world, [OnDevice(d) for d in world.devices])
     for local_index in range(3):
         found = neutral.parts(1, local_index)
         assert found is neutral.parts(1, local_index)
@@ -80,7 +81,7 @@ def test_each_worker_of_a_process_has_neutral_parts_of_its_own(layout):
 
 def test_rows_of_gaps_are_those_of_the_slots_that_are_free_now(layout):
     world = SimpleNamespace(devices=jax.devices()[:1], workers=range(1), unowned_slots=(3,), rank=0)
-    neutral = NeutralContributions(None, [layout], world)
+    neutral = NeutralContributions(None, [layout], world, [OnDevice(d) for d in world.devices])
     sent = [sent_by(layout, 0), sent_by(layout, 1)]
     for free in ((3,), (2, 3), (2,)):
         world.unowned_slots = free

@@ -19,6 +19,7 @@ from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels.kernels import _KEPT as KEPT
 from adaptive.runtime.microbatches import OWN_KERNEL_AFTER
+from adaptive.runtime.placement import OnDevice
 from adaptive.runtime.segment import SegmentFunction
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
@@ -55,7 +56,7 @@ def make(monkeypatch):
     ):
         kernels = Kernels(
             trace,
-            devices or jax.local_devices()[:workers],
+            list(map(OnDevice, devices or jax.local_devices()[:workers])),
             splittable=splittable,
             **more,
             options=KernelOptions(largest_microbatch, deterministic, compile_order=compile_order),
@@ -314,7 +315,7 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
     """The first size, of its first kernels and of whatever is there of the buckets; and any other that can be made."""
     kernels = Kernels(
         trace,
-        jax.local_devices()[:1],
+        [OnDevice(jax.local_devices()[0])],
         splittable=True,
         min_microbatches=min_microbatches,
         options=KernelOptions(microbatch, deterministic),
@@ -450,7 +451,7 @@ def test_there_is_none_in_deterministic_programs_and_above_microbatch(make, opti
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 2), st.integers(1, 70)), min_size=1, max_size=30))
 def test_of_any_sizes_microbatches_sum_to_the_batch(steps):
-    kernels = Kernels(trace, jax.local_devices()[:1], splittable=True)
+    kernels = Kernels(trace, [OnDevice(jax.local_devices()[0])], splittable=True)
     held = HeldCompiler(kernels)
     kernels.compiled._compile = lambda size, device: {}
     for bucket in (16, 8, 4, 2, 1):
@@ -568,7 +569,7 @@ def until(condition):
 
 
 def with_a_thread(trace=trace):
-    return Kernels(trace, jax.local_devices()[:1], splittable=True)
+    return Kernels(trace, [OnDevice(jax.local_devices()[0])], splittable=True)
 
 
 def test_buckets_are_compiled_in_the_background():

@@ -36,7 +36,7 @@ def channel_of(comm, specs, status, *, hosts=None, devices=None, workers=None, s
     devices = devices or jax.local_devices()[:1]
     transport = transport_of(comm, hosts, survives=survives)
     workers = workers or range(comm.rank, comm.rank + 1)
-    world = SimpleNamespace(devices=devices, workers=workers, members=range(comm.size))
+    world = SimpleNamespace(devices=devices, local_mesh=None, workers=workers, members=range(comm.size))
     layout = [PartSpec(shape, np.dtype(dtype), op) for shape, dtype, op in specs]
     local = DeviceWorld(devices)
     return MPIChannel(world, transport, local.channel, layout, status, "a channel"), transport

@@ -1,0 +1,65 @@
+"""A job of ranks whose workers are meshes of four devices each: `adaptive run -n 3 meshes.py`.
+
+Rank 2 is killed, one of the two that are left leaves for the reserve, and joins again. The batches are uneven. In the
+end the state is that of one device that took the same batches.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 4)
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+import adaptive as ad  # noqa: E402
+import collectives as comm  # noqa: E402
+from tests.program.test_worker_on_a_mesh import SPECS, driver, make_data, mesh_of, state_on  # noqa: E402
+
+
+def main() -> None:
+    mesh, batches = mesh_of(), []
+    with comm.world(mesh=mesh) as world:
+        other = mesh_of((4, 1)) if world.rank == 1 else mesh
+        own, world.local_mesh = world.local_mesh, type(world.local_mesh)(other)
+        with pytest.raises(ad.DisagreementError, match="mesh"):
+            ad.Program(driver, state_on(other), make_data(), global_batch=48)
+        world.local_mesh = own
+        program = ad.Program(driver, state_on(mesh), make_data(), global_batch=48, shares=[3, 2, 1], seed=3)
+        assert program.batch_sizes == (24, 16, 8)
+        program.warm_up()
+        joined, deadline = 0, time.monotonic() + 60
+        for report in program.run(steps=400):
+            batches.append(report.global_batch)
+            if report.step == 4 and world.workers[0] == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if report.step == 8:
+                assert report.members == (0, 1), report
+                program.rescale(workers=1)
+            if report.step == 12:
+                assert report.members == (0,), report
+                program.rescale(workers=2)
+            joined = report.step if report.joined else joined
+            if (joined and report.step == joined + 4) or time.monotonic() > deadline:
+                break
+        assert joined
+        specs = {name: leaf.sharding.spec for name, leaf in program.state["params"].items()}
+        assert specs == SPECS, specs
+        found = jax.device_get(program.state)
+        steps = program.steps
+    with comm.SoloWorld() as alone:
+        reference = ad.Program(driver, state_on(), make_data(), global_batch=48, world=alone, seed=3)
+        for _ in range(steps):
+            reference.step()
+        expected = jax.device_get(reference.state)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+    print(f"worker {world.workers[0]}: equal after {steps} steps", flush=True)
+
+
+main()

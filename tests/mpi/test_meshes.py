@@ -1,0 +1,18 @@
+"""Workers that are meshes, lost, leaving and joining: see meshes.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpirun import run, survives_losses
+
+COVERS = ("adaptive/base/local_mesh.py", "collectives/worlds/reducing/sharded_parts.py")
+
+pytestmark = [pytest.mark.ranks, survives_losses]
+
+
+def test_meshes_are_lost_leave_and_join_with_the_states_of_one_device():
+    result = run([Path(__file__).with_name("meshes.py")], n=3, ours=True)
+    assert result.stdout.count("equal after") == 2, result
