@@ -176,6 +176,7 @@ def test_sizes_are_multiples_of_the_parts_of_a_batch():
             build(driver, state_on(mesh), make_data(), 30, world=world)
 
 
+@pytest.mark.long
 def test_check_splits_batches_over_workers_that_are_meshes():
     mesh = mesh_of()
 
