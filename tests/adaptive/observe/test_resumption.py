@@ -207,11 +207,15 @@ def test_wandb_gets_scalars_and_notes_and_finishes_its_own_run(wandb):
     ]
     assert run.axes.keys() == {name for data in run.logged for name in data} - {"step"}
     assert set(run.axes.values()) == {"step"}
+    sink.write(event(3))
+    sink.write(replace(event(3, notes=["clipped"]), logged={"val": 0.5}))  # the step's own values are there
+    assert wandb.begun[-1].logged[-1] == {"step": 3, "val": 0.5}
+    sink.close()
     given = wandb.init()
     sink = ad.log.WandB(given)
     sink.write(event(1))
     sink.close()
-    assert (len(wandb.begun), len(given.logged), given.finished) == (2, 1, 0)
+    assert (len(wandb.begun), len(given.logged), given.finished) == (3, 1, 0)
 
 
 def test_wandb_marks_the_first_point_after_a_restore_and_defines_axes_of_each_run(wandb):
