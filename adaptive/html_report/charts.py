@@ -9,9 +9,8 @@ import numpy as np
 
 from adaptive.observe.scalars import FEW, counted
 
-from .columns import Columns
+from .columns import Columns, mean_in, windows
 from .formatting import duration, number, percent
-from .slow_workers import mean_in, windows
 
 POINTS = 500  # about two pixels a point on a wide screen
 METRICS = 12  # further metrics are in the record
@@ -108,7 +107,6 @@ class _Canvas:
         self.begins = windows(len(run), POINTS)
         ends = np.append(self.begins[1:], len(run)) - 1
         self._where = {"x": (run.step[self.begins] + run.step[ends]) / 2, "step": run.step[ends]}
-        self._where |= {"elapsed": run.elapsed[ends], "examples": run.examples[ends].astype(float)}
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Return the mean of each point; shape=(points, …)."""
@@ -151,9 +149,8 @@ class _Canvas:
         return self.models.ColumnDataSource({**self._where, **short})
 
     def hover(self, figure: Any, renderer: Any, lines: Mapping[str, str]) -> None:
-        """Add tooltips: where the step is, and lines of a label and a field."""
-        place = {"step": "@step{0,0}", "seconds so far": "@elapsed{0,0.0}", "examples so far": "@examples{0,0}"}
-        tips = [*place.items(), *((name.replace("@", ""), field) for name, field in lines.items())]
+        """Add tooltips: the step, and lines of a label and a field."""
+        tips = [("step", "@step{0,0}"), *((name.replace("@", ""), field) for name, field in lines.items())]
         tool = self.models.HoverTool(renderers=[renderer], tooltips=tips, mode="vline", line_policy="nearest")
         figure.add_tools(tool)
 

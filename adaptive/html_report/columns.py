@@ -174,3 +174,16 @@ def _noise_scales(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         for root, names in parts.items()
         if all(name in values for name in names)
     }
+
+
+def windows(rows: int, most: int) -> np.ndarray:
+    """Return the first row of each of at most `most` windows of nearly equal length; shape=(windows,)."""
+    return np.unique(np.linspace(0, rows, min(rows, most), endpoint=False).astype(int))
+
+
+def mean_in(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Return the mean of the finite values of each window, NaN where there are none; shape=(windows, …)."""
+    known = np.isfinite(values)
+    count = np.add.reduceat(known, begins, axis=0, dtype=np.int64)
+    total = np.add.reduceat(np.where(known, values, 0), begins, axis=0, dtype=np.float64)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -7,7 +7,7 @@ process with one worker has steps and work on the worker's track, so that the pa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -66,13 +66,12 @@ def _ahead(own: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _events(rank: int, one: OfProcess, zero: float) -> Iterator[dict[str, Any]]:
-    tracks = _tracks(one)
-    yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": one.process}}
-    yield {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}}
-    for number, name in enumerate(dict.fromkeys(tracks.values())):
-        yield {"ph": "M", "pid": rank, "tid": number, "name": "thread_name", "args": {"name": name}}
-        yield {"ph": "M", "pid": rank, "tid": number, "name": "thread_sort_index", "args": {"sort_index": number}}
+    workers: dict[int | str, str] = {i: f"worker {worker}" for i, worker in enumerate(one.workers)}
+    tracks = {STEPS: workers[0] if len(workers) == 1 else "steps", **workers, COMPILER: "compiler"}
     numbers = {name: number for number, name in enumerate(dict.fromkeys(tracks.values()))}
+    yield from _named("process", {"pid": rank}, one.process, rank)
+    for name, number in numbers.items():
+        yield from _named("thread", {"pid": rank, "tid": number}, name, number)
     for track, name, began, ended, details in one.spans:
         yield {
             "ph": "X",
@@ -85,7 +84,7 @@ def _events(rank: int, one: OfProcess, zero: float) -> Iterator[dict[str, Any]]:
         }
 
 
-def _tracks(one: OfProcess) -> dict[int | str, str]:
-    """Return the name of each track."""
-    names: dict[int | str, str] = {i: f"worker {worker}" for i, worker in enumerate(one.workers)}
-    return {STEPS: names[0] if len(names) == 1 else "steps", **names, COMPILER: "compiler"}
+def _named(what: str, place: Mapping[str, int], name: str, number: int) -> Iterator[dict[str, Any]]:
+    """Yield the events that name a process or a thread, and place it among the others."""
+    yield {"ph": "M", **place, "name": f"{what}_name", "args": {"name": name}}
+    yield {"ph": "M", **place, "name": f"{what}_sort_index", "args": {"sort_index": number}}

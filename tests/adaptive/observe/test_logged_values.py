@@ -83,6 +83,16 @@ def test_values_that_cannot_be_logged_are_refused(program, tmp_path, values, why
             program.log(**values)
 
 
+def test_a_value_after_the_first_step_of_a_restore_is_no_second_restore(tmp_path):
+    thread = SinkThread([ad.log.JSONL(tmp_path / "run.jsonl")], LocalWorld(2))
+    for each in (event(1), event(2), replace(event(2), restored=True)):
+        thread(each)
+    thread.log({"val": 3.0}, 2)
+    thread.close()
+    found = ad.log.read(tmp_path / "run.jsonl")
+    assert (found["restores"].tolist(), found["repeated"].tolist(), found["val"][1]) == ([0, 1], [0, 1], 3.0)
+
+
 def test_a_process_that_becomes_rank_0_writes_logged_values_again():
     class Kept:
         seen: list = []  # noqa: RUF012

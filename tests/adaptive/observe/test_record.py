@@ -132,6 +132,21 @@ def test_a_file_that_is_no_record_is_refused(path, text, why):
         ad.log.read(path)
 
 
+def test_a_line_leaves_out_only_what_it_can_tell(path):
+    usual = event(1, sizes=(2, 2, 0))
+    asked = usual.asked._replace(active=(0, 1))
+    other = replace(event(2, sizes=(2, 0, 2), members=(0, 2)), previous_batch_sizes=(3, 1, 0), asked=asked)
+    sink = ad.log.JSONL(path)
+    sink.write(usual)
+    sink.write(other)
+    sink.close()
+    names = ("previous_batch_sizes", "members", "asked", "decision", "hyperparameters")
+    assert [[fields[name] for name in names] for _, fields in read_run(path).steps] == [
+        [[2, 2, 0], [0, 1, 2], {"global_batch": 4, "active": [0, 1, 2], "workers": [3, 3, 3]}, None, {}],
+        [[3, 1, 0], [0, 2], {"global_batch": 4, "active": [0, 1], "workers": [3, 3, 3]}, None, {}],
+    ]
+
+
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,9 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from adaptive.html_report.columns import read_columns
-from adaptive.html_report.findings import findings
-from adaptive.html_report.slow_workers import mean_in, slow_phases, windows
+from adaptive.html_report.columns import mean_in, read_columns, windows
+from adaptive.html_report.findings import findings, slow_phases
 
 from .made_up import record, uneven
 
