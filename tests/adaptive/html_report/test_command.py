@@ -152,6 +152,7 @@ def compared(tmp_path, first, second):
 def test_two_runs_are_compared(tmp_path):
     busy, loss = np.full((200, 2), 0.02), 1.0 / (1 + np.arange(200))
     bounds = {"upper": np.full(200, np.inf), "gone": np.where(np.arange(200) < 190, 1.0, np.nan)}
+    bounds["at times"] = np.where(np.arange(200) % 2, 2.0, np.nan)
     origin = {**ORIGIN, "settings": {**ORIGIN["settings"], "seed": 7}}
     first = {"busy": busy, "metrics": {"loss": loss, **bounds}}
     fields = {1: {"origin": origin}, 5: {"skipped": True}, 9: {"lost": ["rank 1"]}}
@@ -166,6 +167,7 @@ def test_two_runs_are_compared(tmp_path):
         "time after 12,800 examples": "4 s → 8 s",
         "upper after 12,800 examples": "∞ → 1",
         "gone after 12,800 examples": "NaN → 1",
+        "at times after 12,800 examples": "2 → 1",
         "steps with a loss": "0 → 1",
         "skipped steps": "0 → 1",
         "seed": "0 → 7",

@@ -12,8 +12,6 @@ from adaptive.html_report.findings import findings, slow_phases
 
 from .made_up import record, uneven
 
-COVERS = ("adaptive/html_report/findings.py",)
-
 
 @pytest.fixture
 def read(tmp_path):

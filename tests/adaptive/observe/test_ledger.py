@@ -104,14 +104,15 @@ def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
         run.add(computing=0.1, exchanging=0.05)
     run.add(computing=0.1, exchanging=0.05, waiting=0.7, line={"lost": ["rank 1"]})
     run.add(computing=0.1, exchanging=0.05, other=0.3, line={"joined": [1]})
+    run.add(computing=0.1, exchanging=0.05, waiting=0.2, line={"lost": ["rank 1"], "joined": [1]})  # a repair
     run.add(computing=0.2, line={"skipped": True})
     run.now += 3  # nobody knows of it
     run.add(computing=0.1, exchanging=0.05)
     seconds = read_ledger(run.path).seconds
-    assert seconds["repairs"] == pytest.approx(0.7)
+    assert seconds["repairs"] == pytest.approx(0.9)
     assert seconds["joins"] == pytest.approx(0.3)
     assert seconds["skipped steps"] == pytest.approx(0.2)
-    assert seconds["computing"] == pytest.approx(3.3)
+    assert seconds["computing"] == pytest.approx(3.4)
     assert seconds["unaccounted"] == pytest.approx(3)
 
 
