@@ -12,7 +12,8 @@ coverage.py records which tests execute each line, once, into `--map`; this take
 has changed since, all tests that execute any of it run; delete the folder to record anew. With `--near` nothing is
 recorded: the test files of the module run (`python -m tests.of`), and what survives them may be caught elsewhere.
 
-Verdicts: "caught"; "survived" all tests of the line; "out of time"; "no tests" execute the line.
+Verdicts: "caught"; "survived" all tests of the line; "out of time"; "no tests" execute the line; "failing": a test of
+the line fails without the change, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import fnmatch
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -182,23 +185,37 @@ def judge(mutant: Mutant, tests: list[str], tree: Path, seconds: float) -> tuple
     Args:
       tree: a copy of the work tree that nobody else uses meanwhile.
     """
-    if not tests:
-        return "no tests", ""
     path = tree / mutant.file
     original = path.read_text()
     path.write_text(mutant.source)
+    try:
+        code, failed = _run(tree, tuple(tests), seconds)
+    finally:
+        path.write_text(original)
+    if code in _VERDICTS:
+        return _VERDICTS[code], ""
+    passes = _run_unchanged(tree, (failed,) if failed else tuple(tests), seconds)[0] == 0
+    return ("caught" if passes else "failing"), failed
+
+
+_VERDICTS = {0: "survived", 5: "no tests", None: "out of time"}  # by pytest's exit code
+
+
+def _run(tree: Path, tests: tuple[str, ...], seconds: float) -> tuple[int | None, str]:
+    """Return pytest's exit code, None if the time is over, and the name of the test that has failed."""
+    if not tests:
+        return 5, ""
     environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TESTS_ANY_COST": "1"}
     command = [*PYTEST, "-x", "-n0", "--tb=no", "-rfE", f"--session-timeout={seconds:.0f}", *tests]
     try:
         done = subprocess.run(command, cwd=tree, env=environ, text=True, capture_output=True, timeout=2 * seconds)
     except subprocess.TimeoutExpired:
-        return "out of time", ""
-    finally:
-        path.write_text(original)
-    if done.returncode == 0 or "session-timeout" in done.stdout:
-        return ("survived" if done.returncode == 0 else "out of time"), ""
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "no tests" if done.returncode == 5 else "caught", "".join(failed[:1])
+        return None, ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return (None if "session-timeout" in done.stdout else done.returncode), "".join(failed[:1])
+
+
+_run_unchanged = cache(_run)
 
 
 def change_of(mutant: Mutant) -> str:

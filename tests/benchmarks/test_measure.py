@@ -59,6 +59,14 @@ def test_seconds_are_readable(seconds, text):
     assert readable(seconds) == text
 
 
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_a_script_writes_its_result_only_if_it_is_asked_to(script):
+    """And parses its options before it runs, so that `--help` does not measure."""
+    text = script.read_text()
+    assert text.count("command_line(__doc__)") == 1
+    assert ".md" not in text.partition("command_line(__doc__)")[2] or ".write else None" in text
+
+
 @needs_linux
 def test_pin_moves_threads_that_are_there_already():
     program = (

@@ -18,15 +18,18 @@ def test_programs_differ_by_more_than_annotations_docstrings_and_strict():
     assert program("def f(:") is None
 
 
-@pytest.mark.parametrize(("test", "verdict"), [("assert ONE == 1", "caught"), ("pass", "survived")])
+@pytest.mark.parametrize(
+    ("test", "verdict"), [("assert ONE == 1", "caught"), ("pass", "survived"), ("assert False", "failing")]
+)
 def test_a_mutant_is_caught_by_a_test_that_fails(tmp_path, test, verdict):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "module.py").write_text("ONE = 1\n")
-    (tmp_path / "test_it.py").write_text(f"from module import ONE\n\n\ndef test_it():\n    {test}\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(f"from module import ONE\n\n\ndef test_it():\n    {test}\n")
     mutant = Mutant("module.py", 1, "NumberReplacer", "ONE = 2\n")
-    said = judge(mutant, ["test_it.py"], tmp_path, 60)
+    said = judge(mutant, ["tests/test_it.py"], tmp_path, 60)
     assert said[0] == verdict
-    assert ("test_it.py::test_it" in said[1]) == (verdict == "caught")
+    assert said[1] == ("" if verdict == "survived" else "tests/test_it.py::test_it")
     assert (tmp_path / "module.py").read_text() == "ONE = 1\n"
     assert judge(mutant, [], tmp_path, 60) == ("no tests", "")
 
