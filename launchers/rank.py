@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: each rank sees one of this many GPUs; 0: every rank sees all
+GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: ranks see parts of this many GPUs; 0: every rank sees all
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -44,8 +44,9 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def see_one_gpu(environ: MutableMapping[str, str]) -> None:
-    """Restrict this rank to one of the visible GPUs, chosen by its number on its host.
+def see_own_gpus(environ: MutableMapping[str, str]) -> None:
+    """Restrict this rank to its part of the visible GPUs, by its number on its host: one, or with `--gpus-per-host`
+    an equal share.
 
     Args:
       environ: environment variables, of which CUDA_VISIBLE_DEVICES is changed.
@@ -69,7 +70,8 @@ def see_one_gpu(environ: MutableMapping[str, str]) -> None:
             f"adaptive run: there is no GPU for rank {local} of this host: {_VISIBLE} has {', '.join(gpus)}. "
             "Start fewer ranks there, or let them share GPUs, without --gpus-per-host."
         )
-    environ[_VISIBLE] = gpus[local]
+    each = max(1, len(gpus) // (_first(_LOCAL_SIZES, environ) or len(gpus)))
+    environ[_VISIBLE] = ",".join(gpus[local * each : (local + 1) * each])
 
 
 def _see_one_of_those_there(local: int | None, environ: MutableMapping[str, str]) -> None:
@@ -155,7 +157,7 @@ def execute(command: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    see_one_gpu(os.environ)
+    see_own_gpus(os.environ)
     ending, cores = load("ending"), load("cores")
     local, ranks = _first(_LOCAL_RANKS, os.environ), _first(_LOCAL_SIZES, os.environ)
     cores.take_cores(local, ranks, os.environ, ending.SPAWNED in os.environ, cores.cpu_quota())

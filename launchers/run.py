@@ -110,8 +110,8 @@ class _RunCommand(click.Command):
 @click.option("--hostfile", "-hostfile", "--machinefile", "-machinefile", type=click.Path(path_type=Path), metavar="F",
     help="The same in a file, one host per line:  node1 slots=2  or  node1:2")  # fmt: skip
 @click.option("--gpus-per-host", type=click.IntRange(0), metavar="N",
-    help="Each rank sees one of N GPUs (CUDA_VISIBLE_DEVICES), by its number on its host; 0: every rank sees all. By "
-    "default, several ranks on a host share its GPUs evenly.")  # fmt: skip
+    help="Each rank sees an equal part of N GPUs (CUDA_VISIBLE_DEVICES), by its number on its host; 0: every rank sees "
+    "all. By default, each of several ranks on a host sees one.")  # fmt: skip
 @click.option("--oversubscribe", "-oversubscribe", is_flag=True, help="Allow more ranks than slots.")
 @click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
     help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the forced end of the job. A "

@@ -138,7 +138,7 @@ def shared_gpus(found: Examination) -> Iterator[HealthCheck]:
     for host, there in hosts(found["ranks"]).items():
         users = [own for own in there if own["devices"] and own["devices"][0] != "cpu"]
         n, seen = len(users), max((len(own["devices"]) for own in users), default=0)
-        if n > 1 and seen > 1:
+        if n > 1 and seen > 1 and len({own["visible"] for own in users}) < n:
             what = f"{host}: {n} ranks see {seen} GPUs each, and each allocates memory on all of them."
             yield HealthCheck("wrong", what, f"adaptive run --gpus-per-host {max(seen, n)} …")
         elif n > 1 and len({own["visible"] for own in users}) < n:

@@ -16,7 +16,7 @@ from launchers import run as running
 from launchers.cores import THREADS, cores, cpu_quota, take_cores, usable
 from launchers.hosts import Host, listed, named
 from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
-from launchers.rank import GPUS, see_one_gpu
+from launchers.rank import GPUS, see_own_gpus
 from launchers.rank import run as run_in_rank
 from tests.mpirun import ROOT
 from tests.speed import limit
@@ -242,7 +242,7 @@ def test_a_containers_share_of_the_cores(tmp_path):
 def test_by_default_each_of_several_ranks_sees_one_gpu(there, given, local, ranks, seen, memory, monkeypatch):
     monkeypatch.setattr("launchers.rank._gpus", lambda: there)
     environ = {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **given}
-    see_one_gpu(environ)
+    see_own_gpus(environ)
     assert environ.get("CUDA_VISIBLE_DEVICES") == seen
     assert environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") == memory
 
@@ -253,23 +253,26 @@ def test_the_gpus_of_a_host_are_counted_by_their_device_files(tmp_path, monkeypa
         (tmp_path / name).touch()
     monkeypatch.setattr("launchers.rank.Path", {"/dev": tmp_path}.__getitem__)
     for local, seen in ((0, "0"), (1, "1"), (2, "0")):
-        see_one_gpu(environ := {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": "3"})
+        see_own_gpus(environ := {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": "3"})
         assert environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_each_rank_sees_one_gpu():
+def test_each_rank_sees_its_part_of_so_many_gpus():
+    environ = {GPUS: "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    see_own_gpus(environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     environ = {GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    see_one_gpu(environ)
+    see_own_gpus(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "1"
     environ = {GPUS: "2", "MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "3,GPU-7"}
-    see_one_gpu(environ)
+    see_own_gpus(environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-7"
-    see_one_gpu(untouched := {GPUS: "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    see_own_gpus(untouched := {GPUS: "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     assert "CUDA_VISIBLE_DEVICES" not in untouched
     with pytest.raises(SystemExit, match="no GPU for rank 2"):
-        see_one_gpu({GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2"})
+        see_own_gpus({GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2"})
     with pytest.raises(SystemExit, match="does not say which rank"):
-        see_one_gpu({GPUS: "2"})
+        see_own_gpus({GPUS: "2"})
 
 
 # --- a program in a rank ----------------------------------------------------------------------------------------------
