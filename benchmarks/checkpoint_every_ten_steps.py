@@ -99,7 +99,7 @@ def orbax(program: ad.Program, directory: Path, *, asynchronous: bool):
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--width", type=int, default=2500, help="of each of the four layers")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -30,7 +30,7 @@ from .order import Order
 from .readers import ReaderThreads
 from .rows import Data, PositionSpan, Rows, Shards, rows_of
 
-_STEPS_AHEAD = 2  # for several readers; more if batches are too small to keep them busy
+_STEPS_AHEAD = 2  # for several readers; more until each has two reads to do
 
 
 class Share(NamedTuple):
@@ -241,7 +241,8 @@ class Lookahead:
         """
         spans, readers = next(steps), self._data.readers.number
         self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
-        ahead = max(_STEPS_AHEAD, -(-2 * readers // max(1, sum(span.examples for span in spans))))
+        examples = max(1, sum(span.examples for span in spans))
+        ahead = max(_STEPS_AHEAD, -(-2 * readers * self._shards[spans[0].shard].piece(examples) // examples))
         for step in (spans, *islice(steps, ahead if readers > 1 else 0)):
             for span in step:
                 self._request(span)
