@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpirun import ROOT, Result, count_launch, plain_environment
+from tests.mpirun import ROOT, STOPPED, Result, count_launch, plain_environment
 from tests.speed import Deadline, at_start
 
 JOB = "TESTS_JAX_JOB"  # COORDINATOR RANK PROCESSES, for `join`
@@ -109,10 +109,10 @@ def _wait(processes: Sequence[subprocess.Popen], deadline: Deadline) -> bool:
     try:
         for process in processes:
             while process.poll() is None:
-                if not (left := deadline.left()):
+                if STOPPED.is_set() or not (left := deadline.left()):
                     return False
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(left)
+                    process.wait(min(left, 1.0))
         return True
     finally:
         for process in processes:

@@ -39,7 +39,7 @@ BANNED = [
     r"\brecruits?\b",
     r"\b(rung|seat|ladder)s?\b",
     r"\bhyper-parameters?\b",
-    r"\w*(neighbour|behaviour|honour|colour|favour|normalis|synchronis|signalled|modelled|travell)\w*",
+    r"(neighbour|behaviour|honour|colour|favour|normalis|synchronis|signalled|modelled|travell)\w*",
 ]
 _BANNED = re.compile("|".join(BANNED), re.IGNORECASE)
 # No imperatives: "The mean", "Whether …", "If …", "Returns …", "JAX's settings".

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from tests.speed import Deadline, last_resort, limit
 ROOT = Path(__file__).resolve().parents[1]
 STARTED = "TESTS_STARTED"  # set in what these tests start
 JOBS = "TESTS_JOBS"  # a folder of all processes of pytest: `launches` there has a line for each job that was started
+STOPPED = threading.Event()  # set where the suite ends early: jobs are killed
 WITHOUT_MPI = "TESTS_WITHOUT_MPI"  # set to 1, tests that need mpirun are skipped; else they fail where there is none
 
 _DEFAULTS = {
@@ -173,9 +175,9 @@ def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:
     )
     try:
         ended = False
-        while not ended and (left := deadline.left()):
+        while not ended and not STOPPED.is_set() and (left := deadline.left()):
             with suppress(subprocess.TimeoutExpired):
-                stdout, stderr = process.communicate(timeout=left)
+                stdout, stderr = process.communicate(timeout=min(left, 1.0))
                 ended = True
         if not ended:
             _kill(process)

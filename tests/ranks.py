@@ -1,11 +1,11 @@
-"""Tests that several processes run together: a file of them is one job, and each test is reported by its own name.
+"""Tests that several processes run together: all of a kind are one job, and each test is reported by its own name.
 
     pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(3)]             # of mpirun
     pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]   # that jax.distributed joins
 
-When the first test of such a file is due, all that are selected of it run in one job: each process runs pytest on the
-file, and the tests one after another. A test passes if it passes on all processes. One that fails does not end the job;
-those behind it may fail because of it.
+When the first test of so many processes is due, a job with all that are selected starts in the background: each process
+runs pytest on their files, and the tests one after another. A test waits until all processes have run it, and passes if
+it passes on all. One that fails does not end the job; those behind it may fail because of it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import os
 import re
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from tests import jaxrun, mpirun
 from tests.mpirun import JOBS, STARTED
 
 JOB = "TESTS_JOB"  # in a process of a job: the file with the names of the tests that it runs
+ENDED = "ended"  # what a process says of a test after its outcomes
 LIMIT = 200.0  # seconds: many tests in one job
 PYTEST = ("-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider")
 
@@ -58,13 +61,20 @@ def run_suite(files: Sequence[Path | str], n: int, kind: str, *options: str, jax
 
 
 class _Jobs:
-    """Runs each file's tests on ranks in a job, once for all processes of pytest-xdist."""
+    """Runs all tests of a kind in a job, once for all processes of pytest-xdist."""
 
     def __init__(self) -> None:
         self.is_first = JOBS not in os.environ
         if self.is_first:  # the processes of pytest-xdist inherit it
             os.environ[JOBS] = tempfile.mkdtemp(prefix="adaptive-jobs-")
         self.folder = Path(os.environ[JOBS])
+        self.threads: list[threading.Thread] = []  # that wait for the jobs which this process has started
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if session.shouldfail or session.shouldstop or exitstatus == pytest.ExitCode.INTERRUPTED:
+            mpirun.STOPPED.set()
+        for thread in self.threads:  # another process of pytest-xdist may wait for its job
+            thread.join()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         launches = self.folder / "launches"
@@ -95,29 +105,38 @@ class _Jobs:
 
     def _check(self, item: pytest.Item, n: int, jax: bool = False) -> None:
         """Fail or skip as the processes of the job do."""
-        beside = [other for other in item.session.items if other.path == item.path and _wants(other) == (n, jax)]
-        outcomes, end = self._job(item.path, [other.nodeid for other in beside], n, jax)
-        mine = [(outcome, text) for name, outcome, text in outcomes if name == item.nodeid]
-        failures = [text for outcome, text in mine if outcome == "failed"]
+        job = self._start(item, n, jax)
+        while True:
+            end = _read(job.with_suffix(".ended"))  # first: then all outcomes are there
+            outcomes = [outcome for outcome in _outcomes(job) if outcome[0] == item.nodeid]
+            ended = [outcome for outcome in outcomes if outcome[1] == ENDED]
+            if end is not None or len(ended) == n:
+                break
+            time.sleep(0.05)
+        outcomes = [outcome for outcome in outcomes if outcome[1] != ENDED]
+        failures = [text for _, outcome, text in outcomes if outcome == "failed"]
         if failures:
             pytest.fail("\n\n".join(failures), pytrace=False)
-        for outcome, text in mine:
+        for _, outcome, text in outcomes:
             if outcome == "skipped":
                 pytest.skip(text)
-        if len(mine) != n:
-            pytest.fail(f"{len(mine)} of {n} processes came to the end of it: {end}", pytrace=False)
+        if len(outcomes) != n:
+            pytest.fail(f"{len(outcomes)} of {n} processes came to the end of it: {end}", pytrace=False)
 
-    def _job(self, file: Path, tests: list[str], n: int, jax: bool) -> tuple[list[list[str]], str]:
-        """The name, the outcome and the error of each test, from each process; and how the job ended."""
+    def _start(self, item: pytest.Item, n: int, jax: bool) -> Path:
+        """Return the file with the tests of a job; start it if no process of pytest-xdist has."""
+        beside = [other for other in item.session.items if _wants(other) == (n, jax)]
+        tests = [other.nodeid for other in beside]
         job = self.folder / hashlib.sha256(repr((n, jax, tests)).encode()).hexdigest()[:16]
         with open(job.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            ended = job.with_suffix(".ended")
-            if not ended.exists():
+            if not job.exists():
                 job.write_text(json.dumps(tests))
-                ended.write_text(_run(file, n, jax, job))
-        lines = [line for path in self.folder.glob(f"{job.name}.of-*") for line in path.read_text().splitlines()]
-        return [json.loads(line) for line in lines], ended.read_text()
+                files = list(dict.fromkeys(other.path for other in beside))
+                thread = threading.Thread(target=_run_to_end, args=(files, n, jax, job))
+                thread.start()
+                self.threads.append(thread)
+        return job
 
 
 def _wants(item: pytest.Item) -> tuple[int, bool] | None:
@@ -125,13 +144,34 @@ def _wants(item: pytest.Item) -> tuple[int, bool] | None:
     return None if mark is None else (mark.args[0], mark.kwargs.get("jax", False))
 
 
-def _run(file: Path, n: int, jax: bool, job: Path) -> str:
+def _read(file: Path) -> str | None:
+    return file.read_text() if file.exists() else None
+
+
+def _outcomes(job: Path) -> list[list[str]]:
+    """The name, the outcome and the error of each test that has ended, from each process."""
+    lines = [line for path in job.parent.glob(f"{job.name}.of-*") for line in path.read_text().splitlines(True)]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _run_to_end(files: Sequence[Path], n: int, jax: bool, job: Path) -> None:
+    """Run a job, and write how it ended."""
+    end = "it could not be started"
+    try:
+        end = _run(files, n, jax, job)
+    finally:
+        ended = job.with_suffix(".ended-by")
+        ended.write_text(end)
+        ended.rename(job.with_suffix(".ended"))
+
+
+def _run(files: Sequence[Path], n: int, jax: bool, job: Path) -> str:
     """Run a job, and return how it ended."""
     env = {JOB: str(job)}
     try:
         if jax:
-            return "\n".join(map(str, jaxrun.run([*PYTEST, file], n, env=env, timeout=LIMIT)))
-        return str(mpirun.run([*PYTEST, file], n, env=env, timeout=LIMIT, expect_failure=None))
+            return "\n".join(map(str, jaxrun.run([*PYTEST, *files], n, env=env, timeout=LIMIT)))
+        return str(mpirun.run([*PYTEST, *files], n, env=env, timeout=LIMIT, expect_failure=None))
     except pytest.fail.Exception as error:  # no end in time
         return str(error)
 
@@ -149,9 +189,13 @@ class _Process:
         items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        lines = []
         if report.when == "call" or not report.passed:
-            with open(self.path, "a") as file:
-                file.write(json.dumps([report.nodeid, report.outcome, report.longreprtext]) + "\n")
+            lines.append([report.nodeid, report.outcome, report.longreprtext])
+        if report.when == "teardown":
+            lines.append([report.nodeid, ENDED, ""])
+        with open(self.path, "a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -14,7 +14,7 @@ from tests.mpirun import JOBS
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    """Check one test of a file of four, of which a job of two processes has left this."""
+    """Check one test of four, of which a job of two processes has left this."""
     monkeypatch.setenv(JOBS, str(tmp_path))
     jobs, launched = ranks._Jobs(), []
     outcomes = [
@@ -22,11 +22,11 @@ def check(tmp_path, monkeypatch):
         {"a": "passed", "b": "passed", "c": "skipped"},
     ]
 
-    def run(file, n, jax, job):
+    def run(files, n, jax, job):
         launched.append(n)
         for rank, tests in enumerate(outcomes):
             lines = [json.dumps([name, outcome, f"why {name}"]) for name, outcome in tests.items()]
-            job.with_suffix(f".of-{rank}").write_text("\n".join(lines))
+            job.with_suffix(f".of-{rank}").write_text("".join(f"{line}\n" for line in lines))
         return "exit status 0"
 
     monkeypatch.setattr(ranks, "_run", run)
@@ -38,6 +38,7 @@ def check(tmp_path, monkeypatch):
         session.items.append(item)
     yield lambda name: jobs._check(session.items["abcd".index(name)], 2)
     assert launched == [2]  # one job for all
+    jobs.threads[0].join()
 
 
 def test_a_test_passes_fails_and_is_skipped_as_on_its_ranks(check):

@@ -239,6 +239,9 @@ def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
 def copied(value: Any, to: jax.Device | Sharding) -> jax.Array:
     """Copy an array to new memory on a device, or over a mesh.
 
-    `device_put` may share the memory of a numpy array even with `may_alias=False`, so numpy arrays are copied first.
+    `device_put` may share memory even with `may_alias=False`: of a numpy array, which is copied first, and of an array
+    that several devices hold whole, of which one device's is taken.
     """
+    if isinstance(value, jax.Array) and len(value.devices()) > 1 and value.is_fully_replicated:
+        value = value.addressable_data(0)
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, to, may_alias=False)

@@ -15,7 +15,6 @@ from adaptive.runtime.fused_step import FusedStep
 from tests.adaptive.runtime.test_fused_step import (
     STEPS,
     built,
-    monitored,
     of_many_kinds,
     of_their_own,
     plain,
@@ -65,7 +64,7 @@ def equal_on_all(world, value):
 
 # What a driver needs of the messages is tested on one process; here, what is another on several.
 @together
-@pytest.mark.parametrize("driver", [of_many_kinds, monitored, of_their_own, spoilt], ids=lambda driver: driver.__name__)
+@pytest.mark.parametrize("driver", [of_many_kinds, of_their_own, spoilt], ids=lambda driver: driver.__name__)
 def test_both_give_the_same_states_and_reports(world, driver, taken, monkeypatch):
     mine = course(world, driver)
     assert sum(taken.values()) >= 5

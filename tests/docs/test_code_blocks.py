@@ -48,7 +48,10 @@ RUN = [page for page in PAGES if "```python" in page.read_text()]  # parsing the
 LONG = {
     "README.md",  # test_outputs.py runs its program
     "docs/batch_norm.md",
+    "docs/metrics.md",
+    "docs/strategies.md",
     "docs/tutorial.md",
+    "docs/which_noise_scale.md",
     "docs/equinox.md",
     "docs/dropout.md",
     "docs/sharp_bits.md",

@@ -83,10 +83,8 @@ def test_as_one_worker():
     assert check_table(done.stdout, worker_slots=1) == [(1, ["8"], 8)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["--workers", "0"], "workers=0"), pytest.param(["--workers", "9"], "workers=9", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("arguments", "says"), [(["--workers", "0"], "workers=0"), (["--workers", "9"], "workers=9")])
 def test_numbers_of_workers_that_cannot_be(arguments, says):
     done = alone(*arguments)
     assert done.returncode == 1

@@ -1,4 +1,3 @@
 """The worlds of tests/program."""
 
-from tests.program.conftest import workers as workers
 from tests.program.conftest import world as world

@@ -45,8 +45,38 @@ def comes_back(world):
         world.join(worker_slot)
 
 
+# Of those that are not refused, whose programs take steps or are checked, `make test` has one of a kind.
+BRIEF = {
+    "a_callback_that_is_given_examples",
+    "a_count_that_is_kept_in_the_state",
+    "a_hook_with_what_a_driver_makes",
+    "a_host_value_that_is_asked_for_once",
+    "a_loop_until_a_maximum_is_passed",
+    "a_mean_by_hand",
+    "a_memory_by_length_that_a_hook_reads",
+    "a_metric_that_is_no_mean",
+    "a_moving_average_of_squared_lengths",
+    "a_normalized_feature_beside_a_large_one_under_adam",
+    "a_rate_by_a_comparison_that_small_calls_change",
+    "a_rate_by_the_largest_loss_of_all",
+    "a_replicated_factor_on_a_batch_mean",
+    "a_sum_of_a_sum_counts_twice",
+    "counts_that_follow_from_shapes",
+    "lengths_that_only_add_up",
+    "normalized_over_examples_and_workers",
+    "norms_beside_another_gradient",
+    "rows_of_a_local_value_are_counted",
+    "the_noise_of_single_examples",
+    "weighed_by_the_workers_batch",
+}
+
+
 def of_verdict(kind):
-    return [pytest.param(case, id=name) for name, case in CASES.items() if isinstance(case.verdict, kind)]
+    return [
+        pytest.param(case, id=name, marks=[] if kind is Refused or name in BRIEF else pytest.mark.long)
+        for name, case in CASES.items()
+        if isinstance(case.verdict, kind)
+    ]
 
 
 @pytest.mark.parametrize("case", of_verdict(Refused))
@@ -81,8 +111,8 @@ def test_it_is_right(world, case):
 
 
 @pytest.mark.parametrize("case", of_verdict(Named))
-def test_it_is_named_by_check(workers, case):
-    with build(case, workers) as program:
+def test_it_is_named_by_check(world, case):
+    with build(case, world) as program:
         found = program.check()
     assert not found
     assert found.verdict == "no"
@@ -91,8 +121,8 @@ def test_it_is_named_by_check(workers, case):
 
 
 @pytest.mark.parametrize("case", of_verdict(NotKnown))
-def test_check_answers_not_known(workers, case):
-    with build(case, workers) as program:
+def test_check_answers_not_known(world, case):
+    with build(case, world) as program:
         found = program.check()
     assert not found
     assert found.verdict == "not known"

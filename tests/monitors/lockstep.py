@@ -65,11 +65,17 @@ class Lockstep:
 
     def __init__(self, function: Callable):
         self._function = function
+        self._traced: dict[Any, tuple] = {}  # by the number of workers and the types of their arguments
         self._slots: dict[int, list[list[Any]]] = {}
 
     def step(self, rows: Sequence[tuple], readings: Sequence[Reading]) -> list[Any]:
-        with trace_as(len(rows), 8):
-            closed, shapes = jax.make_jaxpr(lambda *a: self._function(*a), return_shape=True)(*rows[0])
+        leaves, tree = jax.tree.flatten(rows[0])
+        kind = len(rows), tree, tuple((np.shape(leaf), np.result_type(leaf), type(leaf)) for leaf in leaves)
+        if kind not in self._traced:
+            with trace_as(len(rows), 8):
+                traced = jax.make_jaxpr(lambda *a: self._function(*a), return_shape=True)(*rows[0])
+            self._traced[kind] = traced
+        closed, shapes = self._traced[kind]
         self._handles = itertools.count()  # slots are numbered as they are read
         results = self._run(closed, [jax.tree.leaves(row) for row in rows], readings)
         return [jax.tree.unflatten(jax.tree.structure(shapes), worker) for worker in results]

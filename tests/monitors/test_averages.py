@@ -23,7 +23,7 @@ def after(samples, decay):
 # --- moments ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.95, 0.999])
+@pytest.mark.parametrize("decay", [0.0, 0.95])
 def test_moments_are_those_of_the_definition(decay):
     x = np.random.default_rng(0).standard_normal((40, 2)) @ [[2.0, 1.0], [0.0, 0.5]] + [100.0, -3.0]
     got = after(x.astype(np.float32), decay)
@@ -100,14 +100,9 @@ def stream(noise_over_batch, steps, *, groups=4, dimensions=50, streams=4000):
     ("noise_over_batch", "decay", "steps", "options"),
     [
         (0.2, 0.95, 120, {"groups": 8, "dimensions": 400}),
-        (1, 0.9, 80, {}),
-        (2, 0.95, 120, {}),
         (2, 0.95, 120, {"groups": 2, "dimensions": 200}),
         (2, 0.95, 5, {}),
-        (2, 0.8, 30, {}),
         (10, 0.95, 120, {}),  # a third of the upper bounds is infinite
-        (10, 0.99, 400, {}),
-        (30, 0.99, 400, {"dimensions": 200}),
     ],
 )
 def test_bounds_hold_as_often_as_they_say(noise_over_batch, decay, steps, options):

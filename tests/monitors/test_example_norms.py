@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import adaptive as ad
 import monitors as mon
 
 KEY = jax.random.key(0)
-
-
-def images(n=6, size=8):
-    rng = np.random.default_rng(1)
-    return {
-        "x": rng.standard_normal((n, size, size, 3)).astype(np.float32),
-        "y": rng.integers(0, 5, n).astype(np.int32),
-    }
 
 
 def rows(n=6, width=7):
@@ -45,86 +33,34 @@ def by_vmap(loss_fn, params, batch):
     return jax.vmap(one)(jax.tree.map(jnp.asarray, batch))
 
 
-def verify(loss_fn, params, batch, rtol=1e-5):
-    loss, grads, norms = jax.jit(lambda p, b: mon.example_norms(loss_fn)(p, b))(params, batch)
-    # Compiled as a whole: each operation by itself is compiled, too, and there are hundreds.
-    expected, expected_grads = jax.jit(jax.value_and_grad(loss_fn))(params, batch)
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    truth = jax.jit(lambda p, b: by_vmap(loss_fn, p, b))(params, batch)
-    assert jax.tree.structure(norms) == jax.tree.structure(params) == jax.tree.structure(grads)
-    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), grads, expected_grads)
-    for (path, got), want in zip(jax.tree_util.tree_leaves_with_path(norms), jax.tree.leaves(truth), strict=True):
-        smallest = 1e-9 * float(np.max(want)) + 1e-12
-        np.testing.assert_allclose(got, want, rtol=rtol, atol=smallest, err_msg=jax.tree_util.keystr(path))
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def plain_mlp() -> tuple[Any, Any]:
-    params = {
-        "w": [jax.random.normal(KEY, (7, 8)), jax.random.normal(KEY, (8, 5))],
-        "b": [jnp.ones(8), jnp.zeros(5)],
-        "temperature": jnp.float32(1.3),
-        "unused": jnp.ones(3),
-    }
-
-    def loss(p, batch):
-        hidden = jax.nn.gelu(batch["x"] @ p["w"][0] + p["b"][0][None])
-        return cross_entropy(p["temperature"] * (hidden @ p["w"][1] + p["b"][1][None]), batch["y"])
-
-    return loss, params
-
-
-class NNXNet(nnx.Module):
-    def __init__(self, rngs):
-        self.conv = nnx.Conv(3, 4, (3, 3), rngs=rngs)
-        self.norm = nnx.LayerNorm(4, rngs=rngs)
-        self.dense = nnx.Linear(4 * 64, 5, rngs=rngs)
-
-    def __call__(self, x):
-        x = nnx.relu(self.norm(self.conv(x)))
-        return self.dense(x.reshape(len(x), -1))
-
-
-def nnx_net():
-    graph, params = nnx.split(NNXNet(nnx.Rngs(0)))
-    return lambda p, batch: cross_entropy(nnx.merge(graph, p)(batch["x"]), batch["y"]), params
-
-
-class EqxNet(eqx.Module):
-    first: eqx.nn.Linear
-    norm: eqx.nn.LayerNorm
-    mlp: eqx.nn.MLP
-
-    def __init__(self):
-        self.first, self.norm = eqx.nn.Linear(7, 8, key=KEY), eqx.nn.LayerNorm(8)
-        self.mlp = eqx.nn.MLP(8, 5, width_size=6, depth=2, key=KEY)
-
-    def __call__(self, x):
-        return self.mlp(self.norm(jax.nn.silu(self.first(x))))
-
-
-def eqx_net():
-    params, static = eqx.partition(EqxNet(), eqx.is_array)
-
-    def loss(params, batch):
-        return cross_entropy(jax.vmap(eqx.combine(params, static))(batch["x"]), batch["y"])
-
-    return loss, params
-
-
-MODELS = {
-    "plain": (plain_mlp, rows),
-    "nnx": (nnx_net, images),
-    "equinox": (eqx_net, rows),
+PARAMS = {
+    "w": [jax.random.normal(KEY, (7, 8)), jax.random.normal(KEY, (8, 5))],
+    "b": [jnp.ones(8), jnp.zeros(5)],
+    "temperature": jnp.float32(1.3),
+    "unused": jnp.ones(3),
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_norms_are_those_of_gradients_of_each_example_alone(model):
-    (make, data) = MODELS[model]
-    verify(*make(), data())
+def loss_fn(p, batch):
+    hidden = jax.nn.gelu(batch["x"] @ p["w"][0] + p["b"][0][None])
+    return cross_entropy(p["temperature"] * (hidden @ p["w"][1] + p["b"][1][None]), batch["y"])
+
+
+def test_norms_are_those_of_gradients_of_each_example_alone():
+    """Of all, or of the first ones."""
+
+    def of_samples(params, batch):
+        return [mon.example_norms(loss_fn, sample=sample)(params, batch) for sample in (None, 2, 99)]
+
+    def expected(params, batch):
+        return *jax.value_and_grad(loss_fn)(params, batch), by_vmap(loss_fn, params, batch)
+
+    # Compiled as a whole: each operation by itself is compiled, too, and there are hundreds.
+    found, (loss, grads, truth) = jax.jit(of_samples)(PARAMS, rows()), jax.jit(expected)(PARAMS, rows())
+    for (own_loss, own_grads, norms), count in zip(found, (6, 2, 6), strict=True):
+        np.testing.assert_allclose(own_loss, loss, rtol=1e-6)
+        jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), own_grads, grads)
+        jax.tree.map(lambda n, e: np.testing.assert_allclose(n, e[:count], rtol=1e-5, atol=1e-9), norms, truth)  # noqa: B023
 
 
 def test_aux_may_mix_examples_and_others_are_no_examples():
@@ -159,25 +95,6 @@ def test_arguments_are_verified():
         mon.example_norms(recurrent)(jnp.ones(2), {"x": np.ones((6, 2)), "y": np.ones(3)})
     with pytest.raises(ad.CollectiveError, match=r"^example_norms \(test_example_norms.py:\d+\): .*must be a scalar"):
         mon.example_norms(lambda w, b: b["x"] @ w)(jnp.ones(7), {"x": rows()["x"]})
-
-
-# --- norms of some examples -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", ["plain", "nnx"])
-def test_a_sample_has_the_norms_of_the_first_examples(model):
-    make, data = MODELS[model]
-    (loss, params), batch = make(), data()
-
-    def both(params, batch):
-        return [mon.example_norms(loss, sample=sample)(params, batch) for sample in (None, 2, 99)]
-
-    (_, _, every), (_, grads, two), (_, _, all_there_are) = jax.jit(both)(params, batch)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[:2], b, rtol=1e-5, atol=1e-9), every, two)
-    jax.tree.map(np.testing.assert_array_equal, every, all_there_are)
-    assert {n.shape for n in jax.tree.leaves(two)} == {(2,)}
-    expected = jax.jit(jax.grad(loss))(params, batch)
-    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-6), grads, expected)
 
 
 def test_options_are_verified():

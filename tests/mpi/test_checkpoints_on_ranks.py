@@ -64,10 +64,6 @@ def local(state, batch):
     return {"all": new, "own": state["own"] + batch["x"].mean()}, metrics
 
 
-def own(state):
-    return state["own"]
-
-
 def test_one_rank_writes_and_all_resume(world, directory):
     with build(descend, 0.0, make_data(), N, world=world) as program:
         owners = set()
@@ -82,13 +78,12 @@ def test_one_rank_writes_and_all_resume(world, directory):
         assert [other.step().metrics["loss"].item() for _ in range(3)] == after
 
 
-@pytest.mark.parametrize("options", [{}, {"per_worker_state": own}], ids=["replicated", "local"])
-def test_minutes_are_those_of_rank_0(world, directory, monkeypatch, options):
+def test_minutes_are_those_of_rank_0(world, directory, monkeypatch):
     """Each rank has its own clock; that of rank 0 counts, and all save a checkpoint of the same step."""
     now = [0.0]
     monkeypatch.setattr("adaptive.program.run_checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
-    driver, start = (local, {"all": 0.0, "own": 0.0}) if options else (descend, 0.0)
-    with build(driver, start, make_data(), N, world=world, **options) as program:
+    start = {"all": 0.0, "own": 0.0}
+    with build(local, start, make_data(), N, world=world, per_worker_state=lambda state: state["own"]) as program:
         for _ in program.run(steps=7, checkpoint=ad.Checkpoints(directory, every="1 minute", keep=9)):
             now[0] += 25 if world.rank == 0 else 1000
     steps = [int(name.split("-")[-1]) for name in names(world, directory)]

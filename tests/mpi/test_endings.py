@@ -30,15 +30,8 @@ def end(*cases: str, n: int = 3, code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [
-        pytest.param([], marks=pytest.mark.long),
-        pytest.param(["killed:0", "killed:2"], marks=pytest.mark.long),
-        ["leaves:0", "killed:2"],
-    ],
-    ids=str,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("cases", [[], ["killed:0", "killed:2"], ["leaves:0", "killed:2"]], ids=str)
 def test_a_program_that_ends_well(cases):
     assert end(*cases).stdout.count("ended well") == 3 - len(cases)
 
@@ -115,7 +108,8 @@ def test_signals_reach_all_ranks_and_leave_them_time(number, code, monkeypatch):
     assert said.count(f"received {number.name}") == (2 if code == 0 else 0), said
 
 
-@pytest.mark.parametrize("restarts", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("restarts", [0, 1])
 def test_a_host_that_is_cut_off_ends_the_job_which_goes_on_without_it(restarts, tmp_path):
     with hosts(2) as made:
         environ = {**mpirun.environment(), **made.environment(), "PRTE_MCA_rmaps_default_mapping_policy": "slot"}

@@ -1,4 +1,7 @@
-"""Ranks that are killed in any phase, stopped, signaled and spawned: what is left has the results of one worker."""
+"""Ranks that are killed in any phase, stopped, signaled and spawned: what is left has the results of one worker.
+
+`make test` has a kill of each kind in tests/contract, and one in each phase on threads: test_losses_anywhere.py.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,14 @@ def job(*arguments: object, n: int, ours: bool = True, fails: bool = False, opti
     return run(script, n=n, ours=ours, expect_failure=fails, options=options)
 
 
+@long
 @pytest.mark.parametrize(
     "deaths",
     [
-        pytest.param(["before a program is built:2", "the first compile:0", "a hook:3"], marks=long),
-        pytest.param(["tracing:0", "the background:3", "evaluate:1"], marks=long),
+        ["before a program is built:2", "the first compile:0", "a hook:3"],
+        ["tracing:0", "the background:3", "evaluate:1"],
         ["an exchange:0", "an exchange:2", "before a checkpoint:1"],
-        pytest.param(["between steps:0", "any time:1"], marks=long),
+        ["between steps:0", "any time:1"],
     ],
     ids=str,
 )
@@ -84,6 +88,7 @@ def test_two_processes_are_spawned_and_join_at_once():
         assert f"worker {worker} has joined, members (0, 1, 2)" in result.stdout, result
 
 
+@long
 def test_lost_workers_are_replaced_while_others_are_missing_and_if_one_dies_on_its_way(tmp_path):
     result = job("replaced", tmp_path / "killed", n=3)
     assert result.stdout.count("has joined, members (0, 1, 2)") == 3, result
@@ -100,7 +105,8 @@ def test_a_spawned_process_that_is_stuck_or_has_built_something_else_is_found():
     assert "driver differs: " in result.stderr, result
 
 
-@pytest.mark.parametrize("checkpoints", [[], pytest.param(["checkpoints@0"], marks=long)])
+@long
+@pytest.mark.parametrize("checkpoints", [[], ["checkpoints@0"]])
 def test_a_request_in_a_steady_step_is_acted_on_by_all_in_the_same_step(checkpoints):
     events = "set@30", "rescale@60", "leave=1@90", "leave=0@180", "stop@300"
     result = job("requests", 3, 1, *events, *checkpoints, n=3)

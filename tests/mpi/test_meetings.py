@@ -103,7 +103,7 @@ def test_programs_of_one_layout_do_not_share_their_buffers(world):
         assert not np.shares_memory(*buffers)
 
 
-@pytest.mark.parametrize("what", ["evaluate", "checkpoint", "build", "eager", "barrier", "share"])
+@pytest.mark.parametrize("what", ["evaluate", "checkpoint", "build", "eager"])
 def test_another_call_on_one_rank_while_others_step(world, what):
     data = make_data()
     with build(local, {"all": 0.0, "own": 0.0}, data, N, world=world, per_worker_state=lambda s: s["own"]) as program:
@@ -116,8 +116,6 @@ def test_another_call_on_one_rank_while_others_step(world, what):
             "checkpoint": (program.checkpoint, f"a checkpoint of {program._name} after step 1 ("),
             "build": (lambda: build(descend, 0.0, data, N, world=world), "building program"),
             "eager": (lambda: comm.all_reduce(1.0, op="sum"), "all_reduce(op='sum') of float32[], outside a program ("),
-            "barrier": (world.barrier, "a barrier ("),
-            "share": (lambda: world.all_gather_bytes(b""), "values to share ("),
         }[what]
         before = program.state
         meet(world, do, program.step, f"message 1 of step 2 of {program._name} (", said)
@@ -179,7 +177,7 @@ def test_the_precision_of_a_rank_is_named_when_a_program_is_built(world):
 # --- one rank fails, wherever the others are --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["evaluate", "step", "barrier", "eager"])
+@pytest.mark.parametrize("where", ["evaluate", "step", "eager"])
 def test_a_rank_that_fails_in_evaluate(world, where):
     def bad(state, batch):
         if odd(world):
@@ -190,7 +188,6 @@ def test_a_rank_that_fails_in_evaluate(world, where):
         others = {
             "evaluate": lambda: program.evaluate(bad, make_data()),
             "step": program.step,
-            "barrier": world.barrier,
             "eager": lambda: comm.all_gather(1.0),
         }[where]
         with pytest.raises(ArithmeticError if odd(world) else ad.WorkerError) as caught:
@@ -210,11 +207,6 @@ def test_a_rank_that_fails_while_a_program_is_built(world):
 
     with pytest.raises(ArithmeticError if odd(world) else ad.WorkerError, match="not here"):
         build(driver, 0.0, make_data(), N, world=world)
-
-
-def test_an_error_on_all_ranks_is_raised_by_each(world):
-    with pytest.raises(ad.ReplicationError):
-        build(lambda state, batch: (state + batch["x"].mean(), {}), 0.0, make_data(), N, world=world)
 
 
 @pytest.mark.parametrize("where", ["step", "barrier"])

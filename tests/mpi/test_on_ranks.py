@@ -78,47 +78,19 @@ def sgd(rate: float, extra: bool = False):
 
 @pytest.mark.parametrize("difference", ["branch", "constant"])
 def test_drivers_that_differ(world, difference):
-    mine = {
-        "branch": sgd(0.1, extra=odd(world)),
-        "constant": sgd(jnp.full((6, 8), 0.1 + 0.1 * odd(world)) if difference == "constant" else 0.1),
-    }[difference]
-    state = {"inner": {"w": make_params()["inner"]["w"]}}
+    rate = jnp.full((6, 8), 0.1 + 0.1 * (odd(world) and difference == "constant"))
     all_refuse(
         "driver, at test_on_ranks.py:",
         "is not the same on all ranks: rank 0: ",
         "no number that differs",
-        driver=mine,
-        state=state,
+        driver=sgd(rate, extra=odd(world) and difference == "branch"),
+        state={"inner": {"w": make_params()["inner"]["w"]}},
     )
 
 
-def test_drivers_with_the_same_closures_do_not_differ(world):
-    state = {"inner": {"w": make_params()["inner"]["w"]}}
-    rate = jnp.full((6, 8), 0.1)
-    with build(sgd(rate), state, make_data(), N, world=world) as program:
-        program.step()
-
-
-@pytest.mark.parametrize("difference", ["order", "length", "dtype"])
-def test_data_that_differ(world, difference):
-    mine = {
-        "order": lambda a: a[::-1],
-        "length": lambda a: a[:100],
-        "dtype": lambda a: a.astype(np.int16) if a.dtype == np.int32 else a,
-    }[difference]
-    data = jax.tree.map(mine, make_data()) if odd(world) else make_data()
-    all_refuse(
-        f"data{'' if difference == 'length' else '['}",
-        " is not the same on all ranks: rank 0: ",
-        "the whole data set, in the same order",
-        data=data,
-    )
-
-
-def test_data_of_which_most_rows_differ(world):
-    data = make_data(1000)
-    data["x"] = data["x"] + np.float32(odd(world)) * (np.arange(1000) % 10 != 0)[:, None]
-    all_refuse("data['x'] is not the same on all ranks: rank 0: float32[", data=data)
+def test_data_that_differ(world):
+    data = jax.tree.map(lambda a: a[::-1], make_data()) if odd(world) else make_data()
+    all_refuse("data[", " is not the same on all ranks: rank 0: ", "the whole data set, in the same order", data=data)
 
 
 class Augmented:
@@ -148,32 +120,14 @@ def test_states_that_differ(world):
     all_refuse("state['params']['inner']['w'] is not the same on all ranks", "comm.broadcast(state)", state=state)
 
 
-def test_states_with_other_leaves(world):
-    state = {**adam_state(), **({"more": jnp.zeros(())} if odd(world) else {})}
-
-    def driver(state, batch):
-        new, metrics = adam_driver(state, batch)
-        return {**state, **new}, metrics
-
-    all_refuse("state['more'] is not the same on all ranks: rank 0: none", driver=driver, state=state)
-
-
 def test_one_broadcast_makes_states_alike(world):
     state = comm.broadcast({"params": make_params(seed=1 + odd(world)), "opt": adam_state()["opt"]})
     with build(adam_driver, state, make_data(), N, world=world) as program:
         program.step()
 
 
-@pytest.mark.parametrize(
-    ("name", "mine"),
-    [
-        ("seed", lambda odd: {"seed": 1 + odd}),
-        ("batch sizes", lambda odd: {"global_batch": N + odd}),
-        ("nonfinite", lambda odd: {"nonfinite": "skip" if odd else "raise"}),
-    ],
-)
-def test_settings_that_differ(world, name, mine):
-    all_refuse(f"{name} is not the same on all ranks: rank 0: ", "the same arguments", **mine(odd(world)))
+def test_settings_that_differ(world):
+    all_refuse("seed is not the same on all ranks: rank 0: ", "the same arguments", seed=1 + odd(world))
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -326,14 +280,11 @@ def one_more(leaf):
 
 OTHER_CHECKPOINTS = {
     "a corrupt state": (but("state", lambda s: {**s, "w": nan_first(s["w"])}), "state['w']"),
-    "a corrupt slot": (but("slots", lambda s: {name: [a + 1 for a in kept] for name, kept in s.items()}), "slots["),
     "a corrupt hook state": (
         but("hooks", lambda h: jax.tree.map(one_more, h)),
         "hooks['0/balance']",
     ),
     "other sizes": (but("batch_sizes", lambda sizes: np.array([sizes[0] - 1, sizes[1] + 1])), "batch_sizes"),
-    "other shares": (but("shares", lambda shares: [2.0, *shares[1:]]), "shares"),
-    "another step": (but("step", 1), "step is not the same on all ranks: rank 0: 2; "),
     "another cursor": (but("cursor", 3), "cursor"),
 }
 
@@ -351,10 +302,7 @@ def test_a_rank_that_restores_an_older_checkpoint(course):
 
 
 UNREADABLE = {
-    "no step": (lambda kept: {name: field for name, field in kept.items() if name != "step"}, "has no 'step'"),
     "another seed": (but("seed", 5), "made with seed=5"),
-    "complex numbers": (but("state", lambda s: {**s, "w": s["w"] + 1j}), "state['w'] is complex"),
-    "NaN shares": (but("shares", lambda shares: [float("nan"), *shares[1:]]), "shares must be finite"),
     "nothing": (lambda kept: None, "restore takes what"),
 }
 
@@ -394,10 +342,7 @@ def mean_times(factors):
 
 
 EVALUATED_OTHERWISE = {
-    "length": ({"data": {"x": np.ones((31, 2))}}, "the data set is not the same on all ranks: rank 0: 32 examples"),
     "content": ({"data": {"x": np.zeros((32, 2))}}, "the data set is not the same"),
-    "batch": ({"batch": 7}, "batch is not the same on all ranks: rank 0: 8"),
-    "function": ({"fn": lambda state, batch: 2 * mean_of_x(state, batch)}, "fn is not the same on all ranks"),
     "constant": ({"fn": mean_times(jnp.full(3, 2.0))}, "fn is not the same on all ranks"),
     "result": ({"fn": lambda state, batch: [mean_of_x(state, batch)] * 2}, "what fn returns is not the same"),
 }
@@ -436,14 +381,8 @@ def raises_here(state, batch):
 
 @pytest.mark.parametrize(
     ("mine", "error"),
-    [
-        ({"batch": 0}, ad.BatchSizeError),
-        ({"data": {"x": np.ones((0, 2))}}, ad.DataError),
-        ({"data": {"y": np.ones((32, 2))}}, KeyError),
-        ({"fn": raises_here}, ArithmeticError),
-        ({"fn": lambda state, batch: batch["x"]}, ad.DriverError),
-    ],
-    ids=["batch", "no data", "data", "function", "no mean"],
+    [({"batch": 0}, ad.BatchSizeError), ({"fn": raises_here}, ArithmeticError)],
+    ids=["batch", "function"],
 )
 def test_a_rank_that_fails_in_evaluate(trained, mine, error):
     alike = {"fn": mean_of_x, "data": {"x": np.ones((32, 2))}, "batch": 8}
@@ -479,7 +418,7 @@ def test_which_worlds_are_of_unlike_machines(world, request):
     assert HostSurvey(world).heterogeneous
 
 
-@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"], ["b", None]])
+@pytest.mark.parametrize("hosts", [["a", "a"], ["b", None]])
 def test_processes_of_one_host_compile_in_an_order_of_their_own(world, monkeypatch, hosts):
     """Numbered among those that share a compilation cache, whatever their ranks are."""
     own = hosts[world.rank % len(hosts)]
@@ -559,22 +498,6 @@ def test_a_source_that_raises_on_one_rank(world):
     if odd(world):
         assert "disk read error" in str(error)
         assert any("in step 4" in note for note in error.__notes__)
-
-
-def test_a_computation_that_raises_on_one_rank(world):
-    def check(loss, step):
-        if odd(world) and step == 2:
-            raise FloatingPointError("that is no loss")
-        return loss
-
-    def driver(state, batch):
-        scale = jax.pure_callback(check, jax.ShapeDtypeStruct((), jnp.float32), batch["x"].mean(), ad.step_number())
-        state, metrics = descend(state, {**batch, "x": batch["x"] + 0 * scale})
-        return state, metrics
-
-    error = fails(world, build(driver, 0.0, make_data(), N, world=world), Exception, step=3)
-    if odd(world):
-        assert "that is no loss" in str(error)
 
 
 def test_a_rank_that_fails_between_two_messages(world):
@@ -677,9 +600,8 @@ def test_replicas_are_those_of_one_process(world):
     assert float(metrics[-1]["apart"]) == 0
 
 
-@pytest.mark.parametrize("what", steady.MOST_CALLS)
-def test_a_steady_step_makes_few_calls_in_python(world, what):
+def test_a_steady_step_makes_few_calls_in_python(world):
     """Of which the exchange makes some, over MPI."""
     if isinstance(world, comm.MPIWorld):
-        driver, log, most = steady.MOST_CALLS[what]
+        driver, log, most = steady.MOST_CALLS["with policies"]
         assert steady.calls_of_a_step(driver, log) <= most

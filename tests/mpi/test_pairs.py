@@ -83,6 +83,7 @@ def said_by(job: subprocess.Popen) -> str:
 OURS = [sys.executable, "-m", "launchers.run", "-H", "h1:1,h2:2"]
 
 
+@pytest.mark.long
 @survives_losses
 def test_a_rank_that_stops_or_dies_in_a_round_blocks_nobody(tmp_path):
     with hosts(2) as made:

@@ -55,14 +55,14 @@ def test_a_rank_is_killed_before_its_world_is_made(phase, seed, tmp_path):
         assert re.search("WorkerError: .*during comm.world|comm.world.* failed", result.stderr), result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("who", "phase", "seed"),
     [
-        ("0", "spawning", 1),
-        *(pytest.param("0", "spawning", seed, marks=pytest.mark.long) for seed in range(2, 5)),
-        *(pytest.param("spawned", "import", seed, marks=pytest.mark.long) for seed in range(1, 3)),
-        *(pytest.param("spawned", "MPI_Init", seed, marks=pytest.mark.long) for seed in range(1, 4)),
-        *(pytest.param("spawned", "world", seed, marks=pytest.mark.long) for seed in range(1, 4)),
+        *(("0", "spawning", seed) for seed in range(1, 5)),
+        *(("spawned", "import", seed) for seed in range(1, 3)),
+        *(("spawned", "MPI_Init", seed) for seed in range(1, 4)),
+        *(("spawned", "world", seed) for seed in range(1, 4)),
     ],
 )
 def test_a_process_is_killed_while_another_is_spawned(who, phase, seed, tmp_path):

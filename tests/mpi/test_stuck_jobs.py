@@ -79,6 +79,7 @@ def test_ranks_that_hang_in_a_hook_an_evaluation_and_a_restore_are_removed_one_a
     assert result.stdout.count("ended well") == 1, str(result)
 
 
+@pytest.mark.long
 @survives_losses
 def test_missing_ranks_are_named_and_removed_and_the_others_go_on():
     result = start("hangs", "is stopped", "holds the lock", n=4, block=True, fails=False, ours=True)

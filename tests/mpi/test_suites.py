@@ -27,7 +27,6 @@ MATHEMATICS, *PROGRAMS = (
     for name in (
         "same_mathematics",
         "trace",
-        "federated",
         "own_collectives",
         "not_finite",
         "hyperparameters",

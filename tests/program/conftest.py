@@ -10,30 +10,25 @@ import pytest
 
 import collectives as comm
 from adaptive.program import parts
+from adaptive.runtime.local_world import LocalWorld
 
 WORLDS = {
-    "solo": comm.SoloWorld,
-    "devices": lambda: comm.DeviceWorld(jax.local_devices()[:3]),  # each has kernels of its own to compile
+    "local": lambda: LocalWorld(3),
+    "devices": lambda: comm.DeviceWorld(jax.local_devices()[:3]),
     "mpi": comm.MPIWorld,
     "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
     "jax": lambda: comm.JaxWorld(jax.local_devices()[:1]),
     "jax-two-devices": lambda: comm.JaxWorld(jax.local_devices()[:2]),
 }
-KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
-# One worker alone does nothing that several do not: most of what it needs is tested without worlds, in tests/adaptive.
-_WORLDS = [pytest.param(kind, marks=pytest.mark.long) if kind == "solo" else kind for kind in KINDS]
+# Each device has kernels of its own to compile: `make test` has those worlds in tests/contract.
+KINDS = os.environ.get("TESTS_WORLD", "local devices").split()
 
 
-@pytest.fixture(params=_WORLDS, scope="module")
-def world(request) -> Iterator[comm.SoloWorld | comm.DeviceWorld | comm.MPIWorld | comm.JaxWorld]:
+@pytest.fixture(
+    params=[pytest.param(k, marks=pytest.mark.long) if k == "devices" else k for k in KINDS], scope="module"
+)
+def world(request) -> Iterator[LocalWorld | comm.DeviceWorld | comm.MPIWorld | comm.JaxWorld]:
     """A world of each kind under test, entered."""
-    with WORLDS[request.param]() as world:
-        yield world
-
-
-@pytest.fixture(params=[kind for kind in KINDS if kind != "solo"], scope="module")
-def workers(request) -> Iterator[comm.DeviceWorld | comm.MPIWorld | comm.JaxWorld]:
-    """As `world`, of several workers."""
     with WORLDS[request.param]() as world:
         yield world
 

@@ -44,11 +44,11 @@ def driver_of(reduce, spoil=lambda grads: grads):
 
 
 def built(driver, **options):
-    given = {"world": LocalWorld(len(SIZES)), "shares": SIZES, "global_batch": sum(SIZES)} | options
-    return ad.Program(driver, first_params(), data(), **given)
+    given = {"world": LocalWorld(len(SIZES)), "shares": SIZES, "global_batch": sum(SIZES), "resizable": False}
+    return ad.Program(driver, first_params(), data(), **(given | options))
 
 
-def with_own_gradients(program, spoil=lambda worker, g: g, steps=6):
+def with_own_gradients(program, steps=3):
     """Step by step: the parameters before, each worker's own gradient as a vector (b, w…), and the parameters after."""
     take, seen = program._parts.stream.take, []
 
@@ -61,9 +61,10 @@ def with_own_gradients(program, spoil=lambda worker, g: g, steps=6):
         before = jax.tree.map(np.asarray, program.state)
         program.step()
         own = []
-        for worker, batch in enumerate(seen[-1].batches):
-            g = jax.grad(mean_loss)(before, jax.tree.map(jnp.asarray, batch))
-            own.append(spoil(worker, np.concatenate([[g["b"]], g["w"]])))
+        for batch in seen[-1].batches:
+            x, y = np.asarray(batch["x"]), np.asarray(batch["y"])
+            rest = x @ before["w"] + before["b"] - y
+            own.append(np.concatenate([[2 * rest.mean()], 2 * rest @ x / len(y)]))
         yield vector(before), np.stack(own), vector(program.state)
 
 
@@ -108,12 +109,9 @@ def test_workers_gradients_are_reduced_by_their_examples(op, expected, microbatc
         np.testing.assert_allclose(after, before - RATE * expected(own, SIZES), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
-@pytest.mark.parametrize(
-    "op",
-    [*(pytest.param(op, marks=pytest.mark.long) for op in ("median", comm.geometric_median())), comm.trimmed_mean(2)],
-    ids=str,
-)
+@pytest.mark.parametrize("op", ["median", comm.geometric_median(), comm.trimmed_mean(2)], ids=str)
 def test_the_model_learns_beside_two_bad_workers_however_large_their_gradients(op, precision):
     """One model for each magnitude, side by side in one program."""
     factors = [-1e4, 1e8, 1e37, np.nan]
@@ -136,24 +134,22 @@ def test_the_model_learns_beside_two_bad_workers_however_large_their_gradients(o
         assert np.linalg.norm(vector(params)[1:] - np.arange(4.0)) < 0.8, wrong
 
 
-@pytest.mark.parametrize("op", ["median", pytest.param(comm.geometric_median(), marks=pytest.mark.long)], ids=str)
-def test_nans_on_most_workers_raise(op):
+def test_nans_on_most_workers_raise():
     def spoil(grads):
         return jax.tree.map(lambda g: jnp.where(ad.worker_index() < 3, jnp.nan, g), grads)
 
-    program = built(driver_of(lambda g: comm.all_reduce(g, op=op), spoil))
+    program = built(driver_of(lambda g: comm.all_reduce(g, op="median"), spoil))
     before = vector(program.state)
     with pytest.raises(ad.NonFiniteError):
         program.step()
     np.testing.assert_array_equal(vector(program.state), before)
 
 
-@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
-def test_contributions_that_are_not_finite_are_dropped_with_their_examples(microbatch):
+def test_contributions_that_are_not_finite_are_dropped_with_their_examples():
     def spoil(grads):
         return {"w": grads["w"], "b": jnp.where(ad.worker_index() == 2, jnp.nan, grads["b"])}
 
-    program = built(driver_of(lambda g: comm.all_reduce(g, nonfinite="drop"), spoil), microbatch=microbatch)
+    program = built(driver_of(lambda g: comm.all_reduce(g, nonfinite="drop"), spoil), microbatch=2)
     rest = [n for worker, n in enumerate(SIZES) if worker != 2]
     for before, own, after in with_own_gradients(program):
         mean = np.average(np.delete(own, 2, axis=0), axis=0, weights=rest)
@@ -178,7 +174,7 @@ def test_rounding_errors_are_sent_later():
 
     kinds = ["nearest", "stochastic", "error_feedback"]
     program = ad.Program(driver, [jnp.zeros(4)] * 3, data(), global_batch=12, world=LocalWorld(3), resizable=False)
-    steps = 200
+    steps = 100
     for _ in range(steps):
         program.step()
     errors = [np.abs(np.asarray(t) / (6 * steps) - constant) / np.abs(constant) for t in program.state]
@@ -211,8 +207,7 @@ def test_rounding_errors_of_half_precisions_are_exact(dtype, values):
         np.testing.assert_array_equal(found, wanted - traveled)
 
 
-@pytest.mark.parametrize("microbatch", [None, 2])
-@pytest.mark.parametrize("value", [60_000.0, 1e-3])
+@pytest.mark.parametrize(("value", "microbatch"), [(60_000.0, 2), (1e-3, None)])
 def test_a_mean_in_float16_reaches_as_far_as_its_values(value, microbatch):
     """What travels is of the mean's magnitude, and not the sum over examples, which float16 would not hold."""
 

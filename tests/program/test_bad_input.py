@@ -73,7 +73,7 @@ def test_a_checkpoint_that_is_sharded(world):
         np.testing.assert_array_equal(program.state["w"], 0)
 
 
-def test_a_value_that_is_sharded_outside_a_program(workers):
+def test_a_value_that_is_sharded_outside_a_program(world):
     with pytest.raises(ad.CollectiveError, match=r"all_reduce outside a program.*is sharded over 2 devices"):
         comm.all_reduce(over_devices(jnp.arange(4), "model"), op="sum")
 
@@ -92,6 +92,7 @@ def test_fully_replicated_arrays_are_accepted(world):
         checkpoint["state"]["w"] = over_devices(jnp.asarray(checkpoint["state"]["w"]))
         program.restore(checkpoint)
         np.testing.assert_allclose(program.state["w"], float(mean) * np.arange(4), rtol=1e-6)
+    np.testing.assert_array_equal(state["w"], 0)  # the user's own memory
 
 
 # --- drivers ----------------------------------------------------------------------------------------------------------
@@ -107,8 +108,6 @@ def test_a_state_that_holds_no_array(world):
         (lambda x: comm.all_reduce({"n": jnp.int32(2)}), "all_reduce (test_bad_input.py:"),
         (lambda x: comm.all_reduce({"n": jnp.int32(2)}), "['n'] is int32, whose mean would be rounded"),
         (lambda x: comm.all_reduce((x > 0).any()), "boolean, which has no mean"),
-        (lambda x: comm.all_reduce((x > 0).any(), op="sum"), "boolean, which has no sum"),
-        (lambda x: comm.all_reduce(jax.random.key(0), op="sum"), "a PRNG key"),
         (lambda x: comm.broadcast([ad.step_key()]), "[0] is a PRNG key. Send its data"),
         (lambda x: comm.all_reduce("loss"), "'loss': neither an array nor a number"),
         (lambda x: comm.all_reduce(x.mean(), weight=x), "weight= must be one real number per worker"),
@@ -134,12 +133,8 @@ def test_integers_sum_and_empty_trees_are_no_leaves(world):
     assert metrics["n"].dtype == jnp.int32
 
 
-@pytest.mark.parametrize(
-    "line_search", [optax.scale_by_zoom_linesearch(8), optax.scale_by_backtracking_linesearch(8)], ids=["zoom", "back"]
-)
-def test_a_line_search_that_calls_the_loss_in_a_loop(world, line_search):
-    """One differentiates the loss, the other does not; to both the advice is the same."""
-    tx = relaxed_tx(optax.chain(optax.sgd(1.0), line_search))
+def test_a_line_search_that_calls_the_loss_in_a_loop(world):
+    tx = relaxed_tx(optax.chain(optax.sgd(1.0), optax.scale_by_zoom_linesearch(8)))
 
     def driver(state, batch):
         def value_fn(s):
@@ -218,13 +213,9 @@ def standing(world):
     ("global_batch", "says"),
     [
         (0, "global_batch must be positive; got 0"),
-        (12.5, "global_batch must be a whole number of examples; got 12.5"),
         (math.inf, "global_batch must be a whole number of examples; got inf"),
-        (True, "global_batch must be a whole number of examples; got True"),
         ("12", "global_batch must be a whole number of examples; got '12'"),
-        (10**400, "global_batch=1e400 or so is larger than the data set"),
         (None, "global_batch must be a whole number of examples; got None"),
-        ((6, 6), "global_batch must be a whole number of examples; got (6, 6)"),
         (25, "global_batch=25 is larger than the data set, which has 24 examples"),
     ],
 )
@@ -248,18 +239,9 @@ def test_more_examples_than_the_workers_may_take(world):
     )
 
 
-def bad_shares(n: int) -> dict[str, tuple[list[float], str]]:
-    return {
-        "too few": ([1.0] * (n - 1), f"{n} of them"),
-        "negative": ([-1.0] + [2.0] * (n - 1), "negative"),
-        "nan": ([math.nan] * n, "nan"),
-        "zero": ([0.0] * n, "zero"),
-    }
-
-
-@pytest.mark.parametrize("which", list(bad_shares(1)))
-def test_shares_that_are_none(world, standing, which):
-    shares, says = bad_shares(world.size)[which]
+@pytest.mark.parametrize(("first", "says"), [(-1.0, "negative"), (math.nan, "nan")])
+def test_shares_that_are_none(world, standing, first, says):
+    shares = [first] + [2.0] * (world.size - 1)
     refused(ad.BatchSizeError, "shares", says, shares=shares)
     with pytest.raises(ad.BatchSizeError, match="shares"):
         standing.rescale(shares=shares)
@@ -285,13 +267,10 @@ def test_shares_that_are_none(world, standing, which):
     [
         ({"microbatch": 0}, "microbatch must be positive, a whole number of examples; got 0"),
         ({"max_local_batch": 0}, "max_local_batch must be positive, a whole number of examples; got 0"),
-        ({"microbatch": "4"}, "microbatch must be positive, a whole number of examples; got '4'"),
-        ({"microbatch": 4.5}, "microbatch must be positive, a whole number of examples; got 4.5"),
         ({"max_local_batch": "64"}, "max_local_batch is one whole number of examples, or one for each of"),
         ({"max_local_batch": [12] * 9}, "max_local_batch is one whole number of examples, or one for each of"),
         ({"shares": ["1"] * 9}, "shares are numbers, one per worker"),
         ({"seed": "3"}, "seed must be a whole number; got '3'"),
-        ({"seed": 2.5}, "seed must be a whole number; got 2.5"),
         ({"nonfinite": "ignore"}, "nonfinite must be"),
     ],
 )
@@ -299,47 +278,7 @@ def test_options_out_of_range(world, options, says):
     refused(ad.AdaptiveError, says, **options)
 
 
-def test_numbers_of_any_kind_and_size_are_taken_alike(world):
-    """Of numpy and of JAX; and what no batch can be is as good as no limit."""
-    n = world.size
-    options = {"microbatch": jnp.int32(3), "shares": (np.float32(2),) * n, "seed": np.int64(3)}
-    plain = {"microbatch": 3, "shares": [1] * n, "seed": 3}
-    states = []
-    for global_batch, given in ((np.array(12), {**options, "max_local_batch": 10**400}), (12, plain)):
-        with build(total, 0.0, X, global_batch, **given, resizable=True) as program:
-            program.rescale(global_batch=jnp.int32(16), shares=np.ones(n, int))
-            reports = list(program.run(steps=np.int32(2)))
-            states.append((float(program.state), [r.batch_sizes for r in reports]))
-    assert states[0] == states[1]
-    with build(total, 0.0, X, 12) as program:
-        with pytest.raises(ad.DriverError, match="steps must be a whole number"):
-            next(program.run(steps=2.5))
-        for shares in (["1"] * n, "1" * n, [10**400] * n, 3):
-            with pytest.raises(ad.BatchSizeError, match="shares"):
-                program.rescale(shares=shares)
-        assert program.global_batch == 12
-
-
 # --- what hooks ask for -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("asked", "got"), [(1e9, 24), (0, None)])
-def test_requests_out_of_range_are_clipped_with_a_note(world, asked, got):
-    got = got or world.size
-
-    def adapt(control):
-        control.rescale(global_batch=asked)
-
-    def driver(state, batch):
-        ctrl.hook(adapt)
-        return total(state, batch)
-
-    with build(driver, 0.0, X, 12, world=world, resizable=True) as program:
-        program.warm_up()
-        report = program.step()
-        assert "hook 'adapt': global batch" in report.notes[0]
-        assert f" clipped to {got}, the " in report.notes[-1]
-        assert program.global_batch == program.step().global_batch == got
 
 
 def test_a_hook_that_raises(world):
@@ -359,27 +298,10 @@ def test_a_hook_that_raises(world):
     assert any("hook 'adapt' (test_bad_input.py:" in note and "step 2" in note for note in caught.value.__notes__)
 
 
-# --- after an error ---------------------------------------------------------------------------------------------------
-
-
-def test_a_program_continues_after_an_error_between_steps(world):
-    """Errors of requests leave the program as it was."""
-    with build(total, 0.0, X, 12, world=world) as program, build(total, 0.0, X, 12, world=world) as other:
-        for step in range(3):
-            with pytest.raises(ad.BatchSizeError):
-                program.rescale(global_batch=24, shares=[0.0] * world.size)
-            assert program.step().metrics == other.step().metrics, step
-        assert program.state == other.state
-
-
 # --- arguments of other types -----------------------------------------------------------------------------------------
 
 
 def step_of_three(state, batch, model):
-    return total(state, batch)
-
-
-def step_with_a_keyword(state, batch, *, rate):
     return total(state, batch)
 
 
@@ -419,14 +341,12 @@ def test_a_world_that_is_none(given, says):
             "called as step_of_three(state, batch), but its signature is step_of_three(state, batch, model)",
         ),
         (jax.jit(step_of_three), "missing a required argument: 'model'"),
-        (step_with_a_keyword, "missing a required argument: 'rate'"),
         (Trainer.step, "missing a required argument: 'batch'"),
-        (lambda state: state, "too many positional arguments"),
         (Trainer, "the class Trainer; pass a method of an instance"),
         ("step", "driver(state, batch) -> (state, metrics); got 'step'"),
     ],
 )
-def test_a_driver_that_cannot_be_called(workers, driver, says):
+def test_a_driver_that_cannot_be_called(world, driver, says):
     refused(ad.DriverError, says, driver=driver)
 
 
@@ -434,17 +354,15 @@ def test_a_driver_that_cannot_be_called(workers, driver, says):
     ("picked", "says"),
     [
         ("opt", "must be a function, such as  lambda state: state['momentum']; got 'opt'"),
-        (["opt"], "must be a function"),
         (lambda state: state["opt"], "fails on the state, PyTreeDef({'w': *}), with KeyError: 'opt'"),
-        (lambda state: state.opt, "AttributeError"),
         (lambda state: 7, "parts of the state unchanged"),
     ],
 )
-def test_a_part_of_the_state_that_is_none(workers, picked, says):
+def test_a_part_of_the_state_that_is_none(world, picked, says):
     refused(ad.DriverError, says, driver=first_weight, state={"w": 0.0}, per_worker_state=picked)
 
 
-def test_a_class_for_data(workers):
+def test_a_class_for_data(world):
     refused(ad.DataError, "data is the class Rows. Create an object:  Rows(…)", data=Rows)
     with build(total, 0.0, Rows(), 12) as program, pytest.raises(ad.DataError, match="data is the class Rows"):
         program.evaluate(lambda state, batch: batch["x"].mean(), Rows)
@@ -454,12 +372,10 @@ def test_a_class_for_data(workers):
     ("state", "metrics", "says"),
     [
         (None, {"run": "a"}, "driver 'driver' returns the metric ['run'] as a str, which is not an array of numbers"),
-        (None, {"run": {"id": object()}}, "the metric ['run']['id'] as a object"),
-        (None, "a", "the metric as a str"),
         ({"w": "a"}, {}, "the state['w'] as a str"),
     ],
 )
-def test_a_result_that_is_no_array(workers, state, metrics, says):
+def test_a_result_that_is_no_array(world, state, metrics, says):
     def driver(old, batch):
         return state or first_weight(old, batch)[0], metrics
 
@@ -467,7 +383,7 @@ def test_a_result_that_is_no_array(workers, state, metrics, says):
 
 
 @pytest.mark.parametrize("name", ["deterministic", "resizable"])
-def test_a_flag_that_is_neither_true_nor_false(workers, name):
+def test_a_flag_that_is_neither_true_nor_false(world, name):
     refused(ad.DriverError, f"{name} must be True or False; got 1", **{name: 1})
 
 
@@ -476,16 +392,13 @@ def test_a_flag_that_is_neither_true_nor_false(workers, name):
     [
         ({"steps": -1}, "steps must be 0 or more; got -1"),
         ({"epochs": -2}, "epochs must be 0 or more; got -2"),
-        ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
-        ({"until_step": -1}, "until_step must be 0 or more"),
         ({"until_epoch": "3"}, "until_epoch must be a whole number; got '3'"),
         ({"steps": 3, "until_step": 9}, "takes steps= or until_step=, not both"),
-        ({"epochs": 3, "until_epoch": 9}, "takes epochs= or until_epoch=, not both"),
         ({"steps": 1, "record": 3}, 'record= is the path of a file, such as "run.jsonl"; got 3'),
         ({"steps": 1, "progress": "yes"}, "progress must be True or False; got 'yes'"),
     ],
 )
-def test_a_run_with_other_arguments(workers, options, says):
+def test_a_run_with_other_arguments(world, options, says):
     with build(total, 0.0, X, 12) as program:
         with pytest.raises(ad.DriverError) as caught:
             list(program.run(**options))

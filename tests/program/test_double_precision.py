@@ -1,4 +1,4 @@
-"""Operators under `jax_enable_x64`, with parameters of either precision: they run, and keep the dtypes of a state."""
+"""Operators under `jax_enable_x64`, with parameters in single precision: they run, and keep the dtypes of a state."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ COVERS = ("adaptive/base/numbers.py",)
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-either = pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.long)])
+DTYPE = "float32"  # parameters in double precision are those of tests/contract
 
 
-def data(dtype):
+def data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(240, 4))
-    return {"x": x.astype(dtype), "y": (x @ np.arange(4.0)).astype(dtype)}
+    return {"x": x.astype(DTYPE), "y": (x @ np.arange(4.0)).astype(DTYPE)}
 
 
 def mean_loss(params, batch):
     return ((batch["x"] @ params - batch["y"]) ** 2).mean()
 
 
-def run(driver, state, dtype, steps=6, **options):
+def run(driver, state, steps=6, **options):
     options = {"world": LocalWorld(3), "global_batch": 24, "shares": (3, 2, 1), "deterministic": True} | options
     before = [jnp.asarray(x).dtype for x in jax.tree.leaves(state)]
-    with ad.Program(driver, state, data(dtype), **options) as program:
+    with ad.Program(driver, state, data(), **options) as program:
         reports = [program.step() for _ in range(steps)]
         assert [x.dtype for x in jax.tree.leaves(program.state)] == before
     return reports
 
 
-@either
-def test_a_learning_rate_rule_beside_all_monitors_and_a_policy(dtype):
+def test_a_learning_rate_rule_beside_all_monitors_and_a_policy():
     tx = relaxed_tx(optax.chain(optax.adam(0.01), ctrl.scale_by_batch("adascale", base=24, warmup=3)))
 
     def driver(state, batch):
@@ -67,14 +66,14 @@ def test_a_learning_rate_rule_beside_all_monitors_and_a_policy(dtype):
         ctrl.hook(lambda control, scale: control.rescale(global_batch=24 + 6 * (control.step % 2)), noise.scale)
         return (optax.apply_updates(params, updates), opt_state), metrics
 
-    params = jnp.zeros(4, dtype)
-    reports = run(driver, (params, tx.init(params)), dtype)
+    params = jnp.zeros(4, DTYPE)
+    reports = run(driver, (params, tx.init(params)))
     assert {report.global_batch for report in reports} == {24, 30}
     assert reports[-1].metrics["loss"] < reports[0].metrics["loss"]
     assert np.isfinite(reports[-1].metrics["noise"])
 
 
-def learns(strategy, dtype):
+def learns(strategy):
     def driver(state, batch):
         new, loss = strategy.step(state, jax.value_and_grad(mean_loss), batch)
         metrics = {"loss": comm.all_reduce(loss)}
@@ -84,21 +83,17 @@ def learns(strategy, dtype):
             metrics["apart"] = mon.replica_distance(strategy.model(state))
         return new, metrics
 
-    reports = run(
-        driver, strategy.init(jnp.zeros(4, dtype)), dtype, steps=30, per_worker_state=strategy.per_worker_state
-    )
+    reports = run(driver, strategy.init(jnp.zeros(4, DTYPE)), steps=30, per_worker_state=strategy.per_worker_state)
     assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
 
 
 @pytest.mark.long
-@either
 @pytest.mark.parametrize("op", ["median", comm.geometric_median()], ids=str)
-def test_synchronous_strategies(op, dtype):
-    learns(sync.synchronous(relaxed_tx(optax.adam(0.05)), op=op), dtype)
+def test_synchronous_strategies(op):
+    learns(sync.synchronous(relaxed_tx(optax.adam(0.05)), op=op))
 
 
 @pytest.mark.long
-@either
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -112,11 +107,10 @@ def test_synchronous_strategies(op, dtype):
     ],
     ids=lambda strategy: strategy.name,
 )
-def test_other_strategies(strategy, dtype):
-    learns(strategy, dtype)
+def test_other_strategies(strategy):
+    learns(strategy)
 
 
-@either
 @pytest.mark.parametrize(
     "rule",
     [
@@ -127,28 +121,27 @@ def test_other_strategies(strategy, dtype):
     ],
     ids=lambda rule: rule.name,
 )
-def test_rules_for_hyperparameters(rule, dtype):
+def test_rules_for_hyperparameters(rule):
     def driver(params, batch):
         loss, grads = jax.value_and_grad(mean_loss)(params, batch)
         grads, loss = comm.all_reduce((grads, loss))
         rate = ad.hyperparameter("lr", 0.01)
         ctrl.hook(rule, *([loss] if rule.name == "plateau" else []))
-        return params - rate.astype(dtype) * grads, {"loss": loss}
+        return params - rate.astype(DTYPE) * grads, {"loss": loss}
 
-    run(driver, jnp.zeros(4, dtype), dtype)
+    run(driver, jnp.zeros(4, DTYPE))
 
 
-@either
-def test_all_operators_of_adaptive(dtype):
+def test_all_operators_of_adaptive():
     def draws(key, shape):
         drawn = jax.random.normal(key, shape), jax.random.uniform(key, shape, jnp.float32), jax.random.bits(key, shape)
-        return sum(x.astype(dtype).mean(0) for x in (*drawn, jax.random.bernoulli(key, 0.5, shape)))
+        return sum(x.astype(DTYPE).mean(0) for x in (*drawn, jax.random.bernoulli(key, 0.5, shape)))
 
     def driver(params, batch):
         examples, features = batch["x"].shape
         noise = draws(ad.batch_key(), (examples, features)) + draws(jax.random.split(ad.batch_key())[0], (examples, 1))
-        noise += jax.vmap(lambda key: jax.random.normal(key, (features,), dtype))(ad.example_keys()).mean(0)
-        noise = comm.all_reduce(noise.astype(dtype)) + draws(ad.step_key(), (3, features))
+        noise += jax.vmap(lambda key: jax.random.normal(key, (features,), DTYPE))(ad.example_keys()).mean(0)
+        noise = comm.all_reduce(noise.astype(DTYPE)) + draws(ad.step_key(), (3, features))
         grads = comm.all_reduce(jax.grad(mean_loss)(params, batch))
         own = comm.all_gather((ad.batch_size(), ad.worker_index(), ad.microbatch_size()))
         asked = ad.replicated(jax.pure_callback(lambda: np.float64(1), jax.ShapeDtypeStruct((), np.float64)))
@@ -158,23 +151,8 @@ def test_all_operators_of_adaptive(dtype):
             "numbers": (ad.step_number(), ad.global_batch(), ad.num_workers(), ad.capacity()),
             "asked": asked,
         }
-        return params - ad.hyperparameter("lr", 0.01).astype(dtype) * grads, metrics
+        return params - ad.hyperparameter("lr", 0.01).astype(DTYPE) * grads, metrics
 
-    reports = run(driver, jnp.zeros(4, dtype), dtype, steps=2)
+    reports = run(driver, jnp.zeros(4, DTYPE), steps=2)
     assert np.isfinite(reports[-1].metrics["noise"])
     assert [int(n) for n in reports[-1].metrics["numbers"]] == [1, 24, 3, 3]
-
-
-@either
-def test_minibatches(dtype):
-    def driver(params, batch):
-        def step(params, part):
-            dropped = jax.random.bernoulli(part["keys"][0], 0.5, ()).astype(dtype)
-            return params - 0.001 * (1 + dropped) * jax.grad(mean_loss)(params, part), dropped
-
-        parts = ad.minibatches({**batch, "keys": ad.example_keys()}, 2)
-        params, dropped = jax.lax.scan(step, params, parts)
-        return comm.all_reduce(params), {"dropped": comm.all_reduce(dropped)}
-
-    reports = run(driver, jnp.zeros(4, dtype), dtype, steps=2, global_batch=24, shares=None)
-    assert np.isfinite(reports[-1].metrics["dropped"]).all()

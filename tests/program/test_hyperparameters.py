@@ -33,27 +33,6 @@ def built(world, hook, *values, every=2, **options):
     return ad.Program(driver, jnp.zeros(3), data(), global_batch=6 * world.size, world=world, **options)
 
 
-def halve(control):
-    control.set_hyperparameters(lr=control.hyperparameters["lr"] / 2)
-
-
-def test_a_hyperparameter_set_by_a_hook_is_in_force_in_the_next_step(world):
-    with built(world, halve) as program:
-        reports = []
-        for report in program.run(steps=7):
-            reports.append(report)
-            if report.step == 1:
-                program.warm_up()
-        kernels = program.hyperparameters
-    expected = [0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
-    assert [float(r.metrics["lr"]) for r in reports] == expected
-    assert [float(r.metrics["lr again"]) for r in reports] == expected
-    assert [r.hyperparameters["lr"] for r in reports] == expected
-    assert len({r.kernels for r in reports[1:]}) == 1  # nothing was compiled
-    assert kernels == {"lr": 0.0625, "scales": [1.0, 2.0, 3.0]}
-    assert [dict(r.decision.hyperparameters) if r.decision else {} for r in reports][1] == {"lr": 0.25}
-
-
 def test_the_state_follows_the_values(world):
     def hook(control):
         control.set_hyperparameters(lr=control.step / 10, scales=[0.0, 1.0, control.step])

@@ -168,7 +168,8 @@ def test_while_a_checkpoint_of_local_state_is_taken(who, tmp_path):
     dying(script, who, first=BUILDING)
 
 
-@pytest.mark.parametrize("who", [(0,), pytest.param((2,), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", [(0,), (2,)])
 def test_while_replicas_are_averaged(who):
     """Of those that are left each counts once."""
     strategy = SimpleNamespace(find=lambda state: state, model=lambda s: s["own"].astype(jnp.float32), counts=None)

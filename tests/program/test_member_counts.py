@@ -57,15 +57,8 @@ def check_counts(report, there):
     assert len(m["worker_slots"]) == capacity
 
 
-@pytest.fixture(params=["local", pytest.param("devices", marks=pytest.mark.long)])
-def make_world(request):
-    if request.param == "local":
-        return lambda workers=None: LocalWorld(WORKER_SLOTS, workers=workers)
-    return lambda workers=None: comm.DeviceWorld(jax.local_devices()[:WORKER_SLOTS], workers=workers)
-
-
-def test_joining_and_leaving_workers_count_at_once_without_a_compilation(make_world):
-    world = make_world()
+def test_joining_and_leaving_workers_count_at_once_without_a_compilation():
+    world = LocalWorld(WORKER_SLOTS)
     with ad.Program(counts, 0.0, data(), global_batch=20, world=world) as program:
         program.warm_up()
         report = program.step()
@@ -82,15 +75,15 @@ def test_joining_and_leaving_workers_count_at_once_without_a_compilation(make_wo
         check_counts(last, range(4))
 
 
-@pytest.mark.parametrize("shares", [(1, 0, 5, 1), (0, 0, 3, 0), (4, 1, 1, 2)])
-def test_a_worker_whose_share_is_zero_takes_no_part(make_world, shares):
-    with ad.Program(counts, 0.0, data(), global_batch=18, shares=shares, world=make_world()) as program:
+def test_a_worker_whose_share_is_zero_takes_no_part():
+    world = LocalWorld(WORKER_SLOTS)
+    with ad.Program(counts, 0.0, data(), global_batch=18, shares=(1, 0, 5, 1), world=world) as program:
         program.warm_up()
-        there = [worker_slot for worker_slot, share in enumerate(shares) if share]
-        check_counts(program.step(), there)
-        program.rescale(shares=[1] * WORKER_SLOTS)
-        program.step()
-        check_counts(program.step(), range(WORKER_SLOTS))
+        check_counts(program.step(), (0, 2, 3))
+        for shares, there in (((0, 0, 3, 0), (2,)), ((1, 1, 1, 1), range(WORKER_SLOTS))):
+            program.rescale(shares=shares)
+            program.step()
+            check_counts(program.step(), there)
 
 
 def test_a_program_without_messages_counts_members():

@@ -127,15 +127,6 @@ def test_an_update_that_makes_nans_is_found_in_the_next_step(world, tmp_path, ca
         assert program.state == 1.0
 
 
-def test_where_nans_are_allowed_they_are_saved(world):
-    def driver(state, batch):
-        return jnp.log(-state) + 0 * comm.all_reduce(batch["x"].mean()), {}
-
-    with build(driver, 1.0, X, 12, world=world, nonfinite="allow") as program:
-        list(program.run(steps=2))
-        assert np.isnan(program.checkpoint()["state"])
-
-
 def test_steps_are_not_skipped_for_ever(world):
     data = {"x": np.full(24, np.inf, np.float32)}
     with build(total, 0.0, data, 12, world=world, nonfinite="skip") as program:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,12 +20,6 @@ from tests.program.problems import build, descend, make_data
 from tests.speed import limit
 
 COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py", "adaptive/program/runs.py")
-
-WORLDS = {
-    "none": None,
-    "solo": comm.SoloWorld,
-    "devices": lambda: comm.DeviceWorld(jax.local_devices()[:3], workers=2),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +38,12 @@ def program_of(driver=descend, **options):
     return build(driver, jnp.zeros(()), make_data(), 12, **options)
 
 
-@pytest.mark.parametrize("kind", WORLDS)
-@pytest.mark.parametrize("number", signals.SIGNALS)
-def test_the_last_state_is_saved_and_resumed(kind, number, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("make", "number"), [(None, signals.SIGNALS[0]), (lambda: comm.DeviceWorld(workers=2), signals.SIGNALS[-1])]
+)
+def test_the_last_state_is_saved_and_resumed(make, number, tmp_path, caplog):
     """Also without a world's block: a run that keeps checkpoints listens."""
-    make, kept, steps = WORLDS[kind], ad.Checkpoints(tmp_path / "run", every=100), []
+    kept, steps = ad.Checkpoints(tmp_path / "run", every=100), []
 
     def run(program):
         for report in program.run(steps=9, checkpoint=kept):
@@ -132,7 +126,7 @@ def test_a_signal_waits_for_the_next_point_between_two_steps(phase, last, tmp_pa
         once("after a run")
         list(program.run(steps=3, checkpoint=options))
 
-    with comm.DeviceWorld(jax.local_devices()[:2]), program_of(driver) as program, pytest.raises(ad.Preempted):
+    with comm.SoloWorld(), program_of(driver) as program, pytest.raises(ad.Preempted):
         train(program)
     assert program.steps == last
     assert int(options.read()["step"]) == last
@@ -147,6 +141,7 @@ def test_step_by_step():
         assert (program.steps, caught.value.code) == (1, 143)
 
 
+@pytest.mark.long
 def test_a_script_ends_with_143():
     code = (
         "import os, signal, adaptive as ad, collectives as comm, jax.numpy as jnp\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ def stored(kept, tmp_path):
     return read(*checkpoints(tmp_path))
 
 
+@functools.cache
 def clipped_by_a_leave():
     world = LocalWorld(3)
     with build(world) as program:
@@ -38,6 +41,7 @@ def clipped_by_a_leave():
         return program.checkpoint()
 
 
+@functools.cache
 def clipped_as_nobody_has_joined_yet():
     class Slow(LocalWorld):
         def poll_ready(self):
@@ -101,14 +105,14 @@ def test_a_batch_clipped_by_a_shard():
         assert sum(program.step().batch_sizes) == 24
 
 
-@pytest.mark.parametrize("wrong", [-3, 2.5, "thirty"])
-def test_an_invalid_global_batch_is_refused(wrong):
-    kept = {**clipped_by_a_leave(), "global_batch": wrong}
-    with build(LocalWorld(3)) as program, pytest.raises(ad.CheckpointError, match="global_batch"):
-        program.restore(kept)
+def test_an_invalid_global_batch_is_refused():
+    with build(LocalWorld(3)) as program:
+        for wrong in (-3, 2.5, "thirty"):
+            with pytest.raises(ad.CheckpointError, match="global_batch"):
+                program.restore({**clipped_by_a_leave(), "global_batch": wrong})
 
 
-@pytest.mark.parametrize(("at_first", "then"), [(3, 2), (2, 3), (1, 3)])
+@pytest.mark.parametrize(("at_first", "then"), [(3, 2), (2, 3)])
 def test_a_restore_in_place_returns_to_the_saved_number_of_workers(at_first, then):
     """A restore undoes a request made after the checkpoint, with or without an earlier one."""
     world = LocalWorld(3, workers=at_first)

@@ -16,12 +16,12 @@ from .problems import adam_driver, adam_state, build, by_first, difference, forc
 
 COVERS = ("adaptive/runtime/engine.py",)
 
-STEPS, SEED = 50, 3
+STEPS, SEED = 30, 3
 GLOBAL_BATCHES = (12, 20, 28)
 
 
 def train_with_random_sizes(world, data, seed: int, *, random_microbatches: bool) -> tuple[list[int], problems.Params]:
-    """50 steps; every few of them another global batch and another split. Returns the global batches and params."""
+    """30 steps; every few of them another global batch and another split. Returns the global batches and params."""
     rng = np.random.default_rng(seed)
     batches, splits, microbatches = [], set(), set()
     options = {"resizable": True, "microbatch": 8 if random_microbatches else None}
@@ -38,7 +38,7 @@ def train_with_random_sizes(world, data, seed: int, *, random_microbatches: bool
             program.rescale(global_batch=int(rng.choice(GLOBAL_BATCHES)), shares=random_shares(rng, world.size))
         assert problems.same_everywhere(world, program.state)
         assert len(set(batches)) == len(GLOBAL_BATCHES)
-        assert world.size == 1 or len(splits) > 8
+        assert world.size == 1 or len(splits) > 6
         assert not random_microbatches or (len(microbatches) > 20 and max(max(p, default=0) for p in microbatches) <= 8)
         return batches, program.state["params"]
 
@@ -50,14 +50,18 @@ def random_shares(rng: np.random.Generator, workers: int) -> list[float]:
     return shares.tolist()
 
 
-@pytest.mark.parametrize("random_microbatches", [False, True], ids=["cheapest microbatches", "random microbatches"])
-def test_50_adam_steps_on_random_splits_are_those_of_plain_optax(world, precision, random_microbatches):
+@pytest.mark.parametrize(
+    ("precision", "random_microbatches"),
+    [("float64", True), pytest.param("float32", False, marks=pytest.mark.long)],
+    indirect=["precision"],
+)
+def test_30_adam_steps_on_random_splits_are_those_of_plain_optax(world, precision, random_microbatches):
     data = make_data()
     batches, ours = train_with_random_sizes(world, data, 7, random_microbatches=random_microbatches)
 
     def plainly():
         plain = plain_adam(data, batches, SEED)
-        return difference(ours, plain), [difference(plain_adam(data, batches, SEED, i), plain) for i in range(5)]
+        return difference(ours, plain), [difference(plain_adam(data, batches, SEED, i), plain) for i in range(3)]
 
     error, reordered = by_first(world, plainly)
     if precision == "float64":

@@ -1,4 +1,4 @@
-"""Ways to synchronize, against plain loops of the updates that were published."""
+"""Ways to synchronize on uneven batches, with members that come and go; tests/contract has them on equal batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COVERS = (
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 SIZES = (4, 6, 2)
-STEPS = 12
+STEPS = 4
 RATE = 0.02
 
 
@@ -115,11 +115,10 @@ def close(found, expected):
 # --- the published updates --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "microbatch"), [({"alpha": 0.2, "momentum": 0.5}, 2), ({"momentum": 0.9}, None)])
-def test_model_averaging_is_crossbows_algorithm(options, microbatch):
-    strategy = sync.model_averaging(optax.sgd(RATE), **options)
-    program = built(strategy, microbatch=microbatch)
-    alpha, mu, n = options.get("alpha", 1 / 3), options.get("momentum", 0.0), len(SIZES)
+def test_model_averaging_is_crossbows_algorithm():
+    alpha, mu, n = 0.2, 0.5, len(SIZES)
+    strategy = sync.model_averaging(optax.sgd(RATE), alpha=alpha, momentum=mu)
+    program = built(strategy, microbatch=2)
     z = before = FIRST
     ws = [FIRST] * n
     for batches in run(program):
@@ -132,15 +131,12 @@ def test_model_averaging_is_crossbows_algorithm(options, microbatch):
             close(vector(strategy.replica(state)), w)
 
 
-@pytest.mark.parametrize("schedule", ["ring", [[(0, 1)], [(1, 2)]]])
-def test_pair_averaging_is_the_mean_of_old_neighbors_minus_the_update_at_the_old_parameters(schedule):
-    strategy = sync.pair_averaging(optax.sgd(RATE), schedule)
+def test_pair_averaging_is_the_mean_of_old_neighbors_minus_the_update_at_the_old_parameters():
+    strategy = sync.pair_averaging(optax.sgd(RATE), "ring")
     program = built(strategy, microbatch=2)
     xs = [FIRST] * 3
-    for step, batches in enumerate(run(program)):
-        pairs = {} if schedule == "ring" else dict([p := schedule[step % 2][0], p[::-1]])
-        means = [sum(xs) / 3 if schedule == "ring" else (xs[i] + xs[pairs.get(i, i)]) / 2 for i in range(3)]
-        xs = [m - RATE * gradient(x, b) for m, x, b in zip(means, xs, batches, strict=True)]
+    for batches in run(program):
+        xs = [sum(xs) / 3 - RATE * gradient(x, b) for x, b in zip(xs, batches, strict=True)]
         for x, state in zip(xs, states(program), strict=True):
             close(vector(strategy.model(state)), x)
     close(vector(sync.average(program, strategy)), sum(xs) / 3)
@@ -150,7 +146,7 @@ def test_inner_state_persists_over_rounds_and_is_local():
     strategy = sync.local_steps(ADAM, 2)
     program = built(strategy)
     z, own = PARAMS, [ADAM.init(PARAMS)] * 3
-    for batches in run(program, 6):
+    for batches in run(program, 3):
         xs = []
         for i, batch in enumerate(batches):
             x, n = z, len(batch["y"]) // 2
@@ -164,64 +160,36 @@ def test_inner_state_persists_over_rounds_and_is_local():
 # --- states within larger ones ----------------------------------------------------------------------------------------
 
 
-def nested(strategies, **options):
-    """A program whose state holds those of strategies, by name, beside a counter."""
-
-    def driver(state, batch):
-        new, losses = {"steps": state["steps"] + 1}, []
-        for key, strategy in strategies.items():
-            new[key], loss = strategy.step(state[key], value_and_grad, batch)
-            losses.append(comm.all_reduce(loss))
-        return new, {"loss": sum(losses)}
-
-    state = {"steps": 0, **{key: strategy.init(PARAMS) for key, strategy in strategies.items()}}
-    own = {
-        "per_worker_state": lambda state: [
-            strategy.per_worker_state(state[key]) for key, strategy in strategies.items()
-        ]
-    }
-    given = {"shares": SIZES, "global_batch": 12, "world": LocalWorld(3), "resizable": False} | own | options
-    return ad.Program(driver, state, data(), **given)
-
-
-def every_strategy():
-    return [
-        sync.synchronous(optax.sgd(RATE)),
-        sync.model_averaging(optax.sgd(RATE)),
-        sync.pair_averaging(optax.sgd(RATE), "ring"),
-        sync.local_steps(optax.sgd(RATE), 2),
-        sync.hybrid(sync.model_averaging(optax.sgd(RATE)), sync.synchronous(optax.sgd(RATE))),
-    ]
-
-
 def test_of_several_states_of_one_kind_the_average_needs_a_choice():
     slow, fast = sync.pair_averaging(optax.sgd(RATE), "ring"), sync.pair_averaging(optax.sgd(2 * RATE), "ring")
-    program, alone = nested({"slow": slow, "fast": fast}), built(fast)
-    for _ in range(3):
+
+    def driver(state, batch):
+        both = {"slow": slow, "fast": fast}
+        new = {key: strategy.step(state[key], value_and_grad, batch)[0] for key, strategy in both.items()}
+        return new, {"n": comm.all_reduce(len(batch["y"]), op="sum")}
+
+    options = {"shares": SIZES, "global_batch": 12, "world": LocalWorld(3), "resizable": False}
+    state = {"slow": slow.init(PARAMS), "fast": fast.init(PARAMS)}
+    program, alone = ad.Program(driver, state, data(), per_worker_state=lambda s: s, **options), built(fast)
+    for _ in range(2):
         alone.step(), program.step()
     with pytest.raises(CollectiveError, match=r"2 states of type PairAveraging: state\['fast'\], state\['slow'\]"):
         sync.average(program, fast)
     found = sync.average(program, fast, state=lambda state: state["fast"])
     np.testing.assert_array_equal(vector(found), vector(sync.average(alone, fast)))
-
-
-@pytest.mark.parametrize("strategy", every_strategy(), ids=lambda s: s.name)
-def test_a_state_that_is_not_the_strategys_is_refused_by_name(strategy):
-    own = strategy.init(PARAMS)
-    other = next(s for s in every_strategy() if s.name != strategy.name)
-    calls = {
-        "step": lambda state: strategy.step(state, value_and_grad, data(8)),
-        "per_worker_state": strategy.per_worker_state,
-        "model": strategy.model,
-        **({"replica": strategy.replica} if strategy.replica else {}),
-    }
-    for what, call in calls.items():
-        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*a dict. Its state is  state\['a'\]"):
-            call({"a": own})
-        with pytest.raises(CollectiveError, match=rf"{strategy.name}.{what}.*Pass the result of strategy.init"):
-            call(other.init(PARAMS))
     with pytest.raises(CollectiveError, match="the program's state has no"):
-        sync.average(built(other), strategy)
+        sync.average(alone, sync.synchronous(optax.sgd(RATE)))
+
+
+@pytest.mark.parametrize("what", ["step", "per_worker_state", "model", "replica"])
+def test_a_state_that_is_not_the_strategys_is_refused_by_name(what):
+    strategy, other = sync.model_averaging(optax.sgd(RATE)), sync.pair_averaging(optax.sgd(RATE), "ring")
+    call = getattr(strategy, what)
+    more = (value_and_grad, data(8)) if what == "step" else ()
+    with pytest.raises(CollectiveError, match=rf"model_averaging.{what}.*a dict. Its state is  state\['a'\]"):
+        call({"a": strategy.init(PARAMS)}, *more)
+    with pytest.raises(CollectiveError, match=rf"model_averaging.{what}.*Pass the result of strategy.init"):
+        call(other.init(PARAMS), *more)
 
 
 # --- who comes, who goes, who rests -----------------------------------------------------------------------------------
@@ -236,21 +204,16 @@ BY_ONE = [
 ]
 
 
-def name(strategy):
-    return strategy.name
-
-
-def briefly(*those):
-    """All strategies, some of which are left to the long tests."""
-    return [pytest.param(s, marks=[] if i in those else pytest.mark.long, id=s.name) for i, s in enumerate(BY_ONE)]
-
-
 def loss_of(v):
     whole = data()
     return np.mean((whole["x"] @ v[1:] + v[0] - whole["y"]) ** 2)
 
 
-@pytest.mark.parametrize("strategy", briefly(1, 2, 5))
+@pytest.mark.parametrize(
+    "strategy",
+    [s if s is BY_ONE[2] else pytest.param(s, marks=pytest.mark.long) for s in BY_ONE],
+    ids=lambda strategy: strategy.name,
+)
 def test_a_joining_worker_does_not_disturb_training(strategy):
     world = LocalWorld(3)
     world.leave(2)
@@ -272,7 +235,7 @@ def test_a_joining_worker_does_not_count_before_its_first_exchange():
     world = LocalWorld(3)
     world.leave(2)
     program = built(strategy, world=world, shares=None, max_local_batch=12, resizable=True)
-    while program.steps < 30:
+    while program.steps < 6:
         program.step()
     world.join(2)
     for _ in range(2):  # of the pair that is as it was
@@ -292,7 +255,7 @@ def test_a_worker_without_examples_is_in_no_mean():
     strategy = sync.pair_averaging(optax.sgd(RATE), [[(1, 2)]])
     program = built(strategy, shares=(6, 6, 0))
     x = FIRST
-    for batches in run(program, 5):
+    for batches in run(program, 3):
         x = x - RATE * gradient(x, batches[1])
         close(vector(strategy.model(states(program)[1])), x)
 
@@ -301,7 +264,7 @@ def test_an_idle_replica_keeps_its_distance_from_the_center():
     strategy = sync.model_averaging(optax.sgd(RATE))
     program = built(strategy, shares=(6, 6, 0))
     z, ws = FIRST, [FIRST] * 2
-    for batches in run(program, 5):
+    for batches in run(program, 3):
         c = [(w - z) / 2 for w in ws]  # of the two that take examples
         ws = [w - RATE * gradient(w, b) - ci for w, b, ci in zip(ws, batches, c, strict=False)]
         z = z + sum(c)
@@ -310,50 +273,6 @@ def test_an_idle_replica_keeps_its_distance_from_the_center():
 
 
 # --- one strategy after another ---------------------------------------------------------------------------------------
-
-
-def test_a_hook_switches_the_strategy_and_each_sends_its_own():
-    strategy = sync.hybrid(sync.model_averaging(optax.sgd(RATE)), sync.synchronous(optax.sgd(RATE)))
-
-    def switch(control, loss):
-        if control.step in (4, 8):
-            control.set_hyperparameters(synchronous=not control.hyperparameters["synchronous"])
-
-    def driver(state, batch):
-        state, loss = strategy.step(state, value_and_grad, batch)
-        loss = comm.all_reduce(loss)
-        ctrl.hook(switch, loss)
-        return state, {"loss": loss}
-
-    program = ad.Program(
-        driver,
-        strategy.init(PARAMS),
-        data(),
-        per_worker_state=strategy.per_worker_state,
-        shares=SIZES,
-        global_batch=12,
-        world=LocalWorld(3),
-        resizable=False,
-    )
-    seen, reports = batches_of(program), []
-    z, ws = FIRST, [FIRST] * 3
-    for step in range(12):
-        reports.append(program.step())
-        batches, shares = seen[-1], [len(b["y"]) / 12 for b in seen[-1]]
-        if 4 <= step < 8:
-            z = z - RATE * sum(s * gradient(z, b) for s, b in zip(shares, batches, strict=True))
-            ws = [z] * 3
-        else:
-            apart = [w - z for w in ws]
-            ws = [w - RATE * gradient(w, b) - d / 3 for w, b, d in zip(ws, batches, apart, strict=True)]
-            z = z + sum(s * d for s, d in zip(shares, apart, strict=True))
-        for state in states(program):
-            close(vector(strategy.model(state)), z)
-    assert len({r.kernels for r in reports}) == 1
-    assert {r.messages for r in reports} == {2}
-    assert [r.hyperparameters["synchronous"] for r in reports[3:6]] == [False, True, True]
-    text = program.explain()
-    assert text.count("in steps in which its when= is true") == 2
 
 
 def test_a_worker_that_joins_after_the_switch_starts_with_the_common_model():
@@ -381,25 +300,20 @@ def test_a_worker_that_joins_after_the_switch_starts_with_the_common_model():
 # --- with what else there is ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", briefly(1, 3))
-def test_hooks_monitors_and_members_as_in_any_program(strategy):
-    """Balancing, another global batch, a worker that leaves and comes back, and the noise scale where there is one."""
+def test_hooks_monitors_and_members_as_in_any_program():
+    """Balancing, another global batch, a worker that leaves and comes back, and the noise scale."""
+    strategy = BY_ONE[0]
 
     def grow(control, loss, seconds):
         if control.step == 3:
             control.rescale(global_batch=36)
 
     def driver(state, batch):
-        if strategy is BY_ONE[0]:
-            state, loss, grads, avg_grads = strategy.step_with_gradients(state, value_and_grad, batch)
-            metrics = {"noise": mon.noise_scale(grads, avg_grads).scale}
-        else:
-            state, loss = strategy.step(state, value_and_grad, batch)
-            metrics = {}
+        state, loss, grads, avg_grads = strategy.step_with_gradients(state, value_and_grad, batch)
         loss = comm.all_reduce(loss)
         ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=4)
         ctrl.hook(grow, loss, comm.all_reduce(mon.iteration_seconds(), op="max"))
-        return state, {"loss": loss, **metrics}
+        return state, {"loss": loss, "noise": mon.noise_scale(grads, avg_grads).scale}
 
     world = LocalWorld(3)
     program = ad.Program(
@@ -424,22 +338,14 @@ def test_hooks_monitors_and_members_as_in_any_program(strategy):
     assert reports[7].batch_sizes[1] == 0
     assert reports[-1].batch_sizes[1] > 0
     assert reports[-1].metrics["loss"] < reports[0].metrics["loss"]
-    assert (strategy is BY_ONE[0]) == ("noise" in reports[-1].metrics)
+    assert np.isfinite(reports[-1].metrics["noise"])
 
 
-@pytest.mark.parametrize("strategy", [BY_ONE[0], BY_ONE[2], BY_ONE[3]], ids=name)
-def test_check_reports_that_replicas_differ_on_purpose(strategy):
-    found = built(strategy).check()
-    if strategy is BY_ONE[0]:
-        assert found
-        return
+def test_check_reports_that_replicas_differ_on_purpose():
+    found = built(BY_ONE[2]).check()
     assert found.verdict == "no"
-    if strategy.name in ("local_steps", "diloco"):  # replicated between rounds, and so compared
-        assert found.differences
-        assert "several steps on a local batch" in str(found)
-    else:
-        assert "not split-invariant, on purpose" in str(found)
-        assert "_pair_averaging.py" not in str(found)
+    assert "not split-invariant, on purpose" in str(found)
+    assert "_pair_averaging.py" not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -463,31 +369,18 @@ def test_check_names_the_strategy(reduce, text):
     assert "(test_strategies.py:" in str(found)
 
 
-@pytest.mark.parametrize("strategy", BY_ONE[1:2], ids=name)
-def test_checkpoints_hold_every_replica(strategy):
-    program = built(strategy)
-    for _ in range(4):
-        program.step()
-    other = built(strategy)
-    other.restore(program.checkpoint())
-    program.step(), other.step()
-    for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_evaluate_uses_the_strategys_model():
-    """Of model averaging the central model; of pair averaging each worker's replica on its part of the data."""
-    whole = data()
-    for strategy in BY_ONE[1:3]:
-        program = built(strategy)
-        for _ in range(4):
-            program.step()
-        found = program.evaluate(lambda state, batch, s=strategy: mean_loss(s.model(state), batch), whole, batch=80)
-        replicas = [vector(strategy.model(s)) for s in states(program)]
-        parts = [{k: v[80 * i : 80 * (i + 1)] for k, v in whole.items()} for i in range(3)]
-        expected = [np.mean((b["x"] @ v[1:] + v[0] - b["y"]) ** 2) for v, b in zip(replicas, parts, strict=True)]
-        close(found, np.mean(expected))
-        close(vector(sync.average(program, strategy)), np.mean(replicas, axis=0))
+    """Of pair averaging each worker's replica, on its part of the data."""
+    whole, strategy = data(), BY_ONE[2]
+    program = built(strategy)
+    for _ in range(3):
+        program.step()
+    found = program.evaluate(lambda state, batch: mean_loss(strategy.model(state), batch), whole, batch=80)
+    replicas = [vector(strategy.model(s)) for s in states(program)]
+    parts = [{k: v[80 * i : 80 * (i + 1)] for k, v in whole.items()} for i in range(3)]
+    expected = [np.mean((b["x"] @ v[1:] + v[0] - b["y"]) ** 2) for v, b in zip(replicas, parts, strict=True)]
+    close(found, np.mean(expected))
+    close(vector(sync.average(program, strategy)), np.mean(replicas, axis=0))
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -522,8 +415,8 @@ def test_the_error_about_a_missing_per_worker_state_says_what_to_select():
         built(strategy, per_worker_state=None)
 
 
-@pytest.mark.parametrize("strategy", BY_ONE[1:], ids=name)
-def test_where_no_gradient_is_averaged_there_is_none_to_look_at(strategy):
+def test_where_no_gradient_is_averaged_there_is_none_to_look_at():
+    strategy = BY_ONE[1]
     with pytest.raises(CollectiveError, match=rf"{strategy.name} averages no gradients(?s:.*)mon.replica_distance"):
         strategy.step_with_gradients(
             strategy.init(PARAMS), value_and_grad, jax.tree.map(lambda a: jnp.asarray(a[:4]), data())
@@ -553,7 +446,7 @@ def test_a_restore_on_another_number_of_workers_equals_a_leave_or_join(name, bef
     world, there = LocalWorld(4, workers=before), LocalWorld(before)
     live = built(ELASTIC[name](4), world=world, **options)
     saved = built(ELASTIC[name](before), world=there, **options)
-    for _ in range(4):
+    for _ in range(3):
         live.step(), saved.step()
     restored = built(ELASTIC[name](after), world=LocalWorld(after), **options)
     with pytest.raises(ad.CheckpointError, match=f"local state of {before} workers"):

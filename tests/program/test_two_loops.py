@@ -23,8 +23,8 @@ def slowest(sizes, milliseconds) -> float:
     return float((2.0 + milliseconds * np.array(sizes)).max())
 
 
-def test_both_loops_converge_and_the_split_is_of_the_new_batch(workers, free_calls):
-    n = workers.size
+def test_both_loops_converge_and_the_split_is_of_the_new_batch(world, free_calls):
+    n = world.size
     milliseconds = MILLISECONDS[:n]
 
     def driver(state, batch):
@@ -34,10 +34,10 @@ def test_both_loops_converge_and_the_split_is_of_the_new_batch(workers, free_cal
         ctrl.hook(ctrl.balance(), seconds, every=5)
         return descend(state, batch)
 
-    with build(driver, 0.0, make_data(320), 32, world=workers, resizable=True) as program:
+    with build(driver, 0.0, make_data(320), 32, world=world, resizable=True) as program:
         program.warm_up()
         reports = list(program.run(steps=100))
-    assert same_everywhere(workers, [r.batch_sizes for r in reports])
+    assert same_everywhere(world, [r.batch_sizes for r in reports])
     batches = [r.global_batch for r in reports]
     grown = [k for k in range(1, 100) if batches[k] > batches[k - 1]]
     assert 0.8 * SCALE < batches[-1] <= 1.1 * SCALE

@@ -174,7 +174,7 @@ def test_a_hook_may_record_into_a_dict_while_the_driver_is_traced():
         return state, {}
 
     with written_to(history):
-        for _ in range(10):
+        for _ in range(3):
             plan = planner(driver, W)
             plan.begin(8)
             for examples in range(1, 8):

@@ -30,10 +30,9 @@ def collectives_of(driver, state=0.0):
     return [e for e in traced(driver, state).eqns if e.primitive is collective_p]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_a_mean_in_the_forward_pass_has_a_derivative(dtype):
+def test_a_mean_in_the_forward_pass_has_a_derivative():
     """Of values that JAX's own sum, over an axis of so many, would take beyond half precision's range."""
-    data = jax.tree.map(lambda a: (a + 100).astype(dtype), make_data())
+    data = jax.tree.map(lambda a: (a + 100).astype(np.float16), make_data())
 
     def loss_fn(w, x, y, mean):
         z = x @ w
@@ -44,16 +43,15 @@ def test_a_mean_in_the_forward_pass_has_a_derivative(dtype):
         loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(w, batch["x"], batch["y"], pmean))
         return w - grads, {"loss": loss, "grads": grads}
 
-    w = jnp.asarray([0.1, -0.2, 0.3], dtype)
+    w = jnp.asarray([0.1, -0.2, 0.3], np.float16)
     with ad.Program(driver, w, data, global_batch=24, world=LocalWorld(3), **UNEVEN) as program:
         ours = program.step().metrics
     theirs = jax.value_and_grad(loss_fn)(w, data["x"], data["y"], lambda x: x)
-    tolerance = {np.float16: 2e-2, np.float32: 1e-5}[dtype]
-    assert ours["loss"] == pytest.approx(float(theirs[0]), rel=tolerance)
-    np.testing.assert_allclose(ours["grads"], theirs[1], rtol=tolerance)
+    assert ours["loss"] == pytest.approx(float(theirs[0]), rel=2e-2)
+    np.testing.assert_allclose(ours["grads"], theirs[1], rtol=2e-2)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_mean_over_the_mapped_examples_and_the_workers_has_a_derivative(dtype):
     """As equinox takes it, in a function of one example."""
     data = jax.tree.map(lambda a: a.astype(jnp.float32), make_data())
@@ -77,7 +75,7 @@ def test_a_mean_over_the_mapped_examples_and_the_workers_has_a_derivative(dtype)
     with ad.Program(driver, w, data, global_batch=24, world=LocalWorld(3), **UNEVEN) as program:
         ours = program.step().metrics
     theirs = jax.value_and_grad(loss_fn)(w, data, "batch")
-    tolerance = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-5}[dtype]
+    tolerance = {"bfloat16": 1e-1, "float32": 1e-5}[dtype]
     assert ours["loss"] == pytest.approx(float(theirs[0]), rel=tolerance)
     np.testing.assert_allclose(ours["grads"], theirs[1], rtol=tolerance, atol=tolerance)
 
@@ -100,7 +98,7 @@ class Net(eqx.Module):
         return self.last(jax.nn.relu(x)), stats
 
 
-@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("mode", ["batch", pytest.param("ema", marks=pytest.mark.long)])
 def test_equinox_normalizes_by_the_whole_steps_batch(mode):
     """Against a plain loop on whole batches: uneven workers, in several calls, and a step at another split."""
 
@@ -228,7 +226,7 @@ def driver_with_a_mesh_of_its_own(axis, *, scanned=False, ours=False):
     return driver
 
 
-@pytest.mark.parametrize("options", [{}, {"scanned": True}, {"ours": True}], ids=str)
+@pytest.mark.parametrize("options", [{"scanned": True}, {"ours": True}], ids=str)
 def test_a_drivers_own_axis_may_be_called_as_the_workers_is(options):
     def course(axis):
         driver = driver_with_a_mesh_of_its_own(axis, **options)

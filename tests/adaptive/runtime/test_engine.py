@@ -80,26 +80,11 @@ def run(driver, state, split, data, count=2):
 
 # --- the split does not matter ----------------------------------------------------------------------------------------
 
-MOMENTUM = optax.sgd(0.1, momentum=0.9)
-
-
-def momentum(state, batch):
-    w, opt = state
-    loss, grads = jax.value_and_grad(mean_loss)(w, batch)
-    updates, opt = MOMENTUM.update(comm.all_reduce(grads), opt, w)
-    return (optax.apply_updates(w, updates), opt), {"loss": comm.all_reduce(loss)}
-
 
 def sharpness_aware(state, batch):
     first = comm.all_reduce(grad(state, batch))
     moved = state + 0.05 * first / jnp.linalg.norm(first)
     return state - 0.1 * comm.all_reduce(grad(moved, batch)), {"norm": jnp.linalg.norm(first)}
-
-
-def two_updates(state, batch):
-    for _ in range(2):
-        state = state - 0.1 * comm.all_reduce(grad(state, batch))
-    return state, {}
 
 
 def standardized(state, batch):
@@ -123,9 +108,7 @@ def per_token(state, batch):
 
 
 DRIVERS = [
-    (momentum, (W, MOMENTUM.init(W))),
     (sharpness_aware, W),
-    (two_updates, W),
     (standardized, W),
     (per_token, W),
 ]

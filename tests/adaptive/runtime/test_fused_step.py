@@ -133,7 +133,13 @@ def spoilt(state, batch):
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 
-DRIVERS = [plain, of_many_kinds, two_levels, normalized, monitored, of_their_own, spoilt]
+DRIVERS = [
+    of_many_kinds,
+    monitored,
+    of_their_own,
+    spoilt,
+    *(pytest.param(driver, marks=pytest.mark.long) for driver in (plain, two_levels, normalized)),
+]
 
 
 @pytest.fixture
@@ -484,7 +490,7 @@ def monitored_by_step(state, batch):
 # --- a lone worker on an accelerator ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("driver", [plain, of_many_kinds, compared, spoilt], ids=lambda driver: driver.__name__)
+@pytest.mark.parametrize("driver", [compared, spoilt], ids=lambda driver: driver.__name__)
 def test_a_lone_worker_of_an_accelerator_has_fused_steps_too(driver, taken, monkeypatch):
     """On a CPU in its place. The number of microbatches stays, so they run in the program."""
 

@@ -122,7 +122,7 @@ def test_a_decision_without_effect_transfers_nothing(monkeypatch):
     assert len(measured) == before
 
 
-@pytest.mark.parametrize("driver", [plain, monitored, averaged_now_and_then, two_levels, spoilt, compared])
+@pytest.mark.parametrize("driver", [monitored, averaged_now_and_then, two_levels, spoilt, compared])
 def test_a_schedule_that_is_kept_gives_what_one_built_for_each_step_gives(driver, monkeypatch):
     built = []
     build = HostStep._build

@@ -206,13 +206,13 @@ def check_layout(layout, leaves, workers):
 calls_of_workers = st.lists(st.integers(1, 2), min_size=1, max_size=3)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.lists(leaf_of(DTYPES[:6]), min_size=1, max_size=6), calls_of_workers, st.integers(0, 99))
 def test_reductions_equal_those_of_numpy(leaves, calls, seed):
     check_round_trip(leaves, calls, seed)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.lists(leaf_of(DTYPES), min_size=1, max_size=5), calls_of_workers, st.integers(0, 99))
 @example([Leaf("float64", (), "reduce", "mean", scope=Scope.MICROBATCH, weight="tokens")], [1, 1], 0)
 def test_reductions_equal_those_of_numpy_in_double_precision(leaves, calls, seed):
