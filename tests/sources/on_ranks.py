@@ -33,7 +33,9 @@ def walk(group: Group, row: Row, world: ad.World) -> None:
             if report.step == 3:
                 assert report.members == tuple(range(world.capacity - 1)), report
                 program.rescale(workers=world.capacity)
-            while report.step == 4 and world.rank == 0 and not world.poll_ready():
+            while report.step == 4 and world.rank == 0 and report.members != tuple(range(world.capacity)):
+                if world.poll_ready():
+                    break
                 time.sleep(0.001)
         assert report.members == tuple(range(world.capacity)), report
         kept = program.checkpoint()
