@@ -70,7 +70,7 @@ class Lockstep:
 
     def step(self, rows: Sequence[tuple], readings: Sequence[Reading]) -> list[Any]:
         leaves, tree = jax.tree.flatten(rows[0])
-        kind = len(rows), tree, tuple((np.shape(leaf), np.result_type(leaf), type(leaf)) for leaf in leaves)
+        kind = len(rows), tree, tuple((type(leaf), jax.typeof(leaf)) for leaf in leaves)
         if kind not in self._traced:
             with trace_as(len(rows), 8):
                 traced = jax.make_jaxpr(lambda *a: self._function(*a), return_shape=True)(*rows[0])

@@ -114,7 +114,7 @@ def test_local_state_is_initial_for_a_joining_worker_and_unchanged_without_examp
         program.step()
         worker_slots.join(3)
         program.rescale(shares=[1, 0, 0, 1])
-        program._loop.membership_changes.apply(program._parts.progress)
+        program._loop.membership_changes.apply()
         assert own()[3] == 7
         program.step()
         assert own()[1] == first[1]
