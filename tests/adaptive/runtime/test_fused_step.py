@@ -249,6 +249,7 @@ def test_calls_between_steps_see_the_state_of_the_last_step(taken, on_host):
 
 def test_each_worker_is_timed_now_and_then():
     with comm.DeviceWorld() as world, built(monitored, world=world, global_batch=32) as program:
+        program.warm_up()  # beside a compiler nothing is measured
         seconds = [program.step().compute_seconds for _ in range(4)]
     assert len(set(seconds[1])) == 4  # by the host step: of each by itself
     assert seconds[2] == seconds[1]  # reported again
@@ -391,7 +392,7 @@ def late(monkeypatch):
 
 
 def test_an_error_leaves_the_state_of_the_step_before_though_the_next_was_dispatched(late):
-    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, nonfinite="raise") as program:
+    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, nonfinite="raise", resizable=False) as program:
         with pytest.raises(ad.NonFiniteError, match=r"step 9: the contributions of workers 0, 1, 2, 3") as caught:
             list(program.run(steps=STEPS))
         assert max(late) >= 9  # step 10, by the number of steps before it
@@ -407,7 +408,7 @@ def test_a_step_that_is_skipped_late_gives_what_one_that_is_waited_for_gives(lat
     """The steps after it are taken back, and reported once more."""
 
     def course(steps_of):
-        with comm.DeviceWorld() as world, built(spoilt_from(8), world=world) as program:
+        with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, resizable=False) as program:
             reports = [(r.step, r.skipped, r.examples, r.metrics) for r in steps_of(program)]
             return reports, program.state, program.steps
 
@@ -420,7 +421,7 @@ def test_a_step_that_is_skipped_late_gives_what_one_that_is_waited_for_gives(lat
 
 
 def test_a_checkpoint_between_steps_is_of_steps_that_are_known_to_be_finite(late):
-    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world) as program:
+    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, resizable=False) as program:
         for report in program.run(steps=STEPS):
             if report.step == 10:
                 break
@@ -436,7 +437,7 @@ def test_hooks_see_no_step_that_is_taken_back(late):
         operators.hook("watch", watch, (metrics["loss"],), every=6)
         return state, metrics
 
-    with comm.DeviceWorld() as world, built(driver, world=world) as program:
+    with comm.DeviceWorld() as world, built(driver, world=world, resizable=False) as program:
         list(program.run(steps=STEPS))
     assert [observation.step for observation in watch.seen] == [n for n in range(1, STEPS + 1) if n != 9]
 
