@@ -24,6 +24,7 @@ import monitors as mon
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--epochs", type=int, default=30)
 parser.add_argument("--global-batch", type=int, default=64, help="examples per step over all workers, to begin with")
+parser.add_argument("--explain", action="store_true", help="print the segments and messages of a step")
 args = parser.parse_args()
 
 world = comm.world()
@@ -78,7 +79,8 @@ def driver(state, batch):  # plain JAX
 
 with world:
     program = ad.Program(driver, state, train, global_batch=args.global_batch, world=world)
-    show(program.explain(), "\n")
+    if args.explain:
+        show(program.explain(), "\n")
 
     went_through = [program.batch_sizes]
     for report in program.run(epochs=args.epochs, progress=True):
