@@ -515,7 +515,9 @@ def test_the_reason_that_still_holds_is_named(play):
         await ranks.mpirun.terminated.wait()
         return -15
 
-    assert play(scene) == ((3, None, None), "adaptive run: rank 0 (pid 10 on h) ended with exit code 3.\n")
+    cause = "rank 1 (pid 11 on h) ended with exit code 0 before its first world."
+    said = f"adaptive run: rank 0 (pid 10 on h) ended with exit code 3. Before that, {cause}\n"
+    assert play(scene) == ((3, None, None), said)
 
 
 def test_an_mpirun_that_does_not_end_is_killed_with_its_descendants(play, monkeypatch):
