@@ -12,7 +12,7 @@ from weakref import proxy
 
 import jax
 
-from adaptive.base.activity import Activity
+from adaptive.base.activity import BETWEEN, Activity
 from adaptive.base.ambient import AmbientContext
 from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster
@@ -189,6 +189,8 @@ class ProgramParts:
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
         self.members = MemberTracker(world, self.engine, self.hooks, self.sizes, roster)
         self._prepare_reports(options)
+        self.activity.turn(BETWEEN)
+        self.activity.between()  # discards the time until here, which `origin` has
         self.run.origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
 
     def _prepare_status(self, options: Options, roster: Roster, fixed_by: str) -> None:
