@@ -189,9 +189,9 @@ class ProgramParts:
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
         self.members = MemberTracker(world, self.engine, self.hooks, self.sizes, roster)
         self._prepare_reports(options)
+        self.run.origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
         self.activity.turn(BETWEEN)
         self.activity.between()  # discards the time until here, which `origin` has
-        self.run.origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
 
     def _prepare_status(self, options: Options, roster: Roster, fixed_by: str) -> None:
         """Create the parts that write into the status of each step."""
