@@ -3,24 +3,53 @@
     python benchmarks/every_policy_on_every_scenario.py            # about 6 minutes of one core
     python benchmarks/every_policy_on_every_scenario.py --seeds 1 --steps 300
 
-Every splitting policy runs on every cluster of `adaptive simulate --list` whose workers are all present from the start
-or join by themselves. Measured are the seconds until a number of examples is done, relative to the best split in
-hindsight, which knows each step's speeds in advance but not its noise. One published policy also changes the global
-batch: the more examples a step has, the less its fixed cost matters. So `balance` also runs on the batch sizes of that
-policy.
+Every splitting policy runs on every cluster of `adaptive simulate --list` and of `_scenarios.py` whose workers are all
+present from the start or join by themselves. Measured are the seconds until a number of examples is done, relative to
+the best split in hindsight, which knows each step's speeds in advance but not its noise. One published policy also
+changes the global batch: the more examples a step has, the less its fixed cost matters. So `balance` also runs on the
+batch sizes of that policy.
 """
 
+import _scenarios  # noqa: F401  (adds scenarios)
 import numpy as np
 from _measure import command_line, report
 
 import controllers as ctrl
+from controllers.predictors.arx import arx
+from controllers.predictors.base import memoryless, moving_average
+from controllers.published import lb_bsp, proportional
 from controllers.simulate import Hooked, Simulation, names, scenario, simulate
-from controllers.simulate._line_up import LINE_UP, SPLITS, hooked
+from controllers.simulate._line_up import LINE_UP, MACHINE, SECONDS, Contender, hooked
+
+LINE_UP.update(
+    {
+        "proportional-no-drop": Contender(
+            lambda: proportional(drop=None),
+            SECONDS,
+            1,
+            "the same, without learned upper bounds, which other load distorts",
+        ),
+        "proportional-published": Contender(
+            lambda: proportional(renormalize=False, drop=0.0),
+            SECONDS,
+            1,
+            "the same as printed: the global batch inflates",
+        ),
+        "lb_bsp-arx": Contender(lambda: lb_bsp(arx(), n_inputs=2), MACHINE, 1, "the same with our ARX and dead-band"),
+        "lb_bsp-average": Contender(
+            lambda: lb_bsp(moving_average(0.2), dead_band=0.0), SECONDS, 1, "the same with a moving average (0.2)"
+        ),
+        "lb_bsp-memoryless": Contender(
+            lambda: lb_bsp(memoryless(), dead_band=0.0), SECONDS, 1, "the same with the last speed measured"
+        ),
+    }
+)
 
 WORKERS = 8
 FIRST_SEED = 7000  # lower ones were looked at while the constants of the model were chosen
 INFLATES = "proportional-published"
-PUBLISHED = [name for name in SPLITS if LINE_UP[name].published and name != INFLATES]
+SPLITS = [name for name, contender in LINE_UP.items() if contender.adapts == "split"]
+PUBLISHED = [name for name in SPLITS if name not in ("equal", "balance", "lb_bsp-arx", INFLATES)]
 BLIND = [name for name in PUBLISHED if "cpu_available" not in LINE_UP[name].reads]
 SHORT = {
     "proportional-published": "prop.-published",

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import command_line, middle, report, sizes_text, table
+from _scenarios import LBB
 
 import controllers as ctrl
 from controllers.simulate import Cluster, Simulation, jitter, simulate
-from controllers.simulate._scenarios import LBB
 
 TIMES = ctrl.timing.BatchTime(LBB.slope / 1e3, LBB.intercept / 1e3)  # seconds
 EQUAL, BATCH = (128,) * 4, 512

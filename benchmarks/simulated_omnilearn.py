@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import command_line, middle, report, sizes_text, table
+from _scenarios import HL_CORES, HL_STAGES
 
 import controllers as ctrl
 from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
-from controllers.simulate import Hooked, Simulation, simulate
+from controllers.simulate import Hooked, Simulation, scenario, simulate
 from controllers.simulate._line_up import equal
-from controllers.simulate._scenarios import HL_CORES, HL_STAGES, scenario
 
 WORKERS = 4
 EPOCH = 100  # steps

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .policies.hyperparameters import by_epochs as by_epochs
     from .policies.hyperparameters import by_examples as by_examples
     from .policies.hyperparameters import momentum_of_batch as momentum_of_batch
-    from .policies.hyperparameters import plateau as plateau
     from .policies.mitigate_slow_workers import mitigate_slow_workers as mitigate_slow_workers
     from .policies.noise_batch import noise_batch as noise_batch
     from .policies.noise_workers import noise_workers as noise_workers
@@ -50,7 +49,6 @@ __getattr__, __dir__ = on_use(
         "by_epochs": ".policies.hyperparameters",
         "by_examples": ".policies.hyperparameters",
         "momentum_of_batch": ".policies.hyperparameters",
-        "plateau": ".policies.hyperparameters",
         "balance": ".policies.balance",
         "mitigate_slow_workers": ".policies.mitigate_slow_workers",
         "noise_batch": ".policies.noise_batch",

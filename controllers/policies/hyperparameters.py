@@ -7,13 +7,11 @@ A schedule over steps is truncated when the batch grows: a cosine schedule plann
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.numbers import real
 from controllers._policy import Policy
 
 Schedule = Callable[[float], Any]
@@ -69,73 +67,6 @@ def _scheduled(name: str, schedules: Mapping[str, Schedule], at: Callable[[Obser
     return Policy(lambda n_workers: (), update, name)
 
 
-class PlateauState(NamedTuple):
-    """State of `plateau`."""
-
-    best: Any  # float64: the best value of the metric
-    since: Any  # int64: number of values since then
-    total: Any  # float64: sum of the values since the hook was last due
-    count: Any  # int64
-
-
-def plateau(
-    hyperparameter: str,
-    *,
-    factor: float = 0.1,
-    patience: int = 10,
-    least: float = 0.0,
-    threshold: float = 1e-4,
-    mode: Literal["min", "max"] = "min",
-) -> Policy:
-    """Return a policy that multiplies a hyperparameter when a metric has stopped improving.
-
-        ctrl.hook(ctrl.plateau("lr", factor=0.5, patience=5), loss, every=100)
-
-    Args:
-      hyperparameter: its name.
-      factor: factor by which it is multiplied.
-      patience: number of evaluations without improvement before a change. The hook evaluates when it is due; the value
-        is the mean over the steps since the last time. Evaluations without a finite value do not count.
-      least: lower bound of the hyperparameter.
-      threshold: least relative improvement that counts.
-      mode: "min" if less is better, "max" if more is.
-
-    Returns:
-      A policy for a hook with the metric, a replicated number.
-
-    Raises:
-      ValueError: an argument is out of range.
-    """
-    if mode not in ("min", "max") or factor <= 0 or patience < 0 or threshold < 0:
-        raise ValueError(
-            f"plateau: mode is 'min' or 'max', factor positive, patience and threshold not negative; got "
-            f"mode={mode!r}, factor={factor}, patience={patience}, threshold={threshold}."
-        )
-    sign = 1.0 if mode == "min" else -1.0
-
-    def init(n_workers: int) -> PlateauState:
-        del n_workers
-        return PlateauState(np.asarray(inf), np.asarray(0), np.asarray(0.0), np.asarray(0))
-
-    def update(observation: Observation, state: PlateauState) -> tuple[Decision | None, PlateauState]:
-        value = sign * _one_number(observation)
-        if np.isfinite(value):
-            state = state._replace(total=state.total + value, count=state.count + 1)
-        if not observation.due or not state.count:
-            return None, state
-        mean = float(state.total / state.count)
-        state = state._replace(total=np.asarray(0.0), count=np.asarray(0))
-        if not np.isfinite(state.best) or mean < state.best - threshold * abs(state.best):
-            return None, state._replace(best=np.asarray(mean), since=np.asarray(0))
-        if state.since < patience:
-            return None, state._replace(since=state.since + 1)
-        known = observation.hyperparameters
-        wanted = max(known[hyperparameter] * factor, least) if hyperparameter in known else least
-        return _changes(observation, {hyperparameter: wanted}), state._replace(since=np.asarray(0))
-
-    return Policy(init, update, "plateau", ("metric",))
-
-
 def momentum_of_batch(hyperparameter: str, momentum: float, base: int) -> Policy:
     """Return a policy that adapts a momentum to the batch, so that its memory in examples stays constant.
 
@@ -170,10 +101,3 @@ def _changes(observation: Observation, wanted: Mapping[str, Any]) -> Decision | 
     known = observation.hyperparameters
     changed = {name: v for name, v in wanted.items() if name not in known or not np.allclose(known[name], v, 1e-7, 0)}
     return Decision(hyperparameters=changed) if changed else None
-
-
-def _one_number(observation: Observation) -> float:
-    number = real(observation.values[0]) if len(observation.values) == 1 else None
-    if number is None:
-        raise ValueError(f"plateau: its hook needs one number, such as a loss; got {observation.values!r}.")
-    return number

@@ -82,10 +82,9 @@ def simulate(
     \b
     adaptive simulate step_change --workers 16 --png step_change.png
     adaptive simulate all
-    adaptive simulate affine --policy balance@10 --policy balance@1
+    adaptive simulate contention --policy balance@10 --policy balance@1
     PYTHONPATH=. adaptive simulate drift --policy balance --policy mine:make_policy
     adaptive simulate scaling --policy equal --policy noise_workers --policy goodput_workers
-    adaptive simulate listing_1 spot --policy equal --policy balance
 
     SCENARIO is a name that --list prints, or all.
     """

@@ -14,8 +14,6 @@ from controllers.policies.goodput_workers import goodput_workers
 from controllers.policies.mitigate_slow_workers import mitigate_slow_workers
 from controllers.policies.noise_batch import noise_batch
 from controllers.policies.noise_workers import noise_workers
-from controllers.predictors.arx import arx
-from controllers.predictors.base import memoryless, moving_average
 from controllers.predictors.narx import narx
 from controllers.published._lb_bsp import lb_bsp
 from controllers.published._leader_straggler import leader_straggler
@@ -35,7 +33,6 @@ class Contender(NamedTuple):
     reads: tuple[str, ...]
     every: int
     about: str
-    published: bool = True  # whether it is another project's policy, as published
     adapts: str = "split"  # what it changes: "split", "batch", "workers", or "members" (which workers take part)
 
 
@@ -50,17 +47,11 @@ def equal() -> Policy:
 
 
 LINE_UP = {
-    "equal": Contender(equal, (), 1, "the initial split: equal sizes", False),
-    "balance": Contender(balance, SECONDS, 1, "ours: piecewise-linear times and an exact allocator", False),
+    "equal": Contender(equal, (), 1, "the initial split: equal sizes"),
+    "balance": Contender(balance, SECONDS, 1, "ours: piecewise-linear times and an exact allocator"),
     "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
     "proportional": Contender(
         proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"
-    ),
-    "proportional-no-drop": Contender(
-        lambda: proportional(drop=None), SECONDS, 1, "the same, without learned upper bounds, which other load distorts"
-    ),
-    "proportional-published": Contender(
-        lambda: proportional(renormalize=False, drop=0.0), SECONDS, 1, "the same as printed: the global batch inflates"
     ),
     "leader_straggler": Contender(leader_straggler, SECONDS, 1, "LB-BSP on accelerators: a few examples at a time"),
     "lb_bsp": Contender(
@@ -69,24 +60,14 @@ LINE_UP = {
         1,
         "LB-BSP on processors: by speeds that NARX predicts",
     ),
-    "lb_bsp-arx": Contender(
-        lambda: lb_bsp(arx(), n_inputs=2), MACHINE, 1, "the same with our ARX and dead-band", False
-    ),
-    "lb_bsp-average": Contender(
-        lambda: lb_bsp(moving_average(0.2), dead_band=0.0), SECONDS, 1, "the same with a moving average (0.2)"
-    ),
-    "lb_bsp-memoryless": Contender(
-        lambda: lb_bsp(memoryless(), dead_band=0.0), SECONDS, 1, "the same with the last speed measured"
-    ),
     "noise_batch": Contender(
-        noise_batch, ("noise_scale",), 20, "global batch by the noise scale (KungFu's rule)", False, "batch"
+        noise_batch, ("noise_scale",), 20, "global batch by the noise scale (KungFu's rule)", "batch"
     ),
     "goodput_batch": Contender(
         goodput_batch,
         ("noise_scale", "seconds", "iteration_seconds"),
         20,
         "global batch by goodput (Pollux)",
-        False,
         "batch",
     ),
     "noise_workers": Contender(
@@ -94,7 +75,6 @@ LINE_UP = {
         ("noise_scale",),
         20,
         "number of workers by the noise scale (KungFu's Listing 1), 128 examples each",
-        False,
         "workers",
     ),
     "goodput_workers": Contender(
@@ -102,7 +82,6 @@ LINE_UP = {
         ("noise_scale", "seconds", "iteration_seconds"),
         20,
         "number of workers and global batch by goodput (Pollux)",
-        False,
         "workers",
     ),
     "mitigate_slow_workers": Contender(
@@ -110,11 +89,9 @@ LINE_UP = {
         SECONDS,
         1,
         "balance, and swaps of slow workers with the reserve (Falcon)",
-        False,
         "members",
     ),
 }
-SPLITS = tuple(name for name, contender in LINE_UP.items() if contender.adapts == "split")
 
 
 def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:

@@ -27,7 +27,7 @@ PRIOR_ELASTICITY_SD = 0.5  # around 1: time proportional to the batch
 CURVATURE = 0.5  # standard deviation of the elasticity's change when the size doubles
 FLAT_SPAN, FLAT_RISE = 1.5, 1.08  # a floor: 1.5 times the examples in less than 1.08 times the time
 KNOWN = 1 / 0.04**2  # least precision of a point that is used to detect a floor: a standard error of 4 %
-MOST_PRECISE = 1e6  # a standard error of 0.1 %
+MOST_PRECISE = 1e4  # a standard error of 1 %
 FADE, JUMP_FADE = 1.02, 4.0  # by which points are less precise: after each step with an unsettled pace; after a jump
 _PLACES = np.arange(POINTS)[:, None]
 

@@ -10,7 +10,6 @@ import pytest
 
 import controllers as ctrl
 from controllers.simulate import simulate
-from controllers.simulate._scenarios import HL_CORES
 from tests.mpirun import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))  # as it is for a script
@@ -107,7 +106,7 @@ def test_a_flat_worker_collapses_under_proportional_control_only():
 def test_omnilearns_rule_equals_a_calculation_by_hand():
     """HL8 from 32 each: 29.5 is within the dead-band of 32, 19.7 is not, 157 is cut to 96 and 16 handed to each; then
     the sum of 244 is brought back by 29 each, which breaks the lower bound."""
-    cores = np.array(HL_CORES["HL8"], float)
+    cores = np.array(omnilearn.HL_CORES["HL8"], float)
     first = omnilearn.omnilearn_sizes(np.full(4, 32), 32 / cores, 128)
     assert first.tolist() == [19, 19, 7, 83]
     second = omnilearn.omnilearn_sizes(first, first / cores, 128)

@@ -25,12 +25,16 @@ def build(seen=None, **options):
         if seen is not None:
             seen.append(control.step)
 
+    def halve(observation, calls):
+        lr = 0.1 * 0.5 ** (int(calls) // 4)
+        return (ad.Decision(hyperparameters={"lr": lr}) if observation.due else None), calls + 1
+
     def driver(state, batch):
         lr = ad.hyperparameter("lr", 0.1)
         loss, grads = jax.value_and_grad(mean_loss)(state["w"], batch)
         loss = mon.ema(comm.all_reduce(loss))
         ctrl.hook(watch, loss)
-        ctrl.hook(ctrl.plateau("lr", factor=0.5, patience=1), loss, every=2)
+        ctrl.hook(ctrl.Policy(lambda n: np.asarray(0), halve, "halve"), every=2)
         ctrl.hook(lambda control: control.rescale(global_batch=5 + control.step // 3), every=3, name="grow")
         w = state["w"] - lr * comm.all_reduce(grads)
         return {"n": state["n"] + 1, "w": w, "own": state["own"] + loss}, {"loss": loss, "lr": lr}

@@ -10,7 +10,7 @@ import pytest
 import adaptive as ad
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
-from controllers.simulate import Hooked, _scenarios, scenario, simulate
+from controllers.simulate import Hooked, names, scenario, simulate
 from controllers.simulate._cluster import (
     Cluster,
     by_step,
@@ -307,20 +307,11 @@ def test_a_cluster_without_workers_is_refused():
             simulate(asking({}), gone, 12, 4)
 
 
-def test_the_global_batch_follows_a_growing_noise_scale():
-    case = scenario("noise_scale", 4, 400)
-    simulation = simulate([*case.before, hooked("balance")], case.cluster, case.global_batch, 400)
-    assert simulation.global_batch[0] == 32 * 4
-    assert (np.diff(simulation.global_batch) >= 0).all()
-    seen = simulation.global_batch[:380].sum()  # at the last decision but one
-    assert 0.8 < simulation.global_batch[-1] / case.cluster.noise_scale(seen) < 1.2
-
-
 # --- scenarios and policies -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, 5, 64])
-@pytest.mark.parametrize("name", _scenarios.names())
+@pytest.mark.parametrize("workers", [2, 16])
+@pytest.mark.parametrize("name", names())
 def test_every_scenario_runs_and_is_the_same_again(name, workers):
     case = scenario(name, workers, 40, seed=1)
     assert case.about
@@ -339,25 +330,22 @@ def test_every_scenario_runs_and_is_the_same_again(name, workers):
 @pytest.mark.parametrize("name", LINE_UP)
 def test_every_policy_runs(name):
     adapts = LINE_UP[name].adapts
-    kind = {"batch": "noise_scale", "workers": "scaling"}.get(adapts, "contention")
-    case = scenario(kind, 4, 60)
-    hooks = [*case.before, hooked(name)] if kind == "contention" else [hooked(name)]
-    simulation = simulate(hooks, case.cluster, case.global_batch, 60)
-    if kind == "scaling":
+    case = scenario("scaling" if adapts in ("batch", "workers") else "contention", 4, 60)
+    simulation = simulate([hooked(name)], case.cluster, case.global_batch, 60)
+    if adapts == "workers":
         assert simulation.workers[-1] > simulation.workers[0]
-    elif kind == "noise_scale":
+    elif adapts == "batch":
         assert simulation.global_batch[-1] > simulation.global_batch[0]
-    elif name != "equal":
-        assert len(simulation.adjustments)
-    if adapts in ("split", "members") and name != "proportional-published":
+    else:
+        assert len(simulation.adjustments) or name == "equal"
         assert (simulation.global_batch == case.global_batch).all()
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="no scenario is called 'nothing'; known are equal, "):
+    with pytest.raises(ValueError, match="no scenario is called 'nothing'; known are step_change, "):
         scenario("nothing")
     with pytest.raises(ValueError, match="at least 2 workers"):
-        scenario("equal", 1)
+        scenario("drift", 1)
     with pytest.raises(ValueError, match="no policy is called 'best'; known are equal, balance"):
         hooked("best")
     with pytest.raises(ValueError, match="after @"):
