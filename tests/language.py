@@ -166,7 +166,7 @@ def not_imperative(tree: ast.Module, file: str) -> Iterator[str]:
 
 def _may_begin_otherwise(function: ast.FunctionDef) -> bool:
     names = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
-    return bool(re.search(r"property|\bclick\.|_named\b", names))
+    return bool(re.search(r"property|\bclick\.|\bnamed\b", names))
 
 
 def private_reach() -> Complaints:
