@@ -87,7 +87,8 @@ def expected(fault: Fault) -> tuple[set[int], int | None]:
     if way in LEAVES:  # without a step that follows, the work is done
         return ({0, 143} if everyone or members else {0}), None
     if everyone:
-        return {1 if way == "os._exit(0)" else 128 + signal.SIGKILL}, 0
+        killed = 1 if way == "os._exit(0)" else 128 + signal.SIGKILL
+        return ({1, killed} if phase in ("joining", "leaving", "checkpoint") else {killed}), 0  # rank 2 is in reserve
     return ({0, 1, 137} if members else {0}), None if members else RANKS - len(victims)
 
 
