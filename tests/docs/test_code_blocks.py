@@ -7,6 +7,7 @@ Comments of HTML, which are not shown, help a page: `<!--- invisible-code-block:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -43,7 +44,12 @@ class RaisesParser:
         document.push_evaluator(evaluate)
 
 
-BLOCKS = Sybil(parsers=[PythonCodeBlockParser(), RaisesParser()], path=str(ROOT), patterns=[])
+@cache
+def parser() -> Sybil:
+    """Made when the first page is parsed: it takes half a second to find out where it is made."""
+    return Sybil(parsers=[PythonCodeBlockParser(), RaisesParser()], path=str(ROOT), patterns=[])
+
+
 RUN = [page for page in PAGES if "```python" in page.read_text()]  # parsing them takes a second
 LONG = {
     "README.md",  # test_outputs.py runs its program
@@ -62,7 +68,7 @@ LANGUAGES = {"python", "console", "sh", "bash", "text", "toml"}
 
 def run(page: Path) -> int:
     """Run all blocks of a page, in order. Returns how many there are."""
-    document = BLOCKS.parse(page)
+    document = parser().parse(page)
     document.namespace["__name__"] = "page"
     examples = list(document.examples())
     # A reader's JAX is not as strict as the suite's.
