@@ -78,9 +78,12 @@ def main() -> None:
     arguments = command_line(__doc__)
     arguments.add_argument("--rounds", type=int, default=20)
     arguments.add_argument("--block", type=int, default=10, help="steps that are timed together")
+    arguments.add_argument("--only", default="", help="models whose names contain this")
     options = arguments.parse_args()
     rows = []
     for model in (conv_net("conv net", 32), conv_net("conv net", 64), large_matrices("large matrices", 128)):
+        if options.only not in model.name:
+            continue
         with comm.DeviceWorld() as world, comm.DeviceWorld() as other, comm.DeviceWorld() as third:
             theirs = by_shard_map(model, list(world.devices))
             ours, monitored = program(model, world, monitored=False), program(model, other, monitored=True)

@@ -115,12 +115,12 @@ class Run:
         self.curve.append((self.seconds, float(accuracy(model))))
 
 
-def rank(seconds: float, seeds: int, size: int) -> None:
-    """Run all strategies with each seed, on this rank."""
-    found: dict[str, list[Any]] = {name: [] for name in STRATEGIES}
+def rank(names: list[str], seconds: float, seeds: int, size: int) -> None:
+    """Run these strategies with each seed, on this rank."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
     with comm.world() as world:
         for seed in range(seeds):
-            runs = {name: Run(world, name, seed, size) for name in STRATEGIES}
+            runs = {name: Run(world, name, seed, size) for name in names}
             for _ in range(round(seconds / BLOCK)):
                 for run in runs.values():
                     run.block(seconds)
@@ -158,12 +158,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of steps, of each strategy")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=16, help="examples of a worker in an update")
+    parser.add_argument("--only", nargs="+", default=list(STRATEGIES), help="synchronous, and others of the table")
     parser.add_argument("--rate", default="100mbit", help="of the hosts' links, as tc reads it")
     args = parser.parse_args()
     if args.rank:
-        rank(args.seconds, args.seeds, args.size)
+        rank(args.only, args.seconds, args.seeds, args.size)
         return
     own = ["--rank", "--seconds", str(args.seconds), "--seeds", str(args.seeds), "--size", str(args.size)]
+    own += ["--only", *args.only]
     with tempfile.TemporaryDirectory() as cache:  # each seed's programs are those of the first
         environ = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         together = job([__file__, *own], WORKERS, environ=environ)
