@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +12,10 @@ import pytest
 import controllers as ctrl
 from controllers.policies.mitigate_slow_workers import _lost  # what a hook adds up and does not show
 from controllers.simulate import Cluster, Hooked, jitter, scenario, simulate, stages
+from tests.mpirun import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))  # as it is for a script
+importlib.import_module("_scenarios")  # adds scenarios
 
 N, SLOW, AT, STEPS = 4, 1, 100, 220
 
