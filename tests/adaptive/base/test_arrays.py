@@ -196,7 +196,7 @@ def test_a_number_that_does_not_fit_is_named_by_leaf_row_and_value(dtype, value,
     source = rows_of(Source(array))
     with pytest.raises(ad.DataError) as error:
         source.rows(np.array([0, 5, 4, 2]))
-    assert f"data[4]['x']{says.replace('4, ', '')}" in str(error.value)
+    assert f"example 4['x']{says.replace('4, ', '')}" in str(error.value)
 
 
 def test_infinite_numbers_stay_infinite():
