@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -154,10 +154,17 @@ class Program(Generic[State, Metrics]):
     @property
     def state(self) -> State:
         """A copy of the state after the last step; a pytree as given. Replicated, except the per-worker part, which is
-        that of this process's first worker.
+        that of this process's first worker. To change it, `restore` a changed `checkpoint()`.
         """
         parts, workers = self._settled(), self._parts.engine.workers
         return parts.state_as_given([jnp.copy(leaf) for leaf in workers.states[workers.some_present]])
+
+    @state.setter
+    def state(self, value: Any) -> NoReturn:
+        raise DriverError(
+            "program.state is a copy of the state, and cannot be set. Change a checkpoint, on every process:\n"
+            '    checkpoint = program.checkpoint()\n    checkpoint["state"] = ...\n    program.restore(checkpoint)'
+        )
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

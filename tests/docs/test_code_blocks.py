@@ -55,6 +55,7 @@ LONG = {
     "README.md",  # test_outputs.py runs its program
     "docs/batch_norm.md",
     "docs/metrics.md",
+    "docs/recipes.md",
     "docs/strategies.md",
     "docs/tutorial.md",
     "docs/which_noise_scale.md",
