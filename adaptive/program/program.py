@@ -161,6 +161,11 @@ class Program(Generic[State, Metrics]):
 
     @state.setter
     def state(self, value: Any) -> NoReturn:
+        """Refuse to set the state: the property returns a copy.
+
+        Raises:
+          DriverError: always. It says how to change the state by a checkpoint.
+        """
         raise DriverError(
             "program.state is a copy of the state, and cannot be set. Change a checkpoint, on every process:\n"
             '    checkpoint = program.checkpoint()\n    checkpoint["state"] = ...\n    program.restore(checkpoint)'
