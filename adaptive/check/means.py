@@ -1,8 +1,9 @@
-"""Checks whether a function's result for a batch is a mean or a sum over its examples.
+"""Checks whether a function's result for a batch is a mean or a sum over its examples, or has a row for each of them.
 
-`evaluate` combines batches by weighted means or sums. For an exponential of a mean loss, a maximum, or a mean over
-tokens, the result would depend on the batch size. So the function is computed for a few examples of the whole data set
-as one batch and as two batches, in double precision, and the results are compared.
+`evaluate` combines batches by weighted means or sums, or joins their rows. For an exponential of a mean loss, a
+maximum, a mean over tokens, or rows normalized over the batch, the result would depend on the batch size. So the
+function is computed for a few examples of the whole data set as one batch and as two batches, in double precision, and
+the results are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _RELATIVE = 1e-5  # tolerance relative to the largest value; single precision is
 _ABSOLUTE = 1e-10  # tolerance for a sum of terms near 1 that cancel
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
-Op = Literal["mean", "sum"]
+Op = Literal["mean", "sum", "rows"]
 
 
 class MeanCheck:
@@ -44,7 +45,7 @@ class MeanCheck:
         names: Sequence[str | None],
         op: Op,
     ) -> None:
-        """Raise unless the leaves that `fn(state, batch)` returns are means over the batch's examples, or sums.
+        """Raise unless the leaves that `fn(state, batch)` returns are means over the batch's examples, sums, or rows.
 
         Returns without a check if there is nothing to compare: functions with effects, with random numbers drawn for a
         whole batch, for batches of one size only, and what cannot be computed in double precision or is not finite.
@@ -53,10 +54,10 @@ class MeanCheck:
           rows: returns the examples with the given indices, as a batch.
           sizes: (number of examples, examples in a batch).
           names: of the leaves; `None` for one that is merged in another way.
-          op: "mean" or "sum".
+          op: "mean", "sum" or "rows".
 
         Raises:
-          DriverError: a leaf is not a mean, or not a sum.
+          DriverError: a leaf is not a mean, a sum, or a row for each example that is independent of the others.
         """
         few = min(_FEW, *sizes)
         first = max(1, 3 * few // 8)  # unequal parts: a mean with other weights may match equal ones by chance
@@ -124,6 +125,8 @@ def _of_dtype(leaf: Any, dtype: Any) -> Any:
 def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op: Op) -> bool:
     """Raise if the parts of a leaf do not combine to the whole. Return whether the parts differ."""
     whole, first, second = values
+    if op == "rows":
+        return _compare_rows(name, whole, np.concatenate([first, second]), parts)
     both = first + second if op == "sum" else (parts[0] * first + parts[1] * second) / sum(parts)
     with np.errstate(all="ignore"):
         allowed = _RELATIVE * np.max(np.abs(values), axis=0) + _ABSOLUTE
@@ -141,4 +144,22 @@ def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
         "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/metrics.md\n"
         "    batch normalization    its running averages"
+    )
+
+
+def _compare_rows(name: str, whole: np.ndarray, apart: np.ndarray, parts: tuple[int, int]) -> bool:
+    """Raise if rows of a batch differ from those of its parts. Return whether rows differ from each other."""
+    with np.errstate(all="ignore"):
+        allowed = _RELATIVE * np.max(np.abs([whole, apart]), axis=(0, 1)) + _ABSOLUTE
+        gaps = np.abs(whole - apart)
+        off = np.isfinite(gaps) & (gaps > allowed)
+        if not off.any():
+            return bool((np.abs(whole - whole[:1]) > allowed).any())
+    at = np.unravel_index(int(np.argmax(off)), off.shape)
+    size = parts[int(at[0] >= parts[0])]
+    raise DriverError(
+        f"evaluate: a row of {name} depends on other examples: one example gives {whole[at]:.6g} in a batch of "
+        f"{sum(parts)} examples and {apart[at]:.6g} in a batch of {size}. So the result would depend on batch=. "
+        "Compute each row from its own example; batch normalization from its running averages. For a value of the "
+        'whole batch: op="mean" or op="sum".'
     )

@@ -1,4 +1,4 @@
-"""Exact means, sums and merged metrics over a data set, over all workers: every example counts once."""
+"""Exact means, sums, merged metrics and rows over a data set, over all workers: every example counts once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from adaptive.base.roster import with_same_members
 from adaptive.base.split import positive
 from adaptive.base.tree_paths import leaf_names
 from adaptive.base.world import World
-from adaptive.check.means import MeanCheck
+from adaptive.check.means import MeanCheck, Op
 from adaptive.control.build_agreement import compare_across_processes, digest_of_text, digest_of_tree
 from adaptive.data.rows import Rows, rows_of
 from adaptive.data.same_data import digests_of_data
@@ -38,10 +38,10 @@ def evaluate(
     batch: int,
     about: str = "",
     members: Sequence[int] | None = None,
-    op: Literal["mean", "sum"] = "mean",
+    op: Op = "mean",
     check: MeanCheck | None = None,
 ) -> Any:
-    """Return means or sums of `fn(state, batch)` over `data`, and merged metrics. Communicates once.
+    """Return means, sums or rows of `fn(state, batch)` over `data`, and merged metrics. Communicates once.
 
     Args:
       states: the user's state on the device of each worker of this process.
@@ -49,19 +49,19 @@ def evaluate(
       batch: examples in one batch; the last one may be smaller.
       about: the evaluation, for errors.
       members: the workers that take part; by default the world's members.
-      op: how arrays are combined: their mean over examples, or their sum over batches.
-      check: checks that values are means or sums; each function once.
+      op: how arrays are combined: their mean over examples, their sum over batches, or the rows of all batches.
+      check: checks that values are means, sums or rows; each function once.
 
     Returns:
       A pytree of numpy arrays and merged metrics. Replicated, bitwise.
 
     Raises:
-      DriverError: a value of `fn` is not a mean over examples, a sum, or a metric that can be merged.
+      DriverError: a value of `fn` is not a mean over examples, a sum, rows, or a metric that can be merged.
       WorkerError: another process failed. On every other process.
       DisagreementError: processes differ in what they evaluate. On every process.
     """
-    if op not in ("mean", "sum"):
-        raise DriverError(f'evaluate: op must be "mean" or "sum"; got {op!r}.')
+    if op not in get_args(Op):
+        raise DriverError(f'evaluate: op must be "mean", "sum" or "rows"; got {op!r}.')
     members = world.members if members is None else members
     there = (state for worker, state in zip(world.workers, states, strict=True) if worker in members)
     state = next(there, states[0])  # a process without workers traces the same function
@@ -94,7 +94,7 @@ def evaluate(
 
 
 def _combined(shapes: Any) -> list[str | None]:
-    """Return the names of leaves that are averaged or summed; `None` for metrics, which are merged."""
+    """Return the names of leaves that are averaged, summed or rows; `None` for metrics, which are merged."""
     named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
     found: list[str | None] = []
     for path, node in named:
@@ -117,8 +117,8 @@ class _Array:
         dtype = np.int64 if exact and not self._mean else np.result_type(leaf.dtype, np.float64)
         self._total = np.zeros(leaf.shape, dtype)
 
-    def add(self, value: Any, count: int) -> None:
-        self._total += (count if self._mean else 1) * np.asarray(value).astype(self._total.dtype)
+    def add(self, value: Any, examples: range) -> None:
+        self._total += (len(examples) if self._mean else 1) * np.asarray(value).astype(self._total.dtype)
 
     def sent(self) -> np.ndarray:
         return self._total
@@ -128,6 +128,25 @@ class _Array:
 
     def result(self, examples: int) -> np.ndarray:
         return self._total / examples if self._mean else self._total
+
+
+class _Rows:
+    """The rows of all examples, each batch's by the number of its first example."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, np.ndarray] = {}
+
+    def add(self, value: Any, examples: range) -> None:
+        self._batches[examples.start] = np.asarray(value)
+
+    def sent(self) -> dict[int, np.ndarray]:
+        return self._batches
+
+    def receive(self, batches: dict[int, np.ndarray]) -> None:
+        self._batches |= batches
+
+    def result(self, examples: int) -> np.ndarray:
+        return np.concatenate([self._batches[start] for start in sorted(self._batches)])
 
 
 class _Metric:
@@ -141,7 +160,7 @@ class _Metric:
         self._dtypes = [leaf.dtype for leaf in leaves]
         self._parts: list[list[np.ndarray]] = []  # leaves of each part; a single part if the metric does not grow
 
-    def add(self, value: Any, count: int) -> None:
+    def add(self, value: Any, examples: range) -> None:
         wide = (np.asarray(leaf) for leaf in jax.tree.leaves(value))
         self.receive([[leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf for leaf in wide]])
 
@@ -161,9 +180,12 @@ class _Metric:
         return reduce(lambda a, b: a.merge(b), map(self._tree.unflatten, parts))
 
 
-def _parts_of(shapes: Any, op: str) -> list[_Array | _Metric]:
+_Part = _Array | _Rows | _Metric
+
+
+def _parts_of(shapes: Any, op: str) -> list[_Part]:
     nodes = jax.tree.leaves(shapes, is_leaf=is_metric)
-    return [_Metric(node) if is_metric(node) else _Array(node, op) for node in nodes]
+    return [_Metric(node) if is_metric(node) else _Rows() if op == "rows" else _Array(node, op) for node in nodes]
 
 
 def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) -> dict[str, str]:
@@ -199,13 +221,19 @@ def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: st
         last = full + 1
         with suppress(Exception):
             others = jax.eval_shape(fn, state, data.shapes(last))
+    rows_of_other = full if others is shapes else last
     named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
     for (path, leaf), other in zip(named, jax.tree.leaves(others, is_leaf=is_metric), strict=True):
-        if not is_metric(leaf) and leaf.shape != other.shape:
-            name = jax.tree_util.keystr(path)
+        if is_metric(leaf):
+            continue
+        name = jax.tree_util.keystr(path) or "what fn returns"
+        found = f"evaluate: {name} has shape {leaf.shape} for a batch of {full} examples"
+        if op == "rows" and (leaf.shape[:1] != (full,) or other.shape != (rows_of_other, *leaf.shape[1:])):
+            raise DriverError(f'{found}. With op="rows" it must have one row per example; shape=(examples, …).')
+        if op != "rows" and leaf.shape != other.shape:
             raise DriverError(
-                f"evaluate: {name or 'what fn returns'} has shape {leaf.shape} for a batch of {full} examples and "
-                f"{other.shape} for a batch of {last}. It must be a {op} over the examples:  jnp.{op}(correct)"
+                f"{found} and {other.shape} for a batch of {last}. It must be a {op} over the examples:  "
+                f'jnp.{op}(correct). For one row per example:  evaluate(fn, data, op="rows")'
             )
 
 
@@ -218,21 +246,21 @@ def _gathered(
     members: Sequence[int],
     batch: int,
     op: str,
-) -> list[_Array | _Metric]:
+) -> list[_Part]:
     """Return the values of this process's workers on their part of the examples; a list over the leaves of `fn`."""
     call = jax.jit(fn)
     parts = _parts_of(shapes, op)
-    under_way: deque[tuple[int, list[Any]]] = deque()
+    under_way: deque[tuple[range, list[Any]]] = deque()
 
     def take_in() -> None:
-        count, values = under_way.popleft()
+        examples, values = under_way.popleft()
         for part, value in zip(parts, values, strict=True):
-            part.add(value, count)
+            part.add(value, examples)
 
     for local, start, stop in _shares(len(data), batch, world, members):
         target = world.targets[local] if world.local_mesh is None else world.local_mesh.of_batch(stop - start)
         rows = jax.device_put(data.rows(np.arange(start, stop)), target)
-        under_way.append((stop - start, jax.tree.leaves(call(states[local], rows), is_leaf=is_metric)))
+        under_way.append((range(start, stop), jax.tree.leaves(call(states[local], rows), is_leaf=is_metric)))
         if len(under_way) > _AHEAD * len(states):
             take_in()
     while under_way:

@@ -510,18 +510,21 @@ class Program(Generic[State, Metrics]):
         data: Any,
         *,
         batch: int = 256,
-        op: Literal["mean", "sum"] = "mean",
+        op: Literal["mean", "sum", "rows"] = "mean",
         log: str | None = None,
     ) -> Any:
-        """Return exact means (or sums, or merged metrics) of `fn` over a data set, computed by all workers. Every
+        """Return exact means (or sums, rows, or merged metrics) of `fn` over a data set, computed by all workers. Every
         example counts once. Call it on every process.
 
         Args:
-          fn: `fn(state, batch) -> values`: a pytree of arrays, each a mean over the batch's examples, or a sum if `op`
-            is "sum"; and of metrics with a `merge(other)` method, such as those of clu and google-metrax.
+          fn: `fn(state, batch) -> values`: a pytree of arrays, each a mean over the batch's examples; or a sum if `op`
+            is "sum"; or, if it is "rows", a row for each example, such as its prediction, shape=(examples, …). And of
+            metrics with a `merge(other)` method, such as those of clu and google-metrax.
           data: as for `Program`.
           batch: examples per execution of `fn`.
-          op: how arrays are combined, "mean" or "sum".
+          op: how arrays are combined: "mean", "sum", or "rows", which joins the rows of all examples in the order of
+            the data. Each process then holds all rows, and some copies while they are exchanged: several times their
+            bytes in host memory.
           log: a name under which the single numbers of the result go to the logs, as by `program.log`: with "val" a
             value `loss` becomes "val.loss".
 
@@ -529,7 +532,7 @@ class Program(Generic[State, Metrics]):
           A pytree of numpy arrays, and of merged metrics, on which `compute()` is still to be called. Replicated.
 
         Raises:
-          DriverError: a value of `fn` is not a mean over examples (or sum, if `op` is "sum") and would depend on
+          DriverError: a value of `fn` is not a mean over examples (or a sum, or rows, as `op` says) and would depend on
             `batch`, or is a metric that cannot be merged. Found by comparing a few examples with two parts of them. Or
             this process is a forked child of the program's.
           DataError: the data cannot be used.

@@ -375,6 +375,12 @@ def test_an_evaluation_by_all_ranks_is_in_the_log_of_rank_0(trained, tmp_path):
         assert ad.log.read(path)["val"].tolist() == [9.5, 9.5]
 
 
+def test_rows_of_all_ranks_are_on_each_of_them_in_order(trained):
+    data = {"x": np.arange(26.0).reshape(13, 2)}
+    found = trained.evaluate(lambda state, batch: batch["x"] * 2, data, batch=3, op="rows")
+    np.testing.assert_array_equal(found, data["x"] * 2)
+
+
 def raises_here(state, batch):
     raise ArithmeticError("no such loss")
 

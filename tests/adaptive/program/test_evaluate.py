@@ -219,8 +219,36 @@ def test_sums_count_every_example_once():
     found = evaluate(confusion, [W] * 2, data, LocalWorld(2), 5, op="sum")
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, confusion(W, data))
-    with pytest.raises(ad.DriverError, match='op must be "mean" or "sum"; got \'max\''):
+    with pytest.raises(ad.DriverError, match='op must be "mean", "sum" or "rows"; got \'max\''):
         evaluate(confusion, [W], data, LocalWorld(1), 5, op="max")
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(1, 64), (3, 5), (2, 23)])
+def test_rows_are_those_of_all_examples_in_order(workers, batch):
+    data = make_data(23)
+
+    def predict(w, batch):
+        return {"class": batch["x"] @ w > 0, "scaled": (batch["x"] * w[None]).astype(jnp.bfloat16), "y": batch["y"]}
+
+    found = evaluate(predict, [W] * workers, data, LocalWorld(workers), batch, op="rows")
+    for name, value in predict(W, data).items():
+        np.testing.assert_array_equal(found[name], value)
+        assert found[name].dtype == value.dtype
+
+
+ROWS_OF_THE_BATCH = {
+    "sum": (lambda w, b: b["y"].sum(), r"has shape \(\) for a batch of 4 .*one row per example"),
+    "fixed number": (lambda w, b: jnp.ones(4), r"has shape \(4,\) .*one row per example"),
+    "square": (lambda w, b: jnp.outer(b["y"], b["y"]), r"has shape \(4, 4\) .*one row per example"),
+    "normalized": (lambda w, b: b["y"] - b["y"].mean(), "a row of what fn returns depends on other examples"),
+    "sorted": (lambda w, b: jnp.sort(b["y"]), "a row of what fn returns depends on other examples"),
+}
+
+
+@pytest.mark.parametrize(("fn", "says"), ROWS_OF_THE_BATCH.values(), ids=ROWS_OF_THE_BATCH)
+def test_rows_that_depend_on_the_batch_are_refused(fn, says):
+    with pytest.raises(ad.DriverError, match=says):
+        evaluate(fn, [W], make_data(22), LocalWorld(), 4, op="rows")
 
 
 def test_a_metric_that_keeps_examples_has_all_of_them_in_order():
