@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import jax
+
 from adaptive.base.source_lines import at, name_workers
+from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.data.rows import Data, Shards
 from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.runtime.engine import Engine
+from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout
 
 from .memory_needed import in_words, memory_needed
 
 
-def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream) -> str:
+def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream, world: World) -> str:
     """Return a description of a program's plan, input, kernels and memory, one line each."""
     shards = data.lengths if isinstance(data, Shards) else ()
     bound = engine.kernels.memory
     return "\n".join(
         [
             explain_plan(engine.plan, engine.layouts, sizes.current, shards, sizes.resizable),
+            *_unused_devices(world),
             *(f"input    {line}" for line in stream.in_words()),
             *([] if bound is None else [f"kernels  {bound.in_words}"]),
             *in_words(memory_needed(engine, data, sizes.current)),
         ]
     )
+
+
+def _unused_devices(world: World) -> Iterator[str]:
+    """Yield a line if a program has the default world, of one worker, in a process with several devices."""
+    others = len(jax.local_devices())
+    if type(world) is LocalWorld and world.capacity == 1 and others > 1:
+        yield f"world    1 worker on {world.devices[0]}; this process has {others} devices: world=comm.world() uses all"
 
 
 def explain_plan(

@@ -66,7 +66,8 @@ class Program(Generic[State, Metrics]):
         * `Shards`: separate data for each worker.
       global_batch: examples per step, over all workers.
       world: where to run. Default: the world that this thread has entered last; without one this process alone, with
-        one worker.
+        one worker on its first device. `comm.world()` has a worker on each device, and `explain` names devices that are
+        not used.
       seed: seed of the order of examples, and of `step_key()`.
       shares: relative sizes of the workers' first batches; shape=(capacity,). A worker with share 0 takes no examples.
         Default: equal.
@@ -224,7 +225,7 @@ class Program(Generic[State, Metrics]):
         from .explain import explain
 
         p = self._parts
-        return explain(p.engine, p.sizes, p.data, p.stream)
+        return explain(p.engine, p.sizes, p.data, p.stream, p.world)
 
     # --- running ------------------------------------------------------------------------------------------------------
 

@@ -121,9 +121,12 @@ class RunCheckpointer:
         return announced
 
     @fails_together("in a checkpoint of")
-    def save(self) -> bool:
+    def save(self, *, is_last: bool = False) -> bool:
         """Save a checkpoint of the current state, unless the previous one is still being written. All processes call
         it; may communicate.
+
+        Args:
+          is_last: whether the run ends with this step, so that `end` saves what is skipped here.
 
         Returns:
           Whether this process writes it.
@@ -132,7 +135,7 @@ class RunCheckpointer:
             self._saved = time.monotonic()
 
             def taken() -> tuple[bool, dict[str, Any]]:
-                writes = self.world.rank == 0 and self._is_free()
+                writes = self.world.rank == 0 and self._is_free(notes=not is_last)
                 return writes, self._snapshot(writes)
 
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
@@ -144,10 +147,10 @@ class RunCheckpointer:
     def _snapshot(self, writes: bool) -> dict[str, Any]:
         return snapshot(self._parts, writes=writes)
 
-    def _is_free(self) -> bool:
-        """Return whether this process can write a checkpoint now; if not, note once that it is skipped."""
+    def _is_free(self, *, notes: bool) -> bool:
+        """Return whether this process can write a checkpoint now; if not, note once that it is skipped, if `notes`."""
         free = self.wait(0)
-        if not free and not self._noted:
+        if notes and not free and not self._noted:
             self._noted = True
             self._note(
                 f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
@@ -205,7 +208,7 @@ class RunCheckpointer:
 
         while (found := broadcast_bytes(self.world, answer, f"the last checkpoint of {self._name}")) != _DONE:
             if found == _MISSING:
-                has_tried = self.save() or has_tried
+                has_tried = self.save(is_last=True) or has_tried
 
     def _note(self, text: str) -> None:
         """Add a note to the next report, and log it."""

@@ -68,10 +68,7 @@ def steps_of_run(
         checkpointer = None if checkpoint is None else stack.enter_context(checkpointed(p, checkpoint))
         all_leave: AllLeave | None = None
         while True:
-            limit = run.limit  # read again, because a process that joins takes it over from the others
-            is_over = limit.step is not None and run.step >= limit.step
-            is_over = is_over or (limit.epoch is not None and p.stream.epoch >= limit.epoch)
-            if is_over or all_leave or p.decisions.stopped:
+            if _is_over(p) or all_leave:
                 if loop.settle():
                     break
                 continue
@@ -85,7 +82,7 @@ def steps_of_run(
                 all_leave = why
                 continue
             if checkpointer is not None and checkpointer.is_due(report) and loop.settle():
-                checkpointer.save()
+                checkpointer.save(is_last=_is_over(p))
             yield report
         p.tracing.end()
         _compare_last_decision(p)
@@ -96,6 +93,14 @@ def steps_of_run(
             raise preempted(p, all_leave, "" if checkpointer else unsaved)
         p.world.end_run()
         loop.membership_changes.transfer_state()
+
+
+def _is_over(parts: ProgramParts) -> bool:
+    """Return whether the run has reached its limit, or has been stopped. Replicated."""
+    # Read after every step, because a process that joins takes the limit over from the others.
+    limit, p = parts.run.limit, parts
+    done = limit.step is not None and p.run.step >= limit.step
+    return done or (limit.epoch is not None and p.stream.epoch >= limit.epoch) or p.decisions.stopped
 
 
 def _limit(name: str, further: int | None, name_of_total: str, total: int | None, done: int) -> int | None:

@@ -216,6 +216,15 @@ def test_no_step_waits_for_the_disk(counter, tmp_path, monkeypatch):
         assert float(counter.state[0]) == states[1]
 
 
+def test_no_note_says_that_the_last_step_is_not_saved(counter, tmp_path, monkeypatch, caplog):
+    with slow_disk(monkeypatch) as ready:
+        for report in counter.run(steps=2, checkpoint=ad.Checkpoints(tmp_path, every=1)):
+            if report.step == 2:
+                ready.set()
+    assert names(tmp_path) == ["000001-step-1", "000002-step-2"]
+    assert caplog.text == ""
+
+
 # --- what is damaged --------------------------------------------------------------------------------------------------
 
 
