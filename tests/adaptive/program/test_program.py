@@ -196,6 +196,13 @@ def test_a_report_describes_its_step():
     assert f"{layouts[0].nbytes} B from each worker" in explained
 
 
+def test_it_is_said_that_the_default_world_uses_one_of_several_devices():
+    unused = f"1 worker on {jax.local_devices()[0]}; this process has {len(jax.local_devices())} devices: world="
+    with build(workers=1, resizable=False) as one, build(workers=2, resizable=False) as two:
+        assert unused in one.explain()
+        assert "this process has" not in two.explain()
+
+
 def test_a_run_has_the_requested_length():
     with build() as program:  # 24 examples, 6 a step
         assert [r.step for r in program.run(steps=3)] == [1, 2, 3]
