@@ -229,6 +229,8 @@ def run(fault: Fault, limit: float = LIMIT) -> tuple[list[str], str]:
 
 def _kill_session(session: int) -> list[str]:
     """Kill what is left of a job. Returns it."""
+    from tests.speed import limit  # not in a rank, which is started by the path of this file
+
     found = []
     for process in psutil.process_iter():
         try:
@@ -236,7 +238,7 @@ def _kill_session(session: int) -> list[str]:
                 found.append(process)
         except (psutil.Error, ProcessLookupError):
             continue
-    _, alive = psutil.wait_procs(found, timeout=3.0)
+    _, alive = psutil.wait_procs(found, timeout=limit(3))
     names = [f"{process.pid} {process.name()}" for process in alive if process.is_running()]
     for process in alive:
         process.kill()
