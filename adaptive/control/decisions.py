@@ -29,7 +29,7 @@ class Decisions:
       heterogeneous: whether results may differ between processes in their last bits, so that the first one decides.
 
     Attributes:
-      stopped: whether a hook has ended the run.
+      stopped: whether a hook or the script has ended the run.
       last_asked: names of the hooks that made the last decision, and the request of each.
     """
 
@@ -106,6 +106,11 @@ class Decisions:
         decision = Decision(hyperparameters=checked_hyperparameters(there.values, values, there.types))
         self._hyperparameters.request(decision.hyperparameters)
         self._digest.enter(step, "program.set", decision)
+
+    def stop_by_hand(self, step: int) -> None:
+        """Apply the request of `Program.stop` after `step`."""
+        self.stopped = True
+        self._digest.enter(step, "program.stop", Decision(stop=True))
 
 
 def apply_decision(

@@ -4,6 +4,7 @@ imported on use.
     run/000012-step-400/            the twelfth, of step 400
         state/arrays.npy            its arrays and numbers, one after another, as `numpy.save` writes them
         state/leaves.json           the path and dtype of each
+        values.json                 the value by which it is compared with others, if there is one (`best.py`)
     run/*.orbax-checkpoint-tmp/     being written, or left by a writer that was killed; never read
     run/writer.lock                 locked by the current writer; the id of the run (`lock.py`)
 
@@ -21,17 +22,19 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import LatestN
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.tree_paths import Name, by_name
+
+from .best import KeepBest, best_of
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _ITEM, _ARRAYS, _LEAVES = "state", "arrays.npy", "leaves.json"
@@ -65,11 +68,17 @@ def arrays_of(checkpoint: Mapping[str, Any]) -> dict[Name, np.ndarray]:
     return arrays
 
 
-def write(directory: Path, keep: int, step: int, arrays: Mapping[Name, np.ndarray]) -> None:
+def write(
+    directory: Path, keep: int, step: int, arrays: Mapping[Name, np.ndarray], keep_best: KeepBest | None = None
+) -> Path:
     """Write a checkpoint, which gets its name when it is complete; then delete old ones. The caller holds the lock.
 
     Args:
       keep: number of checkpoints to keep.
+      keep_best: which one to keep besides these.
+
+    Returns:
+      Its folder.
 
     Raises:
       Exception: any error of the system, orbax or its libraries.
@@ -78,7 +87,9 @@ def write(directory: Path, keep: int, step: int, arrays: Mapping[Name, np.ndarra
     options = ocp.CheckpointManagerOptions(
         create=False,
         step_name_format=_Names(step),
-        preservation_policy=LatestN(keep),
+        preservation_policy=AnyPreservationPolicy(
+            [LatestN(keep)] if keep_best is None else [LatestN(keep), _Best(directory, keep_best)]
+        ),
         cleanup_tmp_directories=True,
         enable_async_checkpointing=False,  # our thread writes
         save_root_metadata=False,
@@ -86,14 +97,15 @@ def write(directory: Path, keep: int, step: int, arrays: Mapping[Name, np.ndarra
             primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process{own}"
         ),
     )
+    folder = directory / options.step_name_format.build_name(number)
     with ocp.CheckpointManager(directory, options=options, item_handlers={_ITEM: _ArraysHandler()}) as manager:
         try:
             manager.save(number, args=ocp.args.Composite(**{_ITEM: _SaveArrays(arrays)}), force=True)
         except Exception as error:
-            folder = directory / options.step_name_format.build_name(number)
             if not folder.exists():
                 raise
             logging.getLogger("adaptive").warning("%s is complete, but old ones cannot be deleted: %s", folder, error)
+    return folder
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -146,6 +158,17 @@ class _ArraysHandler(ocp.CheckpointHandler):
 @dataclasses.dataclass
 class _SaveArrays(ocp.args.CheckpointArgs):
     arrays: Mapping[Name, np.ndarray]
+
+
+class _Best(NamedTuple):
+    """Keeps the checkpoint with the best value: a preservation policy of orbax."""
+
+    directory: Path
+    keep_best: KeepBest
+
+    def should_preserve(self, infos: Sequence[Any], *, context: Any) -> list[bool]:
+        found = best_of(reversed(checkpoints(self.directory)), self.keep_best)
+        return [found is not None and each.step == _number(found) for each in infos]
 
 
 class _Names(NamedTuple):

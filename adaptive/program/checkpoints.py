@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.numbers import whole
@@ -48,6 +48,10 @@ class Checkpoints:
       every: the interval: "100 steps", "1 epoch", "0.5 epochs", "10 minutes", or an integer number of steps. Minutes
         are measured by rank 0, which announces a due checkpoint in a step's last message.
       keep: number of checkpoints on disk to keep; older ones are deleted.
+      keep_best: a further checkpoint to keep: the one with the best value so far, also after restarts. The name of a
+        value, and whether the best is the smallest or the largest: `("val.loss", "min")`. The value of a checkpoint is
+        what was logged for its step before the next one, by `program.evaluate(…, log="val")` or `program.log`, or a
+        number among the driver's metrics. Checkpoints without a value, or with NaN, are not compared.
 
     Raises:
       CheckpointError: an argument is invalid.
@@ -60,6 +64,7 @@ class Checkpoints:
     directory: str | os.PathLike[str]
     every: str | int = "1 epoch"
     keep: int = 3
+    keep_best: tuple[str, Literal["min", "max"]] | None = None
 
     def __post_init__(self) -> None:
         self.interval  # noqa: B018  # raises
@@ -70,6 +75,14 @@ class Checkpoints:
                 f"keep={self.keep!r}: must be a whole number of checkpoints, at least 1. For a run without "
                 "checkpoints:  program.run(…) without checkpoint="
             )
+        match self.keep_best:
+            case None | (str(), "min" | "max"):
+                pass
+            case _:
+                raise CheckpointError(
+                    f"keep_best={self.keep_best!r}: must be the name of a logged value or of a metric, and which is "
+                    'the best:  keep_best=("val.loss", "min")'
+                )
 
     @property
     def interval(self) -> Every:
@@ -96,6 +109,31 @@ class Checkpoints:
           CheckpointError: there is no readable checkpoint.
         """
         return newest_readable(self.path).checkpoint
+
+    def best(self) -> Path:
+        """Return the path of the checkpoint with the best value, by `keep_best`: `program.restore(checkpoints.best())`.
+
+        Only this process reads. Of equal values, the first.
+
+        Raises:
+          CheckpointError: there is no `keep_best`, or no checkpoint has a value of this name.
+        """
+        from adaptive.disk.best import best_of
+        from adaptive.disk.folders import checkpoints
+
+        if self.keep_best is None:
+            raise CheckpointError('best() needs  ad.Checkpoints(…, keep_best=("val.loss", "min"))')
+        try:
+            found = best_of(reversed(checkpoints(self.path)), self.keep_best)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        if found is None:
+            name = self.keep_best[0]
+            raise CheckpointError(
+                f"no checkpoint in {self.path} has a value {name!r}. It is logged after the step of a checkpoint:  "
+                f'program.evaluate(…, log="val")  or  program.log({name.partition(".")[0]}=…)'
+            )
+        return found
 
 
 def path_of(directory: Any) -> Path:

@@ -29,6 +29,7 @@ from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import Status
 from adaptive.data.stream import Stream, open_data
+from adaptive.disk.best import CheckpointValues
 from adaptive.graph.draws import notes_on_draws
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -56,7 +57,7 @@ if TYPE_CHECKING:  # imported on use
 
 
 class RunLimit(NamedTuple):
-    """The limits of a run, unless a hook stops it before. `None`: no limit. Replicated."""
+    """The limits of a run, unless a hook or the script stops it before. `None`: no limit. Replicated."""
 
     epoch: int | None = None
     step: int | None = None
@@ -71,10 +72,13 @@ class RunState:
       notes: notes for the next report.
       step: number of completed steps.
       limit: the limit of the current call of `Program.run`.
+      under_way: whether there is one: its loop has begun, and has not been left.
       restored: whether a checkpoint was restored since the last step.
       compiled: whether the programs of a first step are compiled.
       origin: data about this process for its first event; `None` after that.
-      checkpointer, progress, sinks: those of the last call of `Program.run`.
+      checkpointer: that of the current call of `Program.run`.
+      progress, sinks: those of the last call.
+      values: by which the checkpoints of the last call with checkpoints are compared.
       logged: values for the first step of the first run.
       directories: directories of checkpoints from which the program was restored, or to which it has written.
     """
@@ -83,20 +87,22 @@ class RunState:
     notes: list[str]
     step: int = 0
     limit: RunLimit = field(default_factory=RunLimit)
+    under_way: bool = False
     restored: bool = False
     compiled: bool = False
     origin: RunOrigin | None = None
     checkpointer: RunCheckpointer | None = None
     progress: Progress | None = None
     sinks: SinkThread | None = None
+    values: CheckpointValues | None = None
     logged: dict[str, float] = field(default_factory=dict)
     directories: set[Path] = field(default_factory=set)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Add values to the last step, in the logs and on the screen. Local."""
+        """Add values to the last step, in the logs, on the screen, and for the choice of the best checkpoint. Local."""
         if self.sinks is None:
             self.logged |= values
-        for output in (self.sinks, self.progress):
+        for output in (self.sinks, self.progress, self.values):
             if output is not None:
                 output.log(values, self.step)
 

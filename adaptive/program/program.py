@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from adaptive.base.activity import EVALUATING, RESTORING, SAVING
 from adaptive.base.ambient import AmbientContext, with_build_settings, without_debug_checks
-from adaptive.base.errors import DataError, DriverError
+from adaptive.base.errors import CheckpointError, DataError, DriverError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import with_same_members
 from adaptive.base.world import World
@@ -259,12 +259,12 @@ class Program(Generic[State, Metrics]):
             `adaptive report` and `adaptive replay`.
           checkpoint: where and how often to save checkpoints: `ad.Checkpoints("run/", every="1 epoch")`. The last state
             is saved when the run ends, also when all processes are terminated; not when the loop is left by `break` or
-            an error.
+            an error: call `stop()` instead of `break`, or `save()` before it.
 
         Yields:
-          A `Report` per step. Ends early when a hook calls `control.stop()`; without a limit, only then. Where the host
-          does not wait for steps (docs/cost.md), a step that is not finite is found up to two steps late, and reported
-          again, as are those after it.
+          A `Report` per step. Ends early after `stop()`, or a hook's `control.stop()`; without a limit, only then.
+          Where the host does not wait for steps (docs/cost.md), a step that is not finite is found up to two steps
+          late, and reported again, as are those after it.
 
         Raises:
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all processes have received one, and the
@@ -384,6 +384,27 @@ class Program(Generic[State, Metrics]):
         """
         self._parts.decisions.set_by_hand(self._settled().run.step, values)
 
+    def stop(self) -> None:
+        """End `run` after the step that it has yielded last, as a hook does by `control.stop()`. Call it in the body of
+        the loop, on every process after the same step: decide by replicated values, such as the report's metrics or
+        the result of `evaluate`.
+
+        The rest of the loop's body is executed, and `run` then ends as at its limit: it saves the last state, and all
+        processes, those in reserve included, go on after the loop. If the call is missing on a process, all raise a
+        DisagreementError: that process is in its next step.
+
+        Raises:
+          DriverError: no `run` is under way.
+        """
+        self._loop.check_process()
+        run = self._parts.run
+        if not run.under_way:
+            raise DriverError(
+                "stop() ends  for report in program.run(…)  and is called in its body; no run is under way. A hook "
+                "calls control.stop()."
+            )
+        self._parts.decisions.stop_by_hand(run.step)
+
     @with_build_settings
     def warm_up(self) -> None:
         """Compile all kernels that would be compiled in the background, and wait for them. For benchmarks."""
@@ -416,6 +437,28 @@ class Program(Generic[State, Metrics]):
             if parts.skipped.checks:
                 refuse_nans(saved)
         return saved
+
+    def save(self) -> None:
+        """Save a checkpoint of the run now, besides those that are due, and wait until it is on the disk. Call it in
+        the body of the loop over `run`, on every process after the same step.
+
+        It is a checkpoint like the others: `keep=` counts it, and minutes of `every=` count from it. Before a `break`
+        it keeps the last state. If it cannot be written, the next report has a note, and the run continues.
+
+        Raises:
+          CheckpointError: no `run` with `checkpoint=` is under way. For a checkpoint in memory: `checkpoint()`.
+          WorkerError: another process failed in this call. On every other process.
+          DisagreementError: another process is in another collective, such as its next step. On every process.
+        """
+        self._loop.check_process()
+        checkpointer = self._settled().run.checkpointer
+        if checkpointer is None:
+            raise CheckpointError(
+                "save() needs a run with checkpoints, and is called in its loop:  for report in program.run(…, "
+                'checkpoint=ad.Checkpoints("run/")). For a checkpoint in memory:  program.checkpoint()'
+            )
+        with self._parts.activity.doing(SAVING):
+            checkpointer.save_and_wait(again=True)
 
     @with_build_settings
     @fails_together("in restoring")

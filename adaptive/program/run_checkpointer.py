@@ -19,6 +19,8 @@ from adaptive.base.errors import CheckpointError, NonFiniteError
 from adaptive.base.failure import fails_together
 from adaptive.base.roster import broadcast_bytes, with_same_members
 from adaptive.disk import lock
+from adaptive.disk.best import CheckpointValues
+from adaptive.observe.events import numbers_by_name
 from adaptive.observe.report import Report
 
 from .checkpoint import refuse_nans, snapshot
@@ -26,6 +28,10 @@ from .checkpoints import Checkpoints
 from .parts import ProgramParts
 
 _ANSWER_SECONDS = 1.0  # while the last checkpoint is written, rank 0 tells the others that it lives
+_NO_VALUE = (
+    "keep_best={}: the value was not logged for each checkpoint; those without are not compared. Log it after a step "
+    "with a checkpoint, or call program.save() after it is logged."
+)
 _BUSY, _MISSING, _DONE = b"busy", b"missing", b"done"  # the last checkpoint
 
 
@@ -47,10 +53,11 @@ class RunCheckpointer:
             )
         self._options, self._every, self._path = options, options.interval, options.path
         self._saved, self._newest = time.monotonic(), -1  # the step of the newest checkpoint on the disk
+        self._report: Report | None = None  # of the last step of this run
         self._lock: int | None = None
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
-        self._has_stepped = self._noted = False  # whether there was a step; whether a note named a skipped checkpoint
+        self._noted = self._noted_value = False  # whether a note named a skipped checkpoint, or one without a value
         if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 announces a due checkpoint in a step's last message, and this "
@@ -61,6 +68,7 @@ class RunCheckpointer:
         if not self.world.rank:
             self._open()
         parts.run.directories.add(self._path)
+        parts.run.values = self._values = CheckpointValues(options.keep_best)
         atexit.register(self.close)  # for a run whose loop was left before its end
 
     def _open(self) -> None:
@@ -105,7 +113,7 @@ class RunCheckpointer:
 
     def is_due(self, report: Report) -> bool:
         """Return whether a checkpoint is due after this step. All processes call it, after every step."""
-        self._has_stepped = True
+        self._report = report
         if self._every.unit == "minute":
             return self._is_announced()
         before, epoch = report.examples - report.global_batch, self._parts.stream.epoch_length
@@ -126,7 +134,7 @@ class RunCheckpointer:
         it; may communicate.
 
         Args:
-          is_last: whether the run ends with this step, so that `end` saves what is skipped here.
+          is_last: whether `save_and_wait` follows, and saves what is skipped here.
 
         Returns:
           Whether this process writes it.
@@ -163,6 +171,8 @@ class RunCheckpointer:
         """Write a checkpoint in the background. Raises a CheckpointError if a leaf cannot be stored."""
         from adaptive.disk import folders
 
+        if self._options.keep_best is not None and self._report is not None:
+            self._values.log(numbers_by_name(self._report.metrics), self._report.step)
         arrays = folders.arrays_of(checkpoint)
         # Not a daemon thread, so that the process waits for it at its end.
         self._thread = threading.Thread(None, self._write_arrays, "adaptive-checkpoint", (checkpoint, arrays))
@@ -178,8 +188,11 @@ class RunCheckpointer:
                 refuse_nans(checkpoint)
             self._parts.run.flush_logs()
             self._acquire()  # on a rank that takes over
-            folders.write(self._path, self._options.keep, step, arrays)
+            folder = folders.write(self._path, self._options.keep, step, arrays, self._options.keep_best)
             self._newest = step
+            if not self._values.written(step, folder) and not self._noted_value:
+                self._noted_value = True
+                self._note(_NO_VALUE.format(self._options.keep_best))
             self.world.checkpoint_saved(step)
         except NonFiniteError as error:
             self._note(str(error))
@@ -189,24 +202,28 @@ class RunCheckpointer:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             self._note(f"no checkpoint of step {step} in {self._path}: {why.partition(chr(10))[0][:300]}")
 
-    def end(self, *, in_any_case: bool) -> None:
-        """Save the last state of a run that ended without an error, unless it is saved. All processes call it, and it
-        returns on all when the checkpoint is on disk or has failed. If its writer is lost, the next rank 0 writes it.
-        Communicates.
+    @property
+    def has_stepped(self) -> bool:
+        """Whether there was a step in this run."""
+        return self._report is not None
+
+    def save_and_wait(self, *, again: bool = False) -> None:
+        """Save the current state, unless it is saved. All processes call it, and it returns on all when the checkpoint
+        is on disk or has failed. If its writer is lost, the next rank 0 writes it. Communicates.
 
         Args:
-          in_any_case: save also after a run without a step.
+          again: save also if a checkpoint of this step is on disk.
         """
-        if not (self._has_stepped or in_any_case):
-            return
         has_tried = False  # to write it, on this process
+        about = f"a checkpoint of {self._name} after step {self._parts.run.step}"
 
         def answer() -> bytes:
             if not self.wait(_ANSWER_SECONDS):
                 return _BUSY
-            return _DONE if has_tried or self._newest == self._parts.run.step else _MISSING
+            is_saved = self._newest == self._parts.run.step and not again
+            return _DONE if has_tried or is_saved else _MISSING
 
-        while (found := broadcast_bytes(self.world, answer, f"the last checkpoint of {self._name}")) != _DONE:
+        while (found := broadcast_bytes(self.world, answer, about)) != _DONE:
             if found == _MISSING:
                 has_tried = self.save(is_last=True) or has_tried
 

@@ -60,6 +60,8 @@ def steps_of_run(
     p.decisions.stopped = False
     p.run_warnings.begin()
     with ExitStack() as stack:
+        run.under_way = True
+        stack.callback(setattr, run, "under_way", False)
         if checkpoint is not None:
             stack.enter_context(SignalHandlers())
         if progress:
@@ -71,6 +73,7 @@ def steps_of_run(
             if _is_over(p) or all_leave:
                 if loop.settle():
                     break
+                p.decisions.stopped = False  # on values of a step that is taken again
                 continue
             try:
                 report = loop.step(wait=False)
@@ -86,8 +89,8 @@ def steps_of_run(
             yield report
         p.tracing.end()
         _compare_last_decision(p)
-        if checkpointer is not None:
-            checkpointer.end(in_any_case=all_leave is not None)
+        if checkpointer is not None and (checkpointer.has_stepped or all_leave is not None):
+            checkpointer.save_and_wait()
         if all_leave is not None:
             unsaved = ", and saves no checkpoint, because run() has no checkpoint= with a directory"
             raise preempted(p, all_leave, "" if checkpointer else unsaved)
@@ -128,5 +131,5 @@ def preempted(parts: ProgramParts, cause: AllLeave, more: str = "") -> Preempted
 def _compare_last_decision(parts: ProgramParts) -> None:
     """Compare the last decision between processes in a separate message, because no step follows. Communicates."""
     p = parts
-    if p.world.processes > 1 and p.engine.has_status and p.plan.hooks:
+    if p.world.processes > 1 and p.engine.has_status and (p.plan.hooks or p.decisions.stopped):
         p.engine.exchange_status(f"the end of run() after step {p.run.step} of {p.name}", p.decisions.last)

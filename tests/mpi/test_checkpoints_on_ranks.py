@@ -90,6 +90,23 @@ def test_minutes_are_those_of_rank_0(world, directory, monkeypatch):
     assert steps == [5, 7]  # a minute has passed before step 4, which tells the others with step 5
 
 
+def test_all_ranks_save_and_stop_and_rank_0_knows_the_best(world, directory):
+    start, best = {"all": 0.0, "own": 0.0}, ad.Checkpoints(directory, every=100, keep=1, keep_best=("val", "min"))
+    with build(local, start, make_data(), N, world=world, per_worker_state=lambda state: state["own"]) as program:
+        for report in program.run(checkpoint=best):
+            if world.rank == 0:
+                program.log(val=abs(report.step - 2))
+            if report.step == 4:
+                program.stop()
+            else:
+                program.save()
+                assert names(world, directory)[-1].endswith(f"step-{report.step}")
+        assert program.steps == 4
+        assert names(world, directory) == ["000002-step-2", "000004-step-4"]
+        program.restore(best.best())
+        assert program.steps == 2
+
+
 def test_all_ranks_restore_the_selection_of_rank_0(world, directory):
     with build(descend, 0.0, make_data(), N, world=world) as program:
         list(program.run(steps=4, checkpoint=ad.Checkpoints(directory, every=2)))

@@ -187,6 +187,19 @@ def test_a_rescale_between_steps_that_differs(world):
             program.step()
 
 
+@pytest.mark.parametrize("call", ["stop", "save"])
+def test_a_stop_or_a_checkpoint_on_one_rank_only(world, tmp_path, call):
+    def train():
+        for report in program.run(steps=4, checkpoint=ad.Checkpoints(tmp_path) if call == "save" else None):
+            if report.step == 2 and odd(world):
+                getattr(program, call)()
+
+    with build(descend, 0.0, make_data(), N, world=world) as program:
+        with pytest.raises(ad.DisagreementError, match="the end of run" if call == "stop" else "a checkpoint of"):
+            train()
+        assert program.steps == 2
+
+
 def test_a_hyperparameter_that_is_set_differently(world):
     def driver(state, batch):
         lr = ad.hyperparameter("lr", 0.5)

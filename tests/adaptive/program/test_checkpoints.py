@@ -30,6 +30,7 @@ from .test_checkpoint import Growing, build, counting, driver_of, plain, state
 COVERS = (
     "adaptive/program/run_checkpointer.py",
     "adaptive/program/run_outputs.py",
+    "adaptive/disk/best.py",
     "adaptive/disk/folders.py",
 )
 
@@ -191,7 +192,7 @@ def slow_disk(monkeypatch):
 
     def waits(*args):
         assert ready.wait(limit(60))
-        write(*args)
+        return write(*args)
 
     monkeypatch.setattr(folders, "write", waits)
     try:
@@ -223,6 +224,91 @@ def test_no_note_says_that_the_last_step_is_not_saved(counter, tmp_path, monkeyp
                 ready.set()
     assert names(tmp_path) == ["000001-step-1", "000002-step-2"]
     assert caplog.text == ""
+
+
+def test_save_writes_a_checkpoint_at_once(counter, tmp_path, monkeypatch):
+    with pytest.raises(
+        ad.CheckpointError, match=r"save\(\) needs a run with checkpoints(?s:.*)program\.checkpoint\(\)"
+    ):
+        counter.save()
+    with slow_disk(monkeypatch) as ready:
+        for report in counter.run(steps=9, checkpoint=ad.Checkpoints(tmp_path, every=2)):
+            if report.step == 3:  # waits for the checkpoint that is being written
+                threading.Timer(0.1, ready.set).start()
+                counter.save()
+                assert names(tmp_path) == ["000001-step-2", "000002-step-3"]
+                counter.save()  # again: something else may have changed
+            if report.step == 5:
+                counter.save()
+                break
+    assert [name[7:] for name in names(tmp_path)][-2:] == ["step-4", "step-5"]
+    counter.restore(tmp_path)
+    assert counter.steps == 5
+
+
+def test_stop_ends_the_run_after_the_step_with_a_checkpoint(counter, tmp_path):
+    for report in counter.run(checkpoint=ad.Checkpoints(tmp_path, every=100)):
+        if report.step == 3:
+            counter.stop()
+    assert (counter.steps, names(tmp_path)) == (3, ["000001-step-3"])
+    with pytest.raises(ad.DriverError, match="no run is under way"):
+        counter.stop()
+    assert [report.step for report in counter.run(steps=2)] == [4, 5]
+
+
+# --- the best ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_is_kept_across_restarts(counter, tmp_path, patient):
+    losses = [5.0, 1.0, 4.0, np.nan, 2.0, 1.0]
+    best = ad.Checkpoints(tmp_path, every=1, keep=1, keep_best=("val.loss", "min"))
+
+    def train(program):
+        for report in program.run(steps=3, checkpoint=best):
+            program.log(val={"loss": losses[report.step - 1], "other": -report.step})
+
+    train(counter)
+    assert names(tmp_path) == ["000002-step-2", "000003-step-3"]
+    with build(counting("count"), [0.0]) as other:
+        other.restore(tmp_path)
+        train(other)
+        assert names(tmp_path) == ["000002-step-2", "000006-step-6"]
+        other.restore(best.best())
+        assert other.steps == 2
+
+
+def test_a_value_that_is_logged_while_its_checkpoint_is_written_or_after_the_run(counter, tmp_path, monkeypatch):
+    best = ad.Checkpoints(tmp_path, every=1, keep_best=("val", "min"))
+    with slow_disk(monkeypatch) as ready:
+        for report in counter.run(steps=2, checkpoint=best):
+            if report.step == 1:
+                counter.log(val=1.0)
+            else:
+                ready.set()
+    assert best.best().name == "000001-step-1"
+    counter.log(val=0.5)
+    assert best.best().name == "000002-step-2"
+
+
+def test_the_best_by_a_metric_of_the_driver(tmp_path, patient):
+    def driver(state, batch):
+        y = comm.all_reduce(batch["y"].mean())
+        return state, {"of": {"y": y}}
+
+    best = ad.Checkpoints(tmp_path, every=1, keep=1, keep_best=("of.y", "max"))
+    with build(driver, 0.0) as program:
+        found = [float(report.metrics["of"]["y"]) for report in program.run(steps=4, checkpoint=best)]
+        program.restore(best.best())
+        assert program.steps == 1 + np.argmax(found)
+
+
+def test_checkpoints_without_a_value_are_noted_once_and_not_compared(counter, tmp_path, patient):
+    best = ad.Checkpoints(tmp_path, every=1, keep=9, keep_best=("val", "min"))
+    notes = [note for report in counter.run(steps=5, checkpoint=best) for note in report.notes]
+    assert sum("keep_best=('val', 'min'): the value was not logged" in note for note in notes) == 1
+    for wrong, match in ((best, "has a value 'val'. It is logged"), (ad.Checkpoints(tmp_path), "best.. needs")):
+        with pytest.raises(ad.CheckpointError, match=match):
+            wrong.best()
 
 
 # --- what is damaged --------------------------------------------------------------------------------------------------
@@ -346,6 +432,12 @@ def test_invalid_intervals_are_refused(every):
 def test_keeping_none(keep):
     with pytest.raises(ad.CheckpointError, match=r"keep=.* at least 1"):
         ad.Checkpoints("run/", keep=keep)
+
+
+@pytest.mark.parametrize("best", ["val.loss", ("val.loss",), ("val.loss", "least"), (1, "min")])
+def test_which_is_the_best_must_be_clear(best):
+    with pytest.raises(ad.CheckpointError, match=r'keep_best=.*\("val.loss", "min"\)'):
+        ad.Checkpoints("run/", keep_best=best)
 
 
 @pytest.mark.parametrize("directory", ["", None, 3, b"run", "a\0b"])

@@ -429,6 +429,17 @@ def test_a_checkpoint_between_steps_is_of_steps_that_are_known_to_be_finite(late
         assert program.step().skipped
 
 
+def test_a_stop_on_values_of_a_step_that_is_taken_back_is_decided_again(late):
+    with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, resizable=False) as program:
+        reports = []
+        for report in program.run(steps=STEPS):
+            reports.append((report.step, report.skipped))
+            if report.step == 9:
+                program.stop()
+        assert reports[-2:] == [(9, False), (9, True)]
+        assert program.steps == 9
+
+
 def test_hooks_see_no_step_that_is_taken_back(late):
     watch = Recorder(every_step=True)
 
