@@ -5,7 +5,7 @@
 
 The line that matters is `axis_name="workers"`. With it, a layer's means are over all examples of the step, those of all
 workers and microbatches, and gradients flow through these means. The reasons and the costs of this are described in
-docs/batch_norm.md.
+docs/models.md.
 """
 
 import argparse

@@ -142,7 +142,7 @@ def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op
         f"{texts[3]}. So the result would depend on batch=. What to write instead:\n"
         "    a function of a mean   evaluate the mean, and apply the function to the result:  np.exp(loss)\n"
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
-        "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/metrics.md\n"
+        "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/recipes.md\n"
         "    batch normalization    its running averages"
     )
 

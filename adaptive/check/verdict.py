@@ -99,7 +99,7 @@ class Invariance:
                 f"Random numbers are drawn for a whole microbatch from one key ({', '.join(self.drawn)}),",
                 "so those of an example depend on its index in the call. Draw them by example:",
                 '    flax linen  rngs={"dropout": ad.batch_key()}        flax nnx  nnx.Rngs(dropout=ad.batch_key())',
-                "    jax.vmap and equinox  ad.example_keys()        see docs/dropout.md",
+                "    jax.vmap and equinox  ad.example_keys()        see docs/models.md",
             ]
         lines += [
             'Usual causes: batch normalization without axis_name="workers", a loss that is summed and not averaged',

@@ -54,7 +54,7 @@ def notes_on_draws(plan: Plan) -> list[str]:
         notes.append(
             f"random numbers are drawn for the rows of a microbatch from one key{''.join(rows)}, so those of an "
             "example depend on its index there, and all microbatches draw the same. Draw them by example: "
-            "ad.batch_key() or ad.example_keys(), see docs/dropout.md."
+            "ad.batch_key() or ad.example_keys(), see docs/models.md."
         )
     if sums:
         notes.append(

@@ -47,7 +47,7 @@ def explained(error: Exception, driver: Callable) -> Exception:
             "by jax.pmap or jax.shard_map. Reduce over the workers by\n"
             '    comm.all_reduce(x)      the mean over all examples; op="sum", "max" or "min" for others\n'
             "    comm.all_gather(x)      one row per worker\n"
-            'A layer that computes a mean in the model is given  axis_name="workers"  (docs/batch_norm.md).'
+            'A layer that computes a mean in the model is given  axis_name="workers"  (docs/models.md).'
         )
     returned = _NO_ARRAY.search(str(error)) if isinstance(error, TypeError) else None
     if returned:

@@ -66,7 +66,7 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
             f"{what} needs gradients that are independent between workers. These are coupled: their backward pass goes "
             f"through {describe(coupling)}{at(line_of(coupling.source_info))}, a mean over all workers, as in "
             'batch normalization with axis_name="workers". So their differences are not sampling noise. Leave it out, '
-            "or use a normalization of single examples, such as group or layer norm: see docs/batch_norm.md"
+            "or use a normalization of single examples, such as group or layer norm: see docs/models.md"
         )
     if claimed in ("reduced", "before") and scope != Scope.ALL:
         raise CollectiveError(
@@ -164,7 +164,7 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
                 "    grads = comm.all_reduce(grads)\n"
                 "    finite = jnp.isfinite(optax.global_norm(grads))\n"
                 'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
-                "(docs/loss_scaling.md)."
+                "(docs/models.md)."
             )
         return f"{name} depends on reduced values, and on this worker's own. {measure}{own}".rstrip()
     if not any(flow.level_of([leaf]) for leaf in flow.graph.new_state):
@@ -179,9 +179,9 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
     return (
         f"The gradients may be reduced, but {name} is computed from the examples of one microbatch. {first}{second}"
         "If it is a running average of batch normalization, compute its statistics over all examples of the step:\n"
-        '    BatchNorm(..., axis_name="workers")        see docs/batch_norm.md\n'
-        '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/equinox.md\n'
-        "If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/loss_scaling.md). "
+        '    BatchNorm(..., axis_name="workers")        see docs/models.md\n'
+        '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/port.md\n'
+        "If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/models.md). "
         "Otherwise reduce it:\n"
         "    new = comm.all_reduce(new)"
     )

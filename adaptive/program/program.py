@@ -263,8 +263,8 @@ class Program(Generic[State, Metrics]):
 
         Yields:
           A `Report` per step. Ends early after `stop()`, or a hook's `control.stop()`; without a limit, only then.
-          Where the host does not wait for steps (docs/cost.md), a step that is not finite is found up to two steps
-          late, and reported again, as are those after it.
+          Where the host does not wait for steps (docs/design_runtime.md), a step that is not finite is found up to two
+          steps late, and reported again, as are those after it.
 
         Raises:
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all processes have received one, and the

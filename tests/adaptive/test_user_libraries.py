@@ -108,7 +108,7 @@ def test_the_error_about_linen_without_axis_name_says_what_to_write():
     text = str(caught.value)
     assert "['batch_stats']['BatchNorm_0']['mean']" in text
     assert 'BatchNorm(..., axis_name="workers")' in text
-    assert "docs/batch_norm.md" in text
+    assert "docs/models.md" in text
     assert "Reduce the gradients first" not in text
 
 
@@ -242,7 +242,7 @@ def half_loss(params, batch):
 
 
 def of_flax(axis):
-    """As in docs/loss_scaling.md; without the axis as it is written for one worker, gradients reduced after it."""
+    """As in docs/models.md; without the axis as it is written for one worker, gradients reduced after it."""
 
     @relaxed
     def driver(state, batch):
@@ -296,5 +296,5 @@ def test_a_loss_scale_without_axis_name_is_refused_with_what_to_write():
         ad.Program(driver, (params, TX.init(params), scale), make_data(), global_batch=EXAMPLES, nonfinite="allow")
     text = str(caught.value)
     assert 'dynamic_scale.value_and_grad(loss_fn, axis_name="workers")' in text
-    assert "docs/loss_scaling.md" in text
+    assert "docs/models.md" in text
     assert "Reduce the gradients first" not in text

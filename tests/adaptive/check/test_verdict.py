@@ -28,4 +28,4 @@ def test_a_difference_counts_more_than_what_is_not_known(found, verdict, note):
     named = [name for values in found.values() if isinstance(values, dict) for name in values]
     text = str(invariance)
     assert all(f"{name}   by 0.25 of its" in text for name in named if verdict == "no")
-    assert ("see docs/dropout.md" in text) == ("drawn" in found and verdict == "no")
+    assert ("see docs/models.md" in text) == ("drawn" in found and verdict == "no")

@@ -147,7 +147,7 @@ def test_gradients_that_batch_normalization_couples_have_no_noise_scale(monitor,
         ad.CollectiveError, match=r"\(test_replication.py:\d+\) needs gradients that are independent"
     ) as e:
         planned(driver, 0.5)
-    assert "docs/batch_norm.md" in str(e.value)
+    assert "docs/models.md" in str(e.value)
 
 
 @pytest.mark.parametrize("uses", ["a count", "a frozen mean", "a second gradient", "the last layer"])
