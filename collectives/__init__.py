@@ -16,6 +16,7 @@ from .worlds.oversubscription import OversubscriptionWarning as Oversubscription
 if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
     from ._by_host import by_host as by_host
+    from ._gather_examples import gather_examples as gather_examples
     from ._merge_metrics import merge_metrics as merge_metrics
     from ._neighbor_mean import neighbor_mean as neighbor_mean
     from ._robust import geometric_median as geometric_median
@@ -30,6 +31,7 @@ __getattr__, __dir__ = on_use(
     {
         "asynchronous_mean": "._asynchronous_mean",
         "by_host": "._by_host",
+        "gather_examples": "._gather_examples",
         "merge_metrics": "._merge_metrics",
         "neighbor_mean": "._neighbor_mean",
         "geometric_median": "._robust",

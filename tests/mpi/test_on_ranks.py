@@ -619,6 +619,26 @@ def test_replicas_are_those_of_one_process(world):
     assert float(metrics[-1]["apart"]) == 0
 
 
+def test_rows_of_all_examples_have_the_gradient_of_the_whole_batch(world):
+    with jax.enable_x64(True):
+        data = jax.tree.map(np.float64, make_data())
+        w = np.linspace(0.1, 0.5, data["x"].shape[1])
+        shares, found = range(1, 1 + world.size), []
+
+        def loss_fn(w, x):
+            z = jnp.outer(x @ w, w)
+            return jax.nn.logsumexp(z @ comm.gather_examples(z, N).T, -1).mean()
+
+        def driver(w, batch):
+            grad = comm.all_reduce(jax.grad(loss_fn)(w, batch["x"]))
+            return w - 0.1 * grad, {"grad": grad}
+
+        for where, options in ((world, {"shares": shares}), (LocalWorld(), {})):
+            with build(driver, w, data, N, world=where, resizable=False, **options) as program:
+                found.append([program.step().metrics["grad"] for _ in range(3)])
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
+
+
 def test_a_steady_step_makes_few_calls_in_python(world):
     """Of which the exchange makes some, over MPI."""
     if isinstance(world, comm.MPIWorld):
