@@ -54,8 +54,8 @@ def gather_examples(tree: T, size: int) -> T:
       `tree` with leaves of shape `(size, *shape[1:])`. Row i is that of example i of the step. Replicated.
 
     Raises:
-      CollectiveError: a leaf has another leading axis, or cannot be sent; or this is called outside a program with
-        several workers.
+      CollectiveError: a leaf has another leading axis, or cannot be sent; or this is called outside a driver, as by
+        `program.evaluate`, with several workers.
       BatchSizeError: `size` is not a positive integer; or, in a step, it is not the global batch.
 
     Example:
@@ -78,7 +78,7 @@ def gather_examples(tree: T, size: int) -> T:
     leaves = leaves_of("gather_examples", tree, lambda dtype: _BOOLEAN if dtype == jnp.bool_ else None)
     trace = tracing()
     if trace is None and (known_capacity() or 1) > 1:
-        raise error("gather_examples", "outside a program with several workers, the order of the examples is unknown.")
+        raise error("gather_examples", "outside a driver, with several workers, the order of the examples is unknown.")
     examples = rows if trace is None else trace.examples
     for name, leaf in leaves.items():
         if leaf.shape[:1] != (examples,):
