@@ -237,7 +237,8 @@ def test_save_writes_a_checkpoint_at_once(counter, tmp_path, monkeypatch):
                 threading.Timer(0.1, ready.set).start()
                 counter.save()
                 assert names(tmp_path) == ["000001-step-2", "000002-step-3"]
-                counter.save()  # again: something else may have changed
+                counter.save()  # something other than the step may have changed
+                assert names(tmp_path)[-1] == "000003-step-3"
             if report.step == 5:
                 counter.save()
                 break

@@ -105,6 +105,8 @@ def test_several_processes_have_the_same_result_of_all_examples(members):
         for name, value in by_hand(data).items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
             np.testing.assert_array_equal(found[name], returned[0][name])
+    rows = Job(3).run(lambda world: evaluate(lambda w, b: b["y"], [W], data, world, 5, members=members, op="rows"))
+    assert all(np.array_equal(found, data["y"]) for found in rows.values())
 
 
 @pytest.mark.parametrize(
