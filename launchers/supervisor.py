@@ -98,7 +98,11 @@ def end_with(parent: int, number: int) -> None:
 
 
 def connect(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | None:
-    """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached."""
+    """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached.
+
+    Raises:
+      SystemExit: it was on this host, and has ended: the job is over, and nobody would end this rank.
+    """
     token, seconds, host, *addresses = environ.get(ending.LAUNCHER, "").split() or ["", "", ""]
     rank = _number(environ, _RANKS)
     if not token or rank is None:
@@ -111,6 +115,8 @@ def connect(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | N
             line.settimeout(None)
             ending.give_up_after(line, float(seconds))
             return line
+    if here:
+        raise SystemExit(f"rank {rank}: its launcher has ended")
     sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
     return None
 

@@ -132,9 +132,9 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again_in_its_logs(b
 def test_a_checkpoint_is_on_the_disk_only_after_the_logs_hold_its_step(build, tmp_path, monkeypatch):
     table, found, write = tmp_path / "run.csv", [], folders.write
 
-    def looked_at(directory, keep, step, arrays):
+    def looked_at(directory, keep, step, *more):
         found.append((step, steps_of(table)[-1]))
-        return write(directory, keep, step, arrays)
+        return write(directory, keep, step, *more)
 
     monkeypatch.setattr(folders, "write", looked_at)
     program = build()
