@@ -85,7 +85,8 @@ class LocalMesh:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        return f"a mesh of {self.mesh.size} devices ({axes})"
+        batches = "" if self.batch_axes == self.mesh.axis_names[:1] else f", batches over {', '.join(self.batch_axes)}"
+        return f"a mesh of {self.mesh.size} devices ({axes}{batches})"
 
 
 def _check(mesh: Any) -> None:
@@ -132,8 +133,8 @@ class DeviceParts:
     def __init__(self, shape: tuple[int, ...], sharding: jax.sharding.Sharding):
         self._shape, self._sharding = shape, sharding
         indices = sharding.devices_indices_map(shape)
-        keys = {device: tuple((part.start, part.stop) for part in index) for device, index in indices.items()}
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+        keys = {device: tuple(part.start or 0 for part in index) for device, index in indices.items()}
+        numbers = {key: number for number, key in enumerate(sorted(set(keys.values())))}  # the same on all workers
         self._number_of = {device: numbers[key] for device, key in keys.items()}
         self._first = {number: device for device, number in reversed(self._number_of.items())}
         self.shapes = [sharding.shard_shape(shape)] * len(numbers)

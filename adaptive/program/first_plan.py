@@ -120,8 +120,11 @@ def check_alike(
         return {}
     built = {setting: repr(value) for setting, value in settings.items()}
     built.update(digests_of_data(data))
-    labelled = enumerate(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
-    built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in labelled if i not in form.local)
+    labelled = list(zip(leaf_names(form.shapes, "state"), leaves, strict=True))
+    built.update((label, digest_of_tree(leaf)) for i, (label, leaf) in enumerate(labelled) if i not in form.local)
+    if world.local_mesh is not None:  # messages are exchanged by part, and parts of two shardings can have one shape
+        specs = ((label, getattr(getattr(leaf, "sharding", None), "spec", None)) for label, leaf in labelled)
+        built.update((f"the sharding of {label}", str(spec)) for label, spec in specs)
     check_same_build(world, built, plan, f"building {name}")
     lasting = {what: digest for what, digest in built.items() if what != "batch sizes"}
     return {**describe_settings(), **lasting, "driver": digest_of_plan(whole())} if world.spawns else {}

@@ -16,26 +16,32 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
 from tests.program.test_worker_on_a_mesh import SPECS, driver, make_data, mesh_of, state_on  # noqa: E402
+from tests.speed import limit  # noqa: E402
 
 
 def main() -> None:
-    mesh, batches = mesh_of(), []
+    mesh = mesh_of()
     with comm.world(mesh=mesh) as world:
         other = mesh_of((4, 1)) if world.rank == 1 else mesh
         own, world.local_mesh = world.local_mesh, type(world.local_mesh)(other)
         with pytest.raises(ad.DisagreementError, match="mesh"):
             ad.Program(driver, state_on(other), make_data(), global_batch=48)
         world.local_mesh = own
+        swapped = state_on(mesh)
+        if world.rank == 1:  # whose parts have the same shapes
+            swapped["params"]["b"] = jax.device_put(swapped["params"]["b"], NamedSharding(mesh, SPECS["a"]))
+        with pytest.raises(ad.DisagreementError, match=r"the sharding of state\['params'\]\['b'\]"):
+            ad.Program(driver, swapped, make_data(), global_batch=48)
         program = ad.Program(driver, state_on(mesh), make_data(), global_batch=48, shares=[3, 2, 1], seed=3)
         assert program.batch_sizes == (24, 16, 8)
         program.warm_up()
-        joined, deadline = 0, time.monotonic() + 60
+        joined, deadline = 0, time.monotonic() + limit(60)
         for report in program.run(steps=400):
-            batches.append(report.global_batch)
             if report.step == 4 and world.workers[0] == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             if report.step == 8:
