@@ -61,8 +61,9 @@ def _set_the_compilers_speed(speed: str) -> None:
         def asked(self, *args):
             asking(self, *args)
             if isinstance(self._compiler, background):
-                while not self.warm and self._compiler.error is None:
-                    time.sleep(0.001)
+                with self._compiler.without_pauses():
+                    while not self.warm and self._compiler.error is None:
+                        time.sleep(0.001)
 
         return asked
 

@@ -6,7 +6,10 @@ import atexit
 import itertools
 import queue
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,8 @@ from adaptive.runtime.microbatches import Microbatches
 if TYPE_CHECKING:
     from .compiled import CompiledKernels
 
+QUIET_STEPS = 3  # undisturbed steps before each job, from which policies can learn speeds
+_FIRST_PAUSE = 1.0  # maximum seconds of the first pause; later ones last at most as long as the job before
 _TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds after which freed memory is returned to the system
 
 
@@ -49,13 +54,23 @@ class BackgroundCompiler:
     Holds its owner weakly and ends with it. `close` does not wait for the thread. The end of the process waits for the
     current compile: a thread that returns from XLA to an interpreter that is shutting down would abort the process.
 
+    Where compiling takes a large part of the process's cores, steps beside it do not measure the machine's speed. With
+    `pauses` the thread lets some undisturbed steps pass before each job, but for no longer than the job before took, so
+    all jobs take at most twice as long. There is no pause after a job during which no step ended, as in reserve.
+
     Args:
       owner: carries out the jobs.
+      pauses: whether to let steps pass between two jobs.
     """
 
-    def __init__(self, owner: CompiledKernels):
+    def __init__(self, owner: CompiledKernels, *, pauses: bool = False):
         self.error: BaseException | None = None
+        self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
         self._beside_step = False  # whether the thread has compiled since the last step ended
+        self._stepped = True  # whether a step has ended since the last job began
+        self._pausing = self._in_a_hurry = False
+        # For each step that ends in a pause, whether the thread compiled during it. Needs no lock, like `_bell`.
+        self._steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._waiting: dict[Job, tuple[int, int]] = {}  # jobs with their order
         self._at: Job | None = None
         self._lock = threading.Lock()
@@ -99,7 +114,22 @@ class BackgroundCompiler:
         """Record the end of a step. Returns whether something was compiled during it."""
         with self._lock:
             beside, self._beside_step = self._beside_step, self._at is not None
+            self._stepped = True
+        if self._pausing:
+            self._steps.put(beside)
         return beside
+
+    @contextmanager
+    def without_pauses(self) -> Iterator[None]:
+        """Compile without pauses within the block, in which no step runs."""
+        self._in_a_hurry = True
+        self._steps.put(True)
+        try:
+            yield
+        finally:
+            self._in_a_hurry = False
+            with self._lock:  # what was waited for has disturbed no step
+                self._beside_step = self._at is not None
 
     def close(self) -> None:
         """End the thread after its current compile."""
@@ -110,6 +140,7 @@ class BackgroundCompiler:
     def _end(self, _owner: object = None) -> None:
         self._ended = True
         self._bell.put(False)
+        self._steps.put(True)
 
     def _end_and_wait(self) -> None:
         self.close()
@@ -121,8 +152,17 @@ class BackgroundCompiler:
             self._at = min(self._waiting, key=self._waiting.__getitem__, default=None)
             if self._at is not None:
                 del self._waiting[self._at]
-                self._beside_step = True
+                self._beside_step, self._stepped = True, False
             return self._at
+
+    def _pause(self) -> None:
+        """Let some steps pass without a compiler beside them."""
+        self._pausing, quiet, end = True, 0, time.monotonic() + self._longest_pause
+        with suppress(queue.Empty):
+            while quiet < QUIET_STEPS and not (self._in_a_hurry or self._ended):
+                beside = self._steps.get(timeout=max(0.0, end - time.monotonic()))
+                quiet = 0 if beside else quiet + 1
+        self._pausing = False
 
     def _wait_for_work(self) -> bool:
         """Wait for a job, and return freed memory to the system meanwhile. Returns False at the end."""
@@ -141,9 +181,12 @@ class BackgroundCompiler:
 
     def _carry_out_jobs(self) -> None:
         while self._wait_for_work() and not self._ended:
+            if self._pauses and self._stepped:
+                self._pause()
             job, owner = self._next(), self._owner()
             if job is None or owner is None:
                 continue
+            began = time.monotonic()
             try:
                 with self._settings():
                     owner.carry_out(job)
@@ -152,4 +195,4 @@ class BackgroundCompiler:
                 return
             finally:
                 del owner
-            self._at = None
+            self._longest_pause, self._at = time.monotonic() - began, None

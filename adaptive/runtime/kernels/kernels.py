@@ -125,7 +125,7 @@ class Kernels:
         self.busy = False
         self._on_cpu = placements[0].device.platform == "cpu"
         self.few_cores = self._on_cpu and n_cores() < _FEW_CORES
-        self._compiler = BackgroundCompiler(self.compiled)
+        self._compiler = BackgroundCompiler(self.compiled, pauses=self.few_cores)
 
     @property
     def counters(self) -> Counters:
@@ -417,10 +417,10 @@ class Kernels:
         Raises:
           Exception: the error of the background compiler.
         """
-        while not self.warm:
-            self.check()
-            time.sleep(0.005)
-        self._compiler.step_ended()  # what was waited for did not disturb a step
+        with self._compiler.without_pauses():
+            while not self.warm:
+                self.check()
+                time.sleep(0.005)
 
     def check(self) -> None:
         """Raise the error of the background compiler, if it has failed."""
