@@ -128,6 +128,7 @@ class DeviceParts:
 
     Attributes:
       shapes: of the parts.
+      devices: the devices of the sharding; several may hold the same part.
     """
 
     def __init__(self, shape: tuple[int, ...], sharding: jax.sharding.Sharding):
@@ -135,16 +136,19 @@ class DeviceParts:
         indices = sharding.devices_indices_map(shape)
         keys = {device: tuple(part.start or 0 for part in index) for device, index in indices.items()}
         numbers = {key: number for number, key in enumerate(sorted(set(keys.values())))}  # the same on all workers
-        self._number_of = {device: numbers[key] for device, key in keys.items()}
-        self._first = {number: device for device, number in reversed(self._number_of.items())}
+        self.devices, self._numbers = list(keys), [numbers[key] for key in keys.values()]
+        self._first = [self.devices[self._numbers.index(number)] for number in range(len(numbers))]
         self.shapes = [sharding.shard_shape(shape)] * len(numbers)
 
     def of(self, array: jax.Array) -> list[jax.Array]:
         """Return the parts of an array, each on a device that has it."""
         on = {shard.device: shard.data for shard in array.addressable_shards}
-        return [on[self._first[number]] for number in range(len(self.shapes))]
+        return list(map(on.__getitem__, self._first))
 
-    def joined(self, parts: Sequence[np.ndarray]) -> jax.Array:
-        """Return the array with these parts, whose memory it may share. Does not wait for copies to devices."""
-        placed = [jax.device_put(parts[number], device) for device, number in self._number_of.items()]
+    def by_device(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the part of each device, in the order of `devices`."""
+        return [parts[number] for number in self._numbers]
+
+    def joined(self, placed: Sequence[jax.Array]) -> jax.Array:
+        """Return the array that consists of the parts of `by_device`, which are on their devices."""
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, placed)

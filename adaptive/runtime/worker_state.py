@@ -229,7 +229,8 @@ def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
     """Return received arrays as a leaf: the old leaf itself, if an array shares its memory."""
     shards = _shards_of(leaf)
     if shards is not None:
-        return shards.joined(list(islice(arrays, len(shards.shapes))))
+        parts = shards.by_device(list(islice(arrays, len(shards.shapes))))
+        return shards.joined(jax.device_put(parts, shards.devices))
     array = next(arrays)
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))

@@ -6,7 +6,7 @@ Each element is sent once, from one of the devices that have it. What arrives is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import jax
 import numpy as np
@@ -36,6 +36,7 @@ class ShardedParts:
             if not isinstance(part.op, str):
                 raise CollectiveError(f"{part.op} is not available where a worker is a mesh.")
         self._shards = [DeviceParts(part.shape, part.sharding or whole) for part in layout]
+        self._devices = [device for shards in self._shards for device in shards.devices]
         self.layout = [
             PartSpec(shape, part.dtype, part.op)
             for part, shards in zip(layout, self._shards, strict=True)
@@ -49,5 +50,8 @@ class ShardedParts:
     def joined(self, pieces: Sequence[np.ndarray]) -> list[jax.Array]:
         """Return the parts that consist of these pieces, whose memory they may share. Waits for copies to devices."""
         rest: Iterator[np.ndarray] = iter(pieces)
-        found = [shards.joined(list(islice(rest, len(shards.shapes)))) for shards in self._shards]
+        each = [shards.by_device(list(islice(rest, len(shards.shapes)))) for shards in self._shards]
+        # In one call, which takes half the time of one for each piece.
+        placed: Iterator[jax.Array] = iter(jax.device_put(list(chain.from_iterable(each)), self._devices))
+        found = [shards.joined(list(islice(placed, len(shards.devices)))) for shards in self._shards]
         return jax.block_until_ready(found)
