@@ -5,7 +5,7 @@
 Four CPU devices. `shard_map`: one jitted program over all devices with a donated state and a `psum` of the gradients;
 one `device_put` places batches of equal size. This library: a `DeviceWorld` with equal batches, so that a step is also
 one program, with checks for values that are not finite. `monitored`: with the noise scale and `balance`, for which
-workers are timed at intervals. `general path`: the step for unequal batches, which dispatches the kernels of each
+workers are timed at intervals. `host step`: the step for unequal batches, which dispatches the kernels of each
 device separately. All take their batches from the same arrays by fancy indexing, and blocks of steps alternate. Aimed
 at: 2 %, and 5 % with the noise scale and balance.
 
@@ -64,7 +64,7 @@ def by_shard_map(model: Model, devices: list[jax.Device]) -> Callable[[int], jax
 
 
 @contextmanager
-def by_general_path(ours: ad.Program) -> Iterator[None]:
+def by_host_steps(ours: ad.Program) -> Iterator[None]:
     """Have the program take its steps as for unequal batches."""
     engine = ours._parts.engine
     fused, engine.fused = engine.fused, None
@@ -105,9 +105,9 @@ def main() -> None:
 
             ways = {"shard_map": timed("shard_map", lambda theirs=theirs: theirs(options.block))}
             ways |= {name: timed(name, steps(of)) for name, of in programs.items()}
-            ways["general path"] = timed("general path", steps(general))
-            with by_general_path(general):
-                # 70 steps before: workers are timed by the general path at growing distances, up to every 64th step.
+            ways["host step"] = timed("host step", steps(general))
+            with by_host_steps(general):
+                # 70 steps before: workers are timed by host steps at growing distances, up to every 64th step.
                 seconds = alternate(ways, options.rounds, warmup=-(-70 // options.block))
             taken = {name: np.array(of[-options.rounds :]) for name, of in cores.items()}
             for row in summary({name: s / options.block for name, s in seconds.items()}):
