@@ -8,99 +8,24 @@ writer, and takes no lock: a reader may see half of an update, and reads again l
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import mmap
 import os
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 ENVIRON = "ADAPTIVE_ACTIVITY"  # the descriptor of the memory
 _NAME = "adaptive-activity"
 WORLDS = 8  # of a process; further ones are not watched
 RECENT = 512  # operations whose beginnings are kept
+MOST_BYTES = 160  # of a description
 _FEWEST = 50  # operations, before their times are used
 _PERCENTILE = 0.99
-
-_HEAD = struct.Struct("qq64s")  # pid, descriptor to which it writes stacks, name of the socket at which it answers
-_WORLD = struct.Struct("qqdq")  # group, whether losses are survived, hang_timeout (negative: the default), first
-_OPERATION = struct.Struct("qqd160s")  # phase, number, since when, what
-_HEAD_BYTES, _OPERATION_AT, _RECENT_AT = 128, 32, 256
-_WORLD_BYTES = _RECENT_AT + 8 * RECENT
-_BYTES = _HEAD_BYTES + WORLDS * _WORLD_BYTES
-PHASE = _OPERATION_AT // 8  # its place among the words of a world
 OUTSIDE, INSIDE, PATIENT, LEFT = range(4)  # phases: PATIENT is inside an operation where the others may be late
-
-
-class WorldActivity:
-    """What one world of this process is doing; private memory until the world is watched.
-
-    Args:
-      memory: the world's part of a record.
-
-    Attributes:
-      begun: number of operations begun.
-      show: writes the phase, `begun`, the time of the latest operation's beginning, and its description. With `recent`
-        and `words`, it is for callers to whom the calls of `begin` and `end` are too many.
-      recent: when the recent operations began, by their numbers modulo RECENT.
-      words: the memory as integers.
-    """
-
-    def __init__(self, memory: memoryview | None = None):
-        self._memory = memoryview(bytearray(_WORLD_BYTES)) if memory is None else memory
-        self.words = self._memory[:_RECENT_AT].cast("q")
-        self.recent = self._memory[_RECENT_AT:].cast("d")
-        self.show = partial(_OPERATION.pack_into, self._memory, _OPERATION_AT)
-        self.begun = 0
-
-    def begin(self, about: bytes, since: float, phase: int = INSIDE) -> None:
-        """Record that an operation begins.
-
-        Args:
-          about: its description.
-          since: the present time, in seconds by `time.perf_counter`.
-          phase: INSIDE or PATIENT.
-        """
-        self.begun = begun = self.begun + 1
-        self.show(phase, begun, since, about)
-        self.recent[begun % RECENT] = since
-
-    def end(self) -> None:
-        """Record that the operation is over."""
-        self.words[PHASE] = OUTSIDE
-
-    def watch(self, group: int, survives: bool, hang_timeout: float | None) -> None:
-        """Have others watch this process as a member of a group from now on.
-
-        Args:
-          group: identifies the group; not 0. All its processes use the same number.
-          survives: whether the others continue when a process is lost.
-          hang_timeout: the setting, in seconds; None for the default.
-        """
-        setting = -1.0 if hang_timeout is None else hang_timeout
-        _WORLD.pack_into(self._memory, 0, group, survives, setting, self.begun)
-
-    def leave(self, why: str) -> None:
-        """Record that this process takes part in no further operation."""
-        self.show(LEFT, self.begun, time.perf_counter(), why.encode())
-
-    def close(self) -> None:
-        """End the watch: the world is closed."""
-        self.words[0] = 0
-
-    @property
-    def about(self) -> str:
-        """The description of the latest operation."""
-        return _text(_OPERATION.unpack_from(self._memory, _OPERATION_AT)[3])
-
-    @property
-    def free(self) -> bool:
-        """Whether no world uses this memory."""
-        return self.words[0] == 0
 
 
 class ActivityReading(NamedTuple):
@@ -132,25 +57,110 @@ class ActivityReading(NamedTuple):
         return self.phase in (INSIDE, PATIENT)
 
 
-class ActivityRecord:
-    """The memory of one process.
-
-    Args:
-      file: its descriptor.
-      readable: whether to read only.
+class WorldActivity(ctypes.Structure):
+    """What one world of this process is doing; private memory until the world is watched.
 
     Attributes:
-      file: the descriptor.
+      group: identifies the processes of the world; 0 if it is not watched.
+      survives, hang_timeout: as in `ActivityReading`; a negative time stands for the default.
+      first: number of operations begun before the world was watched.
+      phase, begun: as in `ActivityReading`.
+      since: when the latest operation began, in seconds by `time.perf_counter`.
+      description: of that operation, at most MOST_BYTES.
+      recent: when the recent operations began, by their numbers modulo RECENT.
     """
 
-    def __init__(self, file: int, *, readable: bool = False):
-        self.file = file
-        protection = mmap.PROT_READ if readable else mmap.PROT_READ | mmap.PROT_WRITE
-        self._memory = memoryview(mmap.mmap(file, _BYTES, mmap.MAP_SHARED, protection))
+    group: int
+    survives: bool
+    hang_timeout: float
+    first: int
+    phase: int
+    begun: int
+    since: float
+    description: bytes
+    recent: ctypes.Array[ctypes.c_double]
+
+    _fields_ = (
+        ("group", ctypes.c_int64),
+        ("survives", ctypes.c_bool),
+        ("hang_timeout", ctypes.c_double),
+        ("first", ctypes.c_int64),
+        ("phase", ctypes.c_int64),
+        ("begun", ctypes.c_int64),
+        ("since", ctypes.c_double),
+        ("description", ctypes.c_char * MOST_BYTES),
+        ("recent", ctypes.c_double * RECENT),
+    )
+
+    def begin(self, about: str, since: float, phase: int = INSIDE) -> None:
+        """Record that an operation begins: its description, the present time, and INSIDE or PATIENT."""
+        self.begun += 1
+        self.phase, self.since, self.description = phase, since, about.encode()[:MOST_BYTES]
+        self.recent[self.begun % RECENT] = since
+
+    def watch(self, group: int, survives: bool, hang_timeout: float | None) -> None:
+        """Have others watch this process as a member of a group from now on; see `ActivityReading`."""
+        self.survives, self.first = survives, self.begun
+        self.hang_timeout = -1.0 if hang_timeout is None else hang_timeout
+        self.group = group
+
+    def leave(self, why: str) -> None:
+        """Record that this process takes part in no further operation."""
+        self.phase, self.since, self.description = LEFT, time.perf_counter(), why.encode()[:MOST_BYTES]
+
+    @property
+    def about(self) -> str:
+        """The description of the latest operation."""
+        return self.description.decode(errors="replace")
+
+    def read(self) -> ActivityReading:
+        """Return what the world is doing."""
+        seconds = max(0.0, time.perf_counter() - self.since)
+        inside = self.phase in (INSIDE, PATIENT)
+        # Needed of a rank that waits only.
+        numbers = range(max(self.first, self.begun - RECENT) + 1, self.begun + 1) if inside and seconds > 0.5 else ()
+        return ActivityReading(
+            group=self.group,
+            survives=self.survives,
+            hang_timeout=None if self.hang_timeout < 0 else self.hang_timeout,
+            phase=self.phase,
+            begun=self.begun,
+            seconds=seconds,
+            about=self.about,
+            usual=percentile([self.recent[number % RECENT] for number in numbers]),
+        )
+
+
+class ActivityRecord(ctypes.Structure):
+    """The memory of one process.
+
+    Attributes:
+      pid: the process that writes; 0 if there was none.
+      stacks: the descriptor to which it writes its stacks; -1 if it does not.
+      socket: the name of the abstract socket at which it answers.
+      worlds: its worlds.
+    """
+
+    pid: int
+    stacks: int
+    socket: bytes
+    worlds: ctypes.Array[WorldActivity]
+
+    _fields_ = (
+        ("pid", ctypes.c_int64),
+        ("stacks", ctypes.c_int64),
+        ("socket", ctypes.c_char * 64),
+        ("worlds", WorldActivity * WORLDS),
+    )
 
     @classmethod
-    def create(cls) -> ActivityRecord:
-        """Return new memory, whose descriptor child processes inherit.
+    def mapped(cls, file: int) -> ActivityRecord:
+        """Return the memory with this descriptor."""
+        return cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
+
+    @classmethod
+    def create(cls) -> tuple[ActivityRecord, int]:
+        """Return new memory, and its descriptor, which child processes inherit.
 
         Raises:
           OSError: this system has no such memory.
@@ -158,8 +168,8 @@ class ActivityRecord:
         if not hasattr(os, "memfd_create"):
             raise OSError("no memfd_create")
         file = os.memfd_create(_NAME, 0)
-        os.ftruncate(file, _BYTES)
-        return cls(file)
+        os.ftruncate(file, ctypes.sizeof(cls))
+        return cls.mapped(file), file
 
     @classmethod
     def of(cls, pid: int) -> ActivityRecord | None:
@@ -168,9 +178,9 @@ class ActivityRecord:
         with suppress(OSError):
             for name in os.listdir(folder):
                 if _is_record(path := f"{folder}/{name}"):
-                    file = os.open(path, os.O_RDONLY)
+                    file = os.open(path, os.O_RDWR)
                     try:
-                        record = cls(file, readable=True)
+                        record = cls.mapped(file)
                     finally:
                         os.close(file)
                     if record.pid == pid:
@@ -183,46 +193,16 @@ class ActivityRecord:
         file = os.environ.get(ENVIRON, "")
         if file.isdigit() and _is_record(f"/proc/self/fd/{file}"):
             with suppress(OSError, ValueError):
-                return cls(int(file))
+                return cls.mapped(int(file))
         return None
-
-    def introduce(self, pid: int, stacks: int, socket: str) -> None:
-        """Record how this process is asked.
-
-        Args:
-          pid: its pid.
-          stacks: descriptor of the file to which it writes its stacks; -1 if it does not.
-          socket: name of its abstract socket.
-        """
-        _HEAD.pack_into(self._memory, 0, pid, stacks, socket.encode())
-
-    @property
-    def pid(self) -> int:
-        """The pid of the process that writes; 0 if there was none."""
-        return int(_HEAD.unpack_from(self._memory)[0])
-
-    @property
-    def stacks(self) -> int:
-        """The descriptor of the file to which the process writes its stacks; -1 if it does not."""
-        return int(_HEAD.unpack_from(self._memory)[1])
-
-    @property
-    def socket(self) -> str:
-        """The name of the socket at which the process answers."""
-        return _text(_HEAD.unpack_from(self._memory)[2])
 
     def new_activity(self) -> WorldActivity:
         """Return a part of this record for a world; private memory if all parts are in use."""
-        found = (WorldActivity(part) for part in self._parts())
-        return next((activity for activity in found if activity.free), None) or WorldActivity()
+        return next((world for world in self.worlds if not world.group), WorldActivity())
 
     def read(self) -> list[ActivityReading]:
         """Return what the watched worlds are doing."""
-        return [_reading(part) for part in self._parts() if part[:8].cast("q")[0]]
-
-    def _parts(self) -> list[memoryview]:
-        starts = range(_HEAD_BYTES, _BYTES, _WORLD_BYTES)
-        return [self._memory[start : start + _WORLD_BYTES] for start in starts]
+        return [world.read() for world in self.worlds if world.group]
 
 
 def percentile(beginnings: Sequence[float]) -> float | None:
@@ -233,30 +213,7 @@ def percentile(beginnings: Sequence[float]) -> float | None:
     return seconds[math.floor(_PERCENTILE * (len(seconds) - 1))]
 
 
-def _reading(part: memoryview) -> ActivityReading:
-    group, survives, setting, first = _WORLD.unpack_from(part)
-    phase, begun, since, about = _OPERATION.unpack_from(part, _OPERATION_AT)
-    recent = part[_RECENT_AT:].cast("d")
-    seconds = max(0.0, time.perf_counter() - since)
-    # Needed of a rank that waits only.
-    numbers = range(max(first, begun - RECENT) + 1, begun + 1) if phase in (INSIDE, PATIENT) and seconds > 0.5 else ()
-    return ActivityReading(
-        group=group,
-        survives=bool(survives),
-        hang_timeout=None if setting < 0 else setting,
-        phase=phase,
-        begun=begun,
-        seconds=seconds,
-        about=_text(about),
-        usual=percentile([recent[number % RECENT] for number in numbers]),
-    )
-
-
 def _is_record(path: str) -> bool:
     with suppress(OSError):
         return f"memfd:{_NAME}" in os.readlink(path)
     return False
-
-
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode(errors="replace")

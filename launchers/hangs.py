@@ -21,14 +21,13 @@ limit is a minute. The first operations of a group are not enough to tell, so th
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
 from .activity import LEFT, PATIENT, ActivityReading
-from .inspection import GONE, STOPPED, TRACED, CoreTime, CoreUse, compiles
+from .inspection import GONE, STOPPED, CoreTime, CoreUse, compiles
 
 LONGEST = 60.0  # seconds, by default
 _SHORTEST = 2.0  # seconds
@@ -40,7 +39,26 @@ _RARER = 1 / 8  # of the time waited: later rounds are as rare
 _LATE_SECONDS = 3.0  # for which a round may be late; more means that the observer itself did not run
 _LEAVES_SECONDS = 1.0  # for the others to end by themselves when a rank has left
 UNSEEN = "unseen"  # the state of a process of which nothing is known now
+_NO_USE = CoreUse()
 _SHOWN = 8  # ranks with their stacks in a report; even a thousand ranks are mostly stuck in one place
+
+
+class State(Enum):
+    """The state of a rank while others wait for it in an operation of their world."""
+
+    HERE = "waits in it, too"
+    COMPILES = "is compiling"
+    AWAY = "is not in it"
+    CROSSED = "is in a collective of another world"
+    SILENT = "runs, but its Python does not answer: C code holds the GIL, or a debugger holds the process"
+    STOPPED = "is stopped"
+    UNSEEN = "cannot be examined: the process that has started it does not answer"
+    LEFT = "has ended"
+
+    @property
+    def well(self) -> bool:
+        """Whether the rank will enter the operation, as far as is known."""
+        return self in (State.HERE, State.COMPILES)
 
 
 @dataclass(frozen=True)
@@ -51,8 +69,7 @@ class Sight:
       name: the rank, for messages.
       pid: its pid.
       reading: what its world is doing; None if nothing is known.
-      state: the state of its process: see `inspection`; or UNSEEN.
-      at: when it was seen, by a clock of its host, in seconds.
+      process: the state of its process: see `inspection`; or UNSEEN.
       core_time: the kernel's account of its process, if available.
       answer: what it says of its world: `doing`, `idle` (in a step, and nowhere else), `compiles`, `crossed` (in a
         collective of another world) and `stack`; None if it was not asked, or did not answer.
@@ -63,8 +80,7 @@ class Sight:
     name: str
     pid: int
     reading: ActivityReading | None
-    state: str
-    at: float
+    process: str
     core_time: CoreTime | None = None
     answer: Mapping[str, Any] | None = None
     stack: str = ""
@@ -73,37 +89,25 @@ class Sight:
     @classmethod
     def of(cls, name: str, reading: ActivityReading, seen: Mapping[str, Any]) -> Sight:
         """Return the sight of a rank in one of its worlds, from the result of `inspection.inspect`."""
-        account = seen["core_time"]
-        return cls(
-            name=name,
-            pid=seen["pid"],
-            reading=reading,
-            state=seen["state"],
-            at=seen["at"],
-            core_time=None if account is None else CoreTime(*account),
-            answer=seen["answers"].get(str(reading.group)),
-            stack=seen["stack"],
-            asked=seen["asked"],
-        )
-
-
-class State(Enum):
-    """The state of a rank while others wait for it in an operation of their world."""
-
-    HERE = "waits in it, too"
-    COMPILES = "is compiling"
-    AWAY = "is not in it"
-    CROSSED = "is in a collective of another world"
-    SILENT = "runs, but its Python does not answer: C code holds the GIL"
-    STOPPED = "is stopped"
-    TRACED = "is held by a debugger"
-    UNSEEN = "cannot be examined: the process that has started it does not answer"
-    LEFT = "has ended"
+        account, answer = seen["core_time"], seen["answers"].get(str(reading.group))
+        account = None if account is None else CoreTime(*account)
+        return cls(name, seen["pid"], reading, seen["state"], account, answer, seen["stack"], seen["asked"])
 
     @property
-    def well(self) -> bool:
-        """Whether the rank will enter the operation, as far as is known."""
-        return self in (State.HERE, State.COMPILES)
+    def state(self) -> State:
+        """The state of the rank."""
+        reading, answer = self.reading, self.answer
+        if self.process == GONE or (reading is not None and reading.phase == LEFT):
+            return State.LEFT
+        if self.process in (STOPPED, UNSEEN):
+            return State.STOPPED if self.process == STOPPED else State.UNSEEN
+        if reading is not None and reading.inside:
+            return State.HERE
+        if compiles(self.stack) or (answer is not None and answer["compiles"]):
+            return State.COMPILES
+        if answer is not None:
+            return State.CROSSED if answer["crossed"] else State.AWAY
+        return State.SILENT if self.asked else State.AWAY
 
 
 class Action(Enum):
@@ -124,22 +128,65 @@ class HangDecision(NamedTuple):
 
 
 @dataclass
-class _RankWait:
+class _Rank:
     """What is known of a rank since the others wait in the present operation. Times are in seconds waited.
 
     Attributes:
+      sight: the latest one.
       well: when it was last well.
       nothing: since when it is known to do nothing; None if it does something.
-      account: the latest account of its use of cores, and when that was.
+      account: the latest account of its use of cores since it was well.
+      core_use: its use of cores between the latest two.
       excused: seconds for which it waited for a core since it was well.
       killed: when it was killed.
     """
 
+    sight: Sight
     well: float = 0.0
     nothing: float | None = None
-    account: tuple[float, CoreTime] | None = None
+    account: CoreTime | None = None
+    core_use: CoreUse = _NO_USE
     excused: float = 0.0
     killed: float | None = None
+
+    def see(self, sight: Sight, waited: float, most_excused: float) -> None:
+        """Record a sight: when the rank was well, its use of cores, and since when it does nothing."""
+        self.sight, self.core_use = sight, _NO_USE
+        if sight.state.well:
+            self.well, self.account, self.excused = waited, None, 0.0
+        elif sight.core_time is not None:
+            if self.account is not None:
+                self.core_use = sight.core_time.use_since(self.account)
+            self.account = sight.core_time
+            self.excused = min(self.excused + self.core_use.wait, most_excused)
+        if not self.does_nothing:
+            self.nothing = None
+        elif self.nothing is None:
+            self.nothing = waited
+
+    @property
+    def does_nothing(self) -> bool:
+        """Whether the rank is stopped, or in a step and asleep. Then it does not do anything that takes long."""
+        idle = self.sight.answer is not None and self.sight.answer["idle"]
+        state = self.sight.state
+        return state is State.STOPPED or (state is State.AWAY and bool(idle) and self.core_use.sleeps)
+
+    def __str__(self) -> str:
+        sight, state, answer = self.sight, self.sight.state, self.sight.answer or {}
+        doing, stack = answer.get("doing", ""), answer.get("stack", "") or sight.stack
+        text = f"is {doing}" if doing and state in (State.AWAY, State.COMPILES) else state.value
+        if state is State.STOPPED:
+            text += f" (SIGSTOP or Ctrl-Z); `kill -CONT {sight.pid}` there resumes it"
+        if state is State.COMPILES:
+            text += ". Compiling is not limited"
+        if sight.reading is not None and state is State.LEFT:
+            text += f": {sight.reading.about}"
+        elif sight.reading is not None and sight.reading.about:
+            text += f". {_seconds(sight.reading.seconds)} ago it began {sight.reading.about}"
+        if self.core_use.waits:
+            wait, span = _seconds(self.core_use.wait), _seconds(self.core_use.seconds)
+            text += f". It waited for a core for {wait} of the last {span}, which does not count"
+        return f"    {sight.name} {text}.{''.join(f'{chr(10)}        {row}' for row in stack.splitlines())}"
 
 
 class GroupWait:
@@ -155,11 +202,7 @@ class GroupWait:
         self.waited, self.shortest, self.longest = 0.0, LONGEST, LONGEST
         self._judged = 0.0  # when the latest round was
         self._begun: dict[Any, int] = {}  # the operation of each rank that waits
-        self._begin()
-
-    def _begin(self) -> None:
-        self.waited = 0.0
-        self._ranks: defaultdict[Any, _RankWait] = defaultdict(_RankWait)
+        self._known: dict[Any, _Rank] = {}  # since the present operation began
         self._reported: set[tuple[Action, Any]] = set()
 
     @property
@@ -180,26 +223,25 @@ class GroupWait:
           sights: all ranks of the group.
           now: the time by the observer's clock, in seconds.
         """
-        findings = {who: RankFinding.of(sight) for who, sight in sights.items()}
-        here = {who: f.sight.reading for who, f in findings.items() if f.state is State.HERE and f.sight.reading}
+        here = {who: sight.reading for who, sight in sights.items() if sight.state is State.HERE and sight.reading}
         self._count(here, now)
         if not here:
             return None
         self._set_limits(here.values())
-        for who, finding in findings.items():
-            self._record(self._ranks[who], finding)
+        ranks = {who: self._known.setdefault(who, _Rank(sight)) for who, sight in sights.items()}
+        for who, rank in ranks.items():
+            rank.see(sights[who], self.waited, _MOST_EXCUSED * self.longest)
         survives = any(reading.survives for reading in here.values())
         patient = any(reading.phase == PATIENT for reading in here.values())
-        late, due = self._late(findings, survives=survives, patient=patient)
         first = max(here, key=lambda who: here[who].seconds)
         head = f"{sights[first].name} has waited for {_seconds(self.waited)} in {here[first].about or 'a collective'}:"
-        return self._decide(head, findings, late, due, survives=survives)
+        return self._decide(head, ranks, survives=survives, patient=patient)
 
     def _count(self, here: Mapping[Any, ActivityReading], now: float) -> None:
         """Count the time since the round before."""
         begun = {who: reading.begun for who, reading in here.items()}
         if not here or any(number != self._begun.get(who, number) for who, number in begun.items()):
-            self._begin()
+            self.waited, self._known, self._reported = 0.0, {}, set()
         passed = min(now - self._judged, self.next_round + _LATE_SECONDS)
         if self.waited == 0.0:
             passed = min(max((reading.seconds for reading in here.values()), default=0.0), _LATE_SECONDS)
@@ -208,46 +250,47 @@ class GroupWait:
 
     def _set_limits(self, here: Collection[ActivityReading]) -> None:
         given = [reading.hang_timeout for reading in here if reading.hang_timeout is not None]
-        if given:
-            self.shortest = self.longest = given[0]
-            return
         usual = [reading.usual for reading in here if reading.usual is not None]
-        self.longest, self.shortest = LONGEST, default_limit(max(usual, default=None))
+        self.longest = given[0] if given else LONGEST
+        self.shortest = given[0] if given else default_limit(max(usual, default=None))
 
-    def _record(self, rank: _RankWait, finding: RankFinding) -> None:
-        """Record when a rank was well, its use of cores, and since when it does nothing."""
-        sight = finding.sight
-        if finding.state.well:
-            rank.well, rank.account, rank.excused = self.waited, None, 0.0
-        elif sight.core_time is not None:
-            before, earlier = rank.account or (sight.at, sight.core_time)
-            finding.core_use = sight.core_time.use_since(earlier, sight.at - before)
-            rank.account = sight.at, sight.core_time
-            rank.excused = min(rank.excused + finding.core_use.wait, _MOST_EXCUSED * self.longest)
-        if not finding.does_nothing:
-            rank.nothing = None
-        elif rank.nothing is None:
-            rank.nothing = self.waited
+    def _decide(self, head: str, ranks: Mapping[Any, _Rank], *, survives: bool, patient: bool) -> HangDecision | None:
+        late, due = self._late(ranks, survives=survives, patient=patient)
+        if due:
+            lives = any(rank.killed is not None and self.waited - rank.killed >= self.longest for rank in due.values())
+            if survives and not lives and _death_helps(due):
+                for rank in due.values():
+                    rank.killed = rank.killed or self.waited
+                return self._new(Action.KILL, due, head, ranks, f"{_names(due)}: killed, and lost.")
+            return self._new(Action.END, due, head, ranks, f"The job ends because of {_names(due)}.")
+        if late:
+            return self._new(Action.REPORT, late, head, ranks, self._outlook(late, survives=survives))
+        if self.waited >= self.longest:
+            everyone_here = all(rank.sight.state is State.HERE for rank in ranks.values())
+            rest = "all ranks are in it; its messages are slow, or were lost" if everyone_here else "no rank is stuck"
+            return self._new(Action.NOTE, ranks, head, ranks, f"As far as is known, {rest}.")
+        return None
 
     def _late(
-        self, findings: Mapping[Any, RankFinding], *, survives: bool, patient: bool
-    ) -> tuple[dict[Any, RankFinding], dict[Any, RankFinding]]:
-        """Return the findings of ranks that are past the first deadline, and of those past the second."""
+        self, ranks: Mapping[Any, _Rank], *, survives: bool, patient: bool
+    ) -> tuple[dict[Any, _Rank], dict[Any, _Rank]]:
+        """Return the ranks that are past the first deadline, and those past the second."""
         late, due = {}, {}
-        for who, finding in findings.items():
-            if finding.state.well or (patient and finding.state in (State.AWAY, State.CROSSED)):
+        for who, rank in ranks.items():
+            state = rank.sight.state
+            if state.well or (patient and state in (State.AWAY, State.CROSSED)):
                 continue  # at the end of a world no rank waits for a result, so the others may be late
-            left = finding.state is State.LEFT and self.waited >= _LEAVES_SECONDS
-            times = self._times_of_limit(self._ranks[who], survives=survives)
+            left = state is State.LEFT and self.waited >= _LEAVES_SECONDS
+            times = self._times_of_limit(rank, survives=survives)
             if left or times >= 1:
-                late[who] = finding
+                late[who] = rank
                 if left or (times >= 2 and (Action.REPORT, who) in self._reported):
-                    due[who] = finding
-        if any(finding.state is not State.CROSSED for finding in late.values()):  # they wait for another rank
-            due = {who: finding for who, finding in due.items() if finding.state is not State.CROSSED}
+                    due[who] = rank
+        if any(rank.sight.state is not State.CROSSED for rank in late.values()):  # they wait for another rank
+            due = {who: rank for who, rank in due.items() if rank.sight.state is not State.CROSSED}
         return late, due
 
-    def _times_of_limit(self, rank: _RankWait, *, survives: bool) -> float:
+    def _times_of_limit(self, rank: _Rank, *, survives: bool) -> float:
         """Return how long the others have waited for a rank, in multiples of the limit that applies to it.
 
         A rank that does nothing must be found so again and again: for a quarter of the limit before it is reported, and
@@ -262,54 +305,35 @@ class GroupWait:
         short = absent / self.shortest
         return max(times, short if seen >= self.shortest and survives else min(short, 1.0))
 
-    def _decide(
-        self,
-        head: str,
-        findings: Mapping[Any, RankFinding],
-        late: Mapping[Any, RankFinding],
-        due: Mapping[Any, RankFinding],
-        *,
-        survives: bool,
-    ) -> HangDecision | None:
-        if due:
-            killed = [rank.killed for who in due if (rank := self._ranks[who]).killed is not None]
-            lives = any(self.waited - since >= self.longest for since in killed)
-            if survives and not lives and _death_helps(due):
-                for who in due:
-                    self._ranks[who].killed = self._ranks[who].killed or self.waited
-                return self._new(Action.KILL, due, head, findings, f"{_names(due)}: killed, and lost.")
-            return self._new(Action.END, due, head, findings, f"The job ends because of {_names(due)}.")
-        if late:
-            return self._new(Action.REPORT, late, head, findings, self._outlook(late, survives=survives))
-        if self.waited >= self.longest:
-            everyone_here = all(finding.state is State.HERE for finding in findings.values())
-            rest = "all ranks are in it; its messages are slow, or were lost" if everyone_here else "no rank is stuck"
-            return self._new(Action.NOTE, findings, head, findings, f"As far as is known, {rest}.")
-        return None
-
     def _new(
-        self, action: Action, about: Iterable[Any], head: str, findings: Mapping[Any, RankFinding], rest: str
+        self, action: Action, about: Iterable[Any], head: str, ranks: Mapping[Any, _Rank], rest: str
     ) -> HangDecision | None:
         """Return a decision, unless it was made before."""
         new = {(action, who) for who in about}
         if new <= self._reported:
             return None
         self._reported |= new
-        missing = [finding for finding in findings.values() if finding.state is not State.HERE]
+        missing = [rank for rank in ranks.values() if rank.sight.state is not State.HERE]
         more = [f"    and {len(missing) - _SHOWN} more ranks are not in it"] if len(missing) > _SHOWN else []
         text = "\n".join([head, *map(str, missing[:_SHOWN]), *more, rest])
         return HangDecision(action, tuple(about), text)
 
-    def _outlook(self, late: Mapping[Any, RankFinding], *, survives: bool) -> str:
+    def _outlook(self, late: Mapping[Any, _Rank], *, survives: bool) -> str:
+        """Return what happens if the late ranks do not come, and the setting that decides when."""
         kills = survives and _death_helps(late)
         what = f"{_names(late)} will be killed" if kills else "the job ends"
-        soon = kills and all(finding.does_nothing for finding in late.values())
+        soon = kills and all(rank.does_nothing for rank in late.values())
         until = 2 * (self.shortest if soon else self.longest)
-        without = ", without waits for a core" * any(self._ranks[who].excused > 0 for who in late)
-        return (
-            f"Unless {_names(late)} come{'s' * (len(late) == 1)}, {what} when that is {until:.3g} s{without}. "
-            f"{describe_limits(self.shortest, self.longest)}"
-        )
+        without = ", without waits for a core" * any(rank.excused > 0 for rank in late.values())
+        if self.shortest == self.longest:
+            setting = f"hang_timeout= of comm.world() sets the time ({self.longest:g} s; 0: no limit)."
+        else:
+            setting = (
+                f"By default that is {self.shortest:.1f} s for a rank that is stopped or idle in a step, and "
+                f"{self.longest:g} s for others; hang_timeout= of comm.world() sets one time (0: no limit)."
+            )
+        comes = f"{_names(late)} come{'s' * (len(late) == 1)}"
+        return f"Unless {comes}, {what} when that is {until:.3g} s{without}. {setting}"
 
 
 def default_limit(usual: float | None) -> float:
@@ -321,94 +345,14 @@ def default_limit(usual: float | None) -> float:
     return LONGEST if usual is None else min(max(_SHORTEST, _TIMES * usual), LONGEST)
 
 
-def describe_limits(shortest: float, longest: float) -> str:
-    """Return a sentence about the setting.
-
-    Args:
-      shortest: the present limit for a rank that does nothing, in seconds.
-      longest: the limit for others.
-    """
-    if shortest == longest:
-        return f"hang_timeout= of comm.world() sets the time ({longest:g} s; 0: no limit)."
-    return (
-        f"By default that is {shortest:.1f} s for a rank that is stopped or idle in a step, and {longest:g} s for "
-        "others; hang_timeout= of comm.world() sets one time (0: no limit)."
-    )
-
-
-@dataclass
-class RankFinding:
-    """What a sight says of a rank.
-
-    Attributes:
-      sight: the sight.
-      state: the rank's state.
-      core_use: its use of cores since it was seen before.
-    """
-
-    sight: Sight
-    state: State
-    core_use: CoreUse = field(default_factory=CoreUse)
-
-    @classmethod
-    def of(cls, sight: Sight) -> RankFinding:
-        """Return the finding of a sight."""
-        return cls(sight, _state(sight))
-
-    @property
-    def does_nothing(self) -> bool:
-        """Whether the rank is stopped, or in a step and asleep. Then it does not do anything that takes long."""
-        idle = self.sight.answer is not None and self.sight.answer["idle"]
-        return self.state is State.STOPPED or (self.state is State.AWAY and bool(idle) and self.core_use.sleeps)
-
-    def __str__(self) -> str:
-        sight, answer = self.sight, self.sight.answer or {}
-        doing, stack = answer.get("doing", ""), answer.get("stack", "") or sight.stack
-        text = self.state.value
-        match self.state:
-            case State.AWAY | State.COMPILES if doing:
-                text = f"is {doing}"
-            case State.STOPPED:
-                text = f"is stopped (SIGSTOP or Ctrl-Z); `kill -CONT {sight.pid}` there resumes it"
-        if self.state is State.COMPILES:
-            text += ". Compiling is not limited"
-        if sight.reading is not None and self.state is State.LEFT:
-            text += f": {sight.reading.about}"
-        elif sight.reading is not None and sight.reading.about:
-            text += f". {_seconds(sight.reading.seconds)} ago it began {sight.reading.about}"
-        if self.core_use.waits:
-            wait, span = _seconds(self.core_use.wait), _seconds(self.core_use.seconds)
-            text += f". It waited for a core for {wait} of the last {span}, which does not count"
-        return f"    {sight.name} {text}.{''.join(f'{chr(10)}        {row}' for row in stack.splitlines())}"
-
-
-_AS_SEEN = {STOPPED: State.STOPPED, TRACED: State.TRACED, UNSEEN: State.UNSEEN}
-
-
-def _state(sight: Sight) -> State:
-    reading = sight.reading
-    if sight.state == GONE or (reading is not None and reading.phase == LEFT):
-        return State.LEFT
-    if sight.state in _AS_SEEN:
-        return _AS_SEEN[sight.state]
-    if reading is not None and reading.inside:
-        return State.HERE
-    if sight.answer is not None:
-        crossed = State.CROSSED if sight.answer["crossed"] else State.AWAY
-        return State.COMPILES if sight.answer["compiles"] else crossed
-    if compiles(sight.stack):
-        return State.COMPILES
-    return State.SILENT if sight.asked else State.AWAY
-
-
-def _death_helps(findings: Mapping[Any, RankFinding]) -> bool:
+def _death_helps(ranks: Mapping[Any, _Rank]) -> bool:
     """Return whether the others could continue without these ranks. They do not if one waits in another world."""
-    return all(finding.state is not State.CROSSED for finding in findings.values())
+    return all(rank.sight.state is not State.CROSSED for rank in ranks.values())
 
 
-def _names(findings: Mapping[Any, RankFinding]) -> str:
+def _names(ranks: Mapping[Any, _Rank]) -> str:
     """Describe ranks, for the end of a report: `rank 1, rank 2`."""
-    return ", ".join(finding.sight.name.partition(" (")[0] for finding in findings.values())
+    return ", ".join(rank.sight.name.partition(" (")[0] for rank in ranks.values())
 
 
 def _seconds(seconds: float) -> str:

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from .activity import ActivityRecord
 
-GONE, STOPPED, TRACED, RUNS = "gone", "stopped", "traced", "runs"
+GONE, STOPPED, RUNS = "gone", "stopped", "runs"
 _MOST_CHARACTERS = 6000  # of a stack
-_STATES = {"T": STOPPED, "t": TRACED, "Z": GONE, "X": GONE}  # the kernel's letters
-_READY = "R"  # a thread that runs or waits for a core
+_STATES = {"T": STOPPED, "Z": GONE, "X": GONE}  # the kernel's letters
 _NOTABLE, _HOUSEKEEPING = 0.1, 0.02  # fractions of the time
 _ANSWER_SECONDS, _WRITE_SECONDS = 0.5, 1.0
 _QUIET = 0.1  # seconds without a new line, after which a stack is taken for complete
@@ -38,29 +37,22 @@ _COMPILES = os.path.join("jax", "_src", "compiler.py")
 
 
 class CoreTime(NamedTuple):
-    """The kernel's account of a process at one time. Sums over its threads.
+    """The kernel's account of a process at one time: sums over its threads, in seconds.
 
     Attributes:
-      ran: seconds for which threads ran on a core.
-      queued: seconds for which threads were ready to run and had no core. A wait is added when it ends.
-      ready: whether a thread is running or waiting for a core at this time.
+      at: the time, by a clock of its host.
+      ran: for which threads ran on a core.
+      queued: for which threads were ready to run and had no core.
     """
 
+    at: float
     ran: float
     queued: float
-    ready: bool
 
-    def use_since(self, earlier: CoreTime, seconds: float) -> CoreUse:
-        """Return the use of cores between two accounts.
-
-        Args:
-          earlier: the account at the beginning.
-          seconds: the time between the accounts.
-        """
-        ran, queued = max(0.0, self.ran - earlier.ran), self.queued - earlier.queued
-        if self.ready and earlier.ready:  # the present wait is not counted yet
-            queued = max(queued, seconds - ran)
-        return CoreUse(seconds, ran, min(max(queued, 0.0), seconds))
+    def use_since(self, earlier: CoreTime) -> CoreUse:
+        """Return the use of cores since an earlier account."""
+        seconds, ran = self.at - earlier.at, max(0.0, self.ran - earlier.ran)  # threads may have ended
+        return CoreUse(seconds, ran, min(max(self.queued - earlier.queued, 0.0), seconds))
 
 
 class CoreUse(NamedTuple):
@@ -89,26 +81,20 @@ class CoreUse(NamedTuple):
 
 def core_time(pid: int) -> CoreTime | None:
     """Return the account of a process of this host, or None if the kernel has none, as outside Linux."""
-    ran = queued = 0
-    found = ready = False
-    folder = f"/proc/{pid}/task"
-    try:
-        threads = os.listdir(folder)
-    except OSError:
+    accounts = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError):  # the thread has ended
+                accounts.append([int(word) for word in _text(f"/proc/{pid}/task/{thread}/schedstat").split()])
+    if not accounts:
         return None
-    for task in (f"{folder}/{thread}" for thread in threads):
-        with suppress(OSError, ValueError, IndexError):  # the thread has ended
-            ran_ns, queued_ns, *_ = map(int, _text(f"{task}/schedstat").split())
-            ran, queued = ran + ran_ns, queued + queued_ns
-            ready |= _letter(task) == _READY
-            found = True
-    return CoreTime(ran * 1e-9, queued * 1e-9, ready) if found else None
+    return CoreTime(time.monotonic(), *(1e-9 * sum(each) for each in list(zip(*accounts, strict=True))[:2]))
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process of this host: GONE, STOPPED, TRACED or RUNS."""
+    """Return the state of a process of this host: GONE, STOPPED or RUNS."""
     try:
-        return _STATES.get(_letter(f"/proc/{pid}"), RUNS)
+        return _STATES.get(_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[0], RUNS)
     except (OSError, IndexError):
         return GONE
 
@@ -123,22 +109,22 @@ def inspect(record: ActivityRecord, pid: int, detailed: bool) -> dict[str, Any]:
 
     Returns:
       pid, worlds: the pid, and what each watched world is doing (`ActivityReading`).
-      state: GONE, STOPPED, TRACED or RUNS.
-      at, core_time: a time in seconds, and the kernel's account at that time; None if it is inside all operations.
+      state: GONE, STOPPED or RUNS.
+      core_time: the kernel's account; None if it is inside all operations.
       answers: what it says of its worlds, by group.
       stack: its stack as faulthandler writes it, if it does not answer.
       asked: whether it was asked.
     """
     worlds, state = record.read(), state_of(pid)
     asked = detailed and state == RUNS and not all(reading.inside for reading in worlds)
-    answers = ask(record.socket) if asked else {}
+    answers = ask(record.socket.decode()) if asked else {}
     stack = written_stacks(pid, record.stacks) if asked and not answers else ""
     before, worlds = worlds, record.read()
     if [reading[:5] for reading in before] != [reading[:5] for reading in worlds]:  # it has moved on since
         asked, answers, stack = False, {}, ""
     away = not all(reading.inside for reading in worlds)
     found = {"pid": pid, "worlds": worlds, "state": state, "answers": answers, "stack": stack, "asked": asked}
-    return {**found, "at": time.monotonic(), "core_time": core_time(pid) if away else None}
+    return {**found, "core_time": core_time(pid) if away else None}
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
@@ -227,11 +213,6 @@ def _that_matter(dump: str) -> str:
     *others, main = [block.strip() for block in dump.split("\n\n") if block.strip()] or [""]
     read = [block for block in others if _READS.search(block)]
     return "\n".join([*read, main, *(block for block in others if _PROGRAM in block)]).strip()[:_MOST_CHARACTERS]
-
-
-def _letter(folder: str) -> str:
-    """Return the kernel's letter for the state of a process or thread."""
-    return _text(f"{folder}/stat").rpartition(")")[2].split()[0]
 
 
 def _text(path: str) -> str:

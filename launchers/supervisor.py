@@ -69,8 +69,8 @@ def supervise(
     environ[ending.SUPERVISOR] = f"{theirs.fileno()} {os.fstat(theirs.fileno()).st_ino}"
     record = None
     with suppress(OSError):  # not on Linux: the rank is not watched
-        record = activity.ActivityRecord.create()
-        environ[activity.ENVIRON] = str(record.file)
+        record, file = activity.ActivityRecord.create()
+        environ[activity.ENVIRON] = str(file)
     signals = {signal.SIGCHLD, *PASSED_ON}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until both processes have their handlers
     parent = os.getpid()

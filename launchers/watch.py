@@ -103,12 +103,10 @@ class Watch:
                     continue  # MPI itself reports a dead process to the others if they can continue without it
                 known = {**seen, "state": state, "core_time": None if unseen else seen["core_time"]}
                 groups[reading.group][process] = Sight.of(str(process), reading, known)
-        for process in (
-            self._open - self._seen.keys()
-        ):  # its parent has never answered: in which world it is, is unknown
+        for process in self._open - self._seen.keys():  # in which world it is, is unknown
             for sights in groups.values():
                 if process.worlds and not process.over:
-                    sights[process] = Sight(str(process), process.pid, None, UNSEEN, 0.0)
+                    sights[process] = Sight(str(process), process.pid, None, UNSEEN)
         return groups
 
     def _act(self, decision: HangDecision) -> None:

@@ -19,8 +19,9 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import cache
 from math import isfinite
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from adaptive import CollectiveError, DisagreementError
@@ -33,12 +34,15 @@ from adaptive.base.thread_status import IN_A_STEP, thread_status_of
 from adaptive.base.waits import wait_of
 from launchers import inspection
 from launchers.activity import ActivityReading, ActivityRecord, WorldActivity
-from launchers.hangs import LONGEST, Action, GroupWait, HangDecision, Sight
+from launchers.hangs import LONGEST, Action, GroupWait, Sight
 
 from .transport.process_group import Process
 
+if TYPE_CHECKING:
+    from .transport.transport import Transport
+
 _SHOWN = 8
-_LONGEST_TICK = 1.0  # seconds
+_TICK_SECONDS = 0.25
 _WAITS_SECONDS = 0.75  # in an operation, before other ranks are looked at
 _SECONDS_TO_ABORT = 5.0
 _SECONDS_TO_PRINT = 1.0  # launchers drop what they have not printed when the job ends
@@ -46,14 +50,6 @@ _OTHER_HOSTS = 10.0  # times hang_timeout, before the job ends because of ranks 
 _EXIT_STATUS = 1
 
 _log = logging.getLogger("adaptive")
-
-
-class WatchedTransport(Protocol):
-    """What the watchdog reads of a transport."""
-
-    activity: WorldActivity
-    survives: bool  # whether losses of ranks are survived
-    threads: dict[int, str]  # names of the threads that use the world, by identifier
 
 
 def check_hang_timeout(hang_timeout: Any) -> float | None:
@@ -81,9 +77,10 @@ def check_same(hang_timeouts: Sequence[float | None]) -> None:
       DisagreementError: it differs. On every rank.
     """
     if len(set(hang_timeouts)) > 1:
-        given = [f"rank {rank}: {_words(seconds)}" for rank, seconds in enumerate(hang_timeouts[:_SHOWN])]
+        words = ["the default" if seconds is None else f"{seconds:g}" for seconds in hang_timeouts[:_SHOWN]]
+        given = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(words))
         rest = ", …" if len(hang_timeouts) > _SHOWN else ""
-        raise DisagreementError(f"hang_timeout= is not the same on all ranks: {', '.join(given)}{rest}")
+        raise DisagreementError(f"hang_timeout= is not the same on all ranks: {given}{rest}")
 
 
 def be_seen(hang_timeout: float | None) -> None:
@@ -109,10 +106,10 @@ class Watchdog:
       abort: ends all processes of the job with an exit status; called from any thread.
     """
 
-    def __init__(self, transport: WatchedTransport, hang_timeout: float | None, abort: Callable[[int], object]):
+    def __init__(self, transport: Transport, hang_timeout: float | None, abort: Callable[[int], object]):
         self._hang_timeout, self._abort, self._pid = hang_timeout, abort, os.getpid()
-        process = _this_process()
-        self.activity = transport.activity = process.record.new_activity() if process.record else WorldActivity()
+        self._process = _this_process()
+        self.activity = transport.activity = self._process.new_activity()
         self._watched = weakref.ref(transport, lambda _: self.close("it has dropped its world without closing it"))
         self._survives, self._wait, self._next = transport.survives, GroupWait(), 0.0
         self._seen: list[tuple[str, int, ActivityRecord]] = []  # the other ranks of this host: names, pids and records
@@ -120,7 +117,7 @@ class Watchdog:
         self._name = ""
         self.group = 0
         atexit.register(self._at_exit)
-        process.add(self)
+        self._process.watchdogs.append(self)
 
     def watch(self, world: Hashable, everyone: Sequence[Process], rank: int) -> None:
         """Watch these ranks from now on.
@@ -132,17 +129,16 @@ class Watchdog:
         """
         self.group = crc32(repr((world, everyone)).encode()) or 1
         self.activity.watch(self.group, self._survives, self._hang_timeout)
-        if not _this_process().watches:
+        if not self._process.watches:
             return
-        here, seen, hidden = everyone[rank], [], []
-        for number, process in enumerate(everyone):
-            name = f"rank {number} ({process})"
-            record = ActivityRecord.of(process.pid) if process.host == here.host and process != here else None
-            if record is not None:
-                seen.append((name, process.pid, record))
-            elif process != here:
-                hidden.append(name)
-        self._seen, self._hidden, self._name = seen, hidden, f"rank {rank} ({here})"
+        here, self._seen, self._hidden = everyone[rank], [], []
+        self._name = f"rank {rank} ({here})"
+        for name, process in ((f"rank {n} ({each})", each) for n, each in enumerate(everyone) if each != here):
+            record = ActivityRecord.of(process.pid) if process.host == here.host else None
+            if record is None:
+                self._hidden.append(name)
+            else:
+                self._seen.append((name, process.pid, record))
 
     def close(self, why: str = "") -> None:
         """Stop watching. If this rank leaves the others early, record the reason `why` for them."""
@@ -150,11 +146,12 @@ class Watchdog:
             return
         self.group = 0
         atexit.unregister(self._at_exit)
-        _this_process().remove(self)
+        with suppress(ValueError):
+            self._process.watchdogs.remove(self)
         if why:
             self.activity.leave(why)
         else:
-            self.activity.close()
+            self.activity.group = 0
 
     def _at_exit(self) -> None:
         """Record why this process leaves, if it ends with its world open."""
@@ -165,17 +162,14 @@ class Watchdog:
     def describe(self) -> dict[str, Any]:
         """Return what the threads that use this world are doing: the field `answer` of a `hangs.Sight`."""
         transport = self._watched()
-        threads = [] if transport is None else list(transport.threads.items())
-        idents = [ident for ident, name in threads if name != FAILURE_THREAD]
+        threads = {} if transport is None else transport.threads
+        idents = [ident for ident, name in list(threads.items()) if name != FAILURE_THREAD]
         frames = sys._current_frames()
-        main = threading.main_thread().ident
-        own = [frames[ident] for ident in idents if ident in frames] or [
-            frames[ident] for ident in frames if ident == main
-        ]
+        there = [ident for ident in idents if ident in frames] or [threading.main_thread().ident or 0]
+        own = [frames[ident] for ident in there if ident in frames]
         found = [thread_status_of(frame) for frame in own]
         waits = [wait for wait in map(wait_of, idents) if wait is not None]
-        words = [*map(str, found), *(wait.words() for wait in waits)]
-        doing = "; ".join(dict.fromkeys(words))
+        doing = "; ".join(dict.fromkeys([*map(str, found), *(wait.words() for wait in waits)]))
         stacks = [stack for stack in (wait.stack() for wait in waits) if stack] or [stack_of(frame) for frame in own]
         return {
             "doing": doing + at(next((each.line for each in found if each.line), "")),
@@ -187,11 +181,6 @@ class Watchdog:
 
     # --- without the launcher -----------------------------------------------------------------------------------------
 
-    @property
-    def tick(self) -> float:
-        """Seconds between two checks."""
-        return _LONGEST_TICK if self._hang_timeout is None else min(_LONGEST_TICK, self._hang_timeout / 8)
-
     def check(self, own: ActivityReading) -> None:
         """Look at the other ranks of this host if this one waits, and act on what is seen.
 
@@ -201,7 +190,7 @@ class Watchdog:
         now = time.monotonic()
         if not own.inside or own.seconds < _WAITS_SECONDS or now < self._next:
             return
-        sights = {self._pid: Sight(self._name, self._pid, own, inspection.RUNS, now)}
+        sights = {self._pid: Sight(self._name, self._pid, own, inspection.RUNS)}
         for name, pid, record in self._seen:
             reading = next((reading for reading in record.read() if reading.group == self.group), None)
             state = inspection.state_of(pid)
@@ -213,20 +202,17 @@ class Watchdog:
         decision = self._wait.judge(sights, now)
         self._next = now + self._wait.next_round
         if decision is not None:
-            self._act(decision)
+            hidden = f" The ranks of other hosts cannot be seen from here: {', '.join(self._hidden[:_SHOWN])}."
+            is_note = decision.action is Action.NOTE
+            text = decision.text + hidden * (is_note and bool(self._hidden))
+            _log.log(logging.WARNING if is_note else logging.ERROR, text)
+            if decision.action is Action.KILL:
+                _kill(decision.ranks)
+            elif decision.action is Action.END:
+                self._end(decision.ranks)
         elif self._hidden and self._wait.waited >= _OTHER_HOSTS * self._wait.longest:
             _log.error("The job ends: the ranks of other hosts cannot be seen from here.")
             self._end(())
-
-    def _act(self, decision: HangDecision) -> None:
-        text = decision.text
-        if decision.action is Action.NOTE and self._hidden:
-            text += f" The ranks of other hosts cannot be seen from here: {', '.join(self._hidden[:_SHOWN])}."
-        _log.log(logging.WARNING if decision.action is Action.NOTE else logging.ERROR, text)
-        if decision.action is Action.KILL:
-            _kill(decision.ranks)
-        elif decision.action is Action.END:
-            self._end(decision.ranks)
 
     def _end(self, stuck: Sequence[int]) -> None:
         """End the job and this process, although other threads are blocked."""
@@ -252,46 +238,38 @@ class _ThisProcess:
     """What all worlds of this process share.
 
     Attributes:
-      record: the memory in which they show what they are doing; None where the system has none.
+      watchdogs: those of its worlds.
       watches: whether this process watches others, because the launcher does not.
     """
 
     def __init__(self) -> None:
-        self._watchdogs: list[Watchdog] = []
-        self._thread: threading.Thread | None = None
-        inherited = ActivityRecord.inherited()
-        self.watches = inherited is None
-        self.record = inherited
-        with suppress(OSError):
-            self.record = inherited or ActivityRecord.create()
-        if self.record is not None:
+        self.watchdogs: list[Watchdog] = []
+        self._record = ActivityRecord.inherited()
+        self.watches = self._record is None
+        if self._record is None:
+            with suppress(OSError):  # this system has no such memory
+                self._record, _ = ActivityRecord.create()
+        if self._record is not None:
             name = f"adaptive-{os.getpid()}-{secrets.token_hex(8)}"
-            inspection.answer(name, self._describe)
-            self.record.introduce(os.getpid(), inspection.write_stacks_upon_signal(), name)
+            inspection.answer(name, lambda: {str(each.group): each.describe() for each in list(self.watchdogs)})
+            self._record.stacks, self._record.socket = inspection.write_stacks_upon_signal(), name.encode()
+            self._record.pid = os.getpid()
+            if self.watches:
+                threading.Thread(target=self._watch, name="adaptive-watch", daemon=True).start()
 
-    def add(self, watchdog: Watchdog) -> None:
-        """Have a world answer, and watch others for it."""
-        self._watchdogs.append(watchdog)
-        if self.watches and self.record is not None and self._thread is None:
-            self._thread = threading.Thread(target=self._watch, args=(self.record,), name="adaptive-watch", daemon=True)
-            self._thread.start()
+    def new_activity(self) -> WorldActivity:
+        """Return the memory in which a new world shows what it is doing."""
+        return WorldActivity() if self._record is None else self._record.new_activity()
 
-    def remove(self, watchdog: Watchdog) -> None:
-        """Forget a world."""
-        if watchdog in self._watchdogs:
-            self._watchdogs.remove(watchdog)
-
-    def _describe(self) -> dict[str, dict[str, Any]]:
-        return {str(watchdog.group): watchdog.describe() for watchdog in list(self._watchdogs)}
-
-    def _watch(self, record: ActivityRecord) -> None:
+    def _watch(self) -> None:
+        """Watch others for all worlds of this process."""
+        assert self._record is not None
         troubled = False
         while True:
-            watchdogs = list(self._watchdogs)
-            time.sleep(min((watchdog.tick for watchdog in watchdogs), default=_LONGEST_TICK))
+            time.sleep(_TICK_SECONDS)
             try:
-                readings = {reading.group: reading for reading in record.read()}
-                for watchdog in watchdogs:
+                readings = {reading.group: reading for reading in self._record.read()}
+                for watchdog in list(self.watchdogs):
                     if watchdog.group in readings:
                         watchdog.check(readings[watchdog.group])
             except Exception:
@@ -300,14 +278,7 @@ class _ThisProcess:
                     _log.exception("The watchdog thread has caught an error, and continues.")
 
 
-_process: _ThisProcess | None = None
-
-
-def _this_process() -> _ThisProcess:
-    global _process
-    if _process is None:
-        _process = _ThisProcess()
-    return _process
+_this_process = cache(_ThisProcess)
 
 
 def _kill(pids: Sequence[int]) -> None:
@@ -315,7 +286,3 @@ def _kill(pids: Sequence[int]) -> None:
         with suppress(OSError):
             if ActivityRecord.of(pid) is not None:  # another process may have this pid by now
                 os.kill(pid, signal.SIGKILL)
-
-
-def _words(hang_timeout: float | None) -> str:
-    return "the default" if hang_timeout is None else f"{hang_timeout:g}"

@@ -9,7 +9,7 @@ import pytest
 
 from launchers.activity import INSIDE, LEFT, OUTSIDE, PATIENT, RECENT, ActivityReading, percentile
 from launchers.hangs import UNSEEN, Action, GroupWait, Sight, default_limit
-from launchers.inspection import GONE, RUNS, STOPPED, TRACED, CoreTime
+from launchers.inspection import GONE, RUNS, STOPPED, CoreTime
 
 READING = ActivityReading(1, False, 60.0, OUTSIDE, 7, 1.0, "message 1 of step 6", None)
 HERE = Sight("rank 0", 10, READING._replace(phase=INSIDE, begun=8, about="message 1 of step 7"), RUNS, 0.0)
@@ -19,18 +19,17 @@ ASLEEP = CoreTime(1.0, 0.0, ready=False)
 def says(doing: str = "in evaluate", **more: object) -> Sight:
     """A rank that is elsewhere, and answers."""
     answer = {"doing": doing, "idle": doing == "in a step", "compiles": False, "crossed": False, "stack": "", **more}
-    return Sight("rank 1", 11, READING, RUNS, 0.0, answer=answer, asked=True)
+    return Sight("rank 1", 11, READING, RUNS, answer=answer, asked=True)
 
 
 ELSEWHERE = {
     "away": says(),
     "crossed": says(crossed=True),
     "silent": replace(says(), answer=None, stack="Current thread 0x1:\n  in match"),
-    "stopped": replace(says(), answer=None, state=STOPPED),
-    "traced": replace(says(), answer=None, state=TRACED),
-    "unseen": replace(says(), answer=None, state=UNSEEN),
+    "stopped": replace(says(), answer=None, process=STOPPED),
+    "unseen": replace(says(), answer=None, process=UNSEEN),
     "not asked": replace(says(), answer=None, asked=False),
-    "stopped in the operation": replace(HERE, name="rank 1", pid=11, state=STOPPED),
+    "stopped in the operation": replace(HERE, name="rank 1", pid=11, process=STOPPED),
 }
 
 
@@ -56,7 +55,9 @@ class Watching:
             theirs = {"seconds": self.now, "survives": self.setting["survives"]}
             other = self.other(self.now)
             here = replace(HERE, reading=HERE.reading._replace(**waits))
-            other = replace(other, at=self.now, reading=other.reading._replace(**theirs))
+            other = replace(other, reading=other.reading._replace(**theirs))
+            if other.core_time is not None:
+                other = replace(other, core_time=other.core_time._replace(at=self.now))
             if decision := self.wait.judge({0: here, 1: other}, self.now):
                 self.did.append((self.now, decision.action, decision.ranks))
                 self.said.append(decision.text)
@@ -111,7 +112,7 @@ def test_ranks_in_another_worlds_collective_wait_for_others():
 @pytest.mark.parametrize("gone", [False, True])
 def test_ranks_that_will_never_come_are_not_waited_for(gone, survives):
     left = READING._replace(phase=LEFT, about="its script is over, by OSError: no")
-    watching = Watching(replace(says(), state=GONE) if gone else replace(says(), reading=left), survives=survives)
+    watching = Watching(replace(says(), process=GONE) if gone else replace(says(), reading=left), survives=survives)
     assert watching.until(59.0) == [(1.0, Action.KILL if survives else Action.END, (1,))]
     assert gone or "rank 1 has ended: its script is over, by OSError: no." in watching.said[0]
 
@@ -137,7 +138,7 @@ def test_time_counts_since_a_rank_was_well():
 
 def test_waits_for_a_core_do_not_count():
     """Of the time after the first 30 s, the rank waits for a core for a half."""
-    watching = Watching(lambda now: replace(says(), core_time=CoreTime(0.0, max(0.0, now - 30.0) / 2, ready=False)))
+    watching = Watching(lambda now: replace(says(), core_time=CoreTime(now, 0.0, max(0.0, now - 30.0) / 2)))
     assert [(now, action) for now, action, _ in watching.until(95.0)] == [(60.0, Action.NOTE), (90.0, Action.REPORT)]
     assert "that is 120 s, without waits for a core. " in watching.said[1]
     assert "It waited for a core for 0.1 s of the last 0.2 s, which does not count" in watching.said[1]

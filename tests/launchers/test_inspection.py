@@ -25,10 +25,10 @@ CHILD = """
 import sys
 from launchers import inspection
 from launchers.activity import ActivityRecord
-record = ActivityRecord.create()
+record, _ = ActivityRecord.create()
 world = record.new_activity()
 world.watch(7, survives=False, hang_timeout=None)
-record.introduce({pid}, inspection.write_stacks_upon_signal(), sys.argv[1])
+record.pid, record.stacks, record.socket = {pid}, inspection.write_stacks_upon_signal(), sys.argv[1].encode()
 inspection.answer(sys.argv[1], lambda: {{"7": {{"doing": "this"}}}})
 print(flush=True)
 def loops():
@@ -61,7 +61,7 @@ def asked(record, pid):
 def test_a_process_answers_and_is_found_by_its_pid():
     with child("input()") as (process, name):
         record = ActivityRecord.of(process.pid)
-        assert (record.pid, record.socket) == (process.pid, name)
+        assert (record.pid, record.socket.decode()) == (process.pid, name)
         assert [reading.group for reading in record.read()] == [7]
         answers, stack = {}, ""
         until = time.monotonic() + limit(10)
@@ -87,10 +87,10 @@ def test_what_a_process_says_does_not_count_once_it_has_moved_on(moves, monkeypa
 
     def ask(name):
         if moves:
-            world.begin(b"message 1", time.perf_counter())
+            world.begin("message 1", time.perf_counter())
         return {"7": {"doing": "in a collective", "crossed": True}}
 
-    record = ActivityRecord.create()
+    record, _ = ActivityRecord.create()
     world = record.new_activity()
     world.watch(7, survives=False, hang_timeout=None)
     monkeypatch.setattr(inspection, "ask", ask)
@@ -143,9 +143,9 @@ def test_a_process_among_many_on_one_core_waits_for_it():
     try:
         for process in loops:
             process.stdout.readline()
-        begin, before = time.monotonic(), core_time(loops[0].pid)
+        before = core_time(loops[0].pid)
         time.sleep(1.0)
-        use = core_time(loops[0].pid).use_since(before, time.monotonic() - begin)
+        use = core_time(loops[0].pid).use_since(before)
         assert use.waits
         assert use.wait > use.ran
     finally:
@@ -160,20 +160,16 @@ def test_a_process_that_sleeps_uses_no_core():
         time.sleep(0.2)
         before = core_time(sleeps.pid)
         time.sleep(0.1)
-        assert core_time(sleeps.pid).use_since(before, 0.1).sleeps
+        assert core_time(sleeps.pid).use_since(before).sleeps
         sleeps.kill()
     assert core_time(2**30) is None
 
 
-def test_a_wait_that_is_not_over_counts():
-    """The kernel adds a wait at its end, and a process may get no core for long."""
-    ready, asleep = CoreTime(1.0, 2.0, True), CoreTime(1.0, 2.0, False)
-    assert ready.use_since(ready, 5.0).wait == 5.0
-    assert asleep.use_since(asleep, 5.0).wait == 0.0
-    assert ready._replace(ran=6.0).use_since(ready, 5.0).wait == 0.0  # it ran all the time
-    assert asleep._replace(queued=4.5).use_since(asleep, 5.0).wait == 2.5
-    assert asleep._replace(queued=30.0).use_since(asleep, 5.0).wait == 5.0  # several threads
-    assert asleep.use_since(ready._replace(queued=3.0), 5.0).wait == 0.0  # threads have ended
+def test_waits_of_several_threads_count_once():
+    before = CoreTime(10.0, 1.0, 2.0)
+    assert CoreTime(15.0, 1.0, 4.5).use_since(before) == (5.0, 0.0, 2.5)
+    assert CoreTime(15.0, 1.0, 30.0).use_since(before).wait == 5.0
+    assert CoreTime(15.0, 0.5, 1.5).use_since(before) == (5.0, 0.0, 0.0)  # threads have ended
 
 
 @pytest.mark.parametrize(("use", "waits", "sleeps"), [

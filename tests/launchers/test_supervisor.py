@@ -166,10 +166,10 @@ SHOWS = """
 import os, time
 from launchers.activity import ActivityRecord
 record = ActivityRecord.inherited()
-record.introduce(os.getpid(), -1, "")
+record.pid, record.stacks = os.getpid(), -1
 world = record.new_activity()
 world.watch(7, survives=True, hang_timeout=None)
-world.begin(b"message 1", time.perf_counter())
+world.begin("message 1", time.perf_counter())
 print("there", flush=True)
 """
 

@@ -55,7 +55,7 @@ class Job:
     def _reply(self, rank, number):
         phase = self.phases[rank]
         reading = ActivityReading(5, self.survives, 2.0, phase, 9, self.waited, "message 1", None)
-        said = {"pid": 100 + rank, "worlds": [list(reading)], "state": self.states[rank], "at": self.waited}
+        said = {"pid": 100 + rank, "worlds": [list(reading)], "state": self.states[rank]}
         said |= {"core_time": None, "answers": {}, "stack": "in a loop", "asked": phase == OUTSIDE}
         self.watch.take_down(self.ranks[rank], {"look": number, **said})
 

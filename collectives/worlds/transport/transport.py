@@ -27,7 +27,7 @@ from adaptive.base.failure import FAILURE_THREAD
 from adaptive.base.source_lines import current_line
 from adaptive.base.thread_status import thread_status
 from collectives.worlds.lifetime import Lifetime
-from launchers.activity import INSIDE, OUTSIDE, PATIENT, PHASE, RECENT, WorldActivity
+from launchers.activity import INSIDE, OUTSIDE, PATIENT, WorldActivity
 
 from .disagreement import ONE_WORLD_EACH, Intent, disagreement_error
 from .operations import BARRIER, CLOSE, FAILURE, GatherBytes, Operation
@@ -106,8 +106,8 @@ class Transport(ABC):
                 self.check_usable()
             try:
                 header, completed, activity = operation.header, False, self.activity
-                about, phase = operation.about.encode(), PATIENT if operation.kind == CLOSE else INSIDE
-                number = crc32(about, operation.kind ^ crc32(self.world.encode()))
+                phase = PATIENT if operation.kind == CLOSE else INSIDE
+                number = crc32(operation.about.encode(), operation.kind ^ crc32(self.world.encode()))
                 high, low = float(number >> 16), float(number & 0xFFFF)
                 while not completed:
                     if self.survivors is not None:
@@ -118,9 +118,7 @@ class Transport(ABC):
                     self.inside = True
                     try:
                         came = perf_counter()
-                        activity.begun = begun = activity.begun + 1
-                        activity.show(phase, begun, came, about)
-                        activity.recent[begun % RECENT] = came
+                        activity.begin(operation.about, came, phase)
                         try:
                             self.sum(operation.numbers)
                         finally:  # also if a process did not come
@@ -143,7 +141,7 @@ class Transport(ABC):
                 raise
             finally:
                 self.inside = False
-                self.activity.words[PHASE] = OUTSIDE
+                self.activity.phase = OUTSIDE
         finally:
             self.lock.release()
 
@@ -156,7 +154,7 @@ class Transport(ABC):
         with self.lock:
             self.check_usable()
             self.operation, self.inside = operation, True
-            self.activity.begin(operation.about.encode(), perf_counter())
+            self.activity.begin(operation.about, perf_counter())
             try:
                 yield
             except BaseException as error:
@@ -164,7 +162,7 @@ class Transport(ABC):
                 raise
             finally:
                 self.inside = False
-                self.activity.end()
+                self.activity.phase = OUTSIDE
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Return every process's `value`, by rank: see `World.all_gather_bytes`."""

@@ -89,7 +89,7 @@ class Rank:
 
     def __init__(self, phase=OUTSIDE, state=RUNS):
         self.reading = ActivityReading(0, True, 2.0, phase, 7, 1.0, "m", None)
-        self.state, self.socket, self.stacks = state, "", -1
+        self.state, self.socket, self.stacks = state, b"", -1
 
     def read(self):
         return [self.reading._replace(group=GROUP[0], survives=GROUP[1])]
@@ -114,9 +114,7 @@ def watch(monkeypatch, transport):
         monkeypatch.setattr(watchdog, "run_exit_hooks", lambda: done.append("hooks"))
         monkeypatch.setattr(watchdog.os, "_exit", lambda code: done.append("exit"))
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
-        process = SimpleNamespace(
-            record=None, watches=True, add=lambda watchdog: made.append(watchdog), remove=lambda watchdog: None
-        )
+        process = SimpleNamespace(new_activity=WorldActivity, watches=True, watchdogs=made)
         watching = Watchdog(transport, 2.0, lambda code: done.append(("abort", code)))
         watching._pid = EVERYONE[own].pid
         watching.watch(5, EVERYONE, own)
@@ -129,7 +127,7 @@ def watch(monkeypatch, transport):
         return done
 
     yield begin
-    for watching in made:
+    for watching in made.copy():
         watching.close()
 
 
@@ -187,7 +185,7 @@ def test_what_a_rank_says_of_itself_is_what_its_threads_do(transport, monkeypatc
 def test_others_learn_why_a_process_leaves(transport, monkeypatch, error, words):
     watching = Watchdog(transport, None, print)
     watching.watch(5, EVERYONE, 0)
-    transport.activity.begin(b"a barrier", 0.0)
+    transport.activity.begin("a barrier", 0.0)
     monkeypatch.setattr(sys, "last_exc", error, raising=False)
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     watching._at_exit()
@@ -197,7 +195,7 @@ def test_others_learn_why_a_process_leaves(transport, monkeypatch, error, words)
 
 def test_the_watchdogs_errors_do_not_end_it(caplog, monkeypatch):
     process, ticks = watchdog._this_process(), []
-    monkeypatch.setattr(process, "_watchdogs", [])
+    monkeypatch.setattr(process, "_record", SimpleNamespace())  # cannot be read
 
     def sleep(_):
         ticks.append(0)
@@ -206,5 +204,5 @@ def test_the_watchdogs_errors_do_not_end_it(caplog, monkeypatch):
 
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=sleep))
     with pytest.raises(SystemExit):
-        process._watch(SimpleNamespace())  # cannot be read
+        process._watch()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
