@@ -1,20 +1,17 @@
-"""The command `adaptive`: a click group of our own commands, and of the entry points of the group `adaptive.commands`.
+"""The command `adaptive`.
 
-    [project.entry-points."adaptive.commands"]
-    mine = "my_package.command:mine"          # a click command
-
-A command is imported when it is called, not when commands are listed, because most commands import JAX.
+A subcommand is imported when it is called, not when commands are listed, because most import JAX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution, version
 
 import click
 
 NAME = "adaptive-dataflow"
-GROUP = "adaptive.commands"
 OURS = {
     "run": ("launchers.run:run", "Start a job of several ranks, as mpirun does."),
     "doctor": ("collectives.doctor.command:doctor", "Check this machine or job, and advise what to change."),
@@ -28,29 +25,26 @@ OURS = {
 
 
 class _Commands(click.Group):
-    """A click group of our own commands and those of the installed entry points."""
+    """A click group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*OURS, *sorted(set(_registered()) - set(OURS))]
+        return list(OURS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = EntryPoint(cmd_name, OURS[cmd_name][0], GROUP) if cmd_name in OURS else _registered().get(cmd_name)
-        if entry is None:
+        if cmd_name not in OURS:
             return None
+        module, _, name = OURS[cmd_name][0].partition(":")
         try:
-            command = entry.load()
+            command = getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
             intruded = f"\n{said}\nRemove it:  {how_to_remove_it()}" if (said := intruder()) else ""
-            raise click.ClickException(f"{cmd_name!r} ({entry.value}) cannot be loaded: {error}{intruded}") from error
-        if not isinstance(command, click.Command):
-            raise click.ClickException(f"{cmd_name!r} ({entry.value}) must be a click command, not {command!r}")
+            raise click.ClickException(f"{cmd_name!r} cannot be loaded: {error}{intruded}") from error
+        assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        ours = [(name, text) for name, (_, text) in OURS.items()]
-        theirs = [(name, _origin(entry)) for name, entry in sorted(_registered().items()) if name not in OURS]
         with formatter.section("Commands"):
-            formatter.write_dl([*ours, *theirs])
+            formatter.write_dl([(name, text) for name, (_, text) in OURS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -58,8 +52,7 @@ class _Commands(click.Group):
 def adaptive() -> None:
     """Adaptive control for data-parallel training in JAX.
 
-    `adaptive COMMAND --help` describes a command. Other packages add commands as entry points of the group
-    adaptive.commands.
+    `adaptive COMMAND --help` describes a command.
     """
 
 
@@ -90,11 +83,3 @@ def _version() -> str:
         return version(NAME)
     except PackageNotFoundError:
         return "…"
-
-
-def _registered() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
-def _origin(entry: EntryPoint) -> str:
-    return f"From the package {entry.dist.name}." if entry.dist is not None else f"From {entry.module}."

@@ -10,7 +10,7 @@ them on to `adaptive run`, whose address is in an environment variable. Lines ha
     joined   a spawned process has become a member of the job
     ends     exit code, sent as soon as it is known, at the latest when Python ends
     error    the traceback or text by which it ends, to be printed in one piece
-    left     exit code of a process that leaves for good while the others continue (`leave_job`)
+    left     the process leaves for good while the others continue (`leave_job`)
     exited   exit status, from the supervisor
     killed   signal that ended the process, from the supervisor
     waits    the process waits for others, from the supervisor (`watch.py`)
@@ -148,23 +148,19 @@ def show_error(text: str) -> None:
         sys.stderr.flush()
 
 
-def leave_job(code: int = 0) -> NoReturn:
-    """End this process for good while the others continue. For jobs that survive losses.
+def leave_job() -> NoReturn:
+    """End this process for good, with exit code 0, while the others continue. For jobs that survive losses.
 
     The others have removed this process before, or treat it as lost. MPI is not finalized, because they would not
     notice the end of a process that finalizes.
 
-    Args:
-      code: exit code of this process. The exit code of `adaptive run` does not depend on it. Plain mpirun ends with
-        it if it is nonzero, and the others do not notice, so they must have removed this process before.
-
     Raises:
       SystemExit: always, so that `with` blocks and `finally` clauses run.
     """
-    _me.leaves, _me.code = True, code
+    _me.leaves, _me.code = True, 0
     prepare()
-    _say(left=code)
-    raise SystemExit(code)
+    _say(left=True)
+    raise SystemExit(0)
 
 
 def _say(**what: Any) -> bool:

@@ -29,8 +29,9 @@ GONE, STOPPED, RUNS = "gone", "stopped", "runs"
 _MOST_CHARACTERS = 6000  # of a stack
 _STATES = {"T": STOPPED, "Z": GONE, "X": GONE}  # the kernel's letters
 _NOTABLE, _HOUSEKEEPING = 0.1, 0.02  # fractions of the time
-_ANSWER_SECONDS, _WRITE_SECONDS = 0.5, 1.0
+_ANSWER_SECONDS = 0.5
 _QUIET = 0.1  # seconds without a new line, after which a stack is taken for complete
+_WRITE_TRIES = 10
 _PROGRAM = os.path.join("adaptive", "program", "program.py")
 _READS = re.compile(r"adaptive.data.(?!readers\.py)\w+\.py")  # a thread in readers.py alone is idle
 _COMPILES = os.path.join("jax", "_src", "compiler.py")
@@ -191,14 +192,13 @@ def written_stacks(pid: int, file: int) -> str:
     if file < 0:
         return ""
     with suppress(OSError), open(f"/proc/{pid}/fd/{file}", "rb") as opened:
-        begin = grown = opened.seek(0, os.SEEK_END)
+        begin = size = opened.seek(0, os.SEEK_END)
         os.kill(pid, signal.SIGURG)
-        until, quiet = time.monotonic() + _WRITE_SECONDS, 0.0
-        while time.monotonic() < until and quiet < _QUIET:
-            time.sleep(0.02)
-            size = opened.seek(0, os.SEEK_END)
-            quiet = quiet + 0.02 if begin < size == grown else 0.0
-            grown = size
+        for _ in range(_WRITE_TRIES):
+            time.sleep(_QUIET)
+            before, size = size, opened.seek(0, os.SEEK_END)
+            if begin < before == size:
+                break
         opened.seek(begin)
         return _that_matter(opened.read().decode(errors="replace"))
     return ""

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import psutil
@@ -63,7 +62,7 @@ class Job:
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
         self._forced = False  # this process has ended mpirun
         self._saved: int | None = None  # the step of the newest checkpoint on the disk
-        self._watch = Watch(self._end_stuck)
+        self._watch = Watch(self._processes, self._send, self._end_stuck)
         self._stuck = False  # the job was ended because ranks are stuck
 
     async def run(self, announce: Callable[[], object] = lambda: None) -> int:
@@ -152,14 +151,17 @@ class Job:
 
     def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> ProcessState:
         """Return the new process of an introduction."""
-        known = ("job", "rank", "size", "host", "pid", "spawned", "is_command")
-        process = ProcessState(**{name: said[name] for name in known})
+        process = ProcessState(**{name: value for name, value in said.items() if name != "token"})
         self._processes.append(process)
         self._writers[process] = writer
-        self._watch.add(process, said["supervisor"], partial(_send, writer))
         if self._ended_by is not None:  # the process connected after the signal was passed on
-            _send(writer, f"signal {int(self._ended_by)}")
+            self._send(process, f"signal {int(self._ended_by)}")
         return process
+
+    def _send(self, process: ProcessState, line: str) -> None:
+        """Send a line to the supervisor of a process."""
+        with suppress(OSError, KeyError):  # it may be gone
+            self._writers[process].write(f"{line}\n".encode())
 
     def _print_error(self, process: ProcessState, text: str) -> None:
         """Print the error by which a rank ends, in one piece; the same error of several ranks once."""
@@ -244,9 +246,9 @@ class Job:
     def _pass_on(self, number: signal.Signals) -> None:
         """Pass a signal on to all ranks; for an ending signal, also schedule the forced end of the job."""
         again = self._ended_by is not None
-        reached = [writer for process, writer in self._writers.items() if process.connected]
-        for writer in reached:
-            _send(writer, f"signal {int(number)}")
+        reached = [process for process in self._writers if process.connected]
+        for process in reached:
+            self._send(process, f"signal {int(number)}")
         if number in ENDING:
             self._ended_by = self._ended_by or number
             asyncio.get_running_loop().call_later(self._grace if reached and not again else 0.0, self._terminate)
@@ -278,12 +280,6 @@ class Job:
                     child.kill()
         with suppress(ProcessLookupError):
             self._launcher.kill()
-
-
-def _send(writer: asyncio.StreamWriter, line: str) -> None:
-    """Send a line to a supervisor."""
-    with suppress(OSError):
-        writer.write(f"{line}\n".encode())
 
 
 def addresses() -> list[str]:

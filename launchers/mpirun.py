@@ -1,4 +1,4 @@
-"""The launchers of MPI implementations: finds the installed one, and translates options into its syntax."""
+"""The launchers of MPI implementations: finds the installed one, and translates options and hosts into its syntax."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .hosts import Host
-
 ANSWER_SECONDS = 20.0
 RANK = Path(__file__).with_name("rank.py")
+_HOST = re.compile(r"([^\s:]+)(?::(\d+)|(?:\s+\S+=\d+)*?\s+slots\s*=\s*(\d+).*|\s+max[_-]slots.*)?\s*")
 _PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = ("-X", "-W")  # options of Python that take one
 _AS_MPI4PY = ["-m", "mpi4py"]  # replaced by rank.py
@@ -35,6 +34,13 @@ _PLACED = (
 
 class UsageError(Exception):
     """An error in the command line, or an MPI that cannot be used."""
+
+
+class Host(NamedTuple):
+    """A host and its number of slots: how many ranks it takes."""
+
+    name: str
+    slots: int
 
 
 class Implementation(NamedTuple):
@@ -231,3 +237,55 @@ def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
     if not mpi.name:
         raise UsageError(f"the option of {mpi.path} for hosts is unknown. Put its own options before the program.")
     return ["--host" if mpi.name == "Open MPI" else "-hosts", ",".join(f"{name}:{slots}" for name, slots in hosts)]
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------
+
+
+def named_hosts(text: str, each: int = 1) -> list[Host]:
+    """Return the hosts of a command line such as `a:2,b:2`.
+
+    Args:
+      text: the value of `--hosts`.
+      each: slots of a host that is named once and without a number.
+
+    Raises:
+      ValueError: a word is not a host with a positive number of slots.
+    """
+    return _together([_host(word, word) for word in text.split(",")], each)
+
+
+def listed_hosts(path: Path, each: int = 1) -> list[Host]:
+    """Return the hosts of a file with one host a line.
+
+    A line is `a slots=2` (Open MPI), `a:2` (MPICH), or `a`, repeated once for each slot.
+
+    Args:
+      path: the hostfile.
+      each: slots of a host that is named once and without a number.
+
+    Raises:
+      ValueError: the file names no hosts, or a line is not a host with a positive number of slots.
+      OSError: the file cannot be read.
+    """
+    lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+    hosts = [_host(line, f"line {number} of {path}: {line}") for number, line in enumerate(lines, 1) if line]
+    if not hosts:
+        raise ValueError(f"{path} names no hosts. Write one per line:  node1 slots=2")
+    return _together(hosts, each)
+
+
+def _host(text: str, where: str) -> tuple[str, int | None]:
+    found = _HOST.fullmatch(text.strip())
+    if found is None or found[2] == "0" or found[3] == "0":
+        raise ValueError(f"{where!r} is not a host with its number of ranks. For 2 ranks each:  node1:2,node2:2")
+    number = found[2] or found[3]
+    return found[1], int(number) if number else None
+
+
+def _together(hosts: Sequence[tuple[str, int | None]], each: int) -> list[Host]:
+    """Merge repeated hosts by adding their slots; the order is that of each name's first occurrence."""
+    numbers: dict[str, list[int | None]] = {}
+    for name, number in hosts:
+        numbers.setdefault(name, []).append(number)
+    return [Host(name, each if found == [None] else sum(n or 1 for n in found)) for name, found in numbers.items()]

@@ -8,18 +8,16 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from . import hosts
-from .cores import BIND, CORES, SHARE, THREADS, cores, cpu_quota, usable
 from .ending import LAUNCHER
 from .job import Job, addresses
 from .mpirun import (
+    Host,
     Implementation,
     UsageError,
     answering,
@@ -27,6 +25,8 @@ from .mpirun import (
     clean,
     find,
     line,
+    listed_hosts,
+    named_hosts,
     on_hosts,
     places_itself,
     program,
@@ -36,7 +36,7 @@ from .mpirun import (
     unbinds,
     unbound,
 )
-from .rank import GPUS
+from .resources import BIND, CORES, GPUS, SHARE, THREADS, cores, cpu_quota, usable
 from .restarts import Restarts
 
 _OF_JAX = ("JAX_", "XLA_")  # prefixes of the environment variables that are forwarded to ranks on other hosts
@@ -45,18 +45,7 @@ _BATCH_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTF
 _ELSEWHERE = ("-wdir", "--wdir", "-wd", "--wd", "--set-cwd-to-session-dir")  # options that change the script's folder
 
 
-class _Seconds(click.ParamType):
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return a value as a finite, positive number of seconds."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r}: must be a positive number of seconds", param, ctx)
-        return seconds
+_SECONDS = click.FloatRange(0.0, 1e9, min_open=True)
 
 
 class _RunCommand(click.Command):
@@ -68,10 +57,9 @@ class _RunCommand(click.Command):
         options, words = split(args)
         ours, theirs = self._divide(ctx, options)
         if not words and not any(word in ctx.help_option_names for word in ours):
-            stray = next((word for word in theirs if Path(word).is_file()), "")
             raise click.UsageError(
                 "no program given. Name a script (train.py) or a module (-m train), or put another command after --:\n"
-                f"    adaptive run -n 4 -- {stray or './start.sh'}"
+                "    adaptive run -n 4 -- ./start.sh"
             )
         super().parse_args(ctx, ours)
         ctx.params |= {"options": theirs, "words": words}
@@ -113,10 +101,10 @@ class _RunCommand(click.Command):
     help="Each rank sees an equal part of N GPUs (CUDA_VISIBLE_DEVICES), by its number on its host; 0: every rank sees "
     "all. By default, each of several ranks on a host sees one.")  # fmt: skip
 @click.option("--oversubscribe", "-oversubscribe", is_flag=True, help="Allow more ranks than slots.")
-@click.option("--grace", type=_Seconds(), default=30.0, show_default=True, metavar="S",
+@click.option("--grace", type=_SECONDS, default=30.0, show_default=True, metavar="S",
     help="Seconds between a signal (TERM, INT, HUP), which is passed to all ranks, and the forced end of the job. A "
     "second signal ends it at once. USR1 and USR2 are passed on and do not end the job.")  # fmt: skip
-@click.option("--host-timeout", type=_Seconds(), default=30.0, show_default=True, metavar="S",
+@click.option("--host-timeout", type=_SECONDS, default=30.0, show_default=True, metavar="S",
     help="Seconds after which the job ends if a host does not answer.")  # fmt: skip
 @click.option("--restarts", type=click.IntRange(0), default=0, show_default=True, metavar="N",
     help="Start a job that fails again, at most N times in a row without a new checkpoint on disk, on the hosts that "
@@ -161,8 +149,8 @@ def run(
     try:
         mpi = ask(launcher) if launcher else find()
         each = gpus_per_host or 1
-        where = hosts.named(",".join(hosts_), each) if hosts_ else []
-        where += hosts.listed(hostfile, each) if hostfile else []
+        where = named_hosts(",".join(hosts_), each) if hosts_ else []
+        where += listed_hosts(hostfile, each) if hostfile else []
         on_hosts(mpi, where)  # raises if the launcher's option is unknown
         command = program(words)
         _check_script(script(command), options, where)
@@ -183,7 +171,7 @@ def run(
     placing = unbound(mpi, options, os.environ, oversubscribe or not (elsewhere or (placed and not unbinds(options))))
     forwarded = [LAUNCHER, *ours, *(_theirs(os.environ) if where else [])]
 
-    def on(there: Sequence[hosts.Host]) -> list[str]:
+    def on(there: Sequence[Host]) -> list[str]:
         ranks_there = chosen if there == where else min(chosen, sum(host.slots for host in there))
         return line(mpi, ["-n", str(ranks_there), *on_hosts(mpi, there), *placing, *options], command, forwarded)
 
@@ -208,7 +196,7 @@ def run(
     raise SystemExit(code)
 
 
-def _answering(mpi: Implementation, where: list[hosts.Host], environ: Mapping[str, str]) -> list[hosts.Host]:
+def _answering(mpi: Implementation, where: list[Host], environ: Mapping[str, str]) -> list[Host]:
     """Return the hosts on which the job is started again: those that answer, or all if none does. Names the others."""
     there = (answering(mpi, where, environ) if len(where) > 1 else where) or where
     silent = [host.name for host in where if host not in there]
@@ -217,9 +205,7 @@ def _answering(mpi: Implementation, where: list[hosts.Host], environ: Mapping[st
     return there
 
 
-def _default_ranks(
-    where: Sequence[hosts.Host], gpus: int | None, here: int, environ: Mapping[str, str]
-) -> tuple[int, str]:
+def _default_ranks(where: Sequence[Host], gpus: int | None, here: int, environ: Mapping[str, str]) -> tuple[int, str]:
     """Return the default number of ranks, and the resource of which each rank gets one."""
     if gpus:
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
@@ -236,19 +222,14 @@ def _theirs(environ: Mapping[str, str]) -> list[str]:
     return [name for name in environ if name.startswith(_OF_JAX) or name in _OF_PYTHON]
 
 
-def _check_script(name: str | None, options: Sequence[str], where: Sequence[hosts.Host]) -> None:
+def _check_script(name: str | None, options: Sequence[str], where: Sequence[Host]) -> None:
     """Raise one error for a script that does not exist, instead of one from each rank.
 
     Raises:
       UsageError: the script does not exist on this host, where the ranks would run it.
     """
-    if name is None or Path(name).exists() or where or any(option in _ELSEWHERE for option in options):
-        return
-    path = Path(name)
-    there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    close = get_close_matches(path.name, there, 1)
-    meant = f" Did you mean {path.with_name(close[0])}?" if close else ""
-    raise UsageError(f"there is no {name} in {Path.cwd()}.{meant}")
+    if not (name is None or Path(name).exists() or where or any(option in _ELSEWHERE for option in options)):
+        raise UsageError(f"there is no {name} in {Path.cwd()}.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

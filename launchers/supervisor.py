@@ -16,7 +16,7 @@ The launcher sends lines of words:
     look NUMBER DETAILED     report what the child is doing, with the number of this request; DETAILED: 0 or 1
     kill PID                 kill a process of this host
 
-`rank.py` starts it. It imports only the standard library.
+`rank.py` starts it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from types import ModuleType
 from typing import Any, NoReturn
+
+from . import activity, ending, inspection
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 CONNECT_SECONDS = 3.0
@@ -45,23 +46,16 @@ _TICK_SECONDS = 1.0
 _WAITS_SECONDS = 0.75  # in an operation, after which the launcher is told
 
 
-def supervise(
-    ending: ModuleType,
-    activity: ModuleType,
-    inspection: ModuleType,
-    environ: MutableMapping[str, str],
-    of_command: bool = False,
-) -> None:
+def supervise(environ: MutableMapping[str, str], of_command: bool = False) -> None:
     """Fork a rank from its supervisor, and return in the child only.
 
     If the job was not started by `adaptive run`, the process does not fork.
 
     Args:
-      ending, activity, inspection: these modules of `launchers`.
       environ: environment variables, which name the launcher. The child's descriptors are added.
       of_command: the child becomes a command, such as a shell that starts others; signals go to its process group.
     """
-    launcher = connect(ending, environ)
+    launcher = connect(environ)
     if launcher is None:
         return
     ours, theirs = socket.socketpair()
@@ -83,8 +77,8 @@ def supervise(
         theirs.detach()  # `ending.prepare` uses it
         return
     theirs.close()
-    supervisor = _Supervisor(inspection, record, launcher, ours, child, of_command)
-    supervisor.report(**introduction(ending, environ, child, of_command))
+    supervisor = _Supervisor(record, launcher, ours, child, of_command)
+    supervisor.report(**_introduction(environ, child, of_command))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     supervisor.run()
 
@@ -97,7 +91,7 @@ def end_with(parent: int, number: int) -> None:
             os._exit(1)
 
 
-def connect(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | None:
+def connect(environ: Mapping[str, str]) -> socket.socket | None:
     """Return a connection to `adaptive run`; None if it did not start this job or cannot be reached.
 
     Raises:
@@ -121,7 +115,7 @@ def connect(ending: ModuleType, environ: Mapping[str, str]) -> socket.socket | N
     return None
 
 
-def introduction(ending: ModuleType, environ: Mapping[str, str], pid: int, of_command: bool) -> dict[str, Any]:
+def _introduction(environ: Mapping[str, str], pid: int, of_command: bool) -> dict[str, Any]:
     """Return the fields of the first line to the launcher, which identify the rank with this pid."""
     rank = _number(environ, _RANKS) or 0
     return {
@@ -146,8 +140,7 @@ class _Supervisor:
 
     def __init__(
         self,
-        inspection: ModuleType,
-        record: Any,
+        record: activity.ActivityRecord | None,
         launcher: socket.socket,
         rank: socket.socket,
         child: int,
@@ -155,7 +148,7 @@ class _Supervisor:
     ):
         self._whole_group = of_command and os.getpgrp() == os.getpid()
         self._launcher, self._rank, self._child = launcher, rank, child
-        self._inspection, self._record, self._next_tick = inspection, record, time.monotonic() + _TICK_SECONDS
+        self._record, self._next_tick = record, time.monotonic() + _TICK_SECONDS
         self._heard = self._said = b""  # beginnings of lines, of the launcher and of the child
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -189,7 +182,7 @@ class _Supervisor:
         """Report what the child is doing."""
         if self._record is not None:
             pid = int(self._record.pid or self._child)  # the child may be a command that has started what works
-            self.report(look=number, **self._inspection.inspect(self._record, pid, detailed))
+            self.report(look=number, **inspection.inspect(self._record, pid, detailed))
 
     def _from_rank(self) -> bool:
         """Pass the child's reports on to the launcher. Returns whether there may be more."""

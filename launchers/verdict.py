@@ -19,6 +19,7 @@ class ProcessState:
       size: number of processes of that job.
       host: name of its host.
       pid: process id on that host.
+      supervisor: process id of its parent there.
       is_command: whether it is part of a command, several processes of which may report.
       spawned: whether other processes of the job started it; training does not depend on it until it has `joined`.
       joined: whether a spawned process has become a member.
@@ -38,6 +39,7 @@ class ProcessState:
     size: int
     host: str
     pid: int
+    supervisor: int = 0
     spawned: bool = False
     is_command: bool = False
     joined: bool = False
@@ -121,7 +123,7 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
     if first is not None and first.ended and first.heard:
         return f"{lost}; the others ended by an error." if lost else ""
     if first is not None and first.ended:
-        return f"{first} {first.how}.{_ended_before(counted, first)}"
+        return f"{first} {first.how}."
     if first is not None:
         return f"{first} {first.how} {first.where}, and the others cannot continue without it."
     for process in processes:
@@ -158,12 +160,6 @@ def _losses(processes: Iterable[ProcessState]) -> str:
     named = [f"{p} {p.how} {p.where}" for p in dead[:_MOST_NAMED]]
     more = [f"{len(dead) - _MOST_NAMED} more died"] if len(dead) > _MOST_NAMED else []
     return "; ".join([*named, *more])
-
-
-def _ended_before(processes: Sequence[ProcessState], first: ProcessState) -> str:
-    """Return sentences on processes that ended well before their first world, which another one failed to make."""
-    early = (p for p in processes[: processes.index(first)] if p.ended == 0 and not (p.worked or first.worked))
-    return "".join(f" Before that, {p} {p.how} {p.where}." for p in early)
 
 
 def _waiting(processes: Iterable[ProcessState], process: ProcessState) -> ProcessState | None:

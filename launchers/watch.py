@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,32 +26,29 @@ class Watch:
     """The launcher's view of all ranks.
 
     Args:
+      processes: the processes of the job, to which others are added.
+      send: sends a line to the parent of a process.
       end: ends the job.
     """
 
-    def __init__(self, end: Callable[[], object]):
-        self._end = end
-        self._parents: dict[ProcessState, tuple[int, Callable[[str], object]]] = {}  # pid, and how to send it a line
+    def __init__(
+        self,
+        processes: Sequence[ProcessState],
+        send: Callable[[ProcessState, str], object],
+        end: Callable[[], object],
+    ):
+        self._processes, self._send, self._end = processes, send, end
         self._seen: dict[ProcessState, Mapping[str, Any]] = {}  # the latest replies
         self._open: set[ProcessState] = set()  # of which a reply is expected
         self._waits: defaultdict[int, GroupWait] = defaultdict(GroupWait)  # by group
         self._number = 0  # of the round
         self._timer: asyncio.TimerHandle | None = None  # None: no rank waits
-
-    def add(self, process: ProcessState, parent: int, send: Callable[[str], object]) -> None:
-        """Watch a process.
-
-        Args:
-          process: the process.
-          parent: the pid of its parent.
-          send: sends a line to its parent.
-        """
-        self._parents[process] = parent, send
+        self._stopped = False
 
     def take_down(self, process: ProcessState, said: Mapping[str, Any]) -> bool:
         """Record a report. Returns whether it was one for this class."""
         if "waits" in said:
-            if self._timer is None:
+            if self._timer is None and not self._stopped:
                 self._look()
             return True
         if "look" not in said:
@@ -68,16 +65,16 @@ class Watch:
         """End the watch: the job has ended, or is being ended."""
         if self._timer is not None:
             self._timer.cancel()
-        self._parents.clear()
+        self._stopped = True
 
     def _look(self) -> None:
         """Begin a round."""
         self._number += 1
         detailed = any(wait.wants_details for wait in self._waits.values())
-        self._open = {process for process in self._parents if not process.over}
+        self._open = {process for process in self._processes if not process.over}
         self._timer = asyncio.get_running_loop().call_later(REPLY_SECONDS, self._judge)
         for process in self._open:
-            self._parents[process][1](f"look {self._number} {int(detailed)}")
+            self._send(process, f"look {self._number} {int(detailed)}")
 
     def _judge(self) -> None:
         """End a round: act on what was seen, and plan the next one if a rank waits."""
@@ -89,7 +86,7 @@ class Watch:
             del self._waits[group]
         soon = min((wait.next_round for wait in self._waits.values()), default=None)
         self._timer = None
-        if soon is not None and self._parents:
+        if soon is not None and not self._stopped:
             self._timer = asyncio.get_running_loop().call_later(soon, self._look)
 
     def _sights(self) -> dict[int, dict[ProcessState, Sight]]:
@@ -123,10 +120,10 @@ class Watch:
         possible.
         """
         if process not in self._open:
-            self._parents[process][1](f"kill {self._seen[process]['pid']}")
+            self._send(process, f"kill {self._seen[process]['pid']}")
             return True
-        for other, (_, send) in self._parents.items():
+        for other in self._processes:
             if other.host == process.host and other not in self._open and not other.over:
-                send(f"kill {self._parents[process][0]}")
+                self._send(other, f"kill {process.supervisor}")
                 return True
         return False

@@ -34,7 +34,7 @@ DOORS |= {"controllers", "controllers.published", "controllers.timing"}
 # `launchers` has no door, which would import all of it, and is for nobody else: others of ours come in by these.
 BY_MODULE = {
     f"launchers.{module}"
-    for module in ("activity", "command", "cores", "ending", "hangs", "inspection", "mpirun", "run")
+    for module in ("activity", "command", "ending", "hangs", "inspection", "mpirun", "resources", "run")
 }
 FLOORS = (
     "base",

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launchers.hosts import listed
-from launchers.mpirun import split
+from launchers.mpirun import listed_hosts, split
 from launchers.run import run
 
-COVERS = ("launchers/hosts.py", "launchers/run.py")
+COVERS = ("launchers/mpirun.py", "launchers/run.py")
 
 FILE = Path(__file__).parents[1] / "examples" / "kubernetes_mpijob.yaml"
 
@@ -81,4 +80,4 @@ def test_an_evicted_pod_signals_its_ranks(replicas):
 def test_the_operators_hostfile_is_read(tmp_path):
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("train-worker-0.train.default.svc slots=4\ntrain-worker-1.train.default.svc slots=4\n")
-    assert [host.slots for host in listed(hostfile, 1)] == [4, 4]
+    assert [host.slots for host in listed_hosts(hostfile, 1)] == [4, 4]

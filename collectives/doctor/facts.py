@@ -15,8 +15,8 @@ import adaptive
 from adaptive.base.cores import allowed_cpus, chosen_threads
 from adaptive.base.launcher import launcher, tasks_not_started
 from launchers.command import intruder
-from launchers.cores import cpu_quota
 from launchers.ending import LAUNCHER
+from launchers.resources import cpu_quota
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "mpi4py", "adaptive-dataflow")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")

@@ -13,21 +13,26 @@ import pytest
 from click.testing import CliRunner
 
 from launchers import run as running
-from launchers.cores import THREADS, cores, cpu_quota, take_cores, usable
-from launchers.hosts import Host, listed, named
-from launchers.mpirun import RANK, Implementation, UsageError, clean, find, line, program, settings, split
-from launchers.rank import GPUS, see_own_gpus
+from launchers.mpirun import (
+    RANK,
+    Host,
+    Implementation,
+    UsageError,
+    clean,
+    find,
+    line,
+    listed_hosts,
+    named_hosts,
+    program,
+    settings,
+    split,
+)
 from launchers.rank import run as run_in_rank
+from launchers.resources import GPUS, THREADS, cores, cpu_quota, see_own_gpus, take_cores, usable
 from tests.mpirun import ROOT
 from tests.speed import limit
 
-COVERS = (
-    "collectives/mpirun.py",
-    "launchers/cores.py",
-    "launchers/hosts.py",
-    "launchers/mpirun.py",
-    "launchers/rank.py",
-)
+COVERS = ("launchers/mpirun.py", "launchers/rank.py", "launchers/resources.py")
 
 OPEN_MPI, OLD = Implementation("mpirun", "Open MPI", (5, 0, 11)), Implementation("mpirun", "Open MPI", (4, 1))
 MPICH, STRANGE = Implementation("mpiexec", "MPICH", (4, 2)), Implementation("mpiexec", "")
@@ -95,21 +100,21 @@ def test_arguments_of_each_launcher(monkeypatch):
 
 
 def test_hosts_by_name_and_from_a_file(tmp_path):
-    assert named("a:2,b,a:1") == [Host("a", 3), Host("b", 1)]
+    assert named_hosts("a:2,b,a:1") == [Host("a", 3), Host("b", 1)]
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2 max_slots=4\nb:2  # MPICH's\n\nc\nc\nd max_slots=4\n")
-    assert listed(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
-    assert listed(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
-    assert named("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
+    assert listed_hosts(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
+    assert listed_hosts(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
+    assert named_hosts("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
     for wrong in ("a:0", "a:x", "a b", ""):
         with pytest.raises(ValueError, match="is not a host with its number of ranks"):
-            named(wrong)
+            named_hosts(wrong)
     file.write_text("a slots=2\na slots=two\n")
     with pytest.raises(ValueError, match="line 2 of"):
-        listed(file)
+        listed_hosts(file)
     file.write_text("# nobody\n")
     with pytest.raises(ValueError, match="names no hosts"):
-        listed(file)
+        listed_hosts(file)
 
 
 AB = [Host("a", 2), Host("b", 2)]
@@ -187,10 +192,12 @@ CORES_OF_FOUR = [[0, 4], [1, 5], [2, 6], [3, 7]]
 def test_ranks_divide_the_cores_of_their_host(local, ranks, given, bound, threads, monkeypatch):
     given = {"how": f"bind {ranks}", "spawned": False, "quota": None, **given}
     found: list[set[int]] = []
-    monkeypatch.setattr("launchers.cores.cores", lambda: CORES_OF_FOUR)
+    monkeypatch.setattr("launchers.resources.cores", lambda: CORES_OF_FOUR)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: found.append(set(cpus)), raising=False)
     environ = {"ADAPTIVE_CORES": given["how"], **{name: given[name] for name in ("NPROC",) if name in given}}
-    take_cores(local, ranks, environ, given["spawned"], given["quota"])
+    environ |= {} if local is None else {"MPI_LOCALRANKID": str(local)}
+    environ |= {"MPI_LOCALNRANKS": str(ranks)} | ({"ADAPTIVE_SPAWNED": "1"} if given["spawned"] else {})
+    take_cores(environ, given["quota"])
     assert found == ([] if bound is None else [bound])
     assert environ.get("PJRT_NPROC") == threads
 
@@ -240,7 +247,7 @@ def test_a_containers_share_of_the_cores(tmp_path):
     ],
 )
 def test_by_default_each_of_several_ranks_sees_one_gpu(there, given, local, ranks, seen, memory, monkeypatch):
-    monkeypatch.setattr("launchers.rank._gpus", lambda: there)
+    monkeypatch.setattr("launchers.resources._gpus", lambda number: there)
     environ = {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **given}
     see_own_gpus(environ)
     assert environ.get("CUDA_VISIBLE_DEVICES") == seen
@@ -251,7 +258,7 @@ def test_the_gpus_of_a_host_are_counted_by_their_device_files(tmp_path, monkeypa
     """A container may have any of its machine's GPUs; CUDA numbers those from 0."""
     for name in ("nvidia4", "nvidia6", "nvidia7_old", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("launchers.rank.Path", {"/dev": tmp_path}.__getitem__)
+    monkeypatch.setattr("launchers.resources.Path", {"/dev": tmp_path}.__getitem__)
     for local, seen in ((0, "0"), (1, "1"), (2, "0")):
         see_own_gpus(environ := {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": "3"})
         assert environ["CUDA_VISIBLE_DEVICES"] == seen
@@ -286,7 +293,7 @@ def test_each_rank_sees_its_part_of_so_many_gpus():
         ("sys.exit()", 0, ""),
         ("sys.exit(259)", 3, ""),
         ("sys.exit('no data')", 1, "no data"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt (trains.py:3)"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
     ],
 )
@@ -393,10 +400,9 @@ def test_unknown_options_are_passed_to_the_launcher(launcher, monkeypatch):
         ("-n 2 ./start.sh", "no program given"),
         ("-n two x.py", "'two' is not a valid integer"),
         ("-n 0 x.py", "-n"),
-        ("--grace -1 x.py", "must be a positive number of seconds"),
+        ("--grace -1 x.py", "is not in the range"),
         ("--hosts a:0 x.py", "not a host with its number of ranks"),
         ("--hostfile nowhere x.py", "nowhere"),
-        ("-n 2 launchers/rnk.py", "Did you mean launchers/rank.py?"),
         ("-n 2 no/such.py", "there is no no/such.py in "),
         ("--mpirun /no/mpirun x.py", "/no/mpirun cannot be run"),
     ],
@@ -422,15 +428,13 @@ def test_help():
 
 @pytest.mark.usefixtures("four_cores")
 def test_the_line_is_printed_and_the_code_passed_on(launcher):
-    path = launcher("four")
-    for module in ("launchers.run", "collectives.mpirun"):
-        done = subprocess.run(
-            [sys.executable, "-m", module, "--mpirun", path, "-n", "3", "--", "true"],
-            env={**os.environ, "CODE": "7"}, cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
-        )  # fmt: skip
-        assert done.returncode == 7
-        assert done.stdout.endswith(" true\n")
-        assert any(line.startswith("+ env ") and line.endswith(" true") for line in done.stderr.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-m", "launchers.run", "--mpirun", launcher("four"), "-n", "3", "--", "true"],
+        env={**os.environ, "CODE": "7"}, cwd=ROOT, capture_output=True, text=True, timeout=limit(60),
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert done.stdout.endswith(" true\n")
+    assert any(line.startswith("+ env ") and line.endswith(" true") for line in done.stderr.splitlines())
 
 
 @pytest.mark.ranks

@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -245,9 +244,9 @@ def test_a_launcher_that_cannot_be_reached_is_named(host, order, monkeypatch, ca
     environ = {ending.LAUNCHER: f"secret 30 {host} 10.0.0.2:70 127.0.0.1:70", "PMI_RANK": "4"}
     if host == socket.gethostname():  # a signal has ended it while this rank was being started
         with pytest.raises(SystemExit, match="rank 4: its launcher has ended"):
-            supervisor.connect(ending, environ)
+            supervisor.connect(environ)
     else:
-        assert supervisor.connect(ending, environ) is None
+        assert supervisor.connect(environ) is None
         said = f"rank 4 cannot reach its launcher on {host} at 10.0.0.2:70, 127.0.0.1:70\n"
         assert capsys.readouterr().err == said
     assert asked == [(name, 70) for name in order]  # the loopback address of another host is another host's
@@ -255,7 +254,7 @@ def test_a_launcher_that_cannot_be_reached_is_named(host, order, monkeypatch, ca
 
 @pytest.mark.parametrize("environ", [{}, {ending.LAUNCHER: "secret 30 h 127.0.0.1:70"}, {"PMI_RANK": "0"}])
 def test_a_process_without_a_launcher_or_a_rank_has_no_supervisor(environ):
-    supervisor.supervise(ending, SimpleNamespace(), SimpleNamespace(), environ)
+    supervisor.supervise(environ)
 
 
 def test_children_of_a_rank_may_continue(start):

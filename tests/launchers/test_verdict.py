@@ -83,10 +83,6 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([process(0, ended=0), *(process(n, worlds=1, worked=True, killed=9) for n in (1, 2))], ""),
         ([process(n, ended=0, left=True) for n in range(3)], ""),
         ([alive(0), process(1, ended=3)], "rank 1 (pid 1 on here) ended with exit code 3."),
-        (  # the making of a world has failed
-            [process(2, ended=0), process(1, ended=1), alive(0)],
-            "rank 1 (pid 1 on here) ended with exit code 1. Before that, rank 2 (pid 1 on here) ended with",
-        ),
         ([alive(0), process(1, ended=3, left=True)], None),
         ([alive(0), process(1, ended=1, heard=True), alive(2)], ""),
         ([alive(0), process(0, spawned=True, ended=3), process(0, spawned=True, killed=9)], None),
@@ -119,7 +115,7 @@ def test_how_a_lost_process_is_described_while_the_job_continues(one, said):
 
 
 def test_the_end_of_a_process_that_the_launcher_has_ended_is_not_remarked():
-    process = ProcessState("b", 0, 1, "h", 7, True)
+    process = ProcessState("b", 0, 1, "h", 7, spawned=True)
     process.connected = False
     assert "before it joined; the others continue without it" in remark(process)
     process.cut_short = True

@@ -25,14 +25,13 @@ class Job:
     """
 
     def __init__(self, hosts="hh", survives=True):
-        self.ranks = [ProcessState("job", rank, len(hosts), host, 100 + rank) for rank, host in enumerate(hosts)]
+        places = enumerate(hosts)
+        self.ranks = [ProcessState("job", rank, len(hosts), host, 100 + rank, 200 + rank) for rank, host in places]
         self.phases, self.states = [INSIDE] * len(hosts), [RUNS] * len(hosts)
         self.survives, self.silent, self.waited = survives, set(), 0.0
         self.killed, self.looked, self.ended = [], [], False
         self.then = lambda rounds: None  # called after each round
-        self.watch = Watch(self._end)
-        for rank, process in enumerate(self.ranks):
-            self.watch.add(process, 200 + rank, lambda line, rank=rank: self._receive(rank, line))
+        self.watch = Watch(self.ranks, lambda process, line: self._receive(process.rank, line), self._end)
 
     def _end(self):
         self.ended = True

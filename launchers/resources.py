@@ -1,15 +1,23 @@
-"""The cores of a host, and how its ranks divide them. Imports only the standard library, because `rank.py` loads it."""
+"""The cores and GPUs of a host, and how its ranks divide them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
+from .ending import SPAWNED
+
 CORES = "ADAPTIVE_CORES"  # set by the launcher: BIND or SHARE, and the number of ranks that it has started
 BIND, SHARE = "bind", "share"
+GPUS = "ADAPTIVE_GPUS_PER_HOST"  # set by the launcher: ranks see parts of this many GPUs; 0: every rank sees all
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+# The user's settings of GPU memory; by default JAX preallocates three quarters of it.
+_MEMORY = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 THREADS = ("PJRT_NPROC", "NPROC")  # either sets the size of XLA's thread pool
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -38,25 +46,22 @@ def usable(all_cores: Sequence[Sequence[int]], quota: float | None) -> int:
     return len(all_cores) if quota is None else min(len(all_cores), ceil(quota))
 
 
-def take_cores(
-    local: int | None, ranks: int | None, environ: MutableMapping[str, str], spawned: bool, quota: float | None
-) -> None:
+def take_cores(environ: MutableMapping[str, str], quota: float | None) -> None:
     """Bind this process to its part of the host's cores, and set the number of its computing threads.
 
     With fewer cores than ranks, or under a quota, nothing is bound, and each rank gets its part of the threads. Does
     nothing if the launcher does not ask for it, because the user's options place or bind ranks.
 
     Args:
-      local, ranks: this rank's number on its host, and the number of ranks there; None if unknown.
       environ: environment variables, to which the number of threads is added.
-      spawned: whether other ranks have spawned this one. It shares their cores.
       quota: processor seconds per second that the container may use; None without a limit.
     """
     how, _, started = environ.get(CORES, "").partition(" ")
+    local, ranks = _number(_LOCAL_RANKS, environ), _number(_LOCAL_SIZES, environ)
     if not how or local is None or not ranks:
         return
     there = cores()
-    if spawned:
+    if SPAWNED in environ:  # it shares the cores of the others
         how, ranks = SHARE, int(started)
     each = usable(there, quota) // ranks
     if how == BIND and each > 0 and usable(there, quota) == len(there) and hasattr(os, "sched_setaffinity"):
@@ -80,3 +85,49 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):  # no quota is set ("max"), or this host has no cgroups
         return None
+
+
+def see_own_gpus(environ: MutableMapping[str, str]) -> None:
+    """Restrict this rank to its part of the visible GPUs, by its number on its host: with `--gpus-per-host` an equal
+    share of so many, else one of those that are there, round robin. Ranks that share a GPU share its memory.
+
+    Args:
+      environ: environment variables, of which CUDA_VISIBLE_DEVICES is changed.
+
+    Raises:
+      SystemExit: `--gpus-per-host` was given, and the host has no GPU for this rank or its number is unknown.
+    """
+    local, ranks, visible = _number(_LOCAL_RANKS, environ), _number(_LOCAL_SIZES, environ), environ.get(_VISIBLE)
+    given = int(environ[GPUS]) if GPUS in environ else None
+    gpus = visible.split(",") if visible or (visible is not None and given is None) else _gpus(given)
+    gpus = [gpu for gpu in gpus if gpu not in ("", "-1", "NoDevFiles")]
+    if given == 0 or (given is None and (local is None or (ranks or 1) == 1 or not gpus)):
+        return
+    if local is None:
+        raise SystemExit(
+            f"adaptive run: the launcher does not say which rank of its host this is ({_LOCAL_RANKS[0]}, …)"
+        )
+    if given is not None and local >= len(gpus):
+        raise SystemExit(
+            f"adaptive run: there is no GPU for rank {local} of this host: {_VISIBLE} has {', '.join(gpus)}. "
+            "Start fewer ranks there, or let them share GPUs, without --gpus-per-host."
+        )
+    each = max(1, len(gpus) // (ranks or len(gpus))) if given is not None else 1
+    first = local * each % len(gpus)
+    environ[_VISIBLE] = ",".join(gpus[first : first + each])
+    sharing = len(range(first, ranks or 1, len(gpus)))
+    if sharing > 1 and not any(name in environ for name in _MEMORY):
+        environ[_MEMORY[0]] = f"{0.9 / sharing:.2f}"
+
+
+def _gpus(number: int | None) -> list[str]:
+    """Return the numbers of so many GPUs; by default of this host's NVIDIA GPUs by their device files, because starting
+    CUDA would take long.
+    """
+    nodes = (node.name.removeprefix("nvidia") for node in Path("/dev").glob("nvidia[0-9]*"))
+    return [str(n) for n in range(len([node for node in nodes if node.isdigit()]) if number is None else number)]
+
+
+def _number(names: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """Return the first of these environment variables that is a number, as an integer."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
