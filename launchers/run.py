@@ -6,7 +6,6 @@ import asyncio
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -232,14 +231,5 @@ def _check_script(name: str | None, options: Sequence[str], where: Sequence[Host
         raise UsageError(f"there is no {name} in {Path.cwd()}.")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job with the options of `adaptive run`, and return its exit code."""
-    try:
-        run.main(None if arguments is None else list(arguments), prog_name="adaptive run")
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(prog_name="adaptive run")

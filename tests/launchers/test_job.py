@@ -29,10 +29,9 @@ from tests.speed import limit
 
 HERE = Path(__file__).parent
 WITH_SHORT_DEADLINES = """
-import sys
 from launchers import job, run
 job.AFTER_SECONDS = {after}
-sys.exit(run.main())
+run.run()
 """
 
 
