@@ -175,7 +175,7 @@ class ActivityRecord(ctypes.Structure):
     def of(cls, pid: int) -> ActivityRecord | None:
         """Return the memory of another process of this host; None if it has none, or is another user's."""
         folder = f"/proc/{pid}/fd"
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             for name in os.listdir(folder):
                 if _is_record(path := f"{folder}/{name}"):
                     file = os.open(path, os.O_RDWR)
