@@ -20,11 +20,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
+from queue import Empty, Queue
 from typing import Any, TypeVar
 
 import jax
@@ -65,55 +65,58 @@ class TCPTree:
         self.rank, self.processes = jax.process_index(), jax.process_count()
         self.lock, self.worlds, self._why_closed = threading.Lock(), 0, ""
         self.threads: dict[int, str] = {}
+        self._peer = self.rank  # the process that this one communicates with
         above, below = _neighbors(self.rank, self.processes)
-        self._above: dict[int, Connection] = {}  # at most one
         with socket.create_server(("", 0), backlog=BELOW) as door:
             key = secrets.token_bytes(32)
             announced = _of_everyone(pickle.dumps((addresses_of(door), key)))
-            for rank in above:
-                addresses, its_key = pickle.loads(announced[rank])
-                self._above[rank] = _connect(rank, addresses, its_key, self.rank)
+            self._above = {rank: _connect(rank, *pickle.loads(announced[rank]), self.rank) for rank in above}
             self._below = _admit(door, key, below)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
 
     def sum(self, numbers: np.ndarray) -> None:
         """Sum an array of float64s over all processes, in place; bitwise equal on all. The shape is the same on all."""
-        with self._closing(), np.errstate(all="ignore"):
-            for rank, line in self._below.items():
-                numbers += np.frombuffer(_received(rank, line))
-            for rank, line in self._above.items():
-                _send(rank, line, numbers.data)
-                numbers[:] = np.frombuffer(_received(rank, line))
-            for rank, line in self._below.items():
-                _send(rank, line, numbers.data)
+
+        def add(data: bytes) -> None:
+            np.add(numbers, np.frombuffer(data), out=numbers)
+
+        with np.errstate(all="ignore"):
+            numbers[:] = np.frombuffer(self._of_all(add, lambda: numbers.data))
 
     def allgather(self, value: Any) -> list[Any]:
         """Return every process's value, by rank. Values can be anything that can be pickled."""
-        with self._closing():
-            found = {self.rank: pickle.dumps(value)}
-            for rank, line in self._below.items():
-                found |= pickle.loads(_received(rank, line))
-            everything = pickle.dumps(found)
-            for rank, line in self._above.items():
-                _send(rank, line, everything)
-                everything = _received(rank, line)
-            for rank, line in self._below.items():
-                _send(rank, line, everything)
-        by_rank = pickle.loads(everything)
+        found: dict[int, bytes] = {}
+
+        def own_and_found() -> bytes:
+            return pickle.dumps({self.rank: pickle.dumps(value), **found})
+
+        by_rank = pickle.loads(self._of_all(lambda data: found.update(pickle.loads(data)), own_and_found))
         return [pickle.loads(by_rank[rank]) for rank in range(self.processes)]
 
-    @contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Close the connections upon an error, because unread data of this operation would be read by the next one."""
+    def _of_all(self, add: Callable[[bytes], object], total: Callable[[], bytes | memoryview]) -> bytes | memoryview:
+        """Return the root's total, after each process has added the totals of its children.
+
+        The connections are closed upon an error, because unread data would be read by the next operation.
+        """
+        if self._why_closed:
+            raise TCPTreeError(self._why_closed)
         try:
-            if self._why_closed:
-                raise TCPTreeError(self._why_closed)
-            yield
+            for self._peer, line in self._below.items():
+                add(line.recv_bytes())
+            data = total()
+            for self._peer, line in self._above.items():
+                line.send_bytes(data)
+                data = line.recv_bytes()
+            for self._peer, line in self._below.items():
+                line.send_bytes(data)
+        except (OSError, EOFError) as error:
+            self.close(f"rank {self._peer} has closed its connection: it ended, or lost another rank")
+            raise TCPTreeError(self._why_closed) from error
         except BaseException as error:
-            by = f"a collective was aborted by {type(error).__name__}"
-            self.close(str(error) if isinstance(error, TCPTreeError) else by)
+            self.close(f"a collective was aborted by {type(error).__name__}")
             raise
+        return data
 
     def close(self, why: str) -> None:
         """Close the connections, which interrupts processes that wait at the other ends. `why`: for later errors."""
@@ -174,24 +177,6 @@ def _neighbors(rank: int, processes: int) -> tuple[range, range]:
     return range(max(0, above), above + 1), range(min(first, processes), min(first + BELOW, processes))
 
 
-def _send(rank: int, line: Connection, data: bytes | memoryview) -> None:
-    try:
-        line.send_bytes(data)
-    except OSError as error:
-        raise _gone(rank) from error
-
-
-def _received(rank: int, line: Connection) -> bytes:
-    try:
-        return line.recv_bytes()
-    except (OSError, EOFError) as error:
-        raise _gone(rank) from error
-
-
-def _gone(rank: int) -> TCPTreeError:
-    return TCPTreeError(f"rank {rank} has closed its connection: it ended, or lost another rank")
-
-
 # --- meeting for the first time ---------------------------------------------------------------------------------------
 
 
@@ -214,27 +199,28 @@ def _of_everyone(data: bytes) -> list[bytes]:
 
 def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
     """Wait for all processes, in a thread that is abandoned if one does not come."""
-    future: Future[np.ndarray] = Future()
+    found: Queue[np.ndarray | Exception] = Queue()
 
     def work() -> None:
         try:
-            future.set_result(gather())
+            found.put(gather())
         except Exception as error:
-            future.set_exception(error)
+            found.put(error)
 
     threading.Thread(target=work, name="adaptive-first-gather", daemon=True).start()
     try:
-        return future.result(SECONDS_TO_COME)
-    except TimeoutError:
+        result = found.get(timeout=SECONDS_TO_COME)
+    except Empty:
         raise LaunchError(
             f"not all {jax.process_count()} processes of jax.distributed created a world within {SECONDS_TO_COME:g} s. "
             "All must run the same script, and call comm.world() at the same point."
         ) from None
-    except Exception as error:
+    if isinstance(result, Exception):
         raise LaunchError(
-            f"the processes of jax.distributed cannot be connected: {str(error).splitlines()[0]}. On CPUs, call "
+            f"the processes of jax.distributed cannot be connected: {str(result).splitlines()[0]}. On CPUs, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo') before jax.distributed.initialize()."
-        ) from error
+        ) from result
+    return result
 
 
 def _connect(rank: int, addresses: Sequence[Address], key: bytes, own: int) -> Connection:
