@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -102,13 +102,13 @@ class TCPTree:
         if self._why_closed:
             raise TCPTreeError(self._why_closed)
         try:
-            for self._peer, line in self._below.items():
+            for line in self._in_turn(self._below):
                 add(line.recv_bytes())
             data = total()
-            for self._peer, line in self._above.items():
+            for line in self._in_turn(self._above):
                 line.send_bytes(data)
                 data = line.recv_bytes()
-            for self._peer, line in self._below.items():
+            for line in self._in_turn(self._below):
                 line.send_bytes(data)
         except (OSError, EOFError) as error:
             self.close(f"rank {self._peer} has closed its connection: it ended, or lost another rank")
@@ -117,6 +117,10 @@ class TCPTree:
             self.close(f"a collective was aborted by {type(error).__name__}")
             raise
         return data
+
+    def _in_turn(self, lines: Mapping[int, Connection]) -> Iterator[Connection]:
+        for self._peer, line in lines.items():  # noqa: B020
+            yield line
 
     def close(self, why: str) -> None:
         """Close the connections, which interrupts processes that wait at the other ends. `why`: for later errors."""
