@@ -119,7 +119,7 @@ class TCPTree:
         return data
 
     def _in_turn(self, lines: Mapping[int, Connection]) -> Iterator[Connection]:
-        for self._peer, line in lines.items():  # noqa: B020
+        for self._peer, line in lines.items():
             yield line
 
     def close(self, why: str) -> None:
