@@ -12,8 +12,8 @@ from launchers.hangs import UNSEEN, Action, GroupWait, Sight, default_limit
 from launchers.inspection import GONE, RUNS, STOPPED, CoreTime
 
 READING = ActivityReading(1, False, 60.0, OUTSIDE, 7, 1.0, "message 1 of step 6", None)
-HERE = Sight("rank 0", 10, READING._replace(phase=INSIDE, begun=8, about="message 1 of step 7"), RUNS, 0.0)
-ASLEEP = CoreTime(1.0, 0.0, ready=False)
+HERE = Sight("rank 0", 10, READING._replace(phase=INSIDE, begun=8, about="message 1 of step 7"), RUNS)
+ASLEEP = CoreTime(0.0, 1.0, 0.0)
 
 
 def says(doing: str = "in evaluate", **more: object) -> Sight:

@@ -70,7 +70,7 @@ class TCPTree:
         with socket.create_server(("", 0), backlog=BELOW) as door:
             key = secrets.token_bytes(32)
             announced = _of_everyone(pickle.dumps((addresses_of(door), key)))
-            self._above = {rank: _connect(rank, *pickle.loads(announced[rank]), self.rank) for rank in above}
+            self._above = {rank: _connect(self.rank, rank, *pickle.loads(announced[rank])) for rank in above}
             self._below = _admit(door, key, below)
         self._pid = os.getpid()
         atexit.register(self._at_exit)
@@ -227,8 +227,8 @@ def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
     return result
 
 
-def _connect(rank: int, addresses: Sequence[Address], key: bytes, own: int) -> Connection:
-    """Return a connection to the parent."""
+def _connect(own: int, rank: int, addresses: Sequence[Address], key: bytes) -> Connection:
+    """Return a connection of process `own` to its parent, `rank`."""
     try:
         line = connect(addresses, key, _SECONDS_TO_CONNECT)
         line.send(own)

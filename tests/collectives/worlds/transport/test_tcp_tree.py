@@ -32,7 +32,7 @@ def coming(door, *processes):
 
     def go(rank, key):
         try:
-            results[rank] = tcp_tree._connect(0, [door.getsockname()], key, rank)
+            results[rank] = tcp_tree._connect(rank, 0, [door.getsockname()], key)
         except LaunchError as error:
             results[rank] = error
 
