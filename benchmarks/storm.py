@@ -36,7 +36,7 @@ from _measure import command_line, readable, report
 
 sys.path.insert(0, str(ROOT))
 
-LOCAL_BATCH, EXAMPLES, SEED = 32, 10_000, 5
+LOCAL_BATCH, EXAMPLES, FEATURES, SEED = 32, 10_000, 6, 5
 HANG_TIMEOUT = 2.0  # killed after twice that, which is more than the longest stop
 SETTLED = 10  # steps before the time begins
 START_SECONDS = 300.0
@@ -69,6 +69,33 @@ def schedule(seed: int, seconds: float, per_hour: float) -> list[Fault]:
     return faults
 
 
+def make_data() -> dict[str, np.ndarray]:
+    """Return examples of a linear model, with their numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, FEATURES))
+    return {"x": x, "y": x.sum(1) + rng.normal(size=EXAMPLES), "number": np.arange(EXAMPLES)}
+
+
+def stepped(model: dict[str, Any], gradient: Any) -> dict[str, Any]:
+    """Return the model after a step; its momentum remembers the gradients in their order."""
+    momentum = 0.9 * model["momentum"] + gradient
+    return {"w": model["w"] - 0.01 * momentum, "momentum": momentum}
+
+
+def gradient(w: Any, batch: dict[str, Any]) -> Any:
+    """Return the gradient of the mean squared error; arrays of JAX or of numpy."""
+    return 2 * ((batch["x"] @ w - batch["y"])[:, None] * batch["x"]).mean(0)
+
+
+def plain_loop(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the model after batches of these examples, without the library; shape=(steps, examples)."""
+    data, model = make_data(), {"w": np.zeros(FEATURES), "momentum": np.zeros(FEATURES)}
+    for numbers in rows:
+        batch = {name: leaf[numbers] for name, leaf in data.items()}
+        model = stepped(model, gradient(model["w"], batch))
+    return model
+
+
 def rank(folder: str, workers: int, wait_per_example: float) -> None:
     """Train on this rank until the file `stop` is in the folder."""
     notes = Notes(folder)
@@ -80,7 +107,6 @@ def rank(folder: str, workers: int, wait_per_example: float) -> None:
     import adaptive as ad
     import collectives as comm
     import controllers as ctrl
-    from tests.mpi.chaos_reference import begun, data, gradient, made_step
 
     stop = Path(folder, "stop")
     signal.signal(signal.SIGUSR2, lambda *_: [time.sleep(1) for _ in range(3600)])
@@ -95,14 +121,15 @@ def rank(folder: str, workers: int, wait_per_example: float) -> None:
 
     def driver(state: Any, batch: Any) -> Any:
         told = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.float64), batch["number"])
-        grads = comm.all_reduce(gradient(state["model"], batch))
+        grad = comm.all_reduce(gradient(state["model"]["w"], batch))
         count = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
         ctrl.hook(end, comm.all_reduce(told, op="max"))
-        return {"model": made_step(state["model"], grads), "taken": state["taken"] + count}, {}
+        return {"model": stepped(state["model"], grad), "taken": state["taken"] + count}, {}
 
-    nothing = {"model": begun(), "taken": jnp.zeros(EXAMPLES, jnp.int32)}
+    model = {"w": jnp.zeros(FEATURES), "momentum": jnp.zeros(FEATURES)}
+    nothing = {"model": model, "taken": jnp.zeros(EXAMPLES, jnp.int32)}
     with comm.world(max_workers=workers, respawn=True, hang_timeout=HANG_TIMEOUT) as world:
-        program = ad.Program(driver, nothing, data(EXAMPLES), global_batch=workers * LOCAL_BATCH, seed=SEED)
+        program = ad.Program(driver, nothing, make_data(), global_batch=workers * LOCAL_BATCH, seed=SEED)
         first = True
         for step in program.run():
             if first:
@@ -186,7 +213,7 @@ def judged(
     workers: int, began: float, seconds: float, events: list[dict[str, Any]], notes: list[list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Return what a job has done in its time, and whether its result is right."""
-    from tests.mpi.chaos_reference import plain_loop, taken
+    from tests.program.problems import stream
 
     steps = [step for step in steps_of(notes) if step["t"] >= began]
     inside = [step for step in steps if step["t"] < began + seconds]
@@ -194,8 +221,8 @@ def judged(
     usual = float(np.median([b - a for a, b, _ in spans]))
     ended = [line for lines in notes for line in lines if line["kind"] == "ended"]
     first = ended[0]
-    batches = [workers * LOCAL_BATCH] * first["steps"]
-    reference = plain_loop(SEED, batches, EXAMPLES)
+    rows = stream(EXAMPLES, SEED, first["steps"] * workers * LOCAL_BATCH).reshape(first["steps"], -1)
+    reference, taken = plain_loop(rows), np.bincount(rows.ravel(), minlength=EXAMPLES)
     return {
         "steps": len(inside),
         "step seconds": usual,
@@ -206,9 +233,9 @@ def judged(
         "repairs": [s for step in inside for s in step["lost"]],
         "ended": len(ended),
         "alike": all(other["model"] == first["model"] and other["taken"] == first["taken"] for other in ended),
-        "each once": bool(np.array_equal(first["taken"], taken(SEED, batches, EXAMPLES))),
+        "each once": bool(np.array_equal(first["taken"], taken)),
         "difference": max(float(np.abs(np.asarray(first["model"][k]) - v).max()) for k, v in reference.items()),
-        "epochs": sum(batches) / EXAMPLES,
+        "epochs": rows.size / EXAMPLES,
         "load": os.getloadavg()[0],
     }
 

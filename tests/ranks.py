@@ -3,9 +3,10 @@
     pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(3)]             # of mpirun
     pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]   # that jax.distributed joins
 
-When the first test of so many processes is due, a job with all that are selected starts in the background: each process
-runs pytest on their files, and the tests one after another. A test waits until all processes have run it, and passes if
-it passes on all. One that fails does not end the job; those behind it may fail because of it.
+All that are selected of one kind are a job: each of its processes runs pytest on their files, and the tests one after
+another. Jobs run in the background from the start of the session, one at a time, and their tests come last in the order
+of the suite. A test waits until all processes have run it, and passes if it passes on all. One that fails does not end
+the job; those behind it may fail because of it.
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ class _Jobs:
         self.folder = Path(os.environ[JOBS])
         self.threads: list[threading.Thread] = []  # that wait for the jobs which this process has started
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        if not session.config.option.collectonly:
+            for item in session.items:
+                if (wanted := _wants(item)) is not None:
+                    self._start(item, *wanted)
+
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if session.shouldfail or session.shouldstop or exitstatus == pytest.ExitCode.INTERRUPTED:
             mpirun.STOPPED.set()
@@ -85,6 +93,10 @@ class _Jobs:
         if self.is_first:
             shutil.rmtree(self.folder, ignore_errors=True)
             del os.environ[JOBS]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: _wants(item) is not None)
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         mark = item.get_closest_marker("on_ranks")
@@ -155,10 +167,12 @@ def _outcomes(job: Path) -> list[list[str]]:
 
 
 def _run_to_end(files: Sequence[Path], n: int, jax: bool, job: Path) -> None:
-    """Run a job, and write how it ended."""
+    """Run a job when no other one runs, and write how it ended."""
     end = "it could not be started"
     try:
-        end = _run(files, n, jax, job)
+        with open(job.with_name("running"), "w") as running:
+            fcntl.flock(running, fcntl.LOCK_EX)
+            end = _run(files, n, jax, job)
     finally:
         ended = job.with_suffix(".ended-by")
         ended.write_text(end)

@@ -136,16 +136,12 @@ def uncompiled(monkeypatch: Any) -> None:
         monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, **options: function)
 
 
-def two_statuses(status: np.ndarray, other: Callable[[float], float] = lambda digest: digest) -> np.ndarray:
-    """What two processes of one worker each say, of whom one says `status`, and the other the same.
-
-    Args:
-      other: what the other's digest and request to leave are, in one number, where this one's are known.
-    """
+def two_statuses(status: np.ndarray) -> np.ndarray:
+    """What two processes of one worker each say, of whom one says `status`, and the other the same."""
     total = status.copy()
     if len(total):  # or it is a message without
         own = int(np.argmax(total[:2]))
-        total[1 - own] = other(total[own])
+        total[1 - own] = total[own]
         total[2:] *= 2
     return total
 

@@ -16,16 +16,10 @@ WORLDS = {
     "devices": comm.DeviceWorld,
     "mpi": comm.MPIWorld,
     "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
-    "mpi-uneven": lambda: comm.MPIWorld(devices=jax.local_devices()[: 1 + _rank()]),
     "jax": lambda: comm.JaxWorld(jax.local_devices()[:1]),
     "jax-uneven": lambda: comm.JaxWorld(jax.local_devices()[: 1 + jax.process_index()]),
 }
 KINDS = os.environ.get("TESTS_WORLD", "solo devices").split()
-
-
-def _rank() -> int:
-    with comm.MPIWorld() as world:
-        return world.rank
 
 
 @pytest.fixture(params=KINDS, scope="session")

@@ -18,8 +18,8 @@ COVERS = ("collectives/_geometric_median.py",)
 
 WEIGHTS = np.array([3.0, 2.0, 5.0, 4.0, 3.0])
 BY_DTYPE = {"float32": 2e-4, "float64": 1e-6}  # near a worker's vector Weiszfeld's iteration is slow
-HUGE = [1.0, 1e4, 1e6, 1e8, 1e15, 1e20, 1e30, 1e37]
-BEYOND_SINGLE = [1e100, 1e160, 1e290]
+HUGE = [1.0, 1e6, 1e20, 1e37]
+BEYOND_SINGLE = [1e160, 1e290]
 
 
 @pytest.fixture(params=list(BY_DTYPE))
@@ -69,16 +69,15 @@ def pull(point, rows, weights):
     return max(float(np.sqrt((total**2).sum()) - weights[there].sum()), 0.0) / weights.sum()
 
 
-@pytest.mark.parametrize("size", [4, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize("bad", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "by"),
     [("float32", by) for by in HUGE] + [("float64", by) for by in HUGE + BEYOND_SINGLE],
     indirect=["dtype"],
 )
-def test_the_geometric_median_does_not_depend_on_how_far_bad_workers_are(dtype, by, bad, size):
+def test_the_geometric_median_does_not_depend_on_how_far_bad_workers_are(dtype, by, bad):
     for seed in range(3):
-        rows = vectors(bad, by, size, dtype, seed)
+        rows = vectors(bad, by, 50, dtype, seed)
         point = reduced(comm.geometric_median(), rows, WEIGHTS, dtype)
         assert pull(point, rows, WEIGHTS) < 20 * BY_DTYPE[dtype]
 
@@ -92,7 +91,7 @@ def test_vectors_that_are_not_finite_have_no_vote(dtype, what, bad):
     assert pull(point, rows[bad:], WEIGHTS[bad:]) < BY_DTYPE[dtype]
 
 
-@pytest.mark.parametrize("by", [2.0**-70, 2.0**-30, 2.0**20, 2.0**120])
+@pytest.mark.parametrize("by", [2.0**-70, 2.0**120])
 @pytest.mark.parametrize("op", [comm.geometric_median(), Median(), comm.trimmed_mean(1)], ids=lambda op: op.name)
 def test_results_scale_with_the_vectors(op, by, dtype):
     rows = vectors(1, 1e4, 50, dtype)

@@ -71,9 +71,7 @@ def test_it_is_a_world_that_numbers_its_workers_in_rank_order(world):
     assert ranges[world.rank] == (world.workers.start, world.workers.stop)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "int32", "uint32", "int8", "uint8", "int16", "uint16", "float64", "int64"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "uint32", "int8", "int16", "float64", "int64"])
 def test_sums_and_extremes_of_any_shape(world, dtype):
     shapes = SHAPES if dtype == "float32" else SHAPES[::3]
 
@@ -90,14 +88,6 @@ def test_sums_and_extremes_of_any_shape(world, dtype):
                 assert found.devices() == {device}
                 assert (found.dtype, found.shape) == (dtype, expected.shape)
                 np.testing.assert_array_equal(found, expected)
-
-
-def test_sums_of_complex_numbers(world):
-    def values(worker):
-        return [np.full((2, 3), 1 + 2j * worker, np.complex64)]
-
-    for row in exchange(world, values, ["sum"])[0]:
-        np.testing.assert_array_equal(row[0], reduced(world, values, ["sum"])[0])
 
 
 def test_results_are_bitwise_equal_on_all_workers_and_in_every_run(world):
@@ -198,21 +188,6 @@ def test_part_0_carries_the_status_of_every_process(world):
         np.testing.assert_array_equal(row[0][:2], [n * (n - 1) / 2, 10 * n])
 
 
-def test_part_0_may_be_empty(world):
-    rows = [[jax.device_put(x, d) for x in (np.zeros(0, np.float32), np.arange(3))] for d in world.devices]
-    for _ in range(3):
-        results, status = world.exchange(SentMessage(rows, NO_STATUS), ["sum", "sum"])
-        assert len(status) == 0
-        assert [np.asarray(x).tolist() for x in results[0]] == [[], [0, world.size, 2 * world.size]]
-
-
-def test_part_0_needs_no_status(world):
-    parts = [[jax.device_put(np.full(3, 2.0, np.float32), device)] for device in world.devices]
-    results, status = world.exchange(SentMessage(parts, NO_STATUS), ["sum"])
-    assert len(status) == 0
-    np.testing.assert_array_equal(results[0][0], np.full(3, 2.0 * world.size))
-
-
 def test_results_are_valid_until_the_next_message_of_their_layout(world):
     def values(step):
         return lambda worker: [np.full(7, step + worker, np.float32), np.full((300, 700), step, np.float32)]
@@ -229,13 +204,6 @@ def test_results_are_valid_until_the_next_message_of_their_layout(world):
         world.barrier()
         expect(results, step)
         np.testing.assert_array_equal(others[0][0], np.full(8 + step, -world.size, np.float32))
-
-
-def test_statuses_and_results_of_two_exchanges_are_separate(world):
-    _, first = exchange(world, lambda worker: [], [], np.ones(2, np.float32))
-    exchange(world, lambda worker: [], [], np.full(2, 5, np.float32))
-    exchange(world, lambda worker: [], [], np.full(2, 6, np.float32))
-    np.testing.assert_array_equal(first, np.full(2, world.processes))
 
 
 def test_messages_of_many_layouts_are_independent(make_world, monkeypatch):
@@ -261,16 +229,6 @@ def test_channels_of_equal_shape_are_independent(world):
         for channel, rows in enumerate(results):
             for row in rows:
                 np.testing.assert_array_equal(row[0], np.full(9, world.size * (10 * step + channel)))
-
-
-def test_copies_of_results_can_be_sent_again(world):
-    zero = [jax.device_put(np.zeros(1, np.float32), d) for d in world.devices]
-    big = [jax.device_put(np.ones((3, 100, 701), np.float32), d) for d in world.devices]
-    for power in range(1, 5):
-        rows = [[z, b] for z, b in zip(zero, big, strict=True)]
-        results, _ = world.exchange(SentMessage(rows, NO_STATUS), ["sum", "sum"])
-        big = [jnp.array(row[1]) for row in results]
-        np.testing.assert_array_equal(big[0], np.full((3, 100, 701), world.size**power))
 
 
 def test_a_donated_result_does_not_affect_the_next_exchange(world):
@@ -343,7 +301,7 @@ def test_an_eager_broadcast_takes_the_roots_value(world):
         comm.broadcast(1.0, root=world.size)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precisions_are_weighed_without_rounding(world, dtype):
     x = jnp.asarray([1.0, 3.0], dtype)
     mean = comm.all_reduce(x, weight=257)  # 256 in bfloat16
@@ -371,12 +329,6 @@ def test_a_world_is_the_current_one_inside_its_block(world, make_world):
             assert len(comm.all_gather(0)) == 1
         solo.barrier()
     assert len(comm.all_gather(0)) == n
-
-
-def test_an_error_leaves_the_block_and_the_outer_world_is_back(world, make_world):
-    with pytest.raises(ZeroDivisionError), make_world():
-        raise ZeroDivisionError
-    assert len(comm.all_gather(0)) == world.size
 
 
 def test_a_closed_world_raises(make_world):
@@ -450,12 +402,3 @@ def test_complex_values_that_are_not_finite_raise(world):
         pytest.raises(ad.NonFiniteError),
     ):
         program.step()
-
-
-def test_complex_means_and_empty_leaves_work_outside_a_program(world):
-    z = np.complex64(2 - 3j) * np.ones(3, np.complex64)
-    mean, empty = comm.all_reduce((z, np.zeros((0, 2))), weight=1.0 + world.rank)
-    np.testing.assert_allclose(mean, z, rtol=1e-6)
-    assert empty.shape == (0, 2)
-    assert comm.all_gather(np.zeros((3, 0), np.int8)).shape == (world.size, 3, 0)
-    assert comm.broadcast({"none": np.zeros(0)})["none"].shape == (0,)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from tests import jaxrun
 
 from .problem import (
     COUNTED,
@@ -159,6 +156,16 @@ def test_a_request_for_more_workers_than_there_are_is_clipped_with_a_note(device
 
 
 @pytest.mark.ranks
+@pytest.mark.on_ranks(2, jax=True)
 def test_two_processes_that_jax_joins():
-    for result in jaxrun.run(Path(__file__).parent / "with_jax.py", n=2):
-        assert "ended well" in result.stdout, result
+    with comm.world(devices=jax.local_devices()[:1]) as world:
+        assert isinstance(world, comm.JaxWorld)
+        assert (world.size, world.processes) == (2, 2)
+        options = {"global_batch": 12, "deterministic": True, "microbatch": 3}
+        with ad.Program(descend, START, DATA, **options) as program:
+            reports = list(program.run(steps=3))  # equal batches
+            program.rescale(global_batch=15, shares=[1, 2])
+            reports += program.run(steps=3)
+            assert reports[-1].batch_sizes == (5, 10)
+            check_descent(program.state, reports)
+            np.testing.assert_allclose(program.state, one_worker([12] * 3 + [15] * 3)[0], rtol=0, atol=1e-12)

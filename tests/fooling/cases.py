@@ -173,11 +173,6 @@ def a_sum_divided_by_the_length(state, batch):
     return step(state, total / len(batch["y"])), {}
 
 
-@refused(ad.ReplicationError, "new state", SHAPE, "(cases.py:")
-def a_sum_divided_by_an_array_of_lengths(state, batch):
-    return step(state, mean_gradient(state, batch) / np.full(FEATURES, len(batch["x"]), np.float32)), {}
-
-
 @refused(ad.ReplicationError, "metric ['n']", SHAPE)
 def a_length_for_a_metric(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": len(batch["x"])}
@@ -216,13 +211,6 @@ def another_collective_for_some_sizes(state, batch):
 def losses_of_each_example_reduced(state, batch):
     """Elementwise over workers: the first example of each, the second of each, …"""
     return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(errors(state["w"], batch) ** 2).mean()}
-
-
-@right(plain(loss=lambda s, b: loss(s["w"], b)), shares=None, global_batch=12)
-def a_loop_over_examples(state, batch):
-    """As many equations as there are examples."""
-    total = sum(jnp.square(batch["x"][i] @ state["w"] - batch["y"][i]) for i in range(len(batch["y"])))
-    return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(total / len(batch["y"]))}
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -301,15 +289,6 @@ def a_random_number_of_the_host(state, batch):
 @refused(ad.ReplicationError, "new state", HOST, "rng_uniform")
 def a_generator_with_a_state(state, batch):
     return step(state, mean_gradient(state, batch) + jax.lax.rng_uniform(0.0, 1.0, (FEATURES,))), {}
-
-
-@refused(ad.ReplicationError, "metric ['rate']", HOST)
-def a_host_value_in_a_scan(state, batch):
-    def body(carry, _):
-        return carry + jax.pure_callback(lambda c: np.float32(np.random.rand()), ONE, carry), None
-
-    rate = jax.lax.scan(body, state["w"][0], None, length=2)[0]
-    return step(state, mean_gradient(state, batch)), {"rate": rate}
 
 
 @right(plain(rate=lambda s, b: 0.5))

@@ -87,21 +87,6 @@ def norms_beside_another_gradient(state, batch):
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
 
 
-@right(lambda s, b: (step(s, gradient(s["w"], b)), {"finite": True}))
-def gradients_that_are_scaled_on_both_sides(state, batch):
-    large = 1024 * gradient(state["w"], batch)
-    average = comm.all_reduce(large) / 1024
-    noise = mon.noise_scale(large / 1024, average)
-    return step(state, average), {"finite": jnp.isfinite(noise.trace) | jnp.isnan(noise.trace)}
-
-
-@named("metric ['trace']", "cases_noise.py:")
-def the_noise_of_a_summed_loss(state, batch):
-    own = jax.grad(lambda w: jnp.sum((batch["x"] @ w - batch["y"]) ** 2))(state["w"])
-    noise = mon.noise_scale(own, comm.all_reduce(own))
-    return step(state, comm.all_reduce(gradient(state["w"], batch))), {"trace": noise.trace}
-
-
 # --- the optimizer's state --------------------------------------------------------------------------------------------
 
 

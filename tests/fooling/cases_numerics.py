@@ -1,4 +1,4 @@
-"""Drivers that sum over the workers and another axis, close over sharded arrays, or mix up strategies' states."""
+"""Drivers that sum over the workers and another axis, or close over sharded arrays."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import adaptive as ad
 import collectives as comm
-import collectives.strategies as sync
 from adaptive.operators.operator_state import operator_state
 
 from .cases import FEATURES, refused, right
@@ -74,41 +72,3 @@ def closes_over_a_sharded_array(state, batch):
 def a_sharded_state_of_an_operator(state, batch):
     mean = comm.all_reduce(batch["x"].mean())
     return {"w": state["w"] + operator_state("mine", sharded(), lambda old: (old + mean, mean))}, {}
-
-
-# --- strategies' states -----------------------------------------------------------------------------------------------
-
-ONE, PAIRS = sync.synchronous(optax.sgd(0.1)), sync.pair_averaging(optax.sgd(0.1), "ring")
-
-
-def of_model(w, batch):
-    return ((batch["x"] @ w - batch["y"]) ** 2).mean()
-
-
-@refused(ad.CollectiveError, "synchronous.step (cases_numerics.py:", "got a dict. Pass the result of strategy.init")
-def a_strategy_that_is_given_parameters(state, batch):
-    new, value = ONE.step(state, jax.value_and_grad(of_model), batch)
-    return new, {"loss": comm.all_reduce(value)}
-
-
-@refused(ad.CollectiveError, "pair_averaging.step (cases_numerics.py:", "needs a PairAveraging, and got a Synchronous")
-def a_strategy_that_is_given_anothers_state(state, batch):
-    new, value = PAIRS.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
-    return {"w": PAIRS.model(new)}, {"loss": comm.all_reduce(value)}
-
-
-@refused(ad.CollectiveError, "synchronous.model (cases_numerics.py:", "Its state is  state['of']")
-def a_model_of_a_state_that_is_nested(state, batch):
-    new, value = ONE.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
-    return {"w": ONE.model({"of": new})}, {"loss": comm.all_reduce(value)}
-
-
-def plain_steps(state, batch):
-    value, grad = jax.value_and_grad(of_model)(state["w"], batch)
-    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
-
-
-@right(plain_steps)
-def a_strategy_beside_a_state_of_ones_own(state, batch):
-    new, value = ONE.step(ONE.init(state["w"]), jax.value_and_grad(of_model), batch)
-    return {"w": ONE.model(ONE.find({"of": new, "more": 0}))}, {"loss": comm.all_reduce(value)}

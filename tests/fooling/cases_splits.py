@@ -13,7 +13,7 @@ import controllers as ctrl
 import monitors as mon
 from tests.relaxed import relaxed_tx
 
-from .cases import FEATURES, W, errors, loss, mean_gradient, named, not_known, plain, plainly, right, step
+from .cases import FEATURES, W, errors, loss, mean_gradient, named, not_known, plain, right, step
 
 # --- one element beside another that is a million times as large ------------------------------------------------------
 
@@ -38,8 +38,7 @@ def trained(tx, loss_fn, state, batch):
     return {"w": optax.apply_updates(state["w"], updates), "opt": opt}, {}
 
 
-ADAM, LION = relaxed_tx(optax.adam(0.1)), relaxed_tx(optax.lion(0.01))
-ADAGRAD, RMSPROP = relaxed_tx(optax.adagrad(0.1)), relaxed_tx(optax.rmsprop(0.1))
+ADAM = relaxed_tx(optax.adam(0.1))
 
 
 def of(tx, w=W):
@@ -49,11 +48,6 @@ def of(tx, w=W):
 @named("mu", **of(ADAM))
 def a_normalized_feature_beside_a_large_one_under_adam(state, batch):
     return trained(ADAM, normalized_beside_a_large_feature, state, batch)
-
-
-@named("state['w']", **of(ADAGRAD))
-def a_normalized_feature_beside_a_large_one_under_adagrad(state, batch):
-    return trained(ADAGRAD, normalized_beside_a_large_feature, state, batch)
 
 
 @right(lambda s, b: (step(s, jnp.sign(jax.grad(scaled)(s["w"], b))), {}))
@@ -73,12 +67,6 @@ def a_length_squared(state, batch):
 def a_moving_average_of_squared_lengths(state, batch):
     smooth = mon.ema(comm.all_reduce(1.0 * len(batch["y"]) ** 2, op="sum"))
     return step(state, mean_gradient(state, batch)), {"n": smooth}
-
-
-@named("hook 'rate'", shares=None)
-def a_hook_that_sets_the_rate_by_a_squared_length(state, batch):
-    ctrl.hook(lambda control, n: None, comm.all_reduce(len(batch["y"]) ** 2, op="sum"), name="rate")
-    return step(state, mean_gradient(state, batch)), {}
 
 
 @right(plain(n=lambda s, b: len(b["y"]), mean=lambda s, b: b["y"].mean()))
@@ -107,34 +95,15 @@ def a_rate_by_a_comparison(state, batch):
 
 
 @not_known(HIDDEN, shares=None)
-def a_comparison_that_counts_in_a_loop(state, batch):
-    spike = (mean_of_largest(state, batch) > 1e3).astype(jnp.float32)
-    rate = jax.lax.fori_loop(0, 3, lambda _, rate: rate * (1 - spike / 2), jnp.float32(1))
-    return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@not_known(HIDDEN, shares=None)
 def a_comparison_for_a_hook(state, batch):
     ctrl.hook(lambda control, spike: None, mean_of_largest(state, batch) > 1e3, name="spike")
     return step(state, mean_gradient(state, batch)), {}
-
-
-@not_known(HIDDEN, shares=None, state={"w": W, "spikes": np.int32(0)})
-def a_comparison_counted_in_the_state(state, batch):
-    spikes = state["spikes"] + (mean_of_largest(state, batch) > 1e3).astype(jnp.int32)
-    return step(state, mean_gradient(state, batch), spikes=spikes), {}
 
 
 @not_known(HIDDEN, shares=None)
 def a_rate_by_a_comparison_that_small_calls_change(state, batch):
     """No call of some examples is without one that is far off; a call of one example mostly is."""
     rate = jnp.where(mean_of_largest(state, batch) < 0.5 * comm.all_reduce(loss(state["w"], batch)) + 1.5, 0.5, 1.0)
-    return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@not_known(HIDDEN, "cases_splits.py:", shares=None)
-def a_rate_by_a_rounded_maximum(state, batch):
-    rate = jnp.floor(mean_of_largest(state, batch) / 1e3) + 1
     return step(state, rate * mean_gradient(state, batch)), {}
 
 
@@ -174,18 +143,6 @@ def largest_two(gradient):
 @right(lambda s, b: (step(s, largest_two(jax.grad(loss)(s["w"], b))), {}))
 def the_largest_elements_of_a_reduced_gradient(state, batch):
     return step(state, largest_two(mean_gradient(state, batch))), {}
-
-
-@right(lambda s, b: (plainly(s, b)[0], {"positive": jnp.sum(b["y"] > 0), "share": jnp.mean(b["y"] > 0)}))
-def comparisons_of_each_example(state, batch):
-    positive = batch["y"] > 0
-    seen = {"positive": comm.all_reduce(positive.sum(), op="sum"), "share": comm.all_reduce(positive.mean())}
-    return step(state, mean_gradient(state, batch)), seen
-
-
-@right(plain(), state={"w": W, "opt": ADAM.init(W)})
-def state_that_is_left_alone(state, batch):
-    return step(state, mean_gradient(state, batch)), {}
 
 
 @right(plain(calls=lambda s, b: 1), shares=None, global_batch=12)

@@ -48,7 +48,6 @@ def comes_back(world):
 # Of those that are not refused, whose programs take steps or are checked, `make test` has one of a kind.
 BRIEF = {
     "a_callback_that_is_given_examples",
-    "a_count_that_is_kept_in_the_state",
     "a_hook_with_what_a_driver_makes",
     "a_host_value_that_is_asked_for_once",
     "a_loop_until_a_maximum_is_passed",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
-import collectives.strategies as sync
 import monitors as mon
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
@@ -89,34 +87,6 @@ def test_replicas_that_are_all_zero_are_alike():
     program = program_of(lambda own, _: {"d": mon.replica_distance(own)})
     assert program.step().metrics["d"] == 0
     assert program.step().metrics["d"] > 0
-
-
-def test_of_strategies():
-    def driver_of(strategy, watch):
-        def driver(state, batch):
-            new, loss = strategy.step(state, jax.value_and_grad(lambda p, b: ((p[None] - b) ** 2).mean()), batch)
-            return new, {"d": watch(state), "loss": comm.all_reduce(loss)}
-
-        return driver
-
-    averaging, pairs = sync.model_averaging(optax.sgd(0.1)), sync.pair_averaging(optax.sgd(0.1))
-    watched = {
-        averaging: lambda state: mon.replica_distance(averaging.replica(state), averaging.model(state)),
-        pairs: lambda state: mon.replica_distance(pairs.model(state)),
-    }
-    for strategy, watch in watched.items():
-        driver = driver_of(strategy, watch)
-        program = ad.Program(
-            driver,
-            strategy.init(jnp.ones(3)),
-            DATA,
-            global_batch=12,
-            per_worker_state=strategy.per_worker_state,
-            world=LocalWorld(3),
-        )
-        found = [float(program.step().metrics["d"]) for _ in range(4)]
-        assert found[0] == 0
-        assert min(found[1:]) > 0
 
 
 def test_values_without_a_divergence_are_refused():

@@ -166,18 +166,6 @@ def going_on(world, members, happens, steps=8):
     print(f"went on as {members}", flush=True)
 
 
-def killed(world) -> None:
-    """A rank dies in the middle of a round."""
-
-    def happens(worker):
-        if worker == LAST:
-            mark("it dies").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        until(mark("it dies").exists)
-
-    going_on(world, (0, 1), happens)
-
-
 def a_killed_host(world) -> None:
     """All of its ranks die in the middle of a round."""
     gone = world.transport.group.everyone[LAST].host
@@ -227,7 +215,7 @@ def a_lost_rank(world) -> None:
 
 def dying_while_mailboxes_are_made(world) -> None:
     """Ranks die one after another, at any moment. Every rank that is left has a mailbox, and sees the others in it."""
-    delays = np.random.default_rng(int(os.environ.get("TESTS_SEED", "0"))).uniform(0, 0.03, size=world.size)
+    delays = np.random.default_rng(0).uniform(0, 0.03, size=world.size)
     own, mailbox, vectors = world.workers[0], None, [np.ones(NUMBERS)]
     for victim in range(world.size - 1, 0, -1):
         if own == victim:

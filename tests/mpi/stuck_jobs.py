@@ -21,7 +21,7 @@ import psutil
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.base.thread_status import IN_A_STEP, thread_status
+from adaptive.base.thread_status import thread_status
 
 
 def driver(state, batch):
@@ -84,11 +84,6 @@ def without_a_core():
         pin(cores)
 
 
-@thread_status(IN_A_STEP)
-def sleeps_in_a_step() -> None:
-    time.sleep(3600)
-
-
 def goes_its_own_way(what: str, program: ad.Program) -> None:
     """What a rank does after step 3, while the others continue."""
     match what:
@@ -97,8 +92,6 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
                 pass
         case "rests":
             time.sleep(RESTS)
-        case "sleeps in a step":
-            sleeps_in_a_step()
         case "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "hangs":

@@ -13,8 +13,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive import operators
-from adaptive.disk.folders import arrays_of, checkpoints, write
+from adaptive.disk.folders import checkpoints
 from adaptive.disk.lock import LOCK
 from adaptive.program.run_checkpointer import RunCheckpointer
 from tests.program.problems import build, descend, make_data, same_everywhere
@@ -155,41 +154,3 @@ def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
         assert f"rank {world.processes - 1} cannot read" in str(caught.value)
         assert ("elsewhere/000001-step-1, which rank 0 selected: " in str(caught.value)) or not odd(world)
         program.step()
-
-
-def test_a_rank_that_sees_another_checkpoint_of_that_name(world, directory, tmp_path):
-    own_path = tmp_path / "own"
-    with build(descend, 0.0, make_data(), N, world=world) as program:
-        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
-        if odd(world):
-            own_path.mkdir()
-            write(own_path, 1, 1, arrays_of({**program.checkpoint(), "cursor": 5}))
-        world.barrier()
-        with pytest.raises(ad.DisagreementError, match="cursor"):
-            program.restore(own_path if odd(world) else directory)
-        program.step()
-
-
-def counting_hook(state, batch):
-    """A policy that sees every step and decides every fourth, by the limits that it has been shown."""
-    state, metrics = descend(state, batch)
-    operators.hook("sums", Sums(), (metrics["loss"],), every=4)
-    return state, metrics
-
-
-class Sums:
-    every_step = True
-
-    def init(self, n_workers):
-        return 0.0
-
-    def __call__(self, observation, state):
-        state += observation.limits.call_overhead + observation.global_batch
-        return (ad.Decision(global_batch=N + int(state * 1e6) % 7) if observation.due else None), state
-
-
-def test_hooks_decide_equally_after_a_restore(world, directory):
-    """A checkpoint shows hooks the steps before their turn, on all ranks, or they would be shown other limits."""
-    with build(counting_hook, 0.0, make_data(), N, world=world, resizable=True) as program:
-        reports = list(program.run(steps=30, checkpoint=ad.Checkpoints(directory, every=3)))
-    assert same_everywhere(world, [r.batch_sizes for r in reports])

@@ -106,10 +106,9 @@ def test_a_spawned_process_that_is_stuck_or_has_built_something_else_is_found():
 
 
 @long
-@pytest.mark.parametrize("checkpoints", [[], ["checkpoints@0"]])
-def test_a_request_in_a_steady_step_is_acted_on_by_all_in_the_same_step(checkpoints):
+def test_a_request_in_a_steady_step_is_acted_on_by_all_in_the_same_step():
     events = "set@30", "rescale@60", "leave=1@90", "leave=0@180", "stop@300"
-    result = job("requests", 3, 1, *events, *checkpoints, n=3)
+    result = job("requests", 3, 1, *events, "checkpoints@0", n=3)
     assert result.stdout.count("preempted, alone: True") == 2, result
     assert "slot 2: 300 steps, members (2,), batch 30, lr 0.015625" in result.stdout, result
 

@@ -1,4 +1,4 @@
-"""Workers that are meshes, lost, leaving and joining: see meshes.py."""
+"""Workers that are meshes leave, join and are lost: see meshes.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ COVERS = ("adaptive/base/local_mesh.py", "collectives/worlds/reducing/sharded_pa
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 
-def test_meshes_are_lost_leave_and_join_with_the_states_of_one_device():
-    result = run([Path(__file__).with_name("meshes.py")], n=3, ours=True)
-    assert result.stdout.count("equal after") == 2, result
+def test_meshes_leave_join_and_are_lost_with_the_states_of_one_device():
+    result = run([Path(__file__).with_name("meshes.py")], n=2, ours=True)
+    assert result.stdout.count("equal after") == 1, result

@@ -100,19 +100,14 @@ def test_missing_ranks_are_named_and_removed_and_the_others_go_on():
 
 
 def test_without_the_launcher_the_waiting_ranks_name_the_missing_one_and_end_the_job():
-    result = start("hangs", "is stopped", n=3)
+    result = start("is stopped")
     check_said(
         result,
         r"ERROR of pid \d+: rank 0 \(.*\) has waited for \S+ s in message 1 of step 4",
-        r"rank 2 \(.*\) is stopped .* \S+ s ago it began message 1 of step 3",
+        r"rank 1 \(.*\) is stopped .* \S+ s ago it began message 1 of step 3",
         r"Unless rank .* the job ends when that is \d+ s",
-        r"The job ends because of .*rank 2",
+        r"The job ends because of .*rank 1",
     )
-
-
-@pytest.mark.long
-def test_without_the_launcher_a_rank_that_loops_is_found_even_if_it_shares_its_core():
-    check_said(start("loops"), STACK, "Unless rank 1 comes, the job ends", "The job ends because of rank 1")
 
 
 @pytest.mark.long
@@ -136,15 +131,6 @@ def test_by_default_a_stopped_rank_is_found_early_and_an_idle_one_is_not_reporte
     )
     check_said(result, texts, KILLED.format(2))
     assert "rank 1: killed" not in result.stderr, str(result)
-    assert result.stdout.count("ended well") == 2, str(result)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(core_time(os.getpid()) is None, reason="this kernel does not say how long processes run")
-@survives_losses
-def test_a_rank_that_sleeps_in_a_step_is_found_early_by_default():
-    result = start("sleeps in a step", n=3, block=True, fails=False, ours=True, hang_timeout=None)
-    check_said(result, "rank 2 .* is in a step", KILLED.format(2))
     assert result.stdout.count("ended well") == 2, str(result)
 
 

@@ -16,9 +16,7 @@ WORLDS = {
     "local": lambda: LocalWorld(3),
     "devices": lambda: comm.DeviceWorld(jax.local_devices()[:3]),
     "mpi": comm.MPIWorld,
-    "mpi-two-devices": lambda: comm.MPIWorld(devices=jax.local_devices()[:2]),
     "jax": lambda: comm.JaxWorld(jax.local_devices()[:1]),
-    "jax-two-devices": lambda: comm.JaxWorld(jax.local_devices()[:2]),
 }
 # Each device has kernels of its own to compile: `make test` has those worlds in tests/contract.
 KINDS = os.environ.get("TESTS_WORLD", "local devices").split()

@@ -73,11 +73,6 @@ def test_a_checkpoint_that_is_sharded(world):
         np.testing.assert_array_equal(program.state["w"], 0)
 
 
-def test_a_value_that_is_sharded_outside_a_program(world):
-    with pytest.raises(ad.CollectiveError, match=r"all_reduce outside a program.*is sharded over 2 devices"):
-        comm.all_reduce(over_devices(jnp.arange(4), "model"), op="sum")
-
-
 def test_fully_replicated_arrays_are_accepted(world):
     table, state = over_devices(jnp.arange(4.0)), {"w": over_devices(jnp.zeros(4))}
 
@@ -212,9 +207,7 @@ def standing(world):
 @pytest.mark.parametrize(
     ("global_batch", "says"),
     [
-        (0, "global_batch must be positive; got 0"),
         (math.inf, "global_batch must be a whole number of examples; got inf"),
-        ("12", "global_batch must be a whole number of examples; got '12'"),
         (None, "global_batch must be a whole number of examples; got None"),
         (25, "global_batch=25 is larger than the data set, which has 24 examples"),
     ],
@@ -267,7 +260,6 @@ def test_shares_that_are_none(world, standing, first, says):
     [
         ({"microbatch": 0}, "microbatch must be positive, a whole number of examples; got 0"),
         ({"max_local_batch": 0}, "max_local_batch must be positive, a whole number of examples; got 0"),
-        ({"max_local_batch": "64"}, "max_local_batch is one whole number of examples, or one for each of"),
         ({"max_local_batch": [12] * 9}, "max_local_batch is one whole number of examples, or one for each of"),
         ({"shares": ["1"] * 9}, "shares are numbers, one per worker"),
         ({"seed": "3"}, "seed must be a whole number; got '3'"),
@@ -276,26 +268,6 @@ def test_shares_that_are_none(world, standing, first, says):
 )
 def test_options_out_of_range(world, options, says):
     refused(ad.AdaptiveError, says, **options)
-
-
-# --- what hooks ask for -----------------------------------------------------------------------------------------------
-
-
-def test_a_hook_that_raises(world):
-    def adapt(control, mean):
-        if control.step == 2:
-            raise RuntimeError(f"out of ideas at {float(mean):.0f}")
-
-    def driver(state, batch):
-        state, metrics = total(state, batch)
-        ctrl.hook(adapt, metrics["mean"])
-        return state, metrics
-
-    with build(driver, 0.0, X, 24, world=world) as program:
-        with pytest.raises(RuntimeError, match="out of ideas at") as caught:
-            list(program.run(steps=5))
-        assert program.steps == 2
-    assert any("hook 'adapt' (test_bad_input.py:" in note and "step 2" in note for note in caught.value.__notes__)
 
 
 # --- arguments of other types -----------------------------------------------------------------------------------------
@@ -310,21 +282,11 @@ class Trainer:
         return total(state, batch)
 
 
-class Rows:
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        return {"x": X["x"][index]}
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         (comm.world, "world= is world, which makes a world when it is called. Write  world=comm.world()"),
-        (comm.SoloWorld, "world=comm.SoloWorld()"),
         ("mpi", "such as  comm.world()  or  comm.SoloWorld(); got 'mpi'"),
-        (3, "got 3"),
     ],
 )
 def test_a_world_that_is_none(given, says):
@@ -340,7 +302,6 @@ def test_a_world_that_is_none(given, says):
             step_of_three,
             "called as step_of_three(state, batch), but its signature is step_of_three(state, batch, model)",
         ),
-        (jax.jit(step_of_three), "missing a required argument: 'model'"),
         (Trainer.step, "missing a required argument: 'batch'"),
         (Trainer, "the class Trainer; pass a method of an instance"),
         ("step", "driver(state, batch) -> (state, metrics); got 'step'"),
@@ -360,12 +321,6 @@ def test_a_driver_that_cannot_be_called(world, driver, says):
 )
 def test_a_part_of_the_state_that_is_none(world, picked, says):
     refused(ad.DriverError, says, driver=first_weight, state={"w": 0.0}, per_worker_state=picked)
-
-
-def test_a_class_for_data(world):
-    refused(ad.DataError, "data is the class Rows. Create an object:  Rows(…)", data=Rows)
-    with build(total, 0.0, Rows(), 12) as program, pytest.raises(ad.DataError, match="data is the class Rows"):
-        program.evaluate(lambda state, batch: batch["x"].mean(), Rows)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +346,6 @@ def test_a_flag_that_is_neither_true_nor_false(world, name):
     ("options", "says"),
     [
         ({"steps": -1}, "steps must be 0 or more; got -1"),
-        ({"epochs": -2}, "epochs must be 0 or more; got -2"),
         ({"until_epoch": "3"}, "until_epoch must be a whole number; got '3'"),
         ({"steps": 3, "until_step": 9}, "takes steps= or until_step=, not both"),
         ({"steps": 1, "record": 3}, 'record= is the path of a file, such as "run.jsonl"; got 3'),

@@ -88,12 +88,6 @@ def learns(strategy):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("op", ["median", comm.geometric_median()], ids=str)
-def test_synchronous_strategies(op):
-    learns(sync.synchronous(relaxed_tx(optax.adam(0.05)), op=op))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -109,26 +103,6 @@ def test_synchronous_strategies(op):
 )
 def test_other_strategies(strategy):
     learns(strategy)
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        ctrl.by_epochs(lr=lambda epoch: 0.01 / (1 + epoch)),
-        ctrl.by_examples(240, lr=lambda examples: 0.01 / (1 + examples)),
-        ctrl.momentum_of_batch("lr", 0.01, base=12),
-    ],
-    ids=lambda rule: rule.name,
-)
-def test_rules_for_hyperparameters(rule):
-    def driver(params, batch):
-        loss, grads = jax.value_and_grad(mean_loss)(params, batch)
-        grads, loss = comm.all_reduce((grads, loss))
-        rate = ad.hyperparameter("lr", 0.01)
-        ctrl.hook(rule)
-        return params - rate.astype(DTYPE) * grads, {"loss": loss}
-
-    run(driver, jnp.zeros(4, DTYPE))
 
 
 def test_all_operators_of_adaptive():

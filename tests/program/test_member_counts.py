@@ -5,12 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import pytest
 
 import adaptive as ad
 import collectives as comm
-import collectives.strategies as sync
 import controllers as ctrl
 from adaptive.runtime.local_world import LocalWorld
 
@@ -86,16 +83,6 @@ def test_a_worker_whose_share_is_zero_takes_no_part():
             check_counts(program.step(), there)
 
 
-def test_a_program_without_messages_counts_members():
-    def driver(state, batch):
-        return state + comm.all_reduce(1.0, op="sum"), {"rows": comm.all_gather(1.0)}
-
-    with ad.Program(driver, 0.0, data(), global_batch=10, world=LocalWorld(4, workers=3)) as program:
-        report = program.step()
-        assert float(program.state) == 3
-        np.testing.assert_array_equal(report.metrics["rows"], [1, 1, 1, np.nan])
-
-
 def test_the_number_of_workers_may_gate_a_message_and_reach_a_hook():
     seen = []
 
@@ -112,23 +99,6 @@ def test_the_number_of_workers_may_gate_a_message_and_reach_a_hook():
         world.leave(3)
         assert np.asarray(program.step().metrics["s"])[1:3].tolist() == [1.0] * 2
     assert seen == [(4, 4, 4), (2, 2, 4)]
-
-
-def test_model_averaging_pulls_by_the_workers_that_take_part():
-    def run(world, shares):
-        strategy = sync.model_averaging(optax.sgd(0.1))
-
-        def driver(state, batch):
-            state, loss = strategy.step(state, jax.value_and_grad(lambda w, b: ((b["x"] / 100 - w) ** 2).mean()), batch)
-            return state, {"loss": comm.all_reduce(loss)}
-
-        options = {"global_batch": 12, "shares": shares, "world": world, "per_worker_state": strategy.per_worker_state}
-        with ad.Program(driver, strategy.init(jnp.zeros(())), data(), **options) as program:
-            for _ in range(4):
-                program.step()
-            return float(strategy.model(program.state))
-
-    assert run(LocalWorld(5), (1, 2, 0, 0, 0)) == pytest.approx(run(LocalWorld(2), (1, 2)), rel=1e-6)
 
 
 def test_outside_a_program_workers_counts_members():

@@ -169,33 +169,6 @@ def test_policies_forget_the_worker_that_has_left(worker_slots):
     assert shown[8][3] == [9, 5, 9, 9]
 
 
-def test_a_checkpoint_with_an_empty_worker_slot_can_be_restored_anywhere(worker_slots):
-    data = data_of()
-
-    def program_in(world):
-        return build(descend, jnp.zeros(()), data, 15, world=world)
-
-    with program_in(worker_slots) as program:
-        program.step()
-        worker_slots.leave(2)
-        program.step()
-        kept = program.checkpoint()
-        assert kept["members"].tolist() == [0, 1, 3]
-        expected = [float(program.step().metrics["loss"]) for _ in range(2)]
-        program.restore(kept)
-        assert program.batch_sizes == (5, 5, 0, 5)
-        again = [float(program.step().metrics["loss"]) for _ in range(2)]
-        assert again == pytest.approx(expected, rel=1e-6)
-    for world in (LocalWorld(4), LocalWorld(3), LocalWorld(1)):
-        with program_in(world) as other:
-            other.restore(kept)
-            report = other.step()
-            assert float(report.metrics["loss"]) == pytest.approx(expected[0], rel=1e-5)
-            assert report.members == tuple(range(world.size))
-            assert min(report.batch_sizes) > 0
-            assert report.joined == ((2,) if world.size == 4 else ())
-
-
 def test_an_absent_clients_data_is_not_used(worker_slots):
     shards = ad.Shards([{"x": np.full((12, 2), float(n + 1), np.float32)} for n in range(4)])
 
@@ -247,58 +220,6 @@ def test_a_noise_scale_needs_two_groups_which_a_lone_worker_makes_of_its_batch(w
             assert list(map(tuple, report.microbatches)) == calls
             noise = report.metrics
             assert np.isfinite([float(x) for x in (noise.scale, noise.trace, noise.signal)]).all()
-
-
-def test_worker_slots_are_fixed_numbers(worker_slots):
-    assert (worker_slots.size, worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation) == (
-        4,
-        (0, 1, 2, 3),
-        (0, 0, 0, 0),
-        0,
-    )
-    worker_slots.leave(1)
-    worker_slots.join(1)
-    assert (worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation) == (
-        (0, 1, 2, 3),
-        (0, 2, 0, 0),
-        2,
-    )
-    with pytest.raises(ValueError, match="worker slot 1 is occupied"):
-        worker_slots.join(1)
-    for none in (4, -1):
-        with pytest.raises(ValueError, match=f"no worker slot {none}"):
-            worker_slots.leave(none)
-    for worker_slot in (0, 2, 3):
-        worker_slots.leave(worker_slot)
-    assert worker_slots.members == (1,)
-    with pytest.raises(ValueError, match="the last one"):
-        worker_slots.leave(1)
-    with pytest.raises(ValueError, match="already empty"):
-        worker_slots.leave(0)
-
-
-def test_worker_slots_come_to_a_number_of_members(worker_slots):
-    assert (worker_slots.least, worker_slots.most, worker_slots.poll_ready()) == (1, 4, 0)
-    worker_slots.change(2)
-    assert (worker_slots.members, worker_slots.generation, worker_slots.most) == ((0, 1), 1, 4)
-    worker_slots.request_workers(3)
-    assert worker_slots.poll_ready() == 1
-    worker_slots.change(3, leaving=[0])
-    assert (worker_slots.members, worker_slots.joined_in_generation, worker_slots.generation, worker_slots.most) == (
-        (1, 2, 3),
-        (0, 2, 2),
-        2,
-        3,
-    )
-    worker_slots.change(3)
-    assert worker_slots.generation == 2
-    assert [worker_slots.nearest(n) for n in (0, 2, 9)] == [1, 2, 3]
-    for workers, leaving in ((0, ()), (4, ()), (3, (1,)), (1, (0,)), (0, (1, 2, 3))):
-        with pytest.raises(ad.WorkerCountError):
-            worker_slots.change(workers, leaving)
-    assert (worker_slots.members, worker_slots.generation) == ((1, 2, 3), 2)
-    worker_slots.join(0)  # another worker
-    assert worker_slots.most == 4
 
 
 def test_a_program_begins_in_a_world_with_an_empty_worker_slot(worker_slots):

@@ -66,24 +66,3 @@ def test_a_worker_without_examples_is_in_no_mean():
     program = program_of([[(0, 1), (2, 3)]], shares=(1, 1, 1, 0))
     program.step()
     np.testing.assert_allclose(values(program), [0.5, 0.5, 2.0, 0.0])
-
-
-def test_in_steps_in_which_it_is_not_sent_each_keeps_its_own():
-    def driver(state, batch):
-        own = jnp.where(ad.step_number() == 0, ad.worker_index().astype(jnp.float32), state)
-        return comm.neighbor_mean(own, "ring", when=ad.step_number() == 1), {"loss": comm.all_reduce(batch.mean())}
-
-    program = ad.Program(
-        driver,
-        np.float32(0),
-        np.ones(96, np.float32),
-        global_batch=12,
-        world=LocalWorld(3),
-        per_worker_state=lambda s: s,
-        resizable=False,
-    )
-    found = []
-    for _ in range(3):
-        program.step()
-        found.append([float(leaves[0]) for leaves in program._parts.engine.states])
-    np.testing.assert_allclose(found, [[0, 1, 2], [1, 1, 1], [1, 1, 1]], rtol=1e-6)

@@ -11,7 +11,6 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive.runtime.local_world import LocalWorld
 
 from .problems import build, descend, make_data, same_everywhere
 
@@ -74,26 +73,3 @@ def test_real_seconds_reach_the_policy(world):
         mine = [seconds[w] for w in world.workers]
         np.testing.assert_allclose(mine, before.compute_seconds, rtol=1e-6)
     assert same_everywhere(world, [s for s, _ in seen[1:]])
-
-
-def test_goodput_workers_handles_joining_and_leaving_workers():
-    """By seconds that are measured, of which no more is known than that they are positive."""
-    world = LocalWorld(4, workers=2)
-
-    def driver(state, batch):
-        seconds = comm.all_gather(mon.compute_seconds())
-        iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
-        ctrl.hook(ctrl.goodput_workers(max_batch=64), jnp.float32(200.0), seconds, iteration, every=5)
-        return descend(state, batch)
-
-    rng = np.random.default_rng(0)
-    with build(driver, 0.0, make_data(), 24, world=world, resizable=True) as program:
-        program.warm_up()
-        for step in range(30):
-            if step % 7 == 3:
-                program.rescale(workers=int(rng.integers(1, 5)))
-            report = program.step()
-            assert report.global_batch <= 64
-        kept = program.checkpoint()
-        program.restore(kept)
-        assert program.step().members == tuple(range(program.target_workers))

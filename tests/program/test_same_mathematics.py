@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import adaptive as ad
-import collectives as comm
-import controllers as ctrl
 
 from . import problems
 from .problems import adam_driver, adam_state, build, by_first, difference, force_microbatches, make_data, plain_adam
@@ -68,54 +62,3 @@ def test_30_adam_steps_on_random_splits_are_those_of_plain_optax(world, precisio
         assert error < 1e-10
     assert error <= 3 * max(reordered)
     assert min(reordered) > 0  # so it measures something
-
-
-# --- several messages at one level ------------------------------------------------------------------------------------
-
-
-def rounds(state, batch):
-    """Two levels: what the second reduces follows from what the first has brought; each reduces several things."""
-    mean = comm.all_reduce(batch["x"].mean(0))
-    shares = comm.all_gather(ad.batch_size())
-    most = comm.all_reduce(jnp.abs(batch["x"]).max(), op="max")
-    spread = comm.all_reduce(jnp.square(batch["x"] - mean[None]).mean(0))
-    count = comm.all_reduce(len(batch["x"]), op="sum")
-    ctrl.hook(lambda control, most: control.step < 3 and control.rescale(shares=range(1, control.capacity + 1)), most)
-    return state + mean + spread / most, {"most": most, "count": count, "shares": shares, "spread": spread.sum()}
-
-
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
-def test_messages_may_be_more_than_levels(world, precision, monkeypatch):
-    """Each contribution in a separate message gives bitwise equal results, and as many messages."""
-    found, sent = [], []
-    for grouped in (None, lambda ready: [[c] for c in ready]):
-        if grouped:
-            monkeypatch.setattr("adaptive.graph.partition.grouped", grouped)
-        with build(
-            rounds, jnp.zeros(problems.FEATURES), make_data(), 8 * world.size, world=world, resizable=True
-        ) as program:
-            program.warm_up()
-            reports = [program.step() for _ in range(6)]
-            found.append(([r.metrics for r in reports], program.state))
-            sent.append(reports[-1].messages)
-            assert f"message {sent[-1]} " in program.explain()
-    assert sent == [2, 5]
-    together, apart = (jax.tree.map(lambda x: np.asarray(x).tolist(), f) for f in found)
-    assert together == apart
-
-
-@pytest.mark.parametrize("precision", ["float32"], indirect=True)
-@pytest.mark.parametrize("wrong", [0, 1])
-def test_a_message_that_is_not_finite_ends_a_step_of_several(world, precision, monkeypatch, wrong):
-    monkeypatch.setattr("adaptive.graph.partition.grouped", lambda ready: [[c] for c in ready])
-
-    def driver(state, batch):
-        values = [batch["x"].mean(), batch["x"].mean()]
-        values[wrong] = jnp.log(-jnp.abs(values[wrong]) - 1)
-        one, other = (comm.all_reduce(v) for v in values)
-        return state + one + other, {}
-
-    with build(driver, 0.0, make_data(), 8 * world.size, world=world) as program:
-        with pytest.raises(ad.NonFiniteError, match="infinities or NaNs"):
-            program.step()
-        assert program.state == 0

@@ -23,17 +23,7 @@ LAST = 3  # the step in whose message processes die
 DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
 
 
-class Source:
-    """Examples that are read one by one."""
-
-    def __len__(self):
-        return EXAMPLES
-
-    def __getitem__(self, index):
-        return {name: leaf[index] for name, leaf in DATA.items()}
-
-
-def trained(dies, *, source=DATA, driver=None, **options):
+def trained(dies, *, driver=None, deterministic=False):
     """Train on three processes, of which some die in message `LAST`. Returns the reports, the state, and the numbers of
     the examples that were computed in the step, by process.
     """
@@ -52,7 +42,8 @@ def trained(dies, *, source=DATA, driver=None, **options):
             return (driver or plain)(state, {**batch, "x": batch["x"] + zero})
 
         state = {"taken": jnp.zeros(EXAMPLES, jnp.int32), "sum": jnp.zeros(())}
-        with ad.Program(train, state, source, global_batch=BATCH, world=world, seed=SEED, **options) as program:
+        options = {"global_batch": BATCH, "seed": SEED, "deterministic": deterministic, "resizable": deterministic}
+        with ad.Program(train, state, DATA, world=world, **options) as program:
             warm(program)
             reports = []
             for report in program.run(steps=STEPS - 1):
@@ -97,7 +88,6 @@ NUMBERS = stream(EXAMPLES, SEED, STEPS * BATCH)[(LAST - 1) * BATCH : LAST * BATC
     ("who", "options"),
     [
         pytest.param(0, {}, id="rank 0"),
-        pytest.param(1, {"source": ad.data.from_source(Source())}, id="source", marks=pytest.mark.long),
         pytest.param(1, {"driver": counting}, id="counts workers", marks=pytest.mark.long),
         pytest.param(2, {"deterministic": True}, id="deterministic", marks=pytest.mark.long),
     ],

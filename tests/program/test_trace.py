@@ -15,8 +15,6 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.base.timeline import STEPS, Span
-from adaptive.observe.trace import OfProcess, write_trace
 
 from .problems import same_everywhere
 
@@ -133,23 +131,3 @@ def test_closing_a_program_writes_its_trace_or_warns(world, folder, caplog):
     else:
         assert not path.exists()
         assert [("only 1 of the 20 steps" in line) for line in said] == [True] * (world.rank == 0)
-
-
-def test_an_existing_file_is_replaced_only_when_the_trace_is_written(world, folder):
-    path = folder / "trace.json"
-    path.write_text("before")
-    with built(world) as program:
-        program.trace(path)
-    assert path.read_text() == "before"
-
-
-def test_clocks_of_hosts_are_compared_by_arrivals_of_messages(folder):
-    def process(rank, ahead, arrivals):
-        spans = [Span(STEPS, "computing", ahead + 1.0, ahead + 2.0, {})]
-        return OfProcess(f"rank {rank}", [rank], spans, [ahead + t for t in arrivals])
-
-    joined_later = process(1, 1000.0, [3.0, 4.0])
-    path = folder / "trace.json"
-    write_trace(path, [process(0, 0.0, [2.0, 3.0, 4.0]), OfProcess.decode(joined_later.encode())])
-    spans, _ = spans_of(path)
-    assert [e["ts"] for track in spans.values() for e in track] == [0.0, pytest.approx(0.0, abs=1e-3)]

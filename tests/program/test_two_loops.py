@@ -8,7 +8,6 @@ import numpy as np
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from controllers.simulate import Cluster, Hooked, jitter, simulate
 
 from .problems import build, descend, make_data, same_everywhere
 from .test_policies import emulated_seconds
@@ -49,20 +48,3 @@ def test_both_loops_converge_and_the_split_is_of_the_new_batch(world, free_calls
     assert not any(r.decision for r in reports[60:])
     ideal = 2.0 + batches[-1] / np.sum(1 / milliseconds)
     assert slowest(reports[-1].batch_sizes, milliseconds) < 1.05 * ideal
-
-
-def test_under_noise_too_they_do_not_fight():
-    times = ctrl.timing.BatchTime(np.array([1e-3, 4e-3, 2e-3, 1e-3]), np.full(4, 0.02))
-    cluster = Cluster(times, noise=jitter(0.05), noise_scale=lambda examples: 2000.0)
-    hooks = [
-        Hooked(ctrl.noise_batch(max_batch=8192), ("noise_scale",), 20),
-        Hooked(ctrl.balance(), ("seconds",), 10),
-    ]
-    for seed in range(4):
-        run = simulate(hooks, cluster, 128, 800, seed=seed)
-        settled = int(np.flatnonzero(np.diff(run.global_batch))[-1]) + 1
-        assert settled < 300
-        assert 1600 <= run.global_batch[-1] <= 2200
-        assert run.over_ideal[settled] < 1.1  # the step that the last growth made
-        assert (run.changes > settled + 100).sum() <= 3
-        assert run.over_ideal[-1] < 1.03

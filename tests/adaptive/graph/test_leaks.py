@@ -138,36 +138,13 @@ def test_a_driver_may_keep_what_is_not_traced():
     assert trainer.log
 
 
-def hooks_that_capture(value):
-    kept = {"loss": [value]}
-    holder = Trainer()
-    holder.loss = value
-
-    def by_a_default(control, least=value):
-        control.rescale(global_batch=float(least))
-
-    def by_an_argument(least, control):
-        control.rescale(global_batch=float(least))
-
-    def by_a_method(self, control):
-        control.rescale(global_batch=float(self.loss))
-
-    yield lambda control: control.rescale(global_batch=float(value)), "value, which <lambda>"
-    yield lambda control: control.rescale(global_batch=float(kept["loss"][0])), "kept, which <lambda>"
-    yield by_a_default, "least, a default argument of by_a_default"
-    yield functools.partial(by_an_argument, value), "an argument of functools.partial"
-    yield types.MethodType(by_a_method, holder), "self.loss of by_a_method"
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_a_hook_that_captures_a_traced_value_is_refused(number):
-    place = list(hooks_that_capture(None))[number][1]
-
+def test_a_hook_that_captures_a_traced_value_is_refused():
     def driver(state, batch):
-        ctrl.hook(list(hooks_that_capture(mean(batch)))[number][0], name="grow")
+        kept = {"loss": [mean(batch)]}
+        ctrl.hook(lambda control: control.rescale(global_batch=float(kept["loss"][0])), name="grow")
         return state + mean(batch), {}
 
-    with pytest.raises(ad.DriverError, match=f"hook 'grow' closes over a traced value: {place}") as caught:
+    with pytest.raises(ad.DriverError, match="hook 'grow' closes over a traced value: kept, which <lambda>") as caught:
         planner(driver, W).begin(8)
     assert "Pass it as a value of the hook" in str(caught.value)
 

@@ -12,7 +12,6 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.graph.flow import Scope
-from adaptive.operators.replication_claims import assert_scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner, pointed_at
 
@@ -282,13 +281,6 @@ def sharpness_aware(state, batch):
     return state - 0.1 * comm.all_reduce(grad(moved, batch)), {}
 
 
-def two_updates(state, batch):
-    """Two steps on one batch."""
-    for _ in range(2):
-        state = state - 0.1 * comm.all_reduce(grad(state, batch))
-    return state, {}
-
-
 def test_a_second_gradient_at_moved_parameters_is_a_second_segment():
     plan = planned(sharpness_aware, W)
     assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
@@ -300,15 +292,6 @@ def test_a_second_gradient_at_moved_parameters_is_a_second_segment():
     assert plan.sent_at(1) == (1,)
     assert 1 in plan.microbatches
     assert plan.splittable
-
-
-def test_an_update_between_two_gradients_is_passed_to_the_final_segment():
-    plan = planned(two_updates, W)
-    assert levels(plan) == {"microbatches": [0, 1], "prologues": [1], "messages": 2}
-    assert origins(plan.final, "prologue") == [
-        ("prologue", 1, 0)
-    ]  # the state after the first update is not computed twice
-    assert origins(plan.final, "message") == [("message", 1, 0)]
 
 
 def test_values_that_a_later_segment_needs_are_kept():
@@ -326,30 +309,6 @@ def test_values_that_a_later_segment_needs_are_kept():
     assert plan.splittable
 
 
-def test_values_after_a_message_are_computed_per_microbatch():
-    def driver(state, batch):
-        loss, grads = jax.value_and_grad(mean_loss)(state, batch)
-        excess = loss - comm.all_reduce(loss)
-        return state - comm.all_reduce(grads), {"worst": comm.all_reduce(excess, op="max")}
-
-    plan = planned(driver, W)
-    assert [v.aval.shape for v in plan.microbatches[0].outputs] == [()]
-    assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
-    assert [c.how.label for c in plan.messages[1]] == ["max"]
-
-
-@pytest.mark.parametrize("claimed", [ad.replicated, lambda x: assert_scope("reduced", x, "mine")])
-def test_an_assertion_about_a_reduced_value_waits_for_its_message(claimed):
-    def driver(state, batch):
-        mean = claimed(comm.all_reduce(batch["y"].mean()))
-        return state + comm.all_reduce((batch["y"] * mean).max(), op="max"), {}
-
-    plan = planned(driver, 0.0)
-    assert [m.level for m in plan.messages] == [0, 1]
-    assert plan.levels == 2
-    assert [plan.sent_at(level) for level in range(3)] == [(0,), (1,), ()]
-
-
 def test_a_second_message_that_no_batch_goes_into_is_written_once():
     def driver(state, batch):
         loss = comm.all_reduce(batch["y"].mean())
@@ -360,37 +319,7 @@ def test_a_second_message_that_no_batch_goes_into_is_written_once():
     assert plan.sent_at(1) == (1,)
 
 
-def test_a_first_message_that_no_batch_goes_into_is_written_once():
-    def driver(state, batch):
-        return state + comm.all_gather(read(SECONDS)).max(), {}
-
-    plan = planned(driver, 0.0)
-    assert levels(plan) == {"microbatches": [], "prologues": [0], "messages": 1}
-
-
-def test_three_levels_wait_for_one_another():
-    def driver(state, batch):
-        a = comm.all_reduce(batch["y"].mean())
-        b = comm.all_reduce((batch["y"] * a).mean())
-        c = comm.all_reduce((batch["y"] * a * b).mean())
-        return state + a + b + c, {}
-
-    plan = planned(driver, 0.0)
-    assert [len(m) for m in plan.messages] == [1, 1, 1]
-    assert sorted(plan.microbatches) == [0, 1, 2]
-
-
 # --- another size -----------------------------------------------------------------------------------------------------
-
-
-def reduced_twice(state, batch):
-    return state - comm.all_reduce(comm.all_reduce(grad(state, batch))), {"norm": comm.all_reduce(state).sum()}
-
-
-@pytest.mark.parametrize("driver", [sgd, sharpness_aware, two_updates, reduced_twice])
-def test_plans_of_two_sizes_are_alike(driver):
-    plans = planner(driver, W)
-    assert plans.begin(4).signature == plans(7).signature
 
 
 def if_large(state, batch):

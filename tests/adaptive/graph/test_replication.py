@@ -56,24 +56,6 @@ def test_an_average_of_a_local_measurement_belongs_to_its_worker():
         planned(lambda s, b: (s, {"smooth": op_state("ema", read(SECONDS))}), 0.0)
 
 
-def test_a_op_state_that_reads_a_local_slot_is_local_however_long_the_chain():
-    def driver(state, batch):
-        old = [None] * 3
-
-        def take(i):
-            def update(value):
-                old[i] = value
-                return (value if i else read(SECONDS)) + (old[i - 1] if i else 0), value
-
-            return update
-
-        for i in range(3):  # what the first one holds reaches the third two steps later
-            operators.operator_state("chain", np.zeros(()), take(i))
-        return state, {}
-
-    assert [s.scope for s in planned(driver, 0.0).op_states] == [Scope.WORKER] * 3
-
-
 def test_an_operator_state_of_a_microbatch_value_is_refused():
     def driver(state, batch):
         op_state("ema", batch["y"].mean())
@@ -189,16 +171,6 @@ def test_a_gradient_that_was_not_reduced_is_found_in_the_state():
     made, local = pointed_at(error.value)
     assert made == 'w = state["w"] - 0.1 * grads'
     assert "batch[" in local  # in mean_loss, where the gradient comes from
-
-
-def test_many_wrong_leaves_are_counted():
-    with pytest.raises(ad.ReplicationError, match=r"state\[0\], state\[1\], state\[2\] and 2 more"):
-        planned(lambda s, b: ([w + b["y"].mean() for w in s], {}), [0.0] * 5)
-
-
-def test_a_local_measurement_in_the_state_is_named():
-    with pytest.raises(ad.ReplicationError, match="'seconds', which each worker measures for itself"):
-        planned(lambda s, b: (s + read(SECONDS), {}), 0.0)
 
 
 class Noise(NamedTuple):
@@ -387,13 +359,6 @@ def test_gathering_rows_of_a_local_batch_keeps_it_in_one_microbatch(collective, 
     assert "test_replication.py:" in reason
 
 
-def test_rows_of_measurements_leave_a_batch_splittable():
-    def driver(state, batch):
-        return state, {"all": comm.all_gather(read(SECONDS) + ad.batch_size().astype(float))}
-
-    assert planned(driver, 0.0).splittable
-
-
 def test_a_sum_scaled_by_the_local_batch_size_keeps_it_in_one_microbatch():
     """In several calls each would be scaled by the size of all of them."""
 
@@ -460,16 +425,6 @@ def test_a_rule_that_reads_a_local_loss_is_advised_to_reduce_it(order):
     assert "value= of optax.contrib.reduce_on_plateau" in said
     assert "loss, grads = comm.all_reduce((loss, grads))" in said
     assert "isfinite" not in said
-
-
-@pytest.mark.parametrize("test", [jnp.isfinite, lambda x: ~jnp.isnan(x)])
-def test_a_loss_scale_by_local_gradients_is_advised_to_test_the_reduced_ones(test):
-    def driver(state, batch):
-        grads = jax.grad(the_loss)(state["w"], batch)
-        ok = test(grads).all()
-        return {"w": jnp.where(ok, state["w"] - comm.all_reduce(grads), state["w"])}, {}
-
-    assert "finite = jnp.isfinite(optax.global_norm(grads))" in advice_for(driver, {"w": W})
 
 
 @pytest.mark.parametrize("trained", [False, True])

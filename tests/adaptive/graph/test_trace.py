@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
-from flax.training.train_state import TrainState
 
 import adaptive as ad
 import collectives as comm
@@ -23,7 +19,6 @@ from adaptive.operators.hooks import hook_p
 from adaptive.operators.operator_state import state_write_p
 from adaptive.operators.sources import Source, read, source_p
 from tests.adaptive.drivers import FEATURES, Recorder, batch_of, mean_loss, pointed_at, shapes, traced
-from tests.relaxed import relaxed_tx
 
 W = jnp.zeros(FEATURES)
 
@@ -37,30 +32,7 @@ def sgd(state, batch):
     return state - 0.1 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
 
 
-def test_metrics_are_named_in_messages():
-    def bare(state, batch):
-        return state, comm.all_reduce(mean_loss(state, batch))
-
-    assert traced(sgd, W).metric_labels == ["metric ['loss']"]
-    assert traced(bare, W).metric_labels == ["the metric"]
-
-
 # --- one flat list of equations ---------------------------------------------------------------------------------------
-
-
-def test_names_say_where_a_leaf_is():
-    def driver(state, batch):
-        return state, {"mean": comm.all_reduce(batch["y"].mean()), "pair": (jnp.ones(()), jnp.ones(2))}
-
-    graph = traced(driver, {"params": {"kernel": W}, "step": 0})
-    assert graph.name == "driver"
-    assert graph.state_names == ("state['params']['kernel']", "state['step']")
-    assert graph.batch_names == ("batch['x']", "batch['y']")
-    assert graph.metric_names == ("['mean']", "['pair'][0]", "['pair'][1]")
-    assert (graph.examples, graph.capacity) == (4, 2)
-    assert [v.aval.shape for v in graph.state_vars] == [(FEATURES,), ()]
-    assert [v.aval.shape for v in graph.batch_vars] == [(4, FEATURES), (4,)]
-    assert [a.aval.shape for a in graph.metrics] == [(), (), (2,)]
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, lambda f: jax.jit(jax.jit(f)), lambda f: functools.partial(f), lambda f: f])
@@ -68,22 +40,6 @@ def test_a_driver_may_be_jitted_or_partial(wrap):
     graph = traced(wrap(sgd), W)
     assert len(equations(graph, collective_p)) == 2
     assert not [e for e in graph.eqns if e.primitive.name in ("jit", "pjit")]
-
-
-def test_jits_within_jits_are_inlined():
-    @jax.jit
-    def inner(x):
-        return comm.all_reduce(x) * 2
-
-    @jax.jit
-    def outer(x):
-        return inner(x + 1) - 1
-
-    graph = traced(lambda s, b: (s + outer(b["x"]).sum(), {}), 0.0)
-    assert [e.primitive.name for e in graph.eqns if e.primitive.name in ("jit", "pjit")] == []
-    (reduce,) = equations(graph, collective_p)
-    (producer,) = [e for e in graph.eqns if reduce.invars[0] in e.outvars]
-    assert producer.primitive.name == "add"
 
 
 @jax.jit
@@ -143,94 +99,7 @@ def test_an_array_that_is_closed_over_is_a_constant_and_the_same_one_once():
     assert not produced & set(graph.consts)
 
 
-def test_every_variable_is_made_once_and_before_it_is_used():
-    def driver(state, batch):
-        out = mean_over_workers(batch["x"]).mean(0) + mean_over_workers(state)
-        return out, {"a": mean_over_workers(batch["y"].mean()), "b": random_numbers(0.0).sum() * 0}
-
-    graph = traced(driver, W)
-    known = {*graph.invars, *graph.consts}
-    for eqn in graph.eqns:
-        assert {v for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)} <= known
-        made = [v for v in eqn.outvars if not isinstance(v, jax.extend.core.DropVar)]
-        assert not known.intersection(made)
-        known.update(made)
-    assert {v for v in graph.outvars if not isinstance(v, jax.extend.core.Literal)} <= known
-
-
 # --- what drivers are written with ------------------------------------------------------------------------------------
-
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x, deterministic=True):
-        x = nn.Dropout(0.5, deterministic=deterministic)(nn.relu(nn.Dense(4)(x)))
-        return nn.LayerNorm()(nn.Dense(1)(x))[:, 0]
-
-
-def linen_state():
-    params = Net().init(jax.random.key(0), jnp.zeros((1, FEATURES)))["params"]
-    tx = relaxed_tx(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 10))))
-    return TrainState.create(apply_fn=Net().apply, params=params, tx=tx)
-
-
-def linen_driver(state, batch):
-    def loss_fn(params):
-        out = state.apply_fn({"params": params}, batch["x"], False, rngs={"dropout": ad.step_key()})
-        return jnp.mean((out - batch["y"]) ** 2)
-
-    loss, grads = jax.value_and_grad(loss_fn)(state.params)
-    return state.apply_gradients(grads=comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
-
-
-def nnx_driver_and_state():
-    class Layers(nnx.Module):
-        def __init__(self, rngs):
-            self.dense, self.out = nnx.Linear(FEATURES, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
-
-        def __call__(self, x):
-            return self.out(nnx.relu(self.dense(x)))[:, 0]
-
-    graphdef, params = nnx.split(Layers(nnx.Rngs(0)))
-    tx = optax.sgd(0.1, momentum=0.9)
-
-    def nnx_driver(state, batch):
-        params, opt = state
-
-        def loss_fn(params):
-            return jnp.mean((nnx.merge(graphdef, params)(batch["x"]) - batch["y"]) ** 2)
-
-        loss, grads = jax.value_and_grad(loss_fn)(params)
-        updates, opt = tx.update(comm.all_reduce(grads), opt, params)
-        return (optax.apply_updates(params, updates), opt), {"loss": comm.all_reduce(loss)}
-
-    return nnx_driver, (params, tx.init(params))
-
-
-def test_flax_linen_with_optax_and_dropout_is_traced():
-    state = jax.tree.map(jnp.asarray, linen_state())
-    graph = traced(linen_driver, state)
-    assert "state.params['Dense_0']['kernel']" in graph.state_names
-    assert "state.step" in graph.state_names
-    assert {e.params["source"].name for e in equations(graph, source_p)} == {"seed", "step", "examples"}
-    sent = sum(len(e.outvars) for e in equations(graph, collective_p))
-    assert sent == len(jax.tree.leaves(state.params)) + 1
-
-
-def test_flax_nnx_with_optax_is_traced():
-    driver, state = nnx_driver_and_state()
-    graph = traced(driver, state)
-    assert len(graph.new_state) == len(jax.tree.leaves(state))
-    assert sum(len(e.outvars) for e in equations(graph, collective_p)) == 4 + 1
-
-
-def test_keys_may_be_state():
-    def driver(state, batch):
-        key, use = jax.random.split(state["key"])
-        return {"key": key, "w": state["w"] + jax.random.normal(use)}, {}
-
-    graph = trace(driver, {"key": jax.random.key(0), "w": jnp.zeros(())}, batch_of(2), capacity=1)
-    assert jax.dtypes.issubdtype(graph.new_state[0].aval.dtype, jax.dtypes.prng_key)
 
 
 def test_the_derivatives_of_custom_rules_and_control_flow_are_traced():
@@ -369,22 +238,6 @@ def test_a_gradient_through_a_collective_is_refused():
 
     with pytest.raises(ad.CollectiveError, match="Differentiate the local loss, then reduce"):
         traced(driver, W)
-
-
-def test_forward_derivatives_are_reduced_like_their_values():
-    def driver(state, batch):
-        _, tangent = jax.jvp(lambda w: comm.all_reduce(w * batch["y"].mean()), (state,), (1.0,))
-        return state + tangent, {}
-
-    assert len(equations(traced(driver, 0.0), collective_p)) == 2
-
-
-def test_a_mapped_collective_is_one_collective():
-    def driver(state, batch):
-        return state + jax.vmap(lambda column: comm.all_reduce(column.mean()), 1)(batch["x"]), {}
-
-    (reduce,) = equations(traced(driver, W), collective_p)
-    assert reduce.outvars[0].aval.shape == (FEATURES,)
 
 
 # --- operators that JAX would leave out -------------------------------------------------------------------------------

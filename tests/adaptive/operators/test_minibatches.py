@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import pairwise
 
 import jax
@@ -14,13 +13,11 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.split import equal, split
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import make_data, mean_loss, planned, pointed_at
-from tests.speed import limit
+from tests.adaptive.drivers import make_data, mean_loss, planned
 
 STEPS = 4
 
@@ -41,21 +38,6 @@ def program_of(driver=federated, global_batch=24, workers=3, examples=96, **opti
 
 
 # --- the cut ----------------------------------------------------------------------------------------------------------
-
-
-def test_minibatches_are_consecutive_and_of_equal_size():
-    batch = {"x": jnp.arange(24.0).reshape(12, 2), "y": jnp.arange(12)}
-    cut = ad.minibatches(batch, 3)
-    assert cut["x"].shape == (3, 4, 2)
-    assert cut["y"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    np.testing.assert_array_equal(cut["x"].reshape(12, 2), batch["x"])
-
-
-@pytest.mark.parametrize("steps", [0, -2, 1.5, True, None])
-def test_a_number_of_steps_that_is_none_is_refused(steps):
-    with pytest.raises(ad.DriverError, match="steps= is a number known while tracing, 1 or more; got ") as e:
-        ad.minibatches({"x": jnp.zeros(4)}, steps)
-    assert pointed_at(e.value) == ['ad.minibatches({"x": jnp.zeros(4)}, steps)']
 
 
 def test_outside_a_program_the_batch_has_to_fit():
@@ -219,20 +201,6 @@ def test_microbatch_cannot_be_combined_with_minibatches(microbatch):
         program_of(microbatch=microbatch)
 
 
-def test_hooks_that_know_nothing_of_multiples_get_them():
-    def adapt(control):
-        control.rescale(global_batch=50, shares=(10, 13, 27))
-
-    def driver(w, batch):
-        ctrl.hook(adapt)
-        return federated(w, batch)
-
-    with program_of(driver) as program:
-        note = program.step().notes[-1]
-        assert note == "hook 'adapt': global batch 50 rounded to 52, a multiple of 4."
-        assert program._parts.sizes.target == (12, 12, 28)
-
-
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -264,30 +232,6 @@ def test_a_round_is_federated_averaging_for_any_sizes():
         got = program.state
     assert sizes == [(4, 16, 28)] * 3 + [(8, 20, 20)]
     np.testing.assert_allclose(got, reference(jnp.zeros(3), rounds), rtol=2e-6)
-
-
-def test_a_new_size_is_compiled_while_steps_continue_at_the_old_one(monkeypatch):
-    with program_of(global_batch=48) as program:
-        kernels = program._parts.engine.kernels
-        program.step()
-        waited, gate, compile_kernel = kernels.counters.waited_seconds, threading.Event(), kernels.compiled.compile
-
-        def behind_a_gate(local, size):
-            assert threading.current_thread().name == "adaptive-compiler"
-            assert gate.wait(limit(60))
-            compile_kernel(local, size)
-
-        monkeypatch.setattr(kernels.compiled, "compile", behind_a_gate)
-        program.rescale(shares=(1, 2, 3))
-        for _ in range(5):  # it goes on, and is not held up
-            assert program.step().batch_sizes == (16, 16, 16)
-        gate.set()
-        kernels.finish()
-        program.step()  # whose message tells that all are ready
-        report = program.step()
-        assert report.batch_sizes == (8, 16, 24)
-        assert report.microbatches == ((8,), (16,), (24,))
-        assert report.waited_seconds == waited
 
 
 def test_check_splits_into_multiples_and_finds_that_clients_differ():

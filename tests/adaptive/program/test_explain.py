@@ -6,7 +6,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import collectives as comm
 import monitors as mon
@@ -53,24 +52,6 @@ def test_it_opens_with_the_driver_and_the_split():
     assert second == "3 workers, global batch 16 = 5 + 2 + 9"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "shown"),
-    [
-        ((8,), "1 worker, global batch 8 = 8"),
-        ((8, 8), "2 workers, global batch 16 = 2 x 8"),
-        (tuple(range(1, 18)), "17 workers, global batch 153 = 1 … 17 each"),
-    ],
-)
-def test_sizes_are_shown_as_shortly_as_can_be(sizes, shown):
-    assert text_of(driver, batch_sizes=sizes)[0].splitlines()[1] == shown
-
-
-def test_segments_list_their_inputs():
-    text, _ = text_of(driver)
-    assert "on state, batch; compiled for each bucket size" in row(text, "segment  per microbatch")
-    assert "on state, operator states, message 1; compiled once" in row(text, "segment  once, after the last")
-
-
 def test_a_message_lists_its_contents_with_lines_and_bytes_that_add_up():
     text, (layout,) = text_of(driver)
     head = row(text, "message 1")
@@ -95,13 +76,6 @@ def test_hooks_slots_and_sources_are_named():
     assert row(text, "sources") == "sources  compute_seconds"
 
 
-def test_local_operator_states_are_listed():
-    def local(state, batch):
-        return state, {"all": comm.all_gather(mon.ema(mon.compute_seconds()))}
-
-    assert row(text_of(local)[0], "state   ").endswith(": 2 numbers, different on each worker")
-
-
 def test_the_plan_says_whether_a_batch_can_be_split_and_why_not():
     assert "may run as several microbatches" in text_of(driver)[0].splitlines()[-1]
 
@@ -110,29 +84,6 @@ def test_the_plan_says_whether_a_batch_can_be_split_and_why_not():
 
     last = text_of(gathering)[0].splitlines()[-1]
     assert "every new size is compiled: all_gather (test_explain.py:" in last
-
-
-def test_two_messages_are_numbered():
-    def two(state, batch):
-        mean = comm.all_reduce(batch["y"].mean())
-        apart = comm.all_reduce(jnp.abs(batch["y"] - mean).max(), op="max")
-        return jax.tree.map(lambda w: w + mean + apart, state), {}
-
-    text, _ = text_of(two)
-    assert [line.split()[1] for line in text.splitlines() if line.startswith("message")] == ["1", "2"]
-    assert "on state, message 1, message 2" in row(text, "segment  once, after the last")
-    assert re.match(r" +max +1 leaf +4 B", row(text, " +max"))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "shown"), [(10, "72 B"), (30_000, "120 kB"), (3_000_000, "12.0 MB")], ids=["bytes", "kB", "MB"]
-)
-def test_bytes_are_shown_in_a_unit_that_can_be_read(numbers, shown):
-    def summed(state, batch):
-        return state + comm.all_reduce(jnp.zeros(numbers) + batch["y"].sum(), op="sum"), {}
-
-    text, _ = text_of(summed, jnp.zeros(numbers), batch_sizes=(4,))
-    assert f"message 1  {shown} from each worker" in text
 
 
 def test_shards_are_listed():

@@ -1,9 +1,8 @@
-"""Between two steps: who leaves is reported, who joins continues from the state of the others."""
+"""A process that joins between two steps continues from the state of the others."""
 
 from __future__ import annotations
 
 import pickle
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,8 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.control.membership import Leaver
 from adaptive.data.iterators import from_iterator
-from adaptive.program.membership_changes import AllLeave, MembershipChanges
+from adaptive.program.membership_changes import MembershipChanges
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.program.resumable import Growing, plain
 
@@ -79,75 +77,3 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
         ours, theirs = plain(other.state), plain(program.state)
         for name in ("w", "n", "key"):
             np.testing.assert_array_equal(ours[name], theirs[name])
-
-
-# --- who leaves, and who has joined -----------------------------------------------------------------------------------
-
-
-class Process:
-    """A process in a run: its world, and the parts of its program, which note what is called."""
-
-    def __init__(self, **how):
-        self.calls, self.notes, self.leavers, self.joined, self.local_state = [], [], [], [], []
-        self.in_reserve = self.needs_state_transfer = self.due = self.changed = self.all_leave = False
-        self.run_under_way, self.why_all_leave, self.name, self.step = True, "", "program", 3
-        vars(self).update(how)
-        self.clock = self.members = self.membership = self.world = self.run = self
-        self.plan = SimpleNamespace(has_local=bool(self.local_state))
-
-    def change(self, about):
-        self.calls.append(("change",))
-        return self.leavers
-
-    def forget(self, places):
-        self.calls.append(("forget", str(places)))
-
-    def refresh(self):
-        return self.joined
-
-    def places(self, slots):
-        return [10 * slot for slot in slots]
-
-    def note(self, text):
-        self.notes.append(text)
-
-
-def called(process):
-    return [name for name, *_ in process.calls]
-
-
-def test_who_leaves_is_reported_with_the_reason():
-    leavers = [Leaver((1,), "SIGTERM", "pid 1"), Leaver((4,), "SIGUSR1", "pid 4")]
-    process = Process(due=True, leavers=leavers)
-    MembershipChanges(process).apply()
-    assert called(process) == ["change"]
-    assert process.notes == [
-        "left after step 3, upon a termination signal: worker 1 (SIGTERM to pid 1), worker 4 (SIGUSR1 to pid 4).",
-    ]
-    alone = Process(due=True, leavers=leavers[1:2])
-    MembershipChanges(alone).apply()
-    assert len(alone.notes) == 1
-
-
-def test_the_run_ends_if_all_leave():
-    leavers = [Leaver((k,), signal, "pid") for k, signal in enumerate(("SIGUSR1", "SIGTERM", "SIGUSR1", ""))]
-    process = Process(due=True, leavers=leavers, all_leave=True, why_all_leave="all received one")
-    with pytest.raises(AllLeave, match=r"all received one \(SIGTERM and SIGUSR1\)"):
-        MembershipChanges(process).apply()
-    assert (process.notes, called(process)) == ([], ["change"])
-
-
-@pytest.mark.parametrize(
-    ("joined", "local_state", "notes"),
-    [
-        ([1, 2], [0], ["workers 1, 2 joined, with the initial value of the state that is kept per worker."]),
-        ([1], [0], ["worker 1 joined, with the initial value of the state that is kept per worker."]),
-        ([1, 2], [], []),
-        ([], [0], []),
-    ],
-)
-def test_workers_that_joined_start_with_initial_state(joined, local_state, notes):
-    process = Process(changed=True, joined=joined, local_state=frozenset(local_state))
-    MembershipChanges(process).apply()
-    assert process.calls == [("forget", str([10 * slot for slot in joined]))]
-    assert process.notes == notes

@@ -107,8 +107,7 @@ def fails_to_compile(monkeypatch):
 
 
 @pytest.mark.usefixtures("room_for_64")
-@pytest.mark.parametrize("resizable", [False, True])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "resizable"), [(1, False), (2, True)])
 def test_a_model_that_fits_64_trains_with_256_as_without_a_bound(workers, resizable):
     options = {"workers": workers, "resizable": resizable, "global_batch": 256 * workers}
     reports, state = trained(built(**options))
@@ -145,8 +144,7 @@ def test_without_auto_nothing_is_bounded_and_the_advice_is_given(runs_out):
             program.step()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("steps", [0, 4], ids=["the first step", "a steady step"])
+@pytest.mark.parametrize(("workers", "steps"), [(1, 0), (2, 4)], ids=["the first step", "a steady step"])
 def test_memory_that_runs_out_in_a_step_is_an_error_with_advice(runs_out, workers, steps):
     limit, _ran = runs_out
     with built(workers=workers, global_batch=256 * workers, resizable=False) as program:
@@ -194,12 +192,6 @@ def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_named(monkeypat
     assert any("the update of the state" in note for note in found.value.__notes__)
 
 
-def test_an_example_that_does_not_fit_alone_ends_the_run(runs_out):
-    runs_out[0][0] = 0
-    with built(global_batch=1) as program, pytest.raises(ad.OutOfMemoryError, match="there is no smaller one"):
-        program.step()
-
-
 class Fails:
     """A final segment that runs out of memory."""
 
@@ -207,8 +199,7 @@ class Fails:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room for the update")
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "steps"), [(1, 4), (2, 1)])
 def test_an_update_that_runs_out_of_memory_has_lost_the_state(workers, steps):
     with built(workers=workers, resizable=False) as program:
         for _ in range(steps):
@@ -221,21 +212,6 @@ def test_an_update_that_runs_out_of_memory_has_lost_the_state(workers, steps):
             ad.OutOfMemoryError, match=r"in the update of the state: RESOURCE_EXHAUSTED: no room.*restore"
         ):
             program.step()
-
-
-def test_a_state_that_an_earlier_update_has_lost_is_not_taken_for_a_lack_of_room(runs_out):
-    with built(resizable=False, global_batch=32) as program:
-        program.step()
-        runs_out[0][0] = 4
-        for leaf in program._parts.engine.states[0]:
-            leaf.delete()
-        with pytest.raises((ad.OutOfMemoryError, RuntimeError), match=r"update of the state|deleted"):
-            program.step()
-
-
-def test_processes_compare_the_argument_auto():
-    with built() as program:
-        assert program._parts.run.origin.settings["max_local_batch"] == "auto"
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 
@@ -19,7 +18,6 @@ from adaptive.base import failure as _failure
 from adaptive.base.cores import n_cores
 from adaptive.base.decision import Decision
 from adaptive.base.worker_slots import WorkerSlots
-from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
 from adaptive.program import step_checks
@@ -196,13 +194,6 @@ def test_a_report_describes_its_step():
     assert f"{layouts[0].nbytes} B from each worker" in explained
 
 
-def test_it_is_said_that_the_default_world_uses_one_of_several_devices():
-    unused = f"1 worker on {jax.local_devices()[0]}; this process has {len(jax.local_devices())} devices: world="
-    with build(workers=1, resizable=False) as one, build(workers=2, resizable=False) as two:
-        assert unused in one.explain()
-        assert "this process has" not in two.explain()
-
-
 def test_a_run_has_the_requested_length():
     with build() as program:  # 24 examples, 6 a step
         assert [r.step for r in program.run(steps=3)] == [1, 2, 3]
@@ -250,18 +241,6 @@ def test_a_deterministic_program_uses_a_new_size_at_once():
     assert sizes == [(3, 3), (7, 6), (12, 12), (4, 3)]
 
 
-def test_once_the_buckets_are_compiled_a_decision_holds_from_the_next_step():
-    asked = {2: (8, 3), 3: (1, 2), 4: (1, 10)}
-    recorder = Recorder(lambda o: Decision(sum(asked[o.step]), asked[o.step]) if o.step in asked else None)
-    with build(watched(recorder)) as program:
-        program.warm_up()
-        reports = [program.step() for _ in range(6)]
-    assert sizes_of(reports) == [(3, 3), (3, 3), (8, 3), (1, 2), (1, 10), (1, 10)]
-    assert [r.decision is not None for r in reports] == [False, True, True, True, False, False]
-    assert [o.batch_sizes for o in recorder.seen] == sizes_of(reports)
-    assert [o.previous_batch_sizes for o in recorder.seen][1:] == sizes_of(reports)[:-1]
-
-
 def test_a_rescale_between_steps_is_a_decision_too():
     with build() as program:
         program.warm_up()
@@ -284,34 +263,6 @@ def test_a_driver_with_no_message_waits_for_a_new_size_instead():
         program.rescale(global_batch=7)
         assert program.step().global_batch == 7
         assert int(program.state) == 13
-
-
-def test_examples_are_once_per_epoch_while_hooks_resize_every_step():
-    seen = []
-    wanted = [6, 9, 4, 17, 2, 11, 5, 23, 7, 3, 9]
-
-    def driver(state, batch):
-        here = jnp.zeros(24).at[batch["n"]].add(1.0)
-        count = comm.all_reduce(here, op="sum")
-        operators.hook("resize", Recorder(resize), (count,))
-        return state + count, {}
-
-    def resize(observation):
-        seen.append(observation.values[0])
-        total = wanted[observation.step % len(wanted)]
-        return Decision(total, (1 + observation.step % 3, 1 + observation.step % 2))
-
-    data = {"n": np.arange(24)}
-    with build(driver, np.zeros(24, np.float32), data=data, global_batch=6) as program:
-        program.warm_up()
-        reports = list(program.run(steps=12))
-    total = np.zeros(24)
-    for report, count in zip(reports, seen, strict=True):
-        total += count
-        epochs, rest = divmod(report.examples, 24)
-        assert report.global_batch == count.sum()
-        assert sorted(set(total.tolist())) == sorted({epochs, epochs + 1} if rest else {epochs})
-    assert len({r.global_batch for r in reports}) > 5
 
 
 # --- steps that fail --------------------------------------------------------------------------------------------------
@@ -407,13 +358,6 @@ def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked, monkeypatch
             program.step()
 
 
-def test_with_nonfinite_allow_a_step_commits_nans():
-    with build(sgd, W, data=with_infinity(24, 5), global_batch=24, nonfinite="allow") as program:
-        report = program.step()
-        assert not report.skipped
-        assert not np.isfinite(program.state).all()
-
-
 def test_errors_of_the_background_compiler_are_raised_in_the_next_step():
     def picky(state, batch):
         if batch["y"].shape[0] == 1:
@@ -475,127 +419,24 @@ def test_kernels_are_not_run_on_made_up_data():
 
 
 class Twin(LocalWorld):
-    """Worker 0 of two processes; the other one does the same, but for what the test has it do."""
+    """Worker 0 of two processes, of which the other one does the same."""
 
     processes = 2
 
     def __init__(self):
         super().__init__(1)
         WorkerSlots.__init__(self, 2)
-        self.sent = []
-        self.other = lambda status: status  # what becomes of the other worker's status
-        self.culprits = []  # what the other process finds, of contributions that are not finite
         self.heard = []
 
     def exchange(self, message, ops, name=0):
-        self.sent.append((message.about, message.status.tolist()))
         (own,) = message.parts
-        theirs = [jnp.full_like(x, np.nan) for x in own] if self.culprits else own
-        return [accumulate(ops, own, theirs)], two_statuses(message.status, self.other)
+        return [accumulate(ops, own, own)], two_statuses(message.status)
 
     def all_gather_bytes(self, value, about="", more=""):
-        return [value, json.dumps(self.culprits).encode() if self.culprits else value]
+        return [value, value]
 
     def fail(self, why):
         self.heard.append(why)
-
-
-def test_another_process_that_fails_ends_the_step():
-    world = Twin()
-    with build(sgd, W, world=world) as program:
-        program.step()
-        before = program.state
-
-        def notify(status):
-            raise ad.WorkerError("rank 1 failed")
-
-        world.other = notify
-        with pytest.raises(ad.WorkerError, match="rank 1 failed") as error:
-            program.step()
-        assert error.value.__notes__ == ["The state of program 1 ('sgd') is that of step 1."]
-        assert np.array_equal(program.state, before)
-        assert not world.heard  # all processes raise by themselves
-
-
-def test_another_process_that_is_not_finite_skips_the_step_here_too():
-    world = Twin()
-    with build(sgd, W, world=world, nonfinite="skip") as program:
-        world.culprits = [(1, [0], "")]
-        report = program.step()
-        assert report.skipped
-        assert len(report.notes) == 1
-        assert "the contributions of worker 1 to all_reduce (test_program.py:" in report.notes[0]
-
-
-def test_another_process_that_decides_otherwise_is_found_in_the_next_message():
-    world = Twin()
-    with build(watched(Recorder(lambda o: Decision(global_batch=8))), world=world) as program:
-        program.step()
-        world.other = lambda status: 4 * DecisionDigest().value
-        with pytest.raises(ad.DisagreementError, match=r"hook 'watch' asked for rescale\(global_batch=8\)"):
-            program.step()
-
-
-def test_the_last_decision_of_a_run_is_compared_too():
-    world = Twin()
-    with build(watched(Recorder(lambda o: Decision(stop=True))), world=world) as program:
-        world.other = lambda status: status if len(world.sent) == 1 else 4 * DecisionDigest().value
-        with pytest.raises(ad.DisagreementError, match=r"stop\(\)"):
-            list(program.run(steps=3))
-
-
-def two_messages(state, batch):
-    mean = comm.all_reduce(batch["y"].mean())
-    return state + comm.all_reduce(((batch["y"] - mean) ** 2).mean()), {}
-
-
-@pytest.mark.parametrize(("failing", "messages"), [("data", 0), ("ragged", 0), ("first", 0), ("second", 1)])
-def test_a_failing_process_notifies_the_others(monkeypatch, failing, messages):
-    world, data = Twin(), Broken()
-    with build(two_messages, 0.0, world=world, data=data) as program:
-        program.step()
-        engine = program._parts.engine
-        world.sent.clear()
-        if failing in ("data", "ragged"):
-            program._parts.stream._ahead, program._parts.stream._lookahead._kept = None, {}
-            error = OSError("gone") if failing == "data" else ad.DataError("a row of another shape")
-            monkeypatch.setattr(Broken, "__getitem__", lambda self, index: (_ for _ in ()).throw(error))
-        else:
-            error = MemoryError("no memory left")
-            operations = engine._host_step._schedule.levels[0 if failing == "first" else 1].operations
-            operations[0] = operations[0]._replace(run=lambda *_: (_ for _ in ()).throw(error))
-        with pytest.raises(type(error)):
-            program.step()
-    assert world.heard == [f"in step 2 of program 1 ('two_messages'): {type(error).__name__}: {error}"]
-    assert len(world.sent) == messages
-
-
-def test_messages_have_descriptions():
-    world = Twin()
-    with build(watched(Recorder(lambda o: None)), world=world) as program:
-        list(program.run(steps=2))
-    name = "program 1 ('driver')"
-    messages = [f"message 1 of step 1 of {name}", f"message 1 of step 2 of {name}"]
-    assert [about for about, _ in world.sent] == [*messages, f"the end of run() after step 2 of {name}"]
-    with build(two_messages, 0.0, world=world) as program:
-        program.step()
-    assert [about for about, _ in world.sent[3:]] == [
-        f"message {i} of step 1 of program 2 ('two_messages')" for i in (1, 2)
-    ]
-
-
-@pytest.mark.parametrize("what", ["building", "evaluate", "restore"])
-def test_failures_outside_steps_notify_the_others(what):
-    world = Twin()
-    if what == "building":
-        with pytest.raises(ad.BatchSizeError):
-            build(sgd, W, world=world, global_batch=10**6)
-    else:
-        with build(sgd, W, world=world) as program, pytest.raises((ZeroDivisionError, ad.CheckpointError)):
-            program.evaluate(lambda s, b: 1 / 0, make_data(4)) if what == "evaluate" else program.restore({})
-    assert len(world.heard) == 1
-    assert world.heard[0].startswith(f"in {'restoring' if what == 'restore' else what}")
-    assert "program 1 ('sgd')" in world.heard[0]
 
 
 def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
@@ -623,15 +464,6 @@ def test_a_reported_error_is_printed_once(caplog):
     _failure.report_failure(world, "in the block around it", error.value)
     assert len(world.heard) == 1
     assert not caplog.records
-
-
-def test_processes_with_different_builds_raise_before_the_first_step():
-    class Other(Twin):
-        def all_gather_bytes(self, value, about="", more=""):
-            return [value, value.replace(b'"seed": "0"', b'"seed": "1"')]
-
-    with pytest.raises(ad.DisagreementError, match="seed is not the same on all ranks: rank 0: 0; rank 1: 1"):
-        build(sgd, W, world=Other())
 
 
 # --- local state ------------------------------------------------------------------------------------------------------

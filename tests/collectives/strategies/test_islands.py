@@ -134,11 +134,10 @@ class Loop:
 INNER = optax.sgd(RATE, momentum=0.5)
 
 
-@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=pytest.mark.long), 2])
-def test_the_update_is_that_of_a_plain_loop(microbatch):
+def test_the_update_is_that_of_a_plain_loop():
     groups = [[0, 2], [1]]
     strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
-    program = built(strategy, shares=(4, 6, 2), microbatch=microbatch)
+    program = built(strategy, shares=(4, 6, 2), microbatch=2)
     for batches in run(program, 20):
         loop.step(batches)
         for (x, _), state in zip(loop.own, states(program), strict=True):

@@ -1,14 +1,11 @@
-"""Cases on ranks: `mpirun -n N python -m mpi4py on_ranks.py FOLDER`; see test_ranks.py.
+"""One driver on two and on three MPI ranks: equal states, monitors, checkpoints, and ranks that join and leave.
 
-Every rank runs the cases for its number of ranks one after another, and prints `CASE: ok`, or the error.
+All ranks run a test together; see tests/ranks.py.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
-from tests.contract.problem import (
+
+from .problem import (
     COUNTED,
     DATA,
     RATE,
@@ -36,15 +35,15 @@ from tests.contract.problem import (
     taken,
 )
 
-CASES: dict[str, tuple[int, Callable]] = {}
+pytestmark = pytest.mark.ranks
+on_two, on_three = pytest.mark.on_ranks(2), pytest.mark.on_ranks(3)
 
 
-def case(n: int) -> Callable:
-    def register(function: Callable) -> Callable:
-        CASES[function.__name__] = n, function
-        return function
-
-    return register
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """One that all ranks see."""
+    with comm.world() as world:
+        return Path(world.all_gather_bytes(str(tmp_path).encode())[0].decode())
 
 
 def alike(value: object) -> bool:
@@ -79,18 +78,18 @@ def step_like_one_worker(n: int) -> None:
         np.testing.assert_allclose(program.state, one_worker([12] * 3 + [15] * 3)[0], rtol=0, atol=1e-12)
 
 
-@case(2)
-def two_ranks_step_like_one_worker():
+@on_two
+def test_two_ranks_step_like_one_worker():
     step_like_one_worker(2)
 
 
-@case(3)
-def three_ranks_step_like_one_worker():
+@on_three
+def test_three_ranks_step_like_one_worker():
     step_like_one_worker(3)
 
 
-@case(2)
-def monitors_and_hooks_share_the_gradients_message():
+@on_two
+def test_monitors_and_hooks_share_the_gradients_message():
     def adapt(control, noise, seconds):
         control.barrier()
         control.rescale(global_batch=np.clip(noise.scale, 6, 24))
@@ -111,9 +110,9 @@ def monitors_and_hooks_share_the_gradients_message():
         assert alike([report.global_batch for report in reports])
 
 
-@case(2)
-def a_barrier_waits_for_all():
-    path = FOLDER / "barrier"
+@on_two
+def test_a_barrier_waits_for_all(folder):
+    path = folder / "barrier"
     with comm.world() as world:
         if world.rank == 0:
             time.sleep(0.3)
@@ -122,16 +121,16 @@ def a_barrier_waits_for_all():
         assert path.read_text() == "here"
 
 
-@case(2)
-def collectives_outside_a_program():
+@on_two
+def test_collectives_outside_a_program():
     with comm.world() as world:
         np.testing.assert_allclose(comm.all_reduce(jnp.asarray(world.rank + 1.0), weight=world.rank + 1.0), 5 / 3)
         assert int(comm.all_reduce(jnp.asarray(world.rank + 1), op="sum")) == 3
         assert int(comm.broadcast(jnp.asarray(world.rank + 5), root=1)) == 6
 
 
-@case(2)
-def hooks_that_decide_differently_are_found_before_the_next_update():
+@on_two
+def test_hooks_that_decide_differently_are_found_before_the_next_update():
     with comm.world() as world:
 
         def differs(control):
@@ -149,8 +148,8 @@ def hooks_that_decide_differently_are_found_before_the_next_update():
             check_descent(program.state, reports)
 
 
-@case(2)
-def an_error_on_one_rank_is_raised_on_all():
+@on_two
+def test_an_error_on_one_rank_is_raised_on_all():
     with comm.world() as world:
 
         def fails(control):
@@ -168,8 +167,8 @@ def an_error_on_one_rank_is_raised_on_all():
         world.barrier()
 
 
-@case(2)
-def nans_of_one_rank_are_raised_on_all():
+@on_two
+def test_nans_of_one_rank_are_raised_on_all():
     def driver(w, batch):
         bad = (ad.worker_index() == 1) & (ad.step_number() == 1)
         return descend(w, {**batch, "y": jnp.where(bad, jnp.nan, batch["y"])})
@@ -180,13 +179,15 @@ def nans_of_one_rank_are_raised_on_all():
         check_descent(program.state, reports)
 
 
-@case(2)
-def pairs_and_asynchronous_pairs():
+@on_two
+def test_pairs_and_asynchronous_pairs():
     pairs = sync.pair_averaging(optax.sgd(0.0), [[(0, 1)]])
 
     def apart(state, batch):  # replicas that start apart
         state = jax.tree.map(lambda x: x, state)
-        moved = state._replace(params=state.params + jnp.where(ad.step_number() == 0, 1.0 * ad.worker_index(), 0.0))
+        moved = state._replace(
+            params=state.params + jnp.where(ad.step_number() == 0, ad.worker_index().astype(float), 0.0)
+        )
         state, _ = pairs.step(moved, jax.value_and_grad(mean_loss), batch)
         return state, {}
 
@@ -209,8 +210,8 @@ def pairs_and_asynchronous_pairs():
             assert alike(program.state)
 
 
-@case(2)
-def rounds_in_four_bits():
+@on_two
+def test_rounds_in_four_bits():
     options = {"optimizer": optax.sgd(RATE), "steps": 2}
     with comm.world():
         models = []
@@ -230,19 +231,28 @@ def rounds_in_four_bits():
         assert 0 < np.linalg.norm(models[1] - models[0]) < 0.1 * moved
 
 
-@case(2)
-def a_checkpoint_of_two_ranks():
-    """Restored on three ranks, and in the test itself."""
-    with comm.world(), build(descend_and_count, COUNTED) as program:
-        for _ in program.run(steps=4, checkpoint=ad.Checkpoints(FOLDER / "run", every=3)):
+def save_a_checkpoint(folder: Path, **options) -> None:
+    with comm.world(**options), build(descend_and_count, COUNTED) as program:
+        for _ in program.run(steps=4, checkpoint=ad.Checkpoints(folder / "run", every=3)):
             pass
         check_counted(program.state, [12] * 4)
 
 
-@case(3)
-def a_checkpoint_of_two_ranks_goes_on_with_three():
+@on_two
+def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(folder):
+    save_a_checkpoint(folder)
+    with build(descend_and_count, COUNTED, world=comm.SoloWorld(), deterministic=False) as program:
+        program.restore(folder / "run")
+        assert program.steps == 4
+        program.step()
+        check_counted(program.state, [12] * 5)
+
+
+@on_three
+def test_a_checkpoint_of_two_ranks_goes_on_with_three(folder):
+    save_a_checkpoint(folder, workers=2)
     with comm.world(), build(descend_and_count, COUNTED) as program:
-        program.restore(FOLDER / "run")
+        program.restore(folder / "run")
         assert program.steps == 4
         assert all(report.batch_sizes == (4, 4, 4) for report in program.run(steps=2))
         check_counted(program.state, [12] * 6)
@@ -250,8 +260,8 @@ def a_checkpoint_of_two_ranks_goes_on_with_three():
         np.testing.assert_allclose(found, mean_loss(np.asarray(program.state["w"]), DATA), rtol=1e-12)
 
 
-@case(3)
-def a_rank_in_reserve_joins_and_ranks_leave_again():
+@on_three
+def test_a_rank_in_reserve_joins_and_ranks_leave_again():
     """Two, three, one: by requests of a hook. Steps go on meanwhile, on the same examples."""
 
     def adapt(control):
@@ -281,8 +291,8 @@ def a_rank_in_reserve_joins_and_ranks_leave_again():
             assert program.members == (0,)
 
 
-@case(3)
-def a_quorum_does_not_wait_for_a_late_rank():
+@on_three
+def test_a_quorum_does_not_wait_for_a_late_rank():
     """The last rank needs 50 times as long for a local step, and is counted once it has taken all of its steps."""
     strategy = sync.quorum(optax.sgd(RATE), optax.sgd(1.0), steps=6, quorum=2)
     with comm.world() as world:
@@ -309,8 +319,8 @@ def a_quorum_does_not_wait_for_a_late_rank():
     assert {2, 3} <= set(counted), counted
 
 
-@case(3)
-def a_bad_rank_is_left_out_of_a_median():
+@on_three
+def test_a_bad_rank_is_left_out_of_a_median():
     def driver(w, batch):
         grads = jax.grad(mean_loss)(w, batch) * jnp.where(ad.worker_index() == 1, -1e6, 1.0)
         return w, {"median": comm.all_reduce(grads, op="median"), "rows": comm.all_gather(grads)}
@@ -318,20 +328,3 @@ def a_bad_rank_is_left_out_of_a_median():
     with comm.world(), build(driver) as program:
         metrics = program.step().metrics
     np.testing.assert_allclose(metrics["median"], np.median(metrics["rows"], axis=0), rtol=1e-12)
-
-
-def main() -> None:
-    jax.config.update("jax_enable_x64", True)  # here, because the tests import the names of the cases
-    n = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ["PMI_SIZE"])
-    for name, (ranks, function) in CASES.items():
-        if ranks == n:
-            try:
-                function()
-                print(f"{name}: ok", flush=True)
-            except Exception:
-                print(f"{name}: {traceback.format_exc()}", flush=True)
-
-
-if __name__ == "__main__":
-    FOLDER = Path(sys.argv[1])
-    main()
